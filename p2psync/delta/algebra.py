@@ -1,0 +1,180 @@
+"""Deltas as a group, block by block: add, compose, invert; all exact mod 2^width.
+
+`apply_block` adds steps to weights; composing adds sparse vectors and drops zeros; inverting negates. Weights are flat
+unit arrays of whole tensors, of any alignment; nothing outside a block's range is ever touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2psync.delta import kernels
+from p2psync.delta.block import Block, block_range, block_span
+from p2psync.delta.digest import MODULUS, check_units, digest_units, join_change, tensor_key
+from p2psync.delta.tensors import Row, TensorSpec, Units
+
+
+def apply_block(target: Units, block: Block) -> None:
+    """Add the block's steps to `target` in place. Raises `ValueError` if the block does not lie within it."""
+    window = _window(target, block, write=True)
+    if block.positions is None:
+        window += block.steps
+    else:
+        kernels.add_sparse(kernels.address(window), _positions(block), _steps(block))
+
+
+def apply_with_digest(spec: TensorSpec, target: Units, block: Block) -> int:
+    """`apply_block`, and the change of the digest that the bits really held bring about, mod 2^128."""
+    check_units(spec, target)
+    window = _window(target, block, write=True)
+    if block.positions is None:
+        before = digest_units(spec, window, block.start)
+        window += block.steps
+        return (digest_units(spec, window, block.start) - before) % MODULUS
+    return join_change(
+        kernels.add_sparse_summed(
+            kernels.address(window), _positions(block), _steps(block), block.start, tensor_key(spec)
+        )
+    )
+
+
+def gather(target: Units, block: Block) -> Units:
+    """A copy of the bits of `target` at the block's positions (all of its units if it is dense)."""
+    window = _window(target, block, write=False)
+    if block.positions is None:
+        return np.array(window)
+    out = np.empty(block.positions.size, target.dtype)
+    kernels.gather_at(kernels.address(window), _positions(block), out)
+    return out
+
+
+def scatter(target: Units, block: Block, values: Units) -> None:
+    """Write `values`, as `gather` returned them, to the block's positions: what undoes an apply."""
+    window = _window(target, block, write=True)
+    if values.size != block.steps.size or values.dtype != target.dtype:
+        raise ValueError("the values do not fit the block")
+    if block.positions is None:
+        window[:] = values
+    else:
+        kernels.scatter_at(kernels.address(window), _positions(block), np.require(values, None, "CA"))
+
+
+def compose(a: Block, b: Block) -> Block | None:
+    """The block that does what `a` and then `b` do; None if that is nothing. Raises `ValueError` unless both have the
+    same row, start, count and unit. Dense where one of them is dense."""
+    if (a.row, a.start, a.count, a.steps.dtype) != (b.row, b.start, b.count, b.steps.dtype):
+        raise ValueError("blocks of different ranges do not compose; reblock them first")
+    if a.positions is None or b.positions is None:
+        steps = _dense(a) + _dense(b)
+        return Block(a.row, a.start, a.count, None, steps) if steps.any() else None
+    positions = np.empty(a.positions.size + b.positions.size, np.uint32)
+    steps = np.empty(positions.size, a.steps.dtype)
+    n = kernels.merge_sums(_positions(a), _steps(a), _positions(b), _steps(b), positions, steps)
+    return Block(a.row, a.start, a.count, positions[:n].copy(), steps[:n].copy()) if n else None
+
+
+def invert(block: Block) -> Block:
+    """The block that undoes `block`."""
+    return Block(block.row, block.start, block.count, block.positions, np.negative(block.steps))
+
+
+def split_block(block: Block, span: int) -> Iterator[Block]:
+    """Cut a block at the multiples of `span` units of its tensor. Pieces without a change are left out."""
+    end = block.start + block.count
+    for low in range(block.start - block.start % span, end, span):
+        first, last = max(low, block.start), min(low + span, end)
+        piece = _cut(block, first - block.start, last - block.start)
+        if piece.steps.size and piece.steps.any():
+            yield piece
+
+
+def merge_blocks(parts: Sequence[Block], start: int, count: int) -> Block:
+    """One block over [start, start + count) of what `parts` (one row, rising, disjoint, within it) say; at least one.
+
+    Dense if the parts are all dense and leave no gap.
+    """
+    row = parts[0].row
+    end = start
+    for part in parts:
+        if part.row != row or part.start < end or part.start + part.count > start + count:
+            raise ValueError("parts to be merged overlap, leave the range, or are of different rows")
+        end = part.start + part.count
+    if len(parts) == 1 and (parts[0].start, parts[0].count) == (start, count):
+        return parts[0]
+    if all(part.positions is None for part in parts) and sum(part.count for part in parts) == count:
+        return Block(row, start, count, None, np.concatenate([part.steps for part in parts]))
+    sparse = [_sparse(part) for part in parts]
+    positions = [p + np.uint32(part.start - start) for (p, _), part in zip(sparse, parts, strict=True)]
+    return Block(row, start, count, np.concatenate(positions), np.concatenate([steps for _, steps in sparse]))
+
+
+def reblock(blocks: Iterable[Block], rows: Sequence[Row], block_units: int) -> Iterator[Block]:
+    """The same change on the grid of another block size. Blocks must come in rising order of (row, start)."""
+    waiting: list[Block] = []
+    place = (-1, -1)
+    for block in blocks:
+        span = block_span(rows[block.row].spec.width, block_units)
+        for piece in split_block(block, span):
+            here = (piece.row, piece.start // span)
+            if waiting and here != place:
+                yield _flush(waiting, rows, block_units, place)
+                waiting = []
+            place = here
+            waiting.append(piece)
+    if waiting:
+        yield _flush(waiting, rows, block_units, place)
+
+
+def _flush(parts: list[Block], rows: Sequence[Row], block_units: int, place: tuple[int, int]) -> Block:
+    return merge_blocks(parts, *block_range(rows[place[0]].spec, block_units, place[1]))
+
+
+def _window(target: Units, block: Block, *, write: bool) -> Units:
+    if target.ndim != 1 or not target.flags.c_contiguous or target.dtype != block.steps.dtype:
+        raise ValueError(f"a flat, contiguous array of {block.steps.dtype} is wanted")
+    if write and not target.flags.writeable:
+        raise ValueError("the weights are read-only")
+    if not 0 <= block.start <= block.start + block.count <= target.size:
+        raise ValueError(f"block [{block.start}, +{block.count}) is outside a tensor of {target.size} units")
+    wanted = block.count if block.positions is None else block.positions.size
+    if block.steps.size != wanted:
+        raise ValueError("the block has more or fewer steps than positions")
+    return target[block.start : block.start + block.count]
+
+
+def _positions(block: Block) -> NDArray[np.uint32]:
+    positions = np.require(block.positions, np.uint32, "CA")
+    if not kernels.within(positions, block.count):
+        raise ValueError("the block has positions outside its own range")
+    return positions
+
+
+def _steps(block: Block) -> Units:
+    return np.require(block.steps, None, "CA")
+
+
+def _dense(block: Block) -> Units:
+    if block.positions is None:
+        return block.steps
+    steps = np.zeros(block.count, block.steps.dtype)
+    steps[block.positions] = block.steps
+    return steps
+
+
+def _sparse(block: Block) -> tuple[NDArray[np.uint32], Units]:
+    if block.positions is not None:
+        return block.positions, block.steps
+    where = np.flatnonzero(block.steps).astype(np.uint32)
+    return where, block.steps[where]
+
+
+def _cut(block: Block, first: int, last: int) -> Block:
+    start, count = block.start + first, last - first
+    if block.positions is None:
+        return Block(block.row, start, count, None, block.steps[first:last])
+    low, high = np.searchsorted(block.positions, [first, last])
+    positions = block.positions[low:high] - np.uint32(first)
+    return Block(block.row, start, count, positions, block.steps[low:high])

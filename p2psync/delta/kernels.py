@@ -1,0 +1,359 @@
+"""The compiled loops that read and write weights: scan, gather, add, and the digest's sums.
+
+Weights come as an address and a count of units, not as arrays: safetensors data in a memory map may begin at any byte,
+even an odd one, and may be read-only, and each such kind of array would be a compilation of its own. Every load and
+store here is unaligned, which costs nothing on current processors but where a unit straddles two cache lines. The
+callers check every bound before they pass an address and keep the array alive meanwhile.
+
+`like` is an array whose dtype tells the unit (u1, u2, u4, u8); its contents are never read. All loops that call one
+another stand in this one file, because numba's cache on disk notices a change of a function's own file only.
+Compilation happens at the first call of each dtype, never at import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from p2psync.delta.tensors import Units
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+#: Units compared at a time: one bit each of a 64-bit mask.
+GROUP = 64
+#: Units scanned before the changed ones are gathered: small enough that both copies are still in the L1 cache.
+_SCAN = 4096
+#: Changed units that are added before their digest is summed: the old bits wait in the L1 cache.
+_BATCH = 512
+#: How far ahead of the scan memory is fetched (bytes).
+_AHEAD = 2048
+
+
+def kernel(function: _F) -> _F:
+    """Compile with numba: no GIL, no Python objects, kept on disk, compiled at the first call."""
+    return cast(_F, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+
+
+def inline(function: _F) -> _F:
+    """Like `kernel`, for the small functions that kernels call."""
+    return cast(_F, numba.njit(nogil=True, inline="always", error_model="numpy")(function))
+
+
+def _intrinsic(function: Callable[..., Any]) -> Any:
+    return intrinsic(function)
+
+
+def address(array: NDArray[Any]) -> int:
+    """The address of an array's first byte."""
+    return int(array.__array_interface__["data"][0])
+
+
+def _lane(builder: Any, base: Any, index: Any, element: Any, shape: Any) -> Any:
+    """A pointer to `shape` at unit `index` after `base`."""
+    pointer = builder.gep(builder.inttoptr(base, element.as_pointer()), [index])
+    return builder.bitcast(pointer, shape.as_pointer())
+
+
+@_intrinsic
+def load(typing_context: Any, base: Any, index: Any, like: Any) -> Any:
+    """`load(base, index, like) -> u64`: the unit at `index` after address `base`, widened."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        element = context.get_value_type(signature.args[2].dtype)
+        value = builder.load(_lane(builder, args[0], args[1], element, element), align=1)
+        return value if element.width == 64 else builder.zext(value, ir.IntType(64))
+
+    return types.uint64(types.uint64, types.int64, like), generate
+
+
+@_intrinsic
+def store(typing_context: Any, base: Any, index: Any, value: Any, like: Any) -> Any:
+    """`store(base, index, value, like)`: write the low bits of the u64 `value` as unit `index` after `base`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        element = context.get_value_type(signature.args[3].dtype)
+        low = args[2] if element.width == 64 else builder.trunc(args[2], element)
+        builder.store(low, _lane(builder, args[0], args[1], element, element), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.int64, types.uint64, like), generate
+
+
+@_intrinsic
+def differ(typing_context: Any, a: Any, b: Any, index: Any, like: Any) -> Any:
+    """`differ(a, b, index, like) -> u64`: bit k tells whether units `index + k` after `a` and `b` differ, k < 64."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        element = context.get_value_type(signature.args[3].dtype)
+        vector = ir.VectorType(element, GROUP)
+        left = builder.load(_lane(builder, args[0], args[2], element, vector), align=1)
+        right = builder.load(_lane(builder, args[1], args[2], element, vector), align=1)
+        return builder.bitcast(builder.icmp_unsigned("!=", left, right), ir.IntType(GROUP))
+
+    return types.uint64(types.uint64, types.uint64, types.int64, like), generate
+
+
+def _unary(name: str, extra: tuple[int, ...]) -> Any:
+    @_intrinsic
+    def operation(typing_context: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            word = ir.IntType(64)
+            flags = [ir.IntType(1)(flag) for flag in extra]
+            function = builder.module.declare_intrinsic(
+                name, [word], ir.FunctionType(word, [word] + [flag.type for flag in flags])
+            )
+            return builder.call(function, [args[0], *flags])
+
+        return types.uint64(types.uint64), generate
+
+    return operation
+
+
+#: Set bits of a u64; number of its trailing zeros (64 for 0).
+popcount = _unary("llvm.ctpop", ())
+trailing = _unary("llvm.cttz", (0,))
+
+
+@_intrinsic
+def prefetch(typing_context: Any, base: Any) -> Any:
+    """`prefetch(base)`: ask for the cache line at an address; any address is allowed."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        flag = ir.IntType(32)
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+        )
+        builder.call(function, [builder.inttoptr(args[0], byte), flag(0), flag(3), flag(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.uint64), generate
+
+
+@_intrinsic
+def bits_of(typing_context: Any, like: Any) -> Any:
+    """`bits_of(like) -> u64`: bits of one unit, a constant to the compiler."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.IntType(64)(signature.args[0].dtype.bitwidth)
+
+    return types.uint64(like), generate
+
+
+# The mix. Two lanes, each linear in (index, bits) and then scrambled by a bijection of 64 bits. The scramblers are
+# published finalizers: low lane "moremur" (P. Evensen 2019), high lane "mix13" (D. Stafford 2011).
+INDEX_LOW = np.uint64(0x9E3779B97F4A7C15)
+INDEX_HIGH = np.uint64(0xD1B54A32D192ED03)
+BITS_LOW = np.uint64(0x9E3779B1)
+BITS_HIGH = np.uint64(0x85EBCA77)
+_LOW_A, _LOW_B = np.uint64(0x3C79AC492BA7B653), np.uint64(0x1C69B3F74AC4AE35)
+_HIGH_A, _HIGH_B = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_HALF = np.uint64(0xFFFFFFFF)
+_27, _30, _31, _32, _33 = (np.uint64(n) for n in (27, 30, 31, 32, 33))
+_ONE = np.uint64(1)
+
+
+@inline
+def _low(x: Any) -> Any:
+    x = (x ^ (x >> _27)) * _LOW_A
+    x = (x ^ (x >> _33)) * _LOW_B
+    return x ^ (x >> _27)
+
+
+@inline
+def _high(x: Any) -> Any:
+    x = (x ^ (x >> _30)) * _HIGH_A
+    x = (x ^ (x >> _27)) * _HIGH_B
+    return x ^ (x >> _31)
+
+
+@kernel
+def sum_units(base: int, count: int, start: int, key: NDArray[np.uint64], like: Units) -> Any:
+    """Sum the mix of `count` units; the low lane in two halves, so that no carry is lost (count < 2^32).
+
+    Returns three u64: sum of the low lane's low halves, sum of its high halves, sum of the high lane mod 2^64.
+    """
+    first, second, high = np.uint64(0), np.uint64(0), np.uint64(0)
+    key_low = key[0] + np.uint64(start) * INDEX_LOW
+    key_high = key[1] + np.uint64(start) * INDEX_HIGH
+    for i in range(count):
+        bits = load(base, i, like)
+        low = _low(np.uint64(i) * INDEX_LOW + bits * BITS_LOW + key_low)
+        first += low & _HALF
+        second += low >> _32
+        high += _high(np.uint64(i) * INDEX_HIGH + bits * BITS_HIGH + key_high)
+    return first, second, high
+
+
+@kernel
+def sum_change(
+    positions: NDArray[np.uint32], old: Units, steps: Units, count: int, start: int, key: NDArray[np.uint64]
+) -> Any:
+    """Sum mix(old + step) − mix(old) over `count` positions (count < 2^31); returned as `sum_units`, the first two signed."""
+    first, second, high = np.int64(0), np.int64(0), np.uint64(0)
+    key_low = key[0] + np.uint64(start) * INDEX_LOW
+    key_high = key[1] + np.uint64(start) * INDEX_HIGH
+    for j in range(count):
+        index = np.uint64(positions[j])
+        before = np.uint64(old[j])
+        after = np.uint64(old.dtype.type(before + np.uint64(steps[j])))
+        low, high_index = index * INDEX_LOW + key_low, index * INDEX_HIGH + key_high
+        new_low, old_low = _low(low + after * BITS_LOW), _low(low + before * BITS_LOW)
+        first += np.int64(new_low & _HALF) - np.int64(old_low & _HALF)
+        second += np.int64(new_low >> _32) - np.int64(old_low >> _32)
+        high += _high(high_index + after * BITS_HIGH) - _high(high_index + before * BITS_HIGH)
+    return first, second, high
+
+
+@kernel
+def scan(old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units) -> int:
+    """Find the units that differ: their offsets, old bits and steps; returns how many there are.
+
+    The three outputs must hold `count + GROUP` entries; what lies after the returned number is scratch.
+    """
+    width = bits_of(steps) >> np.uint64(3)
+    found = 0
+    begin = 0
+    while begin < count:
+        end = min(begin + _SCAN, count)
+        first = found
+        i = begin
+        while i + GROUP <= end:
+            offset = np.uint64(i) * width + np.uint64(_AHEAD)
+            for line in range(0, GROUP * width, np.uint64(64)):
+                prefetch(old + offset + line)
+                prefetch(new + offset + line)
+            mask = differ(old, new, i, steps)
+            n = popcount(mask)
+            # Four stores without asking are cheaper than a branch that nobody can predict.
+            rest = mask
+            for k in range(4):
+                positions[found + k] = np.uint32(i + trailing(rest))
+                rest &= rest - _ONE
+            k = 4
+            while rest != np.uint64(0):
+                positions[found + k] = np.uint32(i + trailing(rest))
+                rest &= rest - _ONE
+                k += 1
+            found += n
+            i += GROUP
+        while i < end:
+            if load(old, i, steps) != load(new, i, steps):
+                positions[found] = np.uint32(i)
+                found += 1
+            i += 1
+        for j in range(first, found):
+            at = np.int64(positions[j])
+            before = load(old, at, steps)
+            olds[j] = before
+            steps[j] = load(new, at, steps) - before
+        begin = end
+    return found
+
+
+@kernel
+def count_changed(old: int, new: int, count: int, like: Units) -> int:
+    """How many of `count` units differ."""
+    found = np.uint64(0)
+    i = 0
+    while i + GROUP <= count:
+        found += popcount(differ(old, new, i, like))
+        i += GROUP
+    while i < count:
+        found += np.uint64(load(old, i, like) != load(new, i, like))
+        i += 1
+    return np.int64(found)
+
+
+@kernel
+def within(positions: NDArray[np.uint32], count: int) -> bool:
+    """Whether all positions are below `count`."""
+    highest = np.uint32(0)
+    for j in range(positions.size):
+        highest = max(highest, positions[j])
+    return positions.size == 0 or np.int64(highest) < count
+
+
+@kernel
+def add_sparse(base: int, positions: NDArray[np.uint32], steps: Units) -> None:
+    """Add each step to the unit at its position, mod 2^width."""
+    for j in range(positions.size):
+        at = np.int64(positions[j])
+        store(base, at, load(base, at, steps) + np.uint64(steps[j]), steps)
+
+
+@kernel
+def add_sparse_summed(
+    base: int, positions: NDArray[np.uint32], steps: Units, start: int, key: NDArray[np.uint64]
+) -> Any:
+    """`add_sparse`, and the `sum_change` of what it changed."""
+    first, second, high = np.int64(0), np.int64(0), np.uint64(0)
+    olds = np.empty(_BATCH, steps.dtype)
+    count = positions.size
+    begin = 0
+    while begin < count:
+        n = min(_BATCH, count - begin)
+        for j in range(n):
+            at = np.int64(positions[begin + j])
+            before = load(base, at, steps)
+            olds[j] = before
+            store(base, at, before + np.uint64(steps[begin + j]), steps)
+        a, b, c = sum_change(positions[begin : begin + n], olds, steps[begin : begin + n], n, start, key)
+        first += a
+        second += b
+        high += c
+        begin += n
+    return first, second, high
+
+
+@kernel
+def gather_at(base: int, positions: NDArray[np.uint32], out: Units) -> None:
+    """Read the units at `positions` into `out`."""
+    for j in range(positions.size):
+        out[j] = load(base, np.int64(positions[j]), out)
+
+
+@kernel
+def scatter_at(base: int, positions: NDArray[np.uint32], values: Units) -> None:
+    """Write `values` to the units at `positions`."""
+    for j in range(positions.size):
+        store(base, np.int64(positions[j]), np.uint64(values[j]), values)
+
+
+@kernel
+def merge_sums(
+    a: NDArray[np.uint32],
+    a_steps: Units,
+    b: NDArray[np.uint32],
+    b_steps: Units,
+    positions: NDArray[np.uint32],
+    steps: Units,
+) -> int:
+    """Merge two rising lists, adding the steps where both have a position and dropping sums of zero; returns how many."""
+    i = j = n = 0
+    while i < a.size or j < b.size:
+        at = np.uint32(0)
+        step = np.uint64(0)
+        take_a = j >= b.size or (i < a.size and a[i] <= b[j])
+        take_b = i >= a.size or (j < b.size and b[j] <= a[i])
+        if take_a:
+            at = a[i]
+            step += np.uint64(a_steps[i])
+            i += 1
+        if take_b:
+            at = b[j]
+            step += np.uint64(b_steps[j])
+            j += 1
+        value = steps.dtype.type(step)
+        if value != 0:
+            positions[n] = at
+            steps[n] = value
+            n += 1
+    return n

@@ -1,0 +1,96 @@
+"""Where weights live: the one interface between the swarm's versions and a place that holds them.
+
+Life of a version at an engine: `stage(path)` opens a stage for a whole way from what is live (or from nothing) to the
+target; `Stage.put` decodes one verified chunk beside the live weights, in any order; `Stage.commit` makes the target
+live in one short pause, or raises and leaves what was live exactly as it was; `roll_back` undoes the last commit.
+
+Engines are driven by one thread at a time and know nothing of networks, clocks of the swarm, or asyncio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.protocol.manifest import Manifest
+from p2psync.protocol.versions import Position, Step
+
+__all__ = ["ChunkReader", "Commit", "Engine", "Position", "Stage", "Step", "rows_after"]
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a commit did. pause_seconds: how long readers of the live weights had to wait.
+
+    stage_seconds: time spent decoding, reading old bits and checking the digest beside the live weights.
+    """
+
+    position: Position
+    changed: int
+    pause_seconds: float
+    stage_seconds: float
+
+
+#: Reads a verified chunk that the store still holds: (manifest id, chunk index) → bytes, or None if it is gone.
+ChunkReader = Callable[[bytes, int], bytes | None]
+
+
+class Stage(Protocol):
+    """A version being made ready beside the live one."""
+
+    def wanted(self, step: int) -> Sequence[int]:
+        """Chunks of path[step] that must still be put: all of them, less what a local copy already covers."""
+
+    def put(self, step: int, chunk: int, data: bytes | bytearray | memoryview) -> None:
+        """Decode one chunk of path[step], already verified against its manifest. Any order; each once.
+
+        Raises `FormatError` (the manifest's signer made a bad chunk) or `EngineError`.
+        """
+
+    def commit(self) -> Commit:
+        """Make path[-1] live. All wanted chunks must have been put.
+
+        Raises `DigestMismatchError` or `EngineError`; then what was live before is live, bit for bit.
+        """
+
+    def abandon(self) -> None:
+        """Drop the stage; the live weights never saw it."""
+
+
+class Engine(Protocol):
+    """A place that holds one live version."""
+
+    @property
+    def position(self) -> Position | None:
+        """What is live; None before the first commit."""
+
+    def table(self) -> Sequence[TensorSpec]:
+        """The specs of the live tensors, sorted."""
+
+    def units(self, spec: TensorSpec) -> Units:
+        """The live bits of one tensor, flat, in checkpoint coordinates: read only, and stable between commits."""
+
+    def adopt(self, manifest: Manifest) -> bool:
+        """Recompute the digest of the bits at hand, and take them as `manifest.version` if it is the signed one.
+
+        How a local copy of a base model, or weights of unknown standing after a crash, become a position.
+        """
+
+    def stage(self, path: Sequence[Step]) -> Stage:
+        """Open a stage along `path`: deltas that start at the live version, or one anchor and deltas from it.
+
+        Raises `BaseMismatchError` if the path does not start at what is live; opening a stage abandons an open one.
+        """
+
+    def roll_back(self) -> Position | None:
+        """Undo the last commit exactly, once; returns what is live now. Raises `EngineError` if it cannot be undone."""
+
+    def scrub(self) -> bool:
+        """Recompute the digest over everything that is live; False if a bit is not what was committed."""
+
+
+def rows_after(rows: Sequence[Row]) -> list[TensorSpec]:
+    """The specs that exist after a delta with these rows."""
+    return [row.spec for row in rows if row.after]

@@ -1,0 +1,157 @@
+"""A checkpoint on disk as tensors over memory maps: one safetensors file, or a directory in the Hugging Face layout.
+
+Every file counts: weights as tensors, their headers byte for byte, and all other files as blobs. Hidden files and
+directories (names beginning with a dot) are not part of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from p2psync.delta.digest import MODULUS, digest_units
+from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.engines.header import LENGTH_BYTES, header_bytes
+from p2psync.engines.layout import Layout, Place, layout
+from p2psync.engines.names import is_weights
+from p2psync.errors import FormatError
+
+
+class Checkpoint:
+    """An open checkpoint; a context manager.
+
+    The files must not be cut short while it is open. Arrays that `units` gave stay good after `close`.
+    """
+
+    def __init__(self, root: Path, paths: dict[str, Path], plan: Layout, *, writable: bool) -> None:
+        """Use `Checkpoint.open`."""
+        self.root = root
+        self.layout = plan
+        self._paths = paths
+        self._writable = writable
+        self._maps: dict[str, mmap.mmap | bytes] = {}
+
+    @classmethod
+    def open(cls, path: Path | str, *, writable: bool = False) -> Checkpoint:
+        """Open a directory, or a single .safetensors file. `writable`: `units` write through to the files.
+
+        Raises `FormatError`, naming the file, for anything that is not a sound checkpoint.
+        """
+        root = Path(path)
+        try:
+            paths = _find(root)
+            headers = {name: _read_header(file, name) for name, file in paths.items() if is_weights(name)}
+            others = {name: file.stat().st_size for name, file in paths.items() if not is_weights(name)}
+            plan = layout(headers, others)
+            for name in headers:
+                if paths[name].stat().st_size != plan.sizes[name]:
+                    size = paths[name].stat().st_size
+                    raise FormatError(f"{name}: {size} bytes, its header describes {plan.sizes[name]}")
+        except FormatError as error:
+            raise FormatError(f"{root}: {error}") from None
+        except OSError as error:
+            raise FormatError(f"{error.filename or root}: {error.strerror}: not a readable checkpoint") from None
+        return cls(root, paths, plan, writable=writable)
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Every tensor of every kind, sorted."""
+        return tuple(self.layout.places)
+
+    def place(self, spec: TensorSpec) -> tuple[Path, int]:
+        """The file that holds a tensor and the byte at which it begins."""
+        place = self.layout.places[spec]
+        return self._paths[place.file], place.offset
+
+    def units(self, spec: TensorSpec) -> Units:
+        """The bits of one tensor, flat, without a copy. Raises `FormatError` if its file cannot be mapped.
+
+        The array is not aligned where the file does not align the tensor (`array.flags.aligned`).
+        """
+        place: Place = self.layout.places[spec]
+        if spec.count == 0:
+            return np.empty(0, spec.unit)
+        return np.frombuffer(self._map(place.file), spec.unit, spec.count, place.offset)
+
+    def blobs(self) -> dict[str, bytes]:
+        """The bytes of every HEADER and FILE, by path: what a checkpoint holds besides weights."""
+        return {spec.name: self.units(spec).tobytes() for spec in self.layout.places if spec.kind != Kind.TENSOR}
+
+    def digest(self) -> bytes:
+        """The digest of everything (16 bytes, little-endian): reads every byte."""
+        total = sum(digest_units(spec, self.units(spec)) for spec in self.layout.places)
+        return (total % MODULUS).to_bytes(16, "little")
+
+    def close(self) -> None:
+        """Let go of the maps; those with arrays over them end with the last array."""
+        for mapped in self._maps.values():
+            if isinstance(mapped, mmap.mmap):
+                with suppress(BufferError):
+                    mapped.close()
+        self._maps = {}
+
+    def _map(self, name: str) -> mmap.mmap | bytes:
+        mapped = self._maps.get(name)
+        if mapped is None:
+            access = mmap.PROT_READ | (mmap.PROT_WRITE if self._writable else 0)
+            try:
+                descriptor = os.open(self._paths[name], os.O_RDWR if self._writable else os.O_RDONLY)
+                try:
+                    if os.fstat(descriptor).st_size != self.layout.sizes[name]:
+                        raise FormatError(f"{self._paths[name]} changed its size while it was open")
+                    mapped = mmap.mmap(descriptor, self.layout.sizes[name], mmap.MAP_SHARED, access)
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                raise FormatError(f"{self._paths[name]}: {error.strerror}: not a readable checkpoint") from None
+            self._maps[name] = mapped
+        return mapped
+
+
+def _find(root: Path) -> dict[str, Path]:
+    """Every file of the checkpoint at `root`, by its path within it."""
+    if not root.is_dir():
+        if not is_weights(root.name):
+            raise FormatError("neither a directory nor a .safetensors file")
+        return {root.name: root}
+    found: dict[str, Path] = {}
+    pending = [("", root)]
+    while pending:
+        prefix, directory = pending.pop()
+        for entry in sorted(directory.iterdir()):
+            if entry.name.startswith("."):
+                continue
+            name = prefix + entry.name
+            mode = entry.stat().st_mode
+            if stat.S_ISREG(mode):
+                found[name] = entry
+            elif stat.S_ISDIR(mode) and not entry.is_symlink():
+                pending.append((name + "/", entry))
+            else:
+                raise FormatError(f"{name} is neither a file nor a plain directory: move it away")
+    return dict(sorted(found.items()))
+
+
+def _read_header(path: Path, name: str) -> bytes:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        prefix = file.read(LENGTH_BYTES)
+        rest = header_bytes(prefix, size, name) - LENGTH_BYTES
+        data = prefix + file.read(rest)
+    if len(data) != LENGTH_BYTES + rest:
+        raise FormatError(f"{name}: cut short while it was read")
+    return data

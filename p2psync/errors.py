@@ -1,0 +1,52 @@
+"""The exceptions of p2psync: a small tree whose every message is one line that says what to do.
+
+The command line prints `str(error)` and exits 1 (2 for `UsageError`); daemons log it and carry on where they can.
+"""
+
+
+class P2PSyncError(Exception):
+    """Base of every error that p2psync raises on purpose."""
+
+
+class UsageError(P2PSyncError):
+    """The caller asked for something that cannot be asked (wrong flags, wrong configuration)."""
+
+
+class FormatError(P2PSyncError):
+    """Bytes that are not what they claim to be: a chunk, a manifest, a frame, a safetensors file."""
+
+
+class BaseMismatchError(P2PSyncError):
+    """A delta was offered to weights that are not its base, or two deltas do not meet end to end."""
+
+
+class DigestMismatchError(P2PSyncError):
+    """Weights do not have the digest that the manifest signs; what was staged is not made live."""
+
+
+class TrustError(P2PSyncError):
+    """A signature that is wrong, or a key that is not trusted."""
+
+
+class ReplayError(TrustError):
+    """A rightly signed manifest of the past, or of an epoch that was fenced off."""
+
+
+class FencedError(P2PSyncError):
+    """A later epoch has taken the run over; this trainer must stop publishing."""
+
+
+class LeaseError(P2PSyncError):
+    """A lease that has ended or was never granted; join again."""
+
+
+class StoreError(P2PSyncError):
+    """The disk refused: full, read-only, or holding something that is not ours."""
+
+
+class HubError(P2PSyncError):
+    """The hub cannot be reached, or answered what no hub answers."""
+
+
+class EngineError(P2PSyncError):
+    """The place where the weights live refused a stage, commit or roll-back."""

@@ -1,0 +1,55 @@
+"""Bounds on what a node says of itself, checked before any of it is kept. Every refusal is one line."""
+
+from __future__ import annotations
+
+import re
+
+from p2psync.errors import FormatError
+from p2psync.membership.records import Claim, NodeInfo
+
+#: Characters of a region's name and of a host (a name or an address in text form).
+MAX_REGION = 64
+MAX_HOST = 255
+#: Versions and epochs stay below this, so that every language's integers hold them.
+MAX_COUNT = 1 << 53
+
+_HOST = re.compile(rf"[A-Za-z0-9._:%-]{{0,{MAX_HOST}}}\Z")
+
+
+def is_hex(text: str, digits: int) -> bool:
+    """Whether `text` is exactly `digits` lower-case hex digits."""
+    return len(text) == digits and all(c in "0123456789abcdef" for c in text)
+
+
+def check_info(info: NodeInfo) -> None:
+    """Raise `FormatError` unless every field of a node's description is within its bounds."""
+    _check_hex("node id", info.node, 32)
+    if len(info.region) > MAX_REGION or not info.region.isprintable():
+        raise FormatError(f"a region is at most {MAX_REGION} printable characters; choose a shorter name")
+    if not _HOST.match(info.host):
+        raise FormatError(f"a host is a name or an address of at most {MAX_HOST} characters")
+    if not 0 <= info.port <= 65535:
+        raise FormatError(f"port {info.port} is not between 0 and 65535")
+
+
+def check_running(version: int | None, digest: str) -> None:
+    """Raise `FormatError` unless this can be the version a node runs, and its digest."""
+    if version is not None and not 0 <= version < MAX_COUNT:
+        raise FormatError(f"version {version} is not between 0 and 2^53")
+    if digest:
+        _check_hex("digest", digest, 32)
+
+
+def check_claim(claim: Claim) -> None:
+    """Raise `FormatError` unless every field of a claim has its form; says nothing of whether it is true."""
+    _check_hex("node id", claim.node, 32)
+    _check_hex("run", claim.run, 32)
+    _check_hex("public key", claim.key, 64)
+    _check_hex("signature", claim.signature, 128)
+    if not 0 <= claim.epoch < MAX_COUNT:
+        raise FormatError(f"epoch {claim.epoch} is not between 0 and 2^53")
+
+
+def _check_hex(what: str, text: str, digits: int) -> None:
+    if not is_hex(text, digits):
+        raise FormatError(f"a {what} is {digits} lower-case hex digits")

@@ -1,0 +1,259 @@
+"""The hub's core: members, the claim on the run, the lineage, and the one view of them that every node sees.
+
+Theory of operation. Pure: whoever drives it gives the time (`now`: seconds on a clock that does not go back) and the
+secrets (lease ids, nonces, tokens), and calls `expire(now)` after each operation and at `next_expiry()`. `expire`
+returns each lease that has ended since, whatever ended it, so that its plan and its work can be taken back at one
+place. The driver wakes waiting nodes when `revision` has risen.
+
+The revision rises at each change of the view that a node must act on: who is a member and where, run and epoch,
+lineage. The versions that members run are shown too, but raise nothing: a thousand acknowledgements of one commit wake
+nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from p2psync.errors import FormatError, HubError, ReplayError, UsageError
+from p2psync.membership.checks import check_info, check_running, is_hex
+from p2psync.membership.fencing import Claimant, Fence
+from p2psync.membership.leases import MAX_MEMBERS, Ended, Held, LeaseTable
+from p2psync.membership.lineage import Entry, Lineage, entry_of
+from p2psync.membership.records import (
+    DEFAULT_TTL,
+    Announce,
+    Announced,
+    Challenge,
+    Claim,
+    Claimed,
+    Join,
+    Lease,
+    Leave,
+    Member,
+    MemberAge,
+    Renew,
+    Status,
+    View,
+)
+from p2psync.protocol.manifest import open_signed
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubConfig:
+    """What a hub is told once.
+
+    trusted: raw public keys (32 bytes each) that may claim the run and sign manifests. ttl: seconds of a lease.
+    max_nonces, nonce_ttl (seconds): of challenges that are out. max_manifests, max_manifest_bytes: of the lineage.
+    inline_bytes, inline_total: manifests up to so many bytes each, and in all, ride in the view.
+    """
+
+    trusted: frozenset[bytes]
+    ttl: float = DEFAULT_TTL
+    max_members: int = MAX_MEMBERS
+    max_nonces: int = 1024
+    nonce_ttl: float = 60.0
+    max_manifests: int = 4096
+    max_manifest_bytes: int = 1 << 30
+    inline_bytes: int = 64 << 10
+    inline_total: int = 512 << 10
+
+    def __post_init__(self) -> None:
+        if any(len(key) != 32 for key in self.trusted):
+            raise UsageError("a trusted key is not 32 bytes; see `p2psync keys new FILE`")
+        if min(self.max_nonces, self.max_manifests, self.max_manifest_bytes) <= 0 or self.nonce_ttl <= 0:
+            raise UsageError("the hub's bounds must be above 0")
+
+
+class HubCore:
+    """One run's control plane. `instance`: a fresh random string for each start, so that clients notice a restart."""
+
+    def __init__(self, config: HubConfig, *, instance: str) -> None:
+        self.config = config
+        self.instance = instance
+        self._revision = 0
+        self._news = 0
+        self._acknowledged = 0
+        self._leases = LeaseTable(config.ttl, config.max_members)
+        self._fence = Fence(config.trusted, config.max_nonces, config.nonce_ttl)
+        self._lineage = Lineage(config.max_manifests, config.max_manifest_bytes)
+        self._ended: list[Ended] = []
+
+    @property
+    def revision(self) -> int:
+        """Of the view; rises at each change that a node must act on."""
+        return self._revision
+
+    @property
+    def news(self) -> int:
+        """The revision at which claim or lineage last changed: what nodes wait for most."""
+        return self._news
+
+    @property
+    def acknowledged(self) -> int:
+        """Rises whenever some member runs another version than before."""
+        return self._acknowledged
+
+    @property
+    def claimant(self) -> Claimant | None:
+        """The trainer that holds the run, None before the first claim."""
+        return self._fence.claimant
+
+    @property
+    def head(self) -> int | None:
+        """See `View.head`."""
+        return self._lineage.head
+
+    @property
+    def announced(self) -> int:
+        """Manifests in the lineage."""
+        return len(self._lineage)
+
+    def join(self, request: Join, *, lease: str, now: float, seen_host: str = "") -> Lease:
+        """Make a node a member under `lease`, a fresh secret; an earlier lease of the node ends.
+
+        seen_host: the address the request came from, for a node that does not name one. Raises `FormatError` for data
+        out of bounds, `HubError` when the hub is full.
+        """
+        info = request.info
+        if not info.host:
+            info = msgspec.structs.replace(info, host=seen_host)
+        check_info(info)
+        check_running(request.version, request.digest)
+        self._sweep(now)
+        earlier = self._leases.of_node(info.node)
+        member = Member(info=info, version=request.version, digest=request.digest)
+        ended = self._leases.join(lease, member, now)
+        if ended is not None:
+            self._ended.append(ended)
+        if earlier is None or earlier.info != info:
+            self._revision += 1
+        elif earlier != member:
+            self._acknowledged += 1
+        return self.lease(lease)
+
+    def renew(self, request: Renew, *, now: float) -> Lease:
+        """Renew a lease and note what its holder runs. Raises `LeaseError` if it has ended, `FormatError`."""
+        check_running(request.version, request.digest)
+        self._sweep(now)
+        before = self._leases.holder(request.lease, now).member
+        if self._leases.renew(request.lease, request.version, request.digest, now) != before:
+            self._acknowledged += 1
+        return self.lease(request.lease)
+
+    def leave(self, request: Leave, *, now: float) -> None:
+        """End a lease. Raises `LeaseError` if it has ended before."""
+        self._sweep(now)
+        self._ended.append(self._leases.leave(request.lease, now))
+        self._revision += 1
+
+    def lease(self, lease: str) -> Lease:
+        """What a holder of `lease` is told: its length, and the revision as it is now."""
+        return Lease(lease=lease, ttl=self.config.ttl, revision=self._revision)
+
+    def holder(self, lease: str, now: float) -> Held:
+        """Who holds `lease`. Raises `LeaseError` if it has ended or never was."""
+        return self._leases.holder(lease, now)
+
+    def expire(self, now: float) -> list[Ended]:
+        """End leases whose time is up, and return all that ended since the last call: expired, left or replaced."""
+        self._sweep(now)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def next_expiry(self) -> float | None:
+        """When `expire` is due next (seconds on the clock of `now`), None while there are no members."""
+        return self._leases.next_expiry()
+
+    def challenge(self, *, nonce: str, now: float) -> Challenge:
+        """Give out `nonce`, a fresh random string, for one claim."""
+        self._fence.challenge(nonce, now)
+        return Challenge(nonce=nonce, ttl=self.config.nonce_ttl)
+
+    def claim(self, request: Claim, *, token: str, now: float) -> Claimed:
+        """Give the run to a trainer under `token`, a fresh secret; whoever held it is fenced.
+
+        Raises `FormatError`, `TrustError` or `FencedError`: see `Fence.claim`. A new run begins a new lineage.
+        """
+        earlier = self._fence.claimant
+        changed = self._fence.claim(request, token, now)
+        if earlier is not None and earlier.run != request.run:
+            self._lineage.clear()
+        if changed:
+            self._tell()
+        return Claimed(token=token, epoch=request.epoch)
+
+    def holds_claim(self, token: str) -> bool:
+        """Whether `token` is the live claimant's."""
+        return self._fence.is_current(token)
+
+    def announce(self, request: Announce) -> Announced:
+        """Change the lineage, all or nothing; what is known already is passed over.
+
+        Raises `FencedError` or `LeaseError` for the token, `TrustError` or `FormatError` for a manifest, `ReplayError`
+        for one of another run, `UsageError` for one of an epoch above the claim, `BaseMismatchError` for one that
+        contradicts the lineage, `HubError` over the bounds.
+        """
+        claimant = self._fence.check(request.token)
+        limit = self.config.max_manifests
+        if len(request.manifests) > limit or len(request.retire) > limit:
+            raise HubError(f"more than {limit} manifests in one announcement; send fewer at a time")
+        if not all(is_hex(manifest_id, 64) for manifest_id in request.retire):
+            raise FormatError("a manifest's id is 64 lower-case hex digits")
+        entries = [self._open(data, claimant) for data in request.manifests]
+        if self._lineage.update(entries, request.retire):
+            self._tell()
+        return Announced(revision=self._revision)
+
+    def manifest(self, manifest_id: str) -> bytes | None:
+        """The signed manifest of this id (hex), None if it is not in the lineage: never announced, or retired."""
+        return self._lineage.get(manifest_id)
+
+    def view(self) -> View:
+        """Everything at this revision; O(members log members + announcements)."""
+        return self._view(self.config.inline_bytes)
+
+    def status(self, now: float, started: float) -> Status:
+        """The view and everyone's age at `now`, for people. started: when the hub started, on the clock of `now`."""
+        ages = [
+            MemberAge(node=held.member.info.node, joined=now - held.joined, heard=now - held.heard)
+            for held in self._leases.held()
+        ]
+        return Status(view=self._view(-1), uptime=now - started, ages=sorted(ages, key=lambda age: age.node))
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def _view(self, inline_bytes: int) -> View:
+        claimant = self._fence.claimant
+        return View(
+            instance=self.instance,
+            revision=self._revision,
+            run="" if claimant is None else claimant.run,
+            epoch=0 if claimant is None else claimant.epoch,
+            head=self._lineage.head,
+            members=self._leases.members(),
+            lineage=self._lineage.announcements(inline_bytes, self.config.inline_total),
+        )
+
+    def _tell(self) -> None:
+        self._revision += 1
+        self._news = self._revision
+
+    def _sweep(self, now: float) -> None:
+        expired = self._leases.expire(now)
+        self._ended.extend(expired)
+        self._revision += len(expired)
+
+    def _open(self, data: bytes, claimant: Claimant) -> Entry:
+        manifest, signed = open_signed(data, self.config.trusted)
+        if manifest.run != claimant.run:
+            raise ReplayError(
+                f"a manifest of run {manifest.run} was announced to run {claimant.run}; start a new store for a new run"
+            )
+        if manifest.epoch > claimant.epoch:
+            raise UsageError(
+                f"a manifest of epoch {manifest.epoch} under a claim of epoch {claimant.epoch}; claim that epoch first"
+            )
+        return entry_of(manifest, signed.id, data)

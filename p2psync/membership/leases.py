@@ -1,0 +1,130 @@
+"""The table of leases: who is a member, until when.
+
+Pure: time and lease ids are arguments. `now` is in seconds on a clock that does not go back. A lease granted or renewed
+at t lives while now < t + ttl; from then on it is refused, whether or not `expire` has been called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from p2psync.errors import HubError, LeaseError, UsageError
+from p2psync.membership.deadlines import Deadlines
+from p2psync.membership.records import DEFAULT_TTL, Member
+
+#: Members that one table holds unless told otherwise.
+MAX_MEMBERS = 16384
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A lease that is no more. replaced: the node joined again, so whatever held the earlier lease is gone."""
+
+    lease: str
+    member: Member
+    reason: Literal["expired", "left", "replaced"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A live lease: its holder, when it was granted, and when it was last granted or renewed (seconds)."""
+
+    lease: str
+    member: Member
+    joined: float
+    heard: float
+
+
+class LeaseTable:
+    """Leases by id, at most one per node, each `ttl` seconds long unless renewed.
+
+    Every operation is O(log n) amortised, but `members` and `held`, which are O(n log n) and O(n).
+    """
+
+    def __init__(self, ttl: float = DEFAULT_TTL, max_members: int = MAX_MEMBERS) -> None:
+        """`ttl`: seconds. Raises `UsageError` unless both are above 0."""
+        if not (0 < ttl < float("inf") and max_members > 0):
+            raise UsageError(f"a lease of {ttl} s for {max_members} members: both must be above 0")
+        self.ttl = ttl
+        self.max_members = max_members
+        self._held: dict[str, Held] = {}
+        self._by_node: dict[str, str] = {}
+        self._deadlines = Deadlines()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def join(self, lease: str, member: Member, now: float) -> Ended | None:
+        """Grant `lease`, an id never used before. Returns the node's earlier lease, which ends here.
+
+        Call `expire(now)` first: leases that have ended but are not swept count as members. Raises `HubError` when the
+        table is full, `UsageError` when the id is in use.
+        """
+        if lease in self._held:
+            raise UsageError("this lease id is in use; draw another")
+        node = member.info.node
+        earlier = self._by_node.get(node)
+        if earlier is None and len(self._held) >= self.max_members:
+            raise HubError(
+                f"the hub is full with {self.max_members} members; wait for one to leave, or raise its limit"
+            )
+        ended = None if earlier is None else Ended(earlier, self._drop(earlier).member, "replaced")
+        self._by_node[node] = lease
+        self._hold(Held(lease, member, now, now))
+        return ended
+
+    def renew(self, lease: str, version: int | None, digest: str, now: float) -> Member:
+        """Let `lease` last until `now + ttl`, and note what its holder runs. Raises `LeaseError` if it has ended."""
+        held = self.holder(lease, now)
+        member = held.member
+        if (member.version, member.digest) != (version, digest):
+            member = msgspec.structs.replace(member, version=version, digest=digest)
+        self._hold(Held(lease, member, held.joined, now))
+        return member
+
+    def leave(self, lease: str, now: float) -> Ended:
+        """End `lease`. Raises `LeaseError` if it has ended before."""
+        self.holder(lease, now)
+        return Ended(lease, self._drop(lease).member, "left")
+
+    def holder(self, lease: str, now: float) -> Held:
+        """Who holds `lease`. Raises `LeaseError` if it has ended or never was."""
+        held = self._held.get(lease)
+        if held is None or now >= held.heard + self.ttl:
+            raise LeaseError("this lease has ended or was never granted; join again")
+        return held
+
+    def of_node(self, node: str) -> Member | None:
+        """The member of this node id, None if there is none."""
+        lease = self._by_node.get(node)
+        return None if lease is None else self._held[lease].member
+
+    def expire(self, now: float) -> list[Ended]:
+        """End and return the leases whose time is up at `now`, in the order of their ends."""
+        return [Ended(lease, self._drop(lease).member, "expired") for lease in self._deadlines.pop_due(now)]
+
+    def next_expiry(self) -> float | None:
+        """When the next lease ends unless it is renewed (seconds), None if there is none."""
+        return self._deadlines.next()
+
+    def members(self) -> list[Member]:
+        """All members, sorted by node."""
+        return [self._held[self._by_node[node]].member for node in sorted(self._by_node)]
+
+    def held(self) -> list[Held]:
+        """All leases, in no order."""
+        return list(self._held.values())
+
+    def _hold(self, held: Held) -> None:
+        self._held[held.lease] = held
+        self._deadlines.set(held.lease, held.heard + self.ttl)
+
+    def _drop(self, lease: str) -> Held:
+        held = self._held.pop(lease)
+        self._deadlines.discard(lease)
+        if self._by_node.get(held.member.info.node) == lease:
+            del self._by_node[held.member.info.node]
+        return held

@@ -1,0 +1,136 @@
+"""The lineage: the manifests that the run's trainer has announced and not retired."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from p2psync.errors import BaseMismatchError, HubError
+from p2psync.membership.records import Announcement
+from p2psync.protocol.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One announced manifest: in short, and as the bytes that travel."""
+
+    announcement: Announcement
+    data: bytes
+
+
+@dataclass
+class _Points:
+    """What is known of the versions of each epoch: one manifest per step, one digest per version."""
+
+    steps: dict[tuple[int, int | None, int], str] = field(default_factory=dict)
+    digests: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def add(self, a: Announcement) -> None:
+        """Note `a`; raises `BaseMismatchError` if it contradicts what is known."""
+        other = self.steps.setdefault((a.epoch, a.base, a.version), a.id)
+        if other != a.id:
+            raise BaseMismatchError(
+                f"epoch {a.epoch} has announced another manifest for {step_name(a)}; publish it as a new version"
+            )
+        self._meet(a.epoch, a.version, a.digest)
+        if a.base is not None:
+            self._meet(a.epoch, a.base, a.base_digest)
+
+    def _meet(self, epoch: int, version: int, digest: str) -> None:
+        if self.digests.setdefault((epoch, version), digest) != digest:
+            raise BaseMismatchError(
+                f"epoch {epoch} has announced version {version} with another digest; claim a higher epoch to fork"
+            )
+
+
+class Lineage:
+    """Manifests by id, in the order they were announced, at most `max_manifests` of them and `max_bytes` in all."""
+
+    def __init__(self, max_manifests: int, max_bytes: int) -> None:
+        self._max_manifests = max_manifests
+        self._max_bytes = max_bytes
+        self._entries: dict[str, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all manifests."""
+        return sum(len(entry.data) for entry in self._entries.values())
+
+    @property
+    def head(self) -> int | None:
+        """The newest version of the highest epoch: after a fork the later trainer's word counts."""
+        points = [(e.announcement.epoch, e.announcement.version) for e in self._entries.values()]
+        return max(points)[1] if points else None
+
+    def get(self, manifest_id: str) -> bytes | None:
+        """The signed manifest of this id (hex), None if it is not in the lineage."""
+        entry = self._entries.get(manifest_id)
+        return None if entry is None else entry.data
+
+    def clear(self) -> None:
+        """Forget all: another run has begun."""
+        self._entries = {}
+
+    def update(self, add: Iterable[Entry], retire: Iterable[str]) -> bool:
+        """Retire, then add; all or nothing. Ids that are known or unknown already are passed over. True on a change.
+
+        Raises `BaseMismatchError` when an added manifest contradicts one of the same epoch, `HubError` over the bounds.
+        """
+        entries = dict(self._entries)
+        for manifest_id in retire:
+            entries.pop(manifest_id, None)
+        points = _Points()
+        for entry in entries.values():
+            points.add(entry.announcement)
+        for entry in add:
+            points.add(entry.announcement)
+            entries.setdefault(entry.announcement.id, entry)
+        self._check_bounds(entries)
+        changed = list(entries) != list(self._entries)
+        self._entries = entries
+        return changed
+
+    def announcements(self, inline_each: int, inline_total: int) -> list[Announcement]:
+        """All, oldest first. Manifests of up to `inline_each` bytes are inlined, newest first, up to `inline_total`."""
+        shown = []
+        left = inline_total
+        for entry in reversed(self._entries.values()):
+            announcement, size = entry.announcement, len(entry.data)
+            if size <= min(inline_each, left):
+                announcement = msgspec.structs.replace(announcement, inline=entry.data)
+                left -= size
+            shown.append(announcement)
+        return shown[::-1]
+
+    def _check_bounds(self, entries: dict[str, Entry]) -> None:
+        nbytes = sum(len(entry.data) for entry in entries.values())
+        if len(entries) > self._max_manifests or nbytes > self._max_bytes:
+            raise HubError(
+                f"the lineage would hold {len(entries)} manifests of {nbytes} bytes, over the hub's bound of"
+                f" {self._max_manifests} and {self._max_bytes}; retire old ones first"
+            )
+
+
+def entry_of(manifest: Manifest, manifest_id: bytes, data: bytes) -> Entry:
+    """The lineage's entry for a manifest that has been checked."""
+    announcement = Announcement(
+        id=manifest_id.hex(),
+        version=manifest.version,
+        base=manifest.base,
+        epoch=manifest.epoch,
+        digest=manifest.digest.hex(),
+        base_digest=manifest.base_digest.hex(),
+        payload_bytes=manifest.payload_bytes,
+        manifest_bytes=len(data),
+    )
+    return Entry(announcement, data)
+
+
+def step_name(a: Announcement) -> str:
+    """The step in words, for messages."""
+    return f"the anchor of version {a.version}" if a.base is None else f"{a.base}→{a.version}"

@@ -1,0 +1,176 @@
+"""What the hub and its clients say to each other: the control plane's messages (JSON on the wire)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["trainer", "actor", "relay"]
+
+#: How long a lease lasts unless it is renewed, and how often it is renewed (seconds).
+DEFAULT_TTL = 10.0
+RENEWALS_PER_TTL = 3
+
+
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Who a node is and where its peers reach it. port 0: it cannot be dialled and dials out instead.
+
+    node: 32 hex digits, kept over restarts of the same daemon. region: free text; "" when unknown.
+    host "" in a join means: the address the hub sees.
+    """
+
+    node: str
+    role: Role
+    region: str = ""
+    host: str = ""
+    port: int = 0
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A node with a live lease, and the version it last said it runs (None: none yet). digest: 32 hex digits."""
+
+    info: NodeInfo
+    version: int | None = None
+    digest: str = ""
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """What a join or renewal grants: renew within `ttl` seconds, better in a third of it."""
+
+    lease: str
+    ttl: float
+    revision: int
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask for membership; a node that joins again replaces its earlier lease."""
+
+    info: NodeInfo
+    version: int | None = None
+    digest: str = ""
+
+
+class Renew(msgspec.Struct, frozen=True, kw_only=True):
+    """Keep a lease, and say which version is live: the acknowledgement of a commit is a renewal."""
+
+    lease: str
+    version: int | None = None
+    digest: str = ""
+
+
+class Leave(msgspec.Struct, frozen=True, kw_only=True):
+    """Give a lease back."""
+
+    lease: str
+
+
+class Challenge(msgspec.Struct, frozen=True, kw_only=True):
+    """A nonce for one claim; it may be used once, within `ttl` seconds."""
+
+    nonce: str
+    ttl: float
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer takes a run over at `epoch`: above the hub's, or equal to it from the same node (after a hub restart).
+
+    key: raw public key in hex; signature (hex) over `claim_bytes` of this claim, whose nonce the hub gave.
+    """
+
+    node: str
+    run: str
+    epoch: int
+    nonce: str
+    key: str
+    signature: str = ""
+
+
+class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+    """The secret that later announcements of this epoch carry."""
+
+    token: str
+    epoch: int
+
+
+class Announce(msgspec.Struct, frozen=True, kw_only=True):
+    """Add manifests (bytes of SignedManifest; base64 in JSON) to the run's lineage, and retire others by id (hex)."""
+
+    token: str
+    manifests: list[bytes] = []
+    retire: list[str] = []
+
+
+class Announced(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to an announcement: the revision of the view that shows it."""
+
+    revision: int
+
+
+class Announcement(msgspec.Struct, frozen=True, kw_only=True):
+    """One manifest of the lineage in short. id, digest, base_digest: hex.
+
+    `inline` holds the signed manifest when it is small and among the newest; any other is had by its id.
+    """
+
+    id: str
+    version: int
+    base: int | None
+    epoch: int
+    digest: str
+    base_digest: str
+    payload_bytes: int
+    manifest_bytes: int
+    inline: bytes | None = None
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a node needs to know, at one revision. run is "" until a trainer has claimed one.
+
+    instance: differs after each start of the hub, so a client sees that revisions began anew.
+    head: the newest announced version of the highest epoch that announced one, None before the first.
+    members: sorted by node. Their versions are news that does not raise the revision.
+    lineage: in the order announced, oldest first.
+    """
+
+    instance: str
+    revision: int
+    run: str = ""
+    epoch: int = 0
+    head: int | None = None
+    members: list[Member] = []
+    lineage: list[Announcement] = []
+
+
+class MemberAge(msgspec.Struct, frozen=True, kw_only=True):
+    """For how long a node has held its lease, and how long ago it was last heard of (seconds)."""
+
+    node: str
+    joined: float
+    heard: float
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """The hub at a glance: the view without inlined manifests, seconds since the hub's start, and each member's age."""
+
+    view: View
+    uptime: float
+    ages: list[MemberAge] = []
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """What the hub answers instead of a result: the name of an exception of `p2psync.errors`, and its one line."""
+
+    error: str
+    message: str
+
+
+def claim_bytes(claim: Claim) -> bytes:
+    """The bytes that a claim's signature covers: context, then every field but the signature, in order."""
+    fields = [claim.node, claim.run, str(claim.epoch), claim.nonce, claim.key]
+    return b"p2psync claim v1\0" + "\0".join(fields).encode()
+
+
+def new_run(unix_ms: int, randomness: bytes) -> str:
+    """A run id of 32 hex digits that sorts by time: 12 of milliseconds, 20 of randomness (10 bytes)."""
+    return f"{unix_ms & (1 << 48) - 1:012x}{randomness[:10].hex()}"

@@ -1,0 +1,222 @@
+"""The hub's HTTP service: a thin shell around `HubCore`.
+
+It adds what a pure core cannot have: the clock, random secrets, waiting, and an alarm at the next lease's end. It runs in
+any process's loop; a trainer embeds it and mounts routes of its own on the same application.
+
+Waiting nodes. A change of claim or lineage wakes every long-poll at once. A change of members alone is gathered for up to
+one millisecond per member (a second at most): when a thousand nodes join together, they must not each cause a thousand
+answers. The encoded view is shared by all who are answered at one revision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import secrets
+import ssl
+import time
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+
+from p2psync.errors import HubError, P2PSyncError
+from p2psync.membership.hub import HubConfig, HubCore
+from p2psync.membership.leases import Ended, Held
+from p2psync.membership.records import Member, Status
+from p2psync.net.hub_alarm import Alarm
+from p2psync.net.hub_metrics import HubMetrics
+from p2psync.net.hub_routes import add_routes
+
+#: A view whose members' versions have changed since is encoded anew after this long (seconds).
+_STALE_AFTER = 1.0
+_SETTLE_PER_MEMBER = 0.001
+_SETTLE_AT_MOST = 1.0
+#: Long-polls beyond one per possible member.
+_SPARE_WAITERS = 64
+_SHUTDOWN_TIMEOUT = 2.0
+
+
+class HubService:
+    """One hub: its core, its waiting nodes, its routes.
+
+    Everything but the constructor is to be called on the loop that serves.
+    """
+
+    def __init__(
+        self,
+        config: HubConfig,
+        *,
+        token: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        secret: Callable[[], str] = lambda: secrets.token_hex(16),
+    ) -> None:
+        """token: the join token every request must bear; None: anyone may. clock: seconds, never going back.
+
+        secret: draws lease ids, nonces and tokens; tests replace it and the clock.
+        """
+        self.core = HubCore(config, instance=secret())
+        self.metrics = HubMetrics(self.core)
+        self.token = token
+        self.secret = secret
+        self._clock = clock
+        self._started = clock()
+        self._alarm = Alarm(clock, self.tick)
+        self._on_ended: list[Callable[[Ended], None]] = []
+        self._on_renewed: list[Callable[[Member], None]] = []
+        self._app: web.Application | None = None
+        self._runner: web.AppRunner | None = None
+        self._closing = False
+        self._shown = 0
+        self._woken = asyncio.Event()
+        self._last_wake = float("-inf")
+        self._settling: asyncio.TimerHandle | None = None
+        self._waiting = 0
+        self._encoded = b""
+        self._encoded_of: tuple[int, int] = (-1, -1)
+        self._encoded_at = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Long-polls of the view that wait now."""
+        return self._waiting
+
+    def now(self) -> float:
+        """The hub's clock, in seconds."""
+        return self._clock()
+
+    def on_ended(self, call: Callable[[Ended], None]) -> None:
+        """Have `call` told of every lease that ends: expired, left, or replaced by the node's next one."""
+        self._on_ended.append(call)
+
+    def on_renewed(self, call: Callable[[Member], None]) -> None:
+        """Have `call` told of every renewal of a lease."""
+        self._on_renewed.append(call)
+
+    def renewed(self, lease: str) -> None:
+        """Tell of a renewal; the routes call it."""
+        member = self.holder(lease).member
+        for call in self._on_renewed:
+            call(member)
+
+    def holder(self, lease: str) -> Held:
+        """Who holds the membership lease. Raises `LeaseError` if it has ended or never was."""
+        return self.core.holder(lease, self._clock())
+
+    def tick(self) -> None:
+        """Bring everything up to the clock: end leases, tell who listens, wake who waits, set the alarm.
+
+        Called by the routes and the alarm; to be called by whoever used `core` directly or moved an injected clock.
+        """
+        for ended in self.core.expire(self._clock()):
+            for call in self._on_ended:
+                call(ended)
+        if self._closing:
+            return
+        if self.core.news > self._shown:
+            self._wake()
+        elif self.core.revision > self._shown:
+            self._settle()
+        self._alarm.set(self.core.next_expiry())
+
+    async def wait_view(self, instance: str, revision: int, wait: float) -> bytes:
+        """The encoded view: at once if it is news to one who knows `revision` of `instance`, else after a change.
+
+        wait: seconds after which it is given in any case. Raises `HubError` when too many wait already.
+        """
+        if instance == self.core.instance and wait > 0:
+            if self._waiting >= self.core.config.max_members + _SPARE_WAITERS:
+                raise HubError("too many nodes wait for this hub's view; ask again later")
+            self._waiting += 1
+            try:
+                async with asyncio.timeout(wait):
+                    while revision >= self._shown and not self._closing:
+                        await self._woken.wait()
+            except TimeoutError:
+                pass  # the view is given in any case
+            finally:
+                self._waiting -= 1
+        return self.encoded_view()
+
+    def encoded_view(self) -> bytes:
+        """The view in JSON; encoded once for each revision."""
+        core, now = self.core, self._clock()
+        wanted = (core.revision, core.acknowledged)
+        fresh = wanted == self._encoded_of or (
+            wanted[0] == self._encoded_of[0] and now - self._encoded_at < _STALE_AFTER
+        )
+        if not fresh:
+            self._encoded, self._encoded_of, self._encoded_at = msgspec.json.encode(core.view()), wanted, now
+        return self._encoded
+
+    def status(self) -> Status:
+        """The hub at a glance, for people."""
+        return self.core.status(self._clock(), self._started)
+
+    def build_app(self) -> web.Application:
+        """The application, the same at each call. Routes may be added to it until it is started."""
+        if self._app is None:
+            self._app = web.Application()
+            add_routes(self._app, self)
+            self._app.on_shutdown.append(self._close)
+        return self._app
+
+    async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
+        """Serve on `host` and `port` (0: any free one) until `stop`; returns the port. May be called once.
+
+        Raises `P2PSyncError` when the address cannot be had.
+        """
+        runner = web.AppRunner(
+            self.build_app(),
+            access_log=None,
+            handler_cancellation=True,  # a node that hangs up must not be waited for
+            shutdown_timeout=_SHUTDOWN_TIMEOUT,
+        )
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port, ssl_context=tls).start()
+        except OSError as error:
+            await runner.cleanup()
+            raise _cannot_listen(host, port, error) from None
+        self._runner = runner
+        self.tick()
+        return int(runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Answer everyone who waits, close every connection and stop serving. Does nothing if not started."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _close(self, _app: web.Application) -> None:
+        self._closing = True
+        self._alarm.cancel()
+        self._wake()
+
+    def _settle(self) -> None:
+        if self._settling is not None:
+            return
+        loop = asyncio.get_running_loop()
+        gap = min(_SETTLE_AT_MOST, _SETTLE_PER_MEMBER * len(self.core))
+        delay = self._last_wake + gap - loop.time()
+        if delay <= 0:
+            self._wake()
+        else:
+            self._settling = loop.call_later(delay, self._wake)
+
+    def _wake(self) -> None:
+        if self._settling is not None:
+            self._settling.cancel()
+            self._settling = None
+        self._shown = self.core.revision
+        self._last_wake = asyncio.get_running_loop().time()
+        woken, self._woken = self._woken, asyncio.Event()
+        woken.set()
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> P2PSyncError:
+    if error.errno == errno.EADDRINUSE:
+        return P2PSyncError(f"port {port} on {host} is in use; stop what listens there, or choose another port")
+    return P2PSyncError(
+        f"cannot listen on {host} port {port}: {error.strerror or error}; choose another address or port"
+    )

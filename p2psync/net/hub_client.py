@@ -1,0 +1,241 @@
+"""The hub's client: one method per request, every wait and every answer bounded, no retries inside."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import aiohttp
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from yarl import URL
+
+from p2psync.errors import FormatError, HubError, UsageError
+from p2psync.membership.records import (
+    Announce,
+    Announced,
+    Challenge,
+    Claim,
+    Claimed,
+    Join,
+    Lease,
+    Leave,
+    NodeInfo,
+    Renew,
+    Status,
+    View,
+    claim_bytes,
+)
+from p2psync.net.hub_wire import (
+    CLAIM_HEADER,
+    MAX_ANNOUNCE_BATCH,
+    MAX_MANIFEST_REPLY,
+    MAX_REPLY,
+    MAX_VIEW_REPLY,
+    MAX_WAIT,
+    decode,
+    decode_error,
+    one_line,
+    read_bounded,
+)
+
+#: What a large body is given beyond the timeout: a second for each of so many bytes.
+_SLOWEST_RATE = 1 << 20
+
+T = TypeVar("T")
+
+
+class HubClient:
+    """Speaks to the hub at `url`. An async context manager; to be used on one loop.
+
+    Every method raises `HubError` when the hub cannot be reached, does not answer in time, or answers what no hub
+    answers; `TrustError` for a wrong join token; and besides these what its own docstring names. Nothing is retried.
+    """
+
+    def __init__(
+        self, url: str, token: str | None = None, timeout: float = 10.0, *, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """url: `http://host:port` or `https://host:port`. timeout: seconds for one request, beyond what it waits for.
+
+        tls: how to check an https hub; None: as the system does. Raises `UsageError` for a malformed url.
+        """
+        self.url = check_url(url)
+        self._timeout = timeout
+        self._tls = tls
+        self._headers = {"Accept-Encoding": "identity"}
+        if token is not None:
+            if not token.isprintable() or not token.isascii():
+                raise UsageError("a join token is printable ASCII")
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; requests in flight end with `HubError`."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def join(self, info: NodeInfo, version: int | None = None, digest: str = "") -> Lease:
+        """Become a member. Raises `FormatError` for data out of bounds, `HubError` also when the hub is full."""
+        return await self.post("/v1/join", Join(info=info, version=version, digest=digest), Lease)
+
+    async def renew(self, lease: str, version: int | None = None, digest: str = "") -> Lease:
+        """Keep a lease, and say which version is live. Raises `LeaseError` when it has ended: join again."""
+        return await self.post("/v1/renew", Renew(lease=lease, version=version, digest=digest), Lease)
+
+    async def leave(self, lease: str) -> None:
+        """Give a lease back. Raises `LeaseError` when it has ended before."""
+        await self.post("/v1/leave", Leave(lease=lease), dict[str, str])
+
+    async def challenge(self) -> Challenge:
+        """A nonce for one claim."""
+        return decode(await self.get("/v1/challenge", MAX_REPLY), Challenge, self._answer("/v1/challenge"))
+
+    async def claim(self, key: Ed25519PrivateKey, *, node: str, run: str, epoch: int) -> Claimed:
+        """Take the run over at `epoch`, signing with `key`.
+
+        Raises `TrustError` when the hub does not trust the key, `FencedError` when another claim is ahead.
+        """
+        challenge = await self.challenge()
+        public = key.public_key().public_bytes_raw().hex()
+        claim = Claim(node=node, run=run, epoch=epoch, nonce=challenge.nonce, key=public)
+        claim = msgspec.structs.replace(claim, signature=key.sign(claim_bytes(claim)).hex())
+        return await self.post("/v1/claim", claim, Claimed)
+
+    async def announce(self, token: str, manifests: Sequence[bytes] = (), retire: Sequence[str] = ()) -> int:
+        """Retire ids (hex), then add signed manifests; returns the view's revision.
+
+        Goes in one request, all or nothing, unless the manifests are more than 95 MiB: then in several, in order.
+        Raises `FencedError` when another trainer has claimed the run, `LeaseError` when the hub does not know the
+        token (claim again), `TrustError`, `ReplayError`, `FormatError`, `UsageError` or `BaseMismatchError` for a
+        manifest that is refused, `HubError` also when the lineage is full.
+        """
+        revision = 0
+        for batch in _batches(manifests):
+            body = Announce(token=token, manifests=batch, retire=list(retire))
+            retire = ()
+            headers = {CLAIM_HEADER: token}
+            revision = (await self.post("/v1/announce", body, Announced, headers=headers)).revision
+        return revision
+
+    async def view(self, instance: str = "", revision: int = -1, wait: float = 0.0) -> View:
+        """The view: at once if it differs from `revision` of `instance`, else after a change or `wait` seconds (≤ 30)."""
+        wait = min(max(wait, 0.0), MAX_WAIT)
+        query = {"instance": instance, "revision": str(revision), "wait": f"{wait:.3f}"}
+        body = await self.get("/v1/view", MAX_VIEW_REPLY, query=query, wait=wait)
+        return decode(body, View, self._answer("/v1/view"))
+
+    async def manifest(self, manifest_id: str, max_bytes: int = MAX_MANIFEST_REPLY) -> bytes:
+        """A signed manifest of the lineage by its id (hex), unchecked: give it to `open_signed`, and compare its id.
+
+        max_bytes: what is taken at most, best the announcement's `manifest_bytes`. Raises `HubError` also when the
+        lineage does not hold it, or not any more.
+        """
+        if not manifest_id.isalnum() or not manifest_id.isascii():
+            raise UsageError("a manifest's id is 64 hex digits")
+        return await self.get(f"/v1/manifests/{manifest_id}", min(max_bytes, MAX_MANIFEST_REPLY))
+
+    async def status(self) -> Status:
+        """The view and everyone's age, for people."""
+        return decode(await self.get("/v1/status", MAX_VIEW_REPLY), Status, self._answer("/v1/status"))
+
+    async def get(self, path: str, limit: int, *, query: dict[str, str] | None = None, wait: float = 0.0) -> bytes:
+        """GET `path`: the answer's body, at most `limit` bytes. wait: seconds the hub may take before it answers."""
+        return await self._request("GET", path, None, query or {}, {}, limit, wait)
+
+    async def post(
+        self,
+        path: str,
+        message: object,
+        kind: type[T],
+        *,
+        limit: int = MAX_REPLY,
+        wait: float = 0.0,
+        headers: dict[str, str] | None = None,
+    ) -> T:
+        """POST a struct to `path`, and decode the answer as `kind`. limit (bytes) and wait (seconds): as in `get`."""
+        body = msgspec.json.encode(message)
+        return decode(await self._request("POST", path, body, {}, headers or {}, limit, wait), kind, self._answer(path))
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        query: dict[str, str],
+        headers: dict[str, str],
+        limit: int,
+        wait: float,
+    ) -> bytes:
+        seconds = self._timeout + wait + max(len(body or b""), limit) / _SLOWEST_RATE
+        try:
+            async with self._opened().request(
+                method,
+                self.url / path.removeprefix("/"),
+                params=query,
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=self._timeout),
+            ) as response:
+                answer = await read_bounded(response.content.iter_any(), limit)
+                status = response.status
+        except TimeoutError:
+            raise HubError(f"the hub at {self.url} did not answer within {seconds:.0f} s; is the network up?") from None
+        except (aiohttp.ClientError, OSError) as error:
+            reason = one_line(str(error)) or type(error).__name__
+            raise HubError(f"the hub at {self.url} cannot be reached: {reason}; is it running there?") from None
+        if answer is None:
+            raise HubError(f"{self._answer(path)} is over {limit} bytes; no hub answers that")
+        if status != 200:
+            raise decode_error(answer, status, str(self.url))
+        return answer
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(ssl=self._tls if self._tls is not None else True)
+            self._session = aiohttp.ClientSession(
+                connector=connector, headers=self._headers, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            )
+        return self._session
+
+    def _answer(self, path: str) -> str:
+        return f"the answer of {self.url} to {path}"
+
+
+def check_url(url: str) -> URL:
+    """The hub's address. Raises `UsageError` unless it is `http://host:port` or `https://host:port`."""
+    try:
+        parsed = URL(url)
+        good = parsed.scheme in ("http", "https") and parsed.host and parsed.explicit_port
+        bare = parsed.path in ("", "/") and not (parsed.query_string or parsed.fragment or parsed.user)
+    except ValueError:
+        good = bare = False
+    if not (good and bare):
+        raise UsageError(f"{one_line(url)[:100]!r} is not a hub's address; give one like http://host:port")
+    return parsed.origin()
+
+
+def _batches(manifests: Sequence[bytes]) -> list[list[bytes]]:
+    """In order, as few as possible, each of at most `MAX_ANNOUNCE_BATCH` bytes; one empty batch if there are none."""
+    batches: list[list[bytes]] = [[]]
+    room = MAX_ANNOUNCE_BATCH
+    for data in manifests:
+        if len(data) > MAX_ANNOUNCE_BATCH:
+            raise FormatError(f"a manifest of {len(data)} bytes is over the limit of {MAX_ANNOUNCE_BATCH}")
+        if len(data) > room:
+            batches.append([])
+            room = MAX_ANNOUNCE_BATCH
+        batches[-1].append(data)
+        room -= len(data)
+    return batches

@@ -1,0 +1,201 @@
+"""The hub's routes: each decodes a bounded request, asks the core, and encodes its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import math
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from p2psync.errors import FormatError, P2PSyncError
+from p2psync.membership.records import Announce, Claim, Join, Leave, Renew
+from p2psync.net.hub_wire import (
+    CLAIM_HEADER,
+    MAX_ANNOUNCE,
+    MAX_CLAIMANT_ANNOUNCE,
+    MAX_REQUEST,
+    MAX_WAIT,
+    NotFoundError,
+    TokenError,
+    TooLargeError,
+    decode,
+    encode_error,
+    one_line,
+    read_bounded,
+    status_of,
+)
+
+if TYPE_CHECKING:
+    from p2psync.net.hub import HubService
+
+#: A request's body must be here after this long, plus one second for each of so many bytes of its bound.
+_BODY_SECONDS = 20.0
+_BODY_RATE = 1 << 20
+#: Open to anyone: it tells only that the hub lives.
+_OPEN_PATHS = frozenset({"/healthz"})
+
+T = TypeVar("T")
+
+
+async def read_json(request: web.Request, kind: type[T], limit: int = MAX_REQUEST) -> T:
+    """The request's body as `kind`. Raises `FormatError` if it is anything else, late, or over `limit` bytes."""
+    if (request.content_length or 0) > limit:
+        raise TooLargeError(f"a body of {request.content_length} bytes; at most {limit} are taken here")
+    try:
+        async with asyncio.timeout(_BODY_SECONDS + limit / _BODY_RATE):
+            body = await read_bounded(request.content.iter_any(), limit)
+    except TimeoutError:
+        raise FormatError("the request's body did not arrive in time; send it again") from None
+    if body is None:
+        raise TooLargeError(f"a body of more than {limit} bytes; send less at a time")
+    return decode(body, kind, "the request")
+
+
+def reply_json(answer: object) -> web.Response:
+    """`answer`, a typed struct, as a JSON response."""
+    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+
+
+def add_routes(app: web.Application, hub: HubService) -> None:
+    """Put the hub's routes and middlewares on `app`; the middlewares hold for every route that is added later, too."""
+    app.middlewares.extend([_answering(hub), _guarding(hub)])
+    routes = _Routes(hub)
+    app.add_routes(
+        [
+            web.post("/v1/join", routes.join),
+            web.post("/v1/renew", routes.renew),
+            web.post("/v1/leave", routes.leave),
+            web.get("/v1/challenge", routes.challenge),
+            web.post("/v1/claim", routes.claim),
+            web.post("/v1/announce", routes.announce),
+            web.get("/v1/view", routes.view),
+            web.get("/v1/manifests/{id}", routes.manifest),
+            web.get("/v1/status", routes.status),
+            web.get("/metrics", routes.metrics),
+            web.get("/healthz", routes.healthz),
+        ]
+    )
+
+
+class _Routes:
+    def __init__(self, hub: HubService) -> None:
+        self._hub = hub
+
+    async def join(self, request: web.Request) -> web.Response:
+        asked = await read_json(request, Join)
+        seen = (request.remote or "").removeprefix("::ffff:")
+        hub = self._hub
+        hub.core.join(asked, lease=(lease := hub.secret()), now=hub.now(), seen_host=seen)
+        return self._lease_reply(lease)
+
+    async def renew(self, request: web.Request) -> web.Response:
+        asked = await read_json(request, Renew)
+        self._hub.core.renew(asked, now=self._hub.now())
+        self._hub.renewed(asked.lease)
+        return self._lease_reply(asked.lease)
+
+    async def leave(self, request: web.Request) -> web.Response:
+        asked = await read_json(request, Leave)
+        self._hub.core.leave(asked, now=self._hub.now())
+        self._hub.tick()
+        return reply_json({})
+
+    async def challenge(self, _request: web.Request) -> web.Response:
+        return reply_json(self._hub.core.challenge(nonce=self._hub.secret(), now=self._hub.now()))
+
+    async def claim(self, request: web.Request) -> web.Response:
+        asked = await read_json(request, Claim)
+        claimed = self._hub.core.claim(asked, token=self._hub.secret(), now=self._hub.now())
+        self._hub.tick()
+        return reply_json(claimed)
+
+    async def announce(self, request: web.Request) -> web.Response:
+        known = self._hub.core.holds_claim(request.headers.get(CLAIM_HEADER, ""))
+        asked = await read_json(request, Announce, MAX_CLAIMANT_ANNOUNCE if known else MAX_ANNOUNCE)
+        announced = self._hub.core.announce(asked)
+        self._hub.tick()
+        return reply_json(announced)
+
+    async def view(self, request: web.Request) -> web.Response:
+        query = request.query
+        revision = _number(query.get("revision", "-1"), "revision")
+        wait = min(MAX_WAIT, _number(query.get("wait", "0"), "wait"))
+        body = await self._hub.wait_view(query.get("instance", ""), int(revision), wait)
+        return web.Response(body=body, content_type="application/json")
+
+    async def manifest(self, request: web.Request) -> web.Response:
+        data = self._hub.core.manifest(request.match_info["id"])
+        if data is None:
+            raise NotFoundError("no such manifest is in the lineage, it may be retired; look at the view again")
+        return web.Response(body=data, content_type="application/octet-stream")
+
+    async def status(self, _request: web.Request) -> web.Response:
+        return reply_json(self._hub.status())
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._hub.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    def _lease_reply(self, lease: str) -> web.Response:
+        self._hub.tick()
+        return reply_json(self._hub.core.lease(lease))
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise FormatError(f"{name}={one_line(text)[:20]} is not a number")
+    return number
+
+
+def _answering(hub: HubService) -> Middleware:
+    """Turns errors into their answers, and counts all answers."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response: web.StreamResponse
+        try:
+            response = await handler(request)
+        except P2PSyncError as error:
+            response = _refusal(error)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            response = _refusal(NotFoundError(f"{request.method} is not served at this path"), error.status)
+        resource = request.match_info.route.resource
+        hub.metrics.count("unknown" if resource is None else resource.canonical, response.status)
+        return response
+
+    return answer
+
+
+def _guarding(hub: HubService) -> Middleware:
+    """Lets only those pass who bear the join token, if there is one."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if hub.token is not None and request.path not in _OPEN_PATHS:
+            borne = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(borne, f"Bearer {hub.token}".encode()):
+                raise TokenError("the join token is missing or wrong; ask the one who runs the hub for it")
+        return await handler(request)
+
+    return guard
+
+
+def _refusal(error: P2PSyncError, status: int | None = None) -> web.Response:
+    response = web.Response(
+        body=encode_error(error), status=status or status_of(error), content_type="application/json"
+    )
+    if isinstance(error, TokenError):
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response

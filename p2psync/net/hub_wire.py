@@ -1,0 +1,114 @@
+"""How the hub's HTTP service and its clients write requests, answers and errors: JSON by msgspec, bytes as base64."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable
+from http import HTTPStatus
+from typing import TypeVar
+
+import msgspec
+
+from p2psync import errors
+from p2psync.errors import FormatError, HubError, P2PSyncError, TrustError
+from p2psync.membership.records import Refusal
+from p2psync.protocol.manifest import MAX_BODY_BYTES
+
+#: Bodies of requests that have no larger bound of their own (bytes).
+MAX_REQUEST = 64 << 10
+#: An announcement from anyone; and from the claimant, which names itself by its token in `CLAIM_HEADER`.
+MAX_ANNOUNCE = 1 << 20
+MAX_CLAIMANT_ANNOUNCE = 128 << 20
+#: Answers: a view of 16,384 members and a full lineage fits.
+MAX_REPLY = 64 << 10
+MAX_VIEW_REPLY = 32 << 20
+MAX_MANIFEST_REPLY = MAX_BODY_BYTES
+#: Raw bytes of manifests that one request may carry: what is left of its bound after base64.
+MAX_ANNOUNCE_BATCH = MAX_CLAIMANT_ANNOUNCE // 4 * 3 - (64 << 10)
+#: A long-poll is answered after this long at the latest (seconds).
+MAX_WAIT = 30.0
+CLAIM_HEADER = "P2PSync-Claim"
+T = TypeVar("T")
+
+#: One line of an error, in characters.
+_MAX_MESSAGE = 500
+
+_STATUS: dict[type[P2PSyncError], HTTPStatus] = {
+    errors.FormatError: HTTPStatus.BAD_REQUEST,
+    errors.UsageError: HTTPStatus.BAD_REQUEST,
+    errors.TrustError: HTTPStatus.FORBIDDEN,
+    errors.ReplayError: HTTPStatus.FORBIDDEN,
+    errors.LeaseError: HTTPStatus.NOT_FOUND,
+    errors.FencedError: HTTPStatus.CONFLICT,
+    errors.BaseMismatchError: HTTPStatus.CONFLICT,
+    errors.HubError: HTTPStatus.CONFLICT,
+}
+_KINDS = {kind.__name__: kind for kind in _STATUS}
+
+
+class TooLargeError(FormatError):
+    """A body over its bound (status 413; a `FormatError` to the client)."""
+
+
+class TokenError(TrustError):
+    """A join token that is missing or wrong (status 401; a `TrustError` to the client)."""
+
+
+class NotFoundError(HubError):
+    """No such route or manifest (status 404; a `HubError` to the client)."""
+
+
+_STATUS_HERE: dict[type[P2PSyncError], HTTPStatus] = {
+    TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    TokenError: HTTPStatus.UNAUTHORIZED,
+    NotFoundError: HTTPStatus.NOT_FOUND,
+}
+
+
+def status_of(error: P2PSyncError) -> HTTPStatus:
+    """The HTTP status that an error is answered with."""
+    known = _STATUS | _STATUS_HERE
+    return next((known[kind] for kind in type(error).__mro__ if kind in known), HTTPStatus.CONFLICT)
+
+
+def encode_error(error: P2PSyncError) -> bytes:
+    """The body that an error is answered with."""
+    kind = next((kind for kind in type(error).__mro__ if kind in _STATUS), HubError)
+    return msgspec.json.encode(Refusal(error=kind.__name__, message=one_line(str(error))))
+
+
+def decode_error(body: bytes, status: int, url: str) -> P2PSyncError:
+    """The exception that an answer with an error status stands for; `HubError` when no hub wrote it."""
+    try:
+        refusal = msgspec.json.decode(body, type=Refusal)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        refusal = None
+    kind = None if refusal is None else _KINDS.get(refusal.error)
+    if refusal is None or kind is None:
+        return HubError(f"{url} answered status {status} as no hub does; check the address and port")
+    return kind(one_line(refusal.message))
+
+
+def decode(body: bytes, kind: type[T], what: str) -> T:
+    """Decode JSON. Raises `FormatError` in one line that names `what`."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise FormatError(one_line(f"{what} is not what it should be: {error}")) from None
+
+
+async def read_bounded(chunks: AsyncIterable[bytes], limit: int) -> bytes | None:
+    """All bytes of a body, None as soon as there are more than `limit`."""
+    parts: list[bytes] = []
+    size = 0
+    async for chunk in chunks:
+        size += len(chunk)
+        if size > limit:
+            return None
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def one_line(text: str) -> str:
+    """`text` with everything unprintable as a space, cut to a line's length."""
+    flat = "".join(c if c.isprintable() else " " for c in text[: 2 * _MAX_MESSAGE])
+    return " ".join(flat.split())[:_MAX_MESSAGE]

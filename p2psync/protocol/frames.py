@@ -1,0 +1,133 @@
+"""Bytes in, messages out: the receiving half of a connection, without I/O.
+
+`FrameReader` is shaped after asyncio's BufferedProtocol: it is asked for a buffer, told how much was written into it,
+and returns the messages that are complete. Small frames are cut out of one reused scratch buffer; once the header of a
+CHUNK has come, the rest of its data is received straight into the memory in which the chunk will be verified and kept.
+Lengths are checked before that memory is allocated, and a connection holds at most one such chunk at a time.
+
+States: SCRATCH (between frames, or within a small one) → CHUNK (receiving in place) → SCRATCH …; any error is final.
+"""
+
+from __future__ import annotations
+
+from p2psync.errors import FormatError
+from p2psync.protocol.messages import (
+    CHUNK_HEADER,
+    CHUNK_TYPE,
+    FRAME_HEADER,
+    MAX_CONTROL_BYTES,
+    Chunk,
+    Hello,
+    Message,
+    check_frame,
+    decode_control,
+)
+
+_CHUNK_PREFIX = FRAME_HEADER.size + CHUNK_HEADER.size
+#: Holds the largest control frame; a chunk frame needs only its prefix here.
+_SCRATCH_BYTES = FRAME_HEADER.size + MAX_CONTROL_BYTES
+
+
+class FrameReader:
+    """The parser of one connection's incoming bytes."""
+
+    def __init__(self) -> None:
+        self._scratch = bytearray(4096)
+        self._filled = 0
+        self._chunk: bytearray | None = None
+        self._chunk_filled = 0
+        self._chunk_name = (b"", 0)
+        self._greeted = False
+
+    def get_buffer(self) -> memoryview:
+        """Where the next received bytes go; never empty."""
+        if self._chunk is not None:
+            return memoryview(self._chunk)[self._chunk_filled :]
+        return memoryview(self._scratch)[self._filled :]
+
+    def buffer_updated(self, count: int) -> list[Message]:
+        """`count` bytes were written into the last buffer; returns the messages they complete.
+
+        Raises `FormatError` for anything that this protocol does not allow; the connection must then be closed.
+        """
+        if self._chunk is not None:
+            self._chunk_filled += count
+            return [self._finish_chunk()] if self._chunk_filled == len(self._chunk) else []
+        self._filled += count
+        return self._parse_scratch()
+
+    def feed(self, data: bytes | memoryview) -> list[Message]:
+        """The same for bytes that were received elsewhere (the simulator)."""
+        messages: list[Message] = []
+        view = memoryview(data)
+        while view:
+            buffer = self.get_buffer()
+            count = min(len(buffer), len(view))
+            buffer[:count] = view[:count]
+            buffer.release()
+            messages += self.buffer_updated(count)
+            view = view[count:]
+        return messages
+
+    def _parse_scratch(self) -> list[Message]:
+        messages: list[Message] = []
+        start = 0
+        while self._filled - start >= FRAME_HEADER.size and self._chunk is None:
+            length, kind = FRAME_HEADER.unpack_from(self._scratch, start)
+            check_frame(length, kind)
+            if kind == CHUNK_TYPE:
+                self._require_greeting()
+                if self._filled - start < _CHUNK_PREFIX:
+                    break
+                start += self._begin_chunk(start, length - CHUNK_HEADER.size)
+                if self._chunk is not None and self._chunk_filled == len(self._chunk):
+                    messages.append(self._finish_chunk())
+                continue
+            end = start + FRAME_HEADER.size + length
+            if end > self._filled:
+                break
+            message = decode_control(kind, bytes(memoryview(self._scratch)[start + FRAME_HEADER.size : end]))
+            self._check_order(isinstance(message, Hello))
+            messages.append(message)
+            start = end
+        self._keep_rest(start)
+        return messages
+
+    def _begin_chunk(self, start: int, size: int) -> int:
+        """Move what has come of a chunk into its own memory; returns the scratch bytes used."""
+        manifest, index = CHUNK_HEADER.unpack_from(self._scratch, start + FRAME_HEADER.size)
+        begin = start + _CHUNK_PREFIX
+        here = min(size, self._filled - begin)
+        self._chunk = bytearray(size)
+        self._chunk[:here] = memoryview(self._scratch)[begin : begin + here]
+        self._chunk_filled = here
+        self._chunk_name = (manifest, index)
+        return _CHUNK_PREFIX + here
+
+    def _finish_chunk(self) -> Chunk:
+        assert self._chunk is not None
+        manifest, index = self._chunk_name
+        chunk = Chunk(manifest, index, self._chunk)
+        self._chunk = None
+        return chunk
+
+    def _keep_rest(self, start: int) -> None:
+        rest = self._filled - start
+        if start:
+            self._scratch[:rest] = self._scratch[start : self._filled]
+        self._filled = rest
+        if self._chunk is None and rest == len(self._scratch):
+            # Only a large control frame comes here, and check_frame has bounded it. A new buffer, because an event
+            # loop may still hold a view of the old one, which then cannot be resized.
+            bigger = bytearray(min(2 * rest, _SCRATCH_BYTES))
+            bigger[:rest] = self._scratch
+            self._scratch = bigger
+
+    def _check_order(self, is_hello: bool) -> None:
+        if is_hello == self._greeted:
+            raise FormatError("a second Hello" if is_hello else "the peer did not begin with Hello")
+        self._greeted = True
+
+    def _require_greeting(self) -> None:
+        if not self._greeted:
+            raise FormatError("the peer did not begin with Hello")

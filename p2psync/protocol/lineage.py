@@ -1,0 +1,57 @@
+"""Which way leads to a version: the fewest bytes over anchors and deltas, resolved whole before anything is touched."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from p2psync.membership.records import Announcement
+
+#: A version as a place in the graph: its number and digest (hex). Two forks of one number are two places.
+Place: TypeAlias = tuple[int, str]
+
+
+def place_after(announcement: Announcement) -> Place:
+    """Where an announced manifest leads."""
+    return (announcement.version, announcement.digest)
+
+
+def head(lineage: Iterable[Announcement]) -> Announcement | None:
+    """The announcement of the newest version: highest epoch, then version; the cheapest manifest that leads there."""
+    return max(lineage, key=lambda a: (a.epoch, a.version, -a.payload_bytes), default=None)
+
+
+def resolve(lineage: Sequence[Announcement], start: Place | None, target: Place) -> list[Announcement] | None:
+    """The path of fewest payload bytes from `start` (None: nothing at hand) to `target`, or None if there is none.
+
+    Every path is either deltas only, from `start`, or one anchor and then deltas. Dijkstra's algorithm over the
+    announced manifests; ties go to fewer manifests. An empty path means that `start` is the target.
+    """
+    if start == target:
+        return []
+    leaving: dict[Place, list[Announcement]] = {}
+    for announcement in lineage:
+        if announcement.base is not None:
+            leaving.setdefault((announcement.base, announcement.base_digest), []).append(announcement)
+    order = 0
+    queue: list[tuple[int, int, int, Place, tuple[Announcement, ...]]] = []
+    if start is not None:
+        queue.append((0, 0, order, start, ()))
+    for announcement in lineage:
+        if announcement.base is None:
+            order += 1
+            queue.append((announcement.payload_bytes, 1, order, place_after(announcement), (announcement,)))
+    heapq.heapify(queue)
+    done: set[Place] = set()
+    while queue:
+        cost, steps, _, place, path = heapq.heappop(queue)
+        if place == target:
+            return list(path)
+        if place in done:
+            continue
+        done.add(place)
+        for step in leaving.get(place, ()):
+            order += 1
+            heapq.heappush(queue, (cost + step.payload_bytes, steps + 1, order, place_after(step), (*path, step)))
+    return None

@@ -1,0 +1,178 @@
+"""What peers say to each other, and how each message stands in a frame.
+
+A frame is a header of 5 bytes (body length u32, type u8, little-endian) and a body. A CHUNK's body is the manifest's
+short id (8 bytes), the chunk's index (u32) and the chunk's bytes, so that it can be received in place; every other body
+is msgpack of the message's fields in order. Either side may send anything but HELLO at any time; HELLO is first, once,
+on every connection, both ways.
+
+Nothing here is trusted: a HAVE may lie, a CHUNK is verified against the signed manifest before anything else is done
+with it, and a REQUEST obliges nobody.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TypeAlias
+
+import msgspec
+
+from p2psync.errors import FormatError
+from p2psync.protocol.manifest import MAX_CHUNK_BYTES, MAX_CHUNKS
+
+PROTOCOL = 1
+MAGIC = "p2psync"
+FRAME_HEADER = struct.Struct("<IB")
+CHUNK_HEADER = struct.Struct("<8sI")
+#: A manifest's short id: the first bytes of its id. Only ids of signed manifests are ever looked up by it.
+SHORT_ID_BYTES = 8
+#: Bodies: a HAVE for 2^20 chunks is a bitmap of 128 KiB; a REQUEST names at most MAX_REQUEST chunks.
+MAX_CONTROL_BYTES = 256 << 10
+MAX_REQUEST = 1024
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """First on every connection. node: 32 hex digits; instance: differs after each start of that node's daemon."""
+
+    magic: str
+    protocol: int
+    node: str
+    instance: str
+    region: str
+
+
+class Have(msgspec.Struct, frozen=True, array_like=True):
+    """All that the sender holds of a manifest's chunks: bit i of byte i // 8 (lowest first) is chunk i."""
+
+    manifest: bytes
+    bitmap: bytes
+
+
+class HaveMore(msgspec.Struct, frozen=True, array_like=True):
+    """Chunks that the sender holds since its last word on this manifest."""
+
+    manifest: bytes
+    chunks: list[int]
+
+
+class Gone(msgspec.Struct, frozen=True, array_like=True):
+    """The sender no longer holds anything of this manifest."""
+
+    manifest: bytes
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """Please send these chunks, in the order that suits you."""
+
+    manifest: bytes
+    chunks: list[int]
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True):
+    """These requested chunks are no longer needed."""
+
+    manifest: bytes
+    chunks: list[int]
+
+
+class Reject(msgspec.Struct, frozen=True, array_like=True):
+    """These requested chunks will not come from here."""
+
+    manifest: bytes
+    chunks: list[int]
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True):
+    """Answered at once with a Pong of the same token."""
+
+    token: int
+
+
+class Pong(msgspec.Struct, frozen=True, array_like=True):
+    """See Ping."""
+
+    token: int
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """One chunk's bytes, not yet verified."""
+
+    manifest: bytes
+    index: int
+    data: bytes | bytearray | memoryview
+
+
+Control: TypeAlias = Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong
+Message: TypeAlias = Control | Chunk
+
+CHUNK_TYPE = 0
+_TYPES: dict[int, type[Control]] = {
+    1: Hello,
+    2: Have,
+    3: HaveMore,
+    4: Gone,
+    5: Request,
+    6: Cancel,
+    7: Reject,
+    8: Ping,
+    9: Pong,
+}
+_NUMBERS = {kind: number for number, kind in _TYPES.items()}
+_DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _TYPES.items()}
+
+
+def encode_control(message: Control) -> bytes:
+    """The whole frame of a control message."""
+    body = msgspec.msgpack.encode(message)
+    return FRAME_HEADER.pack(len(body), _NUMBERS[type(message)]) + body
+
+
+def encode_chunk_header(manifest: bytes, index: int, size: int) -> bytes:
+    """Frame and chunk header of a CHUNK whose `size` bytes follow; the data itself is never copied."""
+    return FRAME_HEADER.pack(CHUNK_HEADER.size + size, CHUNK_TYPE) + CHUNK_HEADER.pack(manifest, index)
+
+
+def check_frame(length: int, kind: int) -> None:
+    """Raise `FormatError` unless a frame of this length and type may be received at all."""
+    if kind == CHUNK_TYPE:
+        if not CHUNK_HEADER.size < length <= CHUNK_HEADER.size + MAX_CHUNK_BYTES:
+            raise FormatError(f"a chunk frame of {length} bytes")
+    elif kind not in _TYPES:
+        raise FormatError(f"a frame of unknown type {kind}")
+    elif length > MAX_CONTROL_BYTES:
+        raise FormatError(f"a control frame of {length} bytes is over the limit of {MAX_CONTROL_BYTES}")
+
+
+def decode_control(kind: int, body: bytes | bytearray | memoryview) -> Control:
+    """Decode and bound a control message; raises `FormatError`."""
+    try:
+        message: Control = _DECODERS[kind].decode(body)
+    except msgspec.MsgspecError as error:
+        raise FormatError(f"a broken {_TYPES[kind].__name__} message: {error}") from None
+    _check(message)
+    return message
+
+
+def _check(message: Control) -> None:
+    if isinstance(message, Hello):
+        _check_hello(message)
+        return
+    if isinstance(message, Ping | Pong):
+        return
+    if len(message.manifest) != SHORT_ID_BYTES:
+        raise FormatError("a manifest's short id is 8 bytes")
+    if isinstance(message, Have):
+        if len(message.bitmap) > MAX_CHUNKS // 8:
+            raise FormatError("a bitmap of more chunks than a manifest may have")
+    elif not isinstance(message, Gone) and (
+        len(message.chunks) > MAX_REQUEST or any(not 0 <= chunk < MAX_CHUNKS for chunk in message.chunks)
+    ):
+        raise FormatError(f"a {type(message).__name__} of too many or impossible chunks")
+
+
+def _check_hello(hello: Hello) -> None:
+    if hello.magic != MAGIC:
+        raise FormatError("the other side does not speak p2psync")
+    if hello.protocol != PROTOCOL:
+        raise FormatError(f"the peer speaks protocol {hello.protocol}, this node {PROTOCOL}: update the older side")
+    if not 1 <= len(hello.node) <= 64 or not 1 <= len(hello.instance) <= 64 or len(hello.region) > 64:
+        raise FormatError("a Hello with a name that is too long or empty")

@@ -1,0 +1,136 @@
+"""A delta or an anchor in one file.
+
+The manifest is known only when the last chunk is, so it stands at the end:
+
+    offset 0        magic, 8 bytes: "P2PDELTA"
+    8               the chunks, one after the other, in the manifest's order
+    8 + payload     a signed manifest (msgpack); key and signature are empty where nobody signed
+    size - 16       bytes of the signed manifest, u64 little-endian
+    size - 8        the magic again: a file cut short is known at once
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import struct
+from collections.abc import Buffer
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from p2psync.errors import FormatError, StoreError
+from p2psync.protocol.manifest import MAX_BODY_BYTES, Manifest, SignedManifest, decode_body
+from p2psync.store.disk import disk_errors, sync_directory, write_all
+
+MAGIC = b"P2PDELTA"
+_FOOTER = struct.Struct("<Q8s")
+
+
+class DeltaFileWriter:
+    """Writes a delta file beside its place and moves it there when it is whole; leaves nothing behind otherwise.
+
+    Use it as a context manager: `append` each chunk in order, then `finish`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Begin a file that will stand at `path`. Raises `StoreError`."""
+        self.path = path
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        with disk_errors(path):
+            self._file = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            self._size = 0
+            self._append(MAGIC)
+
+    def __enter__(self) -> DeltaFileWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abandon()
+
+    def append(self, data: Buffer) -> None:
+        """Write the next chunk. Raises `StoreError`."""
+        with disk_errors(self.path):
+            self._append(data)
+
+    def finish(self, manifest: Manifest, signed: SignedManifest | None = None) -> None:
+        """Write the manifest, make the file durable and move it to its place. Raises `StoreError`."""
+        if self._size != len(MAGIC) + manifest.payload_bytes:
+            raise StoreError(f"{self.path}: {self._size - len(MAGIC)} bytes of chunks, not {manifest.payload_bytes}")
+        tail = (signed or SignedManifest(msgspec.msgpack.encode(manifest), b"", b"")).to_bytes()
+        with disk_errors(self.path):
+            self._append(tail)
+            self._append(_FOOTER.pack(len(tail), MAGIC))
+            os.fsync(self._file)
+            self._temporary.replace(self.path)
+            sync_directory(self.path.parent)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Drop what was written; no effect after `finish`."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            self._temporary.unlink(missing_ok=True)
+
+    def _append(self, data: Buffer) -> None:
+        write_all(self._file, data, self._size)
+        self._size += memoryview(data).nbytes
+
+
+class DeltaFile:
+    """A delta file, mapped; a context manager. `signed` is None where nobody signed: see `open_signed` for trust."""
+
+    def __init__(self, path: Path) -> None:
+        """Open and check the file's frame and manifest. Raises `FormatError`, or `StoreError` if it cannot be read."""
+        self.path = path
+        with disk_errors(path), path.open("rb") as file:
+            self._size = os.fstat(file.fileno()).st_size
+            if self._size < len(MAGIC) + _FOOTER.size:
+                raise FormatError(f"{path}: {self._size} bytes, too short for a delta file")
+            self._map = mmap.mmap(file.fileno(), self._size, mmap.MAP_SHARED, mmap.PROT_READ)
+        try:
+            self.manifest, self.signed = self._open_tail()
+        except BaseException:
+            self.close()
+            raise
+        self._offsets = list(itertools.accumulate(self.manifest.sizes, initial=len(MAGIC)))
+
+    def __enter__(self) -> DeltaFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def chunk(self, index: int) -> bytes:
+        """Chunk `index`, verified against the manifest. Raises `FormatError` if it is damaged."""
+        data = self._map[self._offsets[index] : self._offsets[index + 1]]
+        if not self.manifest.verify_chunk(index, data):
+            raise FormatError(f"{self.path}: chunk {index} is damaged: get the file again")
+        return data
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._map.close()
+
+    def _open_tail(self) -> tuple[Manifest, SignedManifest | None]:
+        length, magic = _FOOTER.unpack(self._map[self._size - _FOOTER.size :])
+        if magic != MAGIC or self._map[: len(MAGIC)] != MAGIC:
+            raise FormatError(f"{self.path} is not a delta file, or was cut short")
+        start = self._size - _FOOTER.size - length
+        if length > MAX_BODY_BYTES or start < len(MAGIC):
+            raise FormatError(f"{self.path}: a manifest of {length} bytes does not fit")
+        try:
+            signed = msgspec.msgpack.decode(self._map[start : start + length], type=SignedManifest)
+            manifest = decode_body(signed.body)
+        except (msgspec.MsgspecError, FormatError) as error:
+            raise FormatError(f"{self.path}: {error}") from None
+        if start - len(MAGIC) != manifest.payload_bytes:
+            raise FormatError(f"{self.path}: {start - len(MAGIC)} bytes of chunks, not {manifest.payload_bytes}")
+        return manifest, signed if signed.key or signed.signature else None

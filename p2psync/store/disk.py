@@ -1,0 +1,108 @@
+"""The few file operations that crash safety rests on, each with one error that names the place."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Buffer, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from p2psync.errors import StoreError
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that the file system of `path` (or of its nearest existing parent) still gives to us."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def reserve(descriptor: int, size: int, path: Path) -> None:
+    """Give the open file `size` bytes of real blocks, or raise `StoreError` that says how many are missing."""
+    if size == 0:
+        return
+    free = free_bytes(path)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        missing = f"{size - free} bytes are missing" if size > free else "too few bytes are free"
+        raise StoreError(f"{path.parent}: {missing} for {size}: free disk space there, or use another disk") from None
+
+
+def write_all(descriptor: int, data: Buffer, offset: int) -> None:
+    """pwrite all of `data` at `offset`; raises OSError."""
+    view = memoryview(data).cast("B")
+    while len(view):
+        written = os.pwrite(descriptor, view, offset)
+        view = view[written:]
+        offset += written
+
+
+def read_exactly(descriptor: int, size: int, offset: int) -> bytes:
+    """pread `size` bytes at `offset`, fewer where the file ends before."""
+    parts: list[bytes] = []
+    while size:
+        part = os.pread(descriptor, size, offset)
+        if not part:
+            break
+        parts.append(part)
+        offset += len(part)
+        size -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, data: Buffer) -> None:
+    """Make `path` hold `data`: after a crash it holds the old bytes or the new ones, never a mixture."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def lock(path: Path) -> int | None:
+    """Take the lock file `path` for this process; returns its descriptor, or None if another holds it.
+
+    The lock ends with the process, however it ends.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextmanager
+def disk_errors(place: Path) -> Iterator[None]:
+    """Turn an OSError into a `StoreError` of one line that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreError(f"{place}: the disk is full: free space there, or use another disk") from error
+        raise StoreError(f"{place}: {error.strerror or error}: check the path and its permissions") from error

@@ -1,0 +1,464 @@
+"""The swarm: what to ask of whom, what to serve to whom, whom to ban. Sans-I/O.
+
+Theory of operation. The shell tells of peers (`peer_up`, `peer_down`), of messages (`receive`), of bytes that left
+(`flushed`) and of time (`poll`, no later than `next_wake`); after each it drains `actions` and carries them out. Time
+is in seconds of any monotonic clock; randomness comes from the generator given at the start: the same inputs give the
+same actions.
+
+Asking: each peer has a window of bytes under way. It is filled with the chunks that this node needs and the peer
+holds, rarest first among all peers, ties broken differently at each node; when every needed chunk is under way, the
+last ones are asked of a second peer too (endgame), and the slower request is cancelled. A request that is late frees
+its chunk for others and snubs the peer (a window of one chunk) until it delivers again.
+
+Serving: requests wait here, not in socket buffers. The next chunk for a peer is handed out when its connections have
+room; chunks that this node has sent the fewest times go first, so a trainer sends each chunk once before any twice.
+
+Trust: a chunk is verified against the signed manifest before it is kept, offered or passed on. A peer whose chunk is
+wrong is banned; the blame is certain, since nobody else touched that chunk.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from p2psync.protocol.manifest import MAX_CHUNKS, Manifest
+from p2psync.protocol.messages import (
+    MAX_REQUEST,
+    SHORT_ID_BYTES,
+    Cancel,
+    Chunk,
+    Control,
+    Gone,
+    Have,
+    HaveMore,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    Reject,
+    Request,
+)
+from p2psync.swarm.peer import MAX_QUEUED, MAX_UNKNOWN, Peer
+from p2psync.swarm.transfer import Bits, Transfer, pack_bitmap, unpack_bitmap
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmConfig:
+    """Settings. Bytes and seconds.
+
+    window_least, window_most: bounds of what is asked of one peer at a time. horizon: how far ahead requests reach.
+    late_after: a request counts as late this long after the peer's own pace would have brought it. flush_limit: bytes
+    given to one peer's connections ahead of the kernel. endgame_copies: peers asked for the same chunk at the end.
+    have_delay: how long news of held chunks may wait for company. ban: how long a liar is shut out.
+    """
+
+    window_least: int = 256 << 10
+    window_most: int = 16 << 20
+    horizon: float = 0.5
+    late_after: float = 8.0
+    flush_limit: int = 1 << 20
+    endgame_copies: int = 2
+    have_delay: float = 0.01
+    ban: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a control message to a peer."""
+
+    peer: str
+    message: Control
+
+
+@dataclass(frozen=True, slots=True)
+class SendChunk:
+    """Read a held chunk (manifest id of 32 bytes) and send it; then say `flushed`. If it is gone, say `lost`."""
+
+    peer: str
+    id: bytes
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A verified chunk to keep. If it cannot be kept, say `lost`."""
+
+    id: bytes
+    index: int
+    data: bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Every wanted chunk of this manifest is held."""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """Hang up on this peer and do not take it back before `until`."""
+
+    peer: str
+    reason: str
+    until: float
+
+
+Action: TypeAlias = Send | SendChunk | Save | Complete | Ban
+
+
+class Swarm:
+    """The chunk exchange of one node."""
+
+    def __init__(self, config: SwarmConfig, rng: random.Random) -> None:
+        self._config = config
+        self._rng = rng
+        self._transfers: dict[bytes, Transfer] = {}
+        self._peers: dict[str, Peer] = {}
+        self._banned: dict[str, float] = {}
+        self._actions: list[Action] = []
+        self._news: dict[bytes, list[int]] = {}
+        self._news_due: float | None = None
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self.wasted_bytes = 0
+
+    # ---- transfers -------------------------------------------------------------------------------------------------
+
+    def begin(self, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, now: float) -> None:
+        """Exchange the chunks of a manifest: offer `held`, fetch what is `wanted` and not held (flags per chunk).
+
+        Beginning a known manifest again widens what is wanted. Emits `Complete` at once if nothing is missing.
+        """
+        short = id[:SHORT_ID_BYTES]
+        known = self._transfers.get(short)
+        if known is not None:
+            more = wanted & ~known.held & ~known.needed
+            known.needed |= more
+            known.open |= more
+            if known.complete:
+                self._actions.append(Complete(id))
+            self._fill_all(now)
+            return
+        transfer = Transfer.begin(id, manifest, held, wanted, self._rng)
+        self._transfers[short] = transfer
+        for peer in self._peers.values():
+            early = peer.early.pop(short, None)
+            if early is not None:
+                self._learn(peer, short, unpack_bitmap(bytes(early), manifest.chunks))
+            if transfer.held.any():
+                self._actions.append(Send(peer.name, Have(short, pack_bitmap(transfer.held))))
+        if transfer.complete:
+            self._actions.append(Complete(id))
+        self._fill_all(now)
+
+    def end(self, id: bytes) -> None:
+        """Neither fetch nor offer this manifest any longer."""
+        short = id[:SHORT_ID_BYTES]
+        transfer = self._transfers.pop(short, None)
+        self._news.pop(short, None)
+        if transfer is None:
+            return
+        for index, asked in list(transfer.asked.items()):
+            for request in asked:
+                self._forget_request(transfer, index, request.peer)
+                self._actions.append(Send(request.peer, Cancel(short, [index])))
+        for peer in self._peers.values():
+            peer.holds.pop(short, None)
+            for key in [key for key in peer.queue if key[0] == short]:
+                del peer.queue[key]
+            self._actions.append(Send(peer.name, Gone(short)))
+
+    def lost(self, id: bytes, index: int, now: float) -> None:
+        """A chunk is not on disk after all (it was full, or damaged): fetch it again if it is wanted."""
+        transfer = self._transfers.get(id[:SHORT_ID_BYTES])
+        if transfer is not None and transfer.held[index]:
+            transfer.lose(index)
+            self._fill_all(now)
+
+    def progress(self, id: bytes) -> tuple[int, int]:
+        """(held, all) chunks of a manifest; (0, 0) if it is unknown."""
+        transfer = self._transfers.get(id[:SHORT_ID_BYTES])
+        return (int(transfer.held.sum()), len(transfer.held)) if transfer else (0, 0)
+
+    # ---- peers -----------------------------------------------------------------------------------------------------
+
+    def peer_up(self, name: str, near: bool, now: float) -> bool:
+        """A peer is connected; False if it is banned and must be hung up on."""
+        if self._banned.get(name, now) > now:
+            return False
+        self._banned.pop(name, None)
+        self._peers[name] = Peer(name, near, last_arrival=now)
+        for short, transfer in self._transfers.items():
+            if transfer.held.any():
+                self._actions.append(Send(name, Have(short, pack_bitmap(transfer.held))))
+        return True
+
+    def peer_down(self, name: str, now: float) -> None:
+        """A peer is gone: what it was asked for is open again."""
+        peer = self._peers.pop(name, None)
+        if peer is None:
+            return
+        for short, theirs in peer.holds.items():
+            self._transfers[short].rarity -= theirs
+        for transfer in self._transfers.values():
+            for index in [i for i, asked in transfer.asked.items() if any(a.peer == name for a in asked)]:
+                transfer.release(index, name)
+        self._fill_all(now)
+
+    @property
+    def peers(self) -> Iterable[Peer]:
+        """Those connected now."""
+        return self._peers.values()
+
+    def banned(self, name: str, now: float) -> bool:
+        """Whether this peer is shut out."""
+        return self._banned.get(name, now) > now
+
+    # ---- inputs ----------------------------------------------------------------------------------------------------
+
+    def receive(self, name: str, message: Message, now: float) -> None:
+        """A message came from a connected peer (messages of others are ignored)."""
+        peer = self._peers.get(name)
+        if peer is None:
+            return
+        match message:
+            case Chunk():
+                self._on_chunk(peer, message, now)
+            case Have():
+                self._on_have(peer, message, now)
+            case HaveMore():
+                self._on_have_more(peer, message, now)
+            case Gone():
+                self._on_gone(peer, message.manifest, now)
+            case Request():
+                self._on_request(peer, message)
+            case Cancel():
+                for index in message.chunks:
+                    peer.queue.pop((message.manifest, index), None)
+            case Reject():
+                self._on_reject(peer, message, now)
+            case Ping():
+                self._actions.append(Send(name, Pong(message.token)))
+            case Hello() | Pong():
+                pass
+
+    def flushed(self, name: str, size: int, now: float) -> None:
+        """`size` bytes of chunks handed out for this peer have left: its connections have room again."""
+        peer = self._peers.get(name)
+        if peer is not None:
+            peer.flushing = max(0, peer.flushing - size)
+            self._serve(peer)
+
+    def poll(self, now: float) -> None:
+        """Do what time has made due."""
+        if self._news_due is not None and now >= self._news_due:
+            self._tell_news()
+        for transfer in self._transfers.values():
+            for index, asked in list(transfer.asked.items()):
+                for request in [a for a in asked if a.due <= now]:
+                    self._late(transfer, index, request.peer)
+        self._fill_all(now)
+
+    def next_wake(self) -> float | None:
+        """When `poll` must be called next at the latest, if nothing else happens."""
+        due = [a.due for t in self._transfers.values() for asked in t.asked.values() for a in asked]
+        if self._news_due is not None:
+            due.append(self._news_due)
+        return min(due, default=None)
+
+    def actions(self) -> list[Action]:
+        """What is to be done now, in order; empties the list."""
+        done, self._actions = self._actions, []
+        return done
+
+    # ---- asking ----------------------------------------------------------------------------------------------------
+
+    def _fill_all(self, now: float) -> None:
+        # Near and fast peers first: where a chunk can be had from both, it should not cross a long link.
+        for peer in sorted(self._peers.values(), key=lambda p: (p.snubbed, not p.near, -p.rate, p.name)):
+            self._fill(peer, now)
+
+    def _fill(self, peer: Peer, now: float) -> None:
+        for short, theirs in peer.holds.items():
+            transfer = self._transfers[short]
+            if transfer.complete:
+                continue
+            typical = max(1, transfer.manifest.payload_bytes // max(1, transfer.manifest.chunks))
+            config = self._config
+            window = peer.window(typical, config.window_least, config.window_most, config.horizon)
+            room = min(MAX_REQUEST, -(-(window - peer.asked_bytes) // typical))
+            if room <= 0:
+                continue
+            chosen = transfer.pick(theirs, room)
+            if not chosen and not peer.snubbed:
+                chosen = transfer.pick_again(peer.name, theirs, room, config.endgame_copies)
+            if chosen:
+                self._ask(peer, transfer, chosen, now)
+
+    def _ask(self, peer: Peer, transfer: Transfer, chunks: list[int], now: float) -> None:
+        for index in chunks:
+            peer.asked_bytes += transfer.manifest.sizes[index]
+            pace = peer.asked_bytes / peer.rate if peer.rate else 0.0
+            transfer.ask(index, peer.name, now, now + self._config.late_after + 2 * pace)
+        self._actions.append(Send(peer.name, Request(transfer.id[:SHORT_ID_BYTES], chunks)))
+
+    def _late(self, transfer: Transfer, index: int, name: str) -> None:
+        self._forget_request(transfer, index, name)
+        peer = self._peers.get(name)
+        if peer is not None:
+            peer.snubbed = True
+            peer.rate /= 2
+            self._actions.append(Send(name, Cancel(transfer.id[:SHORT_ID_BYTES], [index])))
+
+    def _forget_request(self, transfer: Transfer, index: int, name: str) -> None:
+        released = transfer.release(index, name)
+        peer = self._peers.get(name)
+        if released is not None and peer is not None:
+            peer.asked_bytes -= transfer.manifest.sizes[index]
+
+    def _on_chunk(self, peer: Peer, chunk: Chunk, now: float) -> None:
+        transfer = self._transfers.get(chunk.manifest)
+        self.received_bytes += len(chunk.data)
+        if transfer is None or not 0 <= chunk.index < transfer.manifest.chunks or not transfer.needed[chunk.index]:
+            self.wasted_bytes += len(chunk.data)
+            if transfer is not None and chunk.index in transfer.asked:
+                self._forget_request(transfer, chunk.index, peer.name)
+            self._fill(peer, now)
+            return
+        if not transfer.manifest.verify_chunk(chunk.index, chunk.data):
+            self.wasted_bytes += len(chunk.data)
+            self._ban(peer.name, f"chunk {chunk.index} did not have the hash that the manifest signs", now)
+            return
+        self._gain(peer, transfer, chunk, now)
+
+    def _gain(self, peer: Peer, transfer: Transfer, chunk: Chunk, now: float) -> None:
+        short, size = chunk.manifest, len(chunk.data)
+        for request in transfer.gain(chunk.index):
+            other = self._peers.get(request.peer)
+            if other is not None:
+                other.asked_bytes -= size
+            if request.peer == peer.name:
+                peer.arrived(size, request.at, now)
+            else:
+                self._actions.append(Send(request.peer, Cancel(short, [chunk.index])))
+        self._actions.append(Save(transfer.id, chunk.index, chunk.data))
+        self._news.setdefault(short, []).append(chunk.index)
+        if self._news_due is None:
+            self._news_due = now + self._config.have_delay
+        if transfer.complete:
+            self._actions.append(Complete(transfer.id))
+            self._tell_news()
+            self._fill_all(now)
+        else:
+            self._fill(peer, now)
+
+    def _on_reject(self, peer: Peer, reject: Reject, now: float) -> None:
+        transfer = self._transfers.get(reject.manifest)
+        theirs = peer.holds.get(reject.manifest)
+        if transfer is None or theirs is None:
+            return
+        for index in reject.chunks:
+            if index < len(theirs):
+                self._forget_request(transfer, index, peer.name)
+                if theirs[index]:
+                    theirs[index] = False
+                    transfer.rarity[index] -= 1
+        self._fill_all(now)
+
+    # ---- what peers hold -------------------------------------------------------------------------------------------
+
+    def _on_have(self, peer: Peer, have: Have, now: float) -> None:
+        transfer = self._transfers.get(have.manifest)
+        if transfer is None:
+            self._remember_early(peer, have.manifest)[:] = have.bitmap
+            return
+        self._learn(peer, have.manifest, unpack_bitmap(have.bitmap, transfer.manifest.chunks))
+        self._fill(peer, now)
+
+    def _on_have_more(self, peer: Peer, more: HaveMore, now: float) -> None:
+        transfer = self._transfers.get(more.manifest)
+        if transfer is None:
+            early = self._remember_early(peer, more.manifest)
+            for index in more.chunks:
+                if index // 8 >= len(early):
+                    early.extend(bytes(min(MAX_CHUNKS // 8, index // 8 + 64) - len(early)))
+                early[index // 8] |= 1 << index % 8
+            return
+        flags = peer.holds.get(more.manifest, np.zeros(transfer.manifest.chunks, np.bool_)).copy()
+        flags[[index for index in more.chunks if index < len(flags)]] = True
+        self._learn(peer, more.manifest, flags)
+        self._fill(peer, now)
+
+    def _remember_early(self, peer: Peer, short: bytes) -> bytearray:
+        early = peer.early.setdefault(short, bytearray())
+        if len(peer.early) > MAX_UNKNOWN:
+            peer.early.popitem(last=False)
+        return early
+
+    def _learn(self, peer: Peer, short: bytes, flags: Bits) -> None:
+        transfer = self._transfers[short]
+        before = peer.holds.get(short)
+        if before is not None:
+            transfer.rarity -= before
+        peer.holds[short] = flags
+        transfer.rarity += flags
+
+    def _on_gone(self, peer: Peer, short: bytes, now: float) -> None:
+        peer.early.pop(short, None)
+        theirs = peer.holds.pop(short, None)
+        transfer = self._transfers.get(short)
+        if theirs is None or transfer is None:
+            return
+        transfer.rarity -= theirs
+        for index in [i for i, asked in transfer.asked.items() if any(a.peer == peer.name for a in asked)]:
+            self._forget_request(transfer, index, peer.name)
+        self._fill_all(now)
+
+    def _tell_news(self) -> None:
+        for short, chunks in self._news.items():
+            for start in range(0, len(chunks), MAX_REQUEST):
+                news = HaveMore(short, chunks[start : start + MAX_REQUEST])
+                self._actions += [Send(name, news) for name in self._peers]
+        self._news.clear()
+        self._news_due = None
+
+    # ---- serving ---------------------------------------------------------------------------------------------------
+
+    def _on_request(self, peer: Peer, request: Request) -> None:
+        transfer = self._transfers.get(request.manifest)
+        refused = []
+        for index in request.chunks:
+            held = transfer is not None and index < len(transfer.held) and bool(transfer.held[index])
+            if held and len(peer.queue) < MAX_QUEUED:
+                peer.queue[(request.manifest, index)] = None
+            else:
+                refused.append(index)
+        if refused:
+            self._actions.append(Send(peer.name, Reject(request.manifest, refused)))
+        self._serve(peer)
+
+    def _serve(self, peer: Peer) -> None:
+        while peer.queue and peer.flushing < self._config.flush_limit:
+            short, index = min(peer.queue, key=lambda key: self._transfers[key[0]].sent.get(key[1], 0))
+            del peer.queue[(short, index)]
+            transfer = self._transfers[short]
+            if not transfer.held[index]:
+                self._actions.append(Send(peer.name, Reject(short, [index])))
+                continue
+            size = transfer.manifest.sizes[index]
+            peer.flushing += size
+            transfer.sent[index] = transfer.sent.get(index, 0) + 1
+            self.sent_bytes += size
+            self._actions.append(SendChunk(peer.name, transfer.id, index))
+
+    def _ban(self, name: str, reason: str, now: float) -> None:
+        until = now + self._config.ban
+        self._banned[name] = until
+        self.peer_down(name, now)
+        self._actions.append(Ban(name, reason, until))

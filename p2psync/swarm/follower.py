@@ -1,0 +1,398 @@
+"""How an actor gets from the version it runs to the newest one. Sans-I/O.
+
+States: IDLE → GATHER (the path's manifests are being had) → OPEN (the engine opens a stage) → FETCH (chunks come, and
+are put into the stage as they come, in the order of the path's steps) → COMMIT → IDLE …. A failure anywhere leads back
+to IDLE and a pause; a manifest that failed twice is avoided, so that another path (in the end an anchor) is taken.
+
+A target must be later than what is live, by (run, epoch, version): nothing that was rightly signed in the past, and
+nothing of an epoch that was fenced off, leads back. The whole path is resolved before the engine is touched.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from p2psync.errors import BaseMismatchError, ReplayError
+from p2psync.membership.records import Announcement, View
+from p2psync.protocol.lineage import Place, head, resolve
+from p2psync.protocol.manifest import Manifest, check_meets
+from p2psync.protocol.versions import Position, Step
+
+FIRST_PAUSE = 0.5
+LAST_PAUSE = 30.0
+#: After this many failures a manifest is avoided as long as another path exists.
+FAILURES_TO_AVOID = 2
+
+
+class Phase(Enum):
+    """Where the follower stands."""
+
+    IDLE = "idle"
+    GATHER = "gather"
+    OPEN = "open"
+    FETCH = "fetch"
+    COMMIT = "commit"
+
+
+@dataclass(frozen=True, slots=True)
+class GetManifest:
+    """Get a manifest by its id in hex (inline: its bytes are at hand), check it; answer `manifest` or `no_manifest`."""
+
+    id: str
+    inline: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Take the local copy as this position if its digest agrees; answer `adopted`. walk: as in `OpenStage`."""
+
+    walk: int
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStage:
+    """Open a stage along this path; answer `opened` or `failed`.
+
+    walk: numbers the attempts, so that an answer to an attempt that was given up is known as such.
+    """
+
+    walk: int
+    path: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Have the swarm fetch these chunks of a manifest (and offer them)."""
+
+    step: Step
+    wanted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Give this chunk, which the store holds, to the stage; answer `was_put`, `unput` or `failed`."""
+
+    walk: int
+    step: int
+    id: bytes
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitStage:
+    """Commit the stage; answer `committed` or `failed`."""
+
+    walk: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonStage:
+    """Drop the stage; no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """No lineage needs this manifest any more: stop exchanging it and remove its pack."""
+
+    id: bytes
+
+
+#: What the engine is asked to do, and answers.
+EngineAction: TypeAlias = Adopt | OpenStage | Put | CommitStage
+FollowerAction: TypeAlias = GetManifest | Adopt | OpenStage | Fetch | Put | CommitStage | AbandonStage | Retire
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The path under way; or, if `adopt` is given, the manifest that vouches for weights at hand.
+
+    todo: per step, chunks not yet put. saved: chunks that the store holds and that wait for their step.
+    """
+
+    number: int
+    announced: list[Announcement]
+    adopt: Position | None = None
+    steps: list[Step] = field(default_factory=list)
+    todo: list[set[int]] = field(default_factory=list)
+    saved: list[set[int]] = field(default_factory=list)
+    putting: set[tuple[int, int]] = field(default_factory=set)
+
+    @property
+    def current(self) -> int | None:
+        """The first step with chunks to put; None when all are in."""
+        return next((i for i, todo in enumerate(self.todo) if todo), None)
+
+
+class Follower:
+    """Keeps one engine at the newest version of the lineage."""
+
+    def __init__(self, position: Position | None, local_digest: str = "") -> None:
+        """`local_digest` (hex): the digest of weights at hand that are no known position, such as a base model."""
+        self.position = position
+        self.phase = Phase.IDLE
+        self.last_error = ""
+        self._local_digest = local_digest
+        self._view: View | None = None
+        self._walk: _Walk | None = None
+        self._walks = 0
+        self._manifests: dict[str, Step] = {}
+        self._failures: dict[str, int] = {}
+        self._pause = FIRST_PAUSE
+        self._retry_at = 0.0
+        self._latest = (position.run, position.epoch) if position else ("", 0)
+        self._actions: list[FollowerAction] = []
+
+    # ---- inputs ----------------------------------------------------------------------------------------------------
+
+    def viewed(self, view: View, now: float) -> None:
+        """The hub's view changed. A hub that speaks of an earlier run or epoch than was followed is not believed.
+
+        A trainer that comes back announces its lineage in rising order of versions; so a manifest counts as gone only
+        if it is not announced and the head is not before it.
+        """
+        if not view.run:
+            return
+        if (view.run, view.epoch) < self._latest:
+            self.last_error = f"the hub offers run {view.run[:12]} epoch {view.epoch}, which is over; waiting"
+            return
+        self._latest = (view.run, view.epoch)
+        self._view = view
+        if self._walk and self.phase in (Phase.GATHER, Phase.OPEN, Phase.FETCH):
+            lineage = {a.id for a in view.lineage}
+            if any(a.id not in lineage and a.version <= (view.head or 0) for a in self._walk.announced):
+                self._drop_walk()
+        self._retire()
+        self._advance(now)
+
+    def manifest(self, id: str, manifest: Manifest, now: float) -> None:
+        """A manifest was had and its signature checked."""
+        self._manifests[id] = Step(bytes.fromhex(id), manifest)
+        self._advance(now)
+
+    def no_manifest(self, id: str, message: str, now: float) -> None:
+        """A manifest could not be had, or was forged."""
+        if self.phase is Phase.GATHER:
+            self._fail(message, [id], now)
+
+    def adopted(self, action: Adopt, position: Position | None, now: float) -> None:
+        """The outcome of `Adopt`: None if the local copy is something else."""
+        if not self._is_current(action, Phase.OPEN):
+            return
+        self.position = position
+        self._local_digest = ""
+        self._drop_walk()
+        self._advance(now)
+
+    def opened(self, action: OpenStage, wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> None:
+        """The stage is open: per step, the chunks it wants, and those of them that the store holds already."""
+        if not self._is_current(action, Phase.OPEN) or self._walk is None:
+            return
+        self.phase = Phase.FETCH
+        walk = self._walk
+        walk.todo = [set(chunks) for chunks in wanted]
+        walk.saved = [set(chunks) & todo for chunks, todo in zip(held, walk.todo, strict=True)]
+        for step, chunks in zip(walk.steps, wanted, strict=True):
+            self._actions.append(Fetch(step, tuple(chunks)))
+        self._put_saved()
+
+    def saved(self, id: bytes, chunk: int) -> None:
+        """The store holds a chunk now."""
+        walk = self._walk
+        if walk is None or self.phase is not Phase.FETCH:
+            return
+        for i, step in enumerate(walk.steps):
+            if step.id == id and chunk in walk.todo[i]:
+                walk.saved[i].add(chunk)
+        self._put_saved()
+
+    def was_put(self, action: Put) -> None:
+        """The stage took a chunk."""
+        if self._is_current(action, Phase.FETCH) and self._walk is not None:
+            self._walk.putting.discard((action.step, action.chunk))
+            self._walk.todo[action.step].discard(action.chunk)
+            self._walk.saved[action.step].discard(action.chunk)
+            self._put_saved()
+
+    def unput(self, action: Put) -> None:
+        """The store no longer has the chunk (damaged on disk): it will be fetched again."""
+        if self._is_current(action, Phase.FETCH) and self._walk is not None:
+            self._walk.putting.discard((action.step, action.chunk))
+            self._walk.saved[action.step].discard(action.chunk)
+
+    def committed(self, action: CommitStage, position: Position, now: float) -> None:
+        """The stage is live."""
+        self.position = position
+        self.last_error = ""
+        self._walk = None
+        self.phase = Phase.IDLE
+        self._pause = FIRST_PAUSE
+        self._failures.clear()
+        self._retire()
+        self._advance(now)
+
+    def failed(self, action: EngineAction, message: str, position: Position | None, now: float) -> None:
+        """Opening, putting or committing failed; `position` is what is live and vouched for now."""
+        if self._walk is not None and action.walk == self._walk.number:
+            self.position = position
+            self._fail(message, [a.id for a in self._walk.announced], now)
+
+    def poll(self, now: float) -> None:
+        """Try again what was put off."""
+        self._advance(now)
+
+    def next_wake(self) -> float:
+        """When a pause ends."""
+        return self._retry_at if self.phase is Phase.IDLE and self._behind() else float("inf")
+
+    def actions(self) -> list[FollowerAction]:
+        """What is to be done now, in order; empties the list."""
+        done, self._actions = self._actions, []
+        return done
+
+    # ---- the way ---------------------------------------------------------------------------------------------------
+
+    def target(self) -> Announcement | None:
+        """The newest announced version, if it is later than what is live."""
+        newest = head(self._view.lineage) if self._view else None
+        if newest is None or self._view is None:
+            return None
+        if self.position is None:
+            return newest
+        live = (self.position.run, self.position.epoch, self.position.version)
+        return newest if (self._view.run, newest.epoch, newest.version) > live else None
+
+    def _behind(self) -> bool:
+        return self.target() is not None
+
+    def _advance(self, now: float) -> None:
+        if self.phase is Phase.IDLE and now >= self._retry_at:
+            self._start(now)
+        if self.phase is Phase.GATHER:
+            self._gather(now)
+
+    def _start(self, now: float) -> None:
+        target = self.target()
+        if target is None or self._view is None:
+            return
+        if self.position is None and self._local_digest:
+            known = self._find_local()
+            if known is not None:
+                self._begin_walk([known[0]], adopt=known[1])
+                return
+        path = self._resolve((target.version, target.digest))
+        if path is None:
+            self._fail("no anchor or chain of deltas leads to the newest version; waiting for one", [], now)
+        elif path:
+            self._begin_walk(path)
+        else:
+            # The same bits under a later epoch: nothing travels, the position alone moves.
+            self._begin_walk([target], adopt=_position(self._view.run, target, target.version, target.digest))
+
+    def _begin_walk(self, path: list[Announcement], adopt: Position | None = None) -> None:
+        self._walks += 1
+        self._walk = _Walk(self._walks, path, adopt)
+        self.phase = Phase.GATHER
+        for announcement in path:
+            if announcement.id not in self._manifests:
+                self._actions.append(GetManifest(announcement.id, announcement.inline))
+
+    def _resolve(self, target: Place) -> list[Announcement] | None:
+        assert self._view is not None
+        start = None
+        if self.position is not None and self.position.run == self._view.run:
+            start = (self.position.version, self.position.digest.hex())
+        trusted = [a for a in self._view.lineage if self._failures.get(a.id, 0) < FAILURES_TO_AVOID]
+        path = resolve(trusted, start, target)
+        return path if path is not None else resolve(self._view.lineage, start, target)
+
+    def _find_local(self) -> tuple[Announcement, Position] | None:
+        """The version that the weights at hand are, if the lineage knows it as an end or as a base."""
+        assert self._view is not None
+        for a in self._view.lineage:
+            if a.digest == self._local_digest:
+                return a, _position(self._view.run, a, a.version, a.digest)
+            if a.base is not None and a.base_digest == self._local_digest:
+                return a, _position(self._view.run, a, a.base, a.base_digest)
+        return None
+
+    def _gather(self, now: float) -> None:
+        walk = self._walk
+        assert walk is not None
+        if any(a.id not in self._manifests for a in walk.announced):
+            return
+        walk.steps = [self._manifests[a.id] for a in walk.announced]
+        try:
+            self._check(walk)
+        except (ReplayError, BaseMismatchError) as error:
+            self._fail(str(error), [a.id for a in walk.announced], now)
+            return
+        self.phase = Phase.OPEN
+        if walk.adopt is not None:
+            self._actions.append(Adopt(walk.number, walk.adopt))
+        else:
+            self._actions.append(OpenStage(walk.number, tuple(walk.steps)))
+
+    def _check(self, walk: _Walk) -> None:
+        """What the hub announced must be what the manifests say; they must meet, and lead forward."""
+        assert self._view is not None
+        for announced, step in zip(walk.announced, walk.steps, strict=True):
+            m = step.manifest
+            said = (announced.version, announced.base, announced.digest, announced.base_digest)
+            if said != (m.version, m.base, m.digest.hex(), m.base_digest.hex()) or m.run != self._view.run:
+                raise ReplayError(f"the hub announced version {announced.version} with another version's manifest")
+        for first, then in itertools.pairwise(walk.steps):
+            check_meets(first.manifest, then.manifest)
+            if then.manifest.epoch < first.manifest.epoch:
+                raise ReplayError(f"version {then.manifest.version} was published by a trainer that was fenced off")
+        last = walk.steps[-1].manifest
+        live = self.position
+        if live is not None and (last.run, last.epoch, last.version) <= (live.run, live.epoch, live.version):
+            raise ReplayError(f"version {last.version} of epoch {last.epoch} is not later than what is live")
+
+    def _put_saved(self) -> None:
+        walk = self._walk
+        assert walk is not None
+        step = walk.current
+        if step is None:
+            self.phase = Phase.COMMIT
+            self._actions.append(CommitStage(walk.number))
+            return
+        for chunk in sorted(walk.saved[step]):
+            if (step, chunk) not in walk.putting:
+                walk.putting.add((step, chunk))
+                self._actions.append(Put(walk.number, step, walk.steps[step].id, chunk))
+
+    def _drop_walk(self) -> None:
+        if self.phase in (Phase.OPEN, Phase.FETCH):
+            self._actions.append(AbandonStage())
+        self._walk = None
+        self.phase = Phase.IDLE
+
+    def _fail(self, message: str, blamed: Sequence[str], now: float) -> None:
+        self.last_error = message
+        for id in blamed:
+            self._failures[id] = self._failures.get(id, 0) + 1
+        self._drop_walk()
+        self._retry_at = now + self._pause
+        self._pause = min(LAST_PAUSE, self._pause * 2)
+
+    def _retire(self) -> None:
+        if self._view is None or self._view.head is None:
+            return
+        keep = {a.id for a in self._view.lineage} | ({a.id for a in self._walk.announced} if self._walk else set())
+        for id, step in list(self._manifests.items()):
+            if id not in keep and step.manifest.version <= self._view.head:
+                del self._manifests[id]
+                self._actions.append(Retire(step.id))
+
+    def _is_current(self, action: EngineAction, phase: Phase) -> bool:
+        return self._walk is not None and self.phase is phase and action.walk == self._walk.number
+
+
+def _position(run: str, a: Announcement, version: int, digest: str) -> Position:
+    return Position(run=run, epoch=a.epoch, version=version, digest=bytes.fromhex(digest))

@@ -1,0 +1,300 @@
+"""A whole node without I/O: membership, whom to dial, the chunk exchange and, at an actor, the follower.
+
+The shell (sockets and an engine, or the simulator) tells of what happened and carries out `actions`. This file decides
+nothing about chunks or versions itself; it wires the three automata together and keeps connections to the members.
+
+Whom to dial: of two nodes that can both be dialled, the one with the smaller name dials; the other one does so too if
+no connection has come after a while, which covers paths that are open one way only.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from p2psync.membership.client import HubCall, MembershipClient
+from p2psync.membership.records import Lease, Member, NodeInfo, View
+from p2psync.protocol.manifest import Manifest
+from p2psync.protocol.messages import Message
+from p2psync.protocol.versions import Position
+from p2psync.swarm.core import Action, Ban, Save, Swarm, SwarmConfig
+from p2psync.swarm.follower import (
+    AbandonStage,
+    Adopt,
+    CommitStage,
+    EngineAction,
+    Fetch,
+    Follower,
+    GetManifest,
+    OpenStage,
+    Put,
+    Retire,
+)
+from p2psync.swarm.transfer import Bits
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Settings. max_peers: connections kept; redial_*: pauses after a failed or lost connection (seconds).
+
+    dial_anyway: how long to wait for a member that should dial this node before dialling it instead.
+    """
+
+    swarm: SwarmConfig = field(default_factory=SwarmConfig)
+    max_peers: int = 48
+    redial_first: float = 0.5
+    redial_last: float = 30.0
+    dial_anyway: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Connect to this member; answer with `peer_up` or `dial_failed`."""
+
+    info: NodeInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Hangup:
+    """Close every connection to this peer."""
+
+    peer: str
+    reason: str
+
+
+NodeAction: TypeAlias = (
+    Action
+    | Dial
+    | Hangup
+    | HubCall
+    | GetManifest
+    | Adopt
+    | OpenStage
+    | Fetch
+    | Put
+    | CommitStage
+    | AbandonStage
+    | Retire
+)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the node remembers of a member that it is not connected to. first_seen, retry_at: seconds."""
+
+    first_seen: float
+    retry_at: float
+    pause: float
+    dialling: bool = False
+
+
+class NodeCore:
+    """One trainer or actor in the swarm."""
+
+    def __init__(
+        self, info: NodeInfo, config: NodeConfig, rng: random.Random, follower: Follower | None = None
+    ) -> None:
+        self.info = info
+        self.config = config
+        self.swarm = Swarm(config.swarm, rng)
+        self.membership = MembershipClient(info, rng)
+        self.follower = follower
+        self._rng = rng
+        self._members: dict[str, NodeInfo] = {}
+        self._known: dict[str, _Known] = {}
+        self._up: set[str] = set()
+        self._actions: list[NodeAction] = []
+        if follower is not None and follower.position is not None:
+            self._running(follower.position, 0.0)
+
+    # ---- hub -------------------------------------------------------------------------------------------------------
+
+    def joined(self, lease: Lease, now: float) -> None:
+        """See `MembershipClient`."""
+        self.membership.joined(lease, now)
+
+    def renewed(self, lease: Lease, now: float) -> None:
+        """See `MembershipClient`."""
+        self.membership.renewed(lease, now)
+
+    def lease_lost(self, now: float) -> None:
+        """See `MembershipClient`."""
+        self.membership.lease_lost(now)
+
+    def viewed(self, view: View | None, now: float) -> None:
+        """The long poll of the view ended."""
+        self.membership.viewed(view, now)
+        if view is not None:
+            self._meet(view.members, now)
+            if self.follower is not None:
+                self.follower.viewed(view, now)
+
+    def hub_failed(self, call: HubCall, now: float) -> None:
+        """A call to the hub failed."""
+        self.membership.failed(call, now)
+
+    # ---- peers -----------------------------------------------------------------------------------------------------
+
+    def peer_up(self, name: str, region: str, now: float) -> bool:
+        """A connection to a peer is greeted; False if it is banned and must be closed."""
+        near = bool(region) and region == self.info.region
+        if not self.swarm.peer_up(name, near, now):
+            return False
+        self._up.add(name)
+        known = self._known.get(name)
+        if known is not None:
+            known.dialling, known.pause = False, self.config.redial_first
+        return True
+
+    def peer_down(self, name: str, now: float) -> None:
+        """The last connection to a peer is gone."""
+        self._up.discard(name)
+        self.swarm.peer_down(name, now)
+        if name in self._known:
+            self._put_off(self._known[name], now)
+
+    def dial_failed(self, name: str, now: float) -> None:
+        """A dialled member did not answer."""
+        known = self._known.get(name)
+        if known is not None:
+            self._put_off(known, now)
+
+    def receive(self, name: str, message: Message, now: float) -> None:
+        """A message of a peer that is up."""
+        self.swarm.receive(name, message, now)
+
+    # ---- chunks and versions ---------------------------------------------------------------------------------------
+
+    def offer(self, id: bytes, manifest: Manifest, held: Bits, now: float) -> None:
+        """Serve what the store holds of a manifest."""
+        self.swarm.begin(id, manifest, held, np.zeros(manifest.chunks, np.bool_), now)
+
+    def fetch(self, action: Fetch, held: Bits, now: float) -> None:
+        """The store is ready for a `Fetch`; `held`: what it holds already (flags per chunk)."""
+        wanted = np.zeros(action.step.manifest.chunks, np.bool_)
+        wanted[list(action.wanted)] = True
+        self.swarm.begin(action.step.id, action.step.manifest, held, wanted, now)
+
+    def saved(self, action: Save) -> None:
+        """The store keeps a chunk now."""
+        if self.follower is not None:
+            self.follower.saved(action.id, action.index)
+
+    def unput(self, action: Put, now: float) -> None:
+        """A chunk that was to be staged is damaged on disk."""
+        self.swarm.lost(action.id, action.chunk, now)
+        if self.follower is not None:
+            self.follower.unput(action)
+
+    def adopted(self, action: Adopt, position: Position | None, now: float) -> None:
+        """See `Follower`; what is live is told to the hub."""
+        if self.follower is not None:
+            self.follower.adopted(action, position, now)
+            if position is not None:
+                self._running(position, now)
+
+    def committed(self, action: CommitStage, position: Position, now: float) -> None:
+        """See `Follower`; the commit is acknowledged to the hub."""
+        if self.follower is not None:
+            self.follower.committed(action, position, now)
+            self._running(position, now)
+
+    def engine_failed(self, action: EngineAction, message: str, position: Position | None, now: float) -> None:
+        """See `Follower.failed`."""
+        if self.follower is not None:
+            self.follower.failed(action, message, position, now)
+
+    # ---- time and output -------------------------------------------------------------------------------------------
+
+    def poll(self, now: float) -> None:
+        """Do what time has made due."""
+        self._actions += self.membership.poll(now)
+        self.swarm.poll(now)
+        if self.follower is not None:
+            self.follower.poll(now)
+        self._dial_due(now)
+
+    def next_wake(self, now: float) -> float:
+        """When `poll` must be called next at the latest."""
+        wakes = [self.membership.next_wake()]
+        swarm = self.swarm.next_wake()
+        if swarm is not None:
+            wakes.append(swarm)
+        if self.follower is not None:
+            wakes.append(self.follower.next_wake())
+        wakes += [self._dial_at(name) for name in self._wanted_dials(now)]
+        return max(now, min(wakes))
+
+    def actions(self) -> list[NodeAction]:
+        """What is to be done now, in order; empties the list."""
+        done, self._actions = self._actions, []
+        for action in self.swarm.actions():
+            if isinstance(action, Ban):
+                self._up.discard(action.peer)
+                done.append(Hangup(action.peer, action.reason))
+            done.append(action)
+        if self.follower is not None:
+            for wish in self.follower.actions():
+                if isinstance(wish, Retire):
+                    self.swarm.end(wish.id)
+                done.append(wish)
+        done += self.swarm.actions()
+        return done
+
+    # ---- whom to dial ----------------------------------------------------------------------------------------------
+
+    def _meet(self, members: list[Member], now: float) -> None:
+        current = {m.info.node: m.info for m in members if m.info.node != self.info.node}
+        self._members = current
+        for name in [name for name in self._known if name not in current]:
+            del self._known[name]
+        for name in current:
+            if name not in self._known:
+                self._known[name] = _Known(now, now, self.config.redial_first)
+        self._dial_due(now)
+
+    def _wanted_dials(self, now: float) -> list[str]:
+        if self._room() <= 0:
+            return []
+        return [
+            name
+            for name, known in self._known.items()
+            if name not in self._up
+            and not known.dialling
+            and self._members[name].port
+            and not self.swarm.banned(name, now)
+        ]
+
+    def _room(self) -> int:
+        return self.config.max_peers - len(self._up) - sum(known.dialling for known in self._known.values())
+
+    def _dial_at(self, name: str) -> float:
+        known = self._known[name]
+        mine_to_dial = self.info.node < name or not self.info.port
+        return known.retry_at if mine_to_dial else max(known.retry_at, known.first_seen + self.config.dial_anyway)
+
+    def _dial_due(self, now: float) -> None:
+        due = [name for name in self._wanted_dials(now) if self._dial_at(name) <= now]
+        for name in self._choose(due, max(0, self._room())):
+            self._known[name].dialling = True
+            self._actions.append(Dial(self._members[name]))
+
+    def _choose(self, names: list[str], count: int) -> list[str]:
+        """Trainers first, then nodes of this region, then others at random."""
+        order = {name: self._rng.random() for name in names}
+        return sorted(names, key=lambda n: (self._members[n].role != "trainer", not self._is_near(n), order[n]))[:count]
+
+    def _is_near(self, name: str) -> bool:
+        return bool(self.info.region) and self._members[name].region == self.info.region
+
+    def _put_off(self, known: _Known, now: float) -> None:
+        known.dialling = False
+        known.first_seen = now
+        known.retry_at = now + known.pause * (0.75 + 0.5 * self._rng.random())
+        known.pause = min(self.config.redial_last, known.pause * 2)
+
+    def _running(self, position: Position, now: float) -> None:
+        self.membership.running(position.version, position.digest.hex(), now)

@@ -1,0 +1,121 @@
+"""One manifest's chunks at this node: which are held, wanted, under way, and how rare each is among the peers."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2psync.protocol.manifest import Manifest
+
+Bits = NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Asked:
+    """One outstanding request for a chunk: of whom, when it was sent, when it counts as late (seconds)."""
+
+    peer: str
+    at: float
+    due: float
+
+
+@dataclass(slots=True)
+class Transfer:
+    """The chunks of one manifest. All arrays have one entry per chunk.
+
+    needed: wanted and not yet held. rarity: how many peers are known to hold it. spread: random in [0, 1), fixed per
+    node, which breaks ties between equally rare chunks differently at each node, so that nodes fetch different ones.
+    asked: the outstanding requests of each chunk that has any.
+    """
+
+    id: bytes
+    manifest: Manifest
+    held: Bits
+    needed: Bits
+    open: Bits
+    rarity: NDArray[np.int32]
+    spread: NDArray[np.float64]
+    asked: dict[int, list[Asked]] = field(default_factory=dict)
+    sent: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, rng: random.Random) -> Transfer:
+        """`held`, `wanted`: one flag per chunk; what is held is not needed."""
+        n = manifest.chunks
+        needed = wanted & ~held
+        spread = np.random.default_rng(rng.getrandbits(63)).random(n)
+        return cls(id, manifest, held.copy(), needed, needed.copy(), np.zeros(n, np.int32), spread)
+
+    @property
+    def complete(self) -> bool:
+        """Nothing is needed any more."""
+        return not self.needed.any()
+
+    def pick(self, theirs: Bits, count: int) -> list[int]:
+        """Up to `count` chunks that nobody was asked for, that a peer with `theirs` holds, rarest first."""
+        candidates = np.flatnonzero(self.open & theirs)
+        if len(candidates) > count:
+            order = self.rarity[candidates] + self.spread[candidates]
+            candidates = candidates[np.argpartition(order, count)[:count]]
+        order = self.rarity[candidates] + self.spread[candidates]
+        return [int(i) for i in candidates[np.argsort(order)]]
+
+    def pick_again(self, peer: str, theirs: Bits, count: int, copies: int) -> list[int]:
+        """Endgame: chunks under way elsewhere that `peer` holds too, those asked for longest first.
+
+        A chunk is asked of at most `copies` peers at a time.
+        """
+        if self.open.any():
+            return []
+        rivals = [
+            (asked[0].at, index)
+            for index, asked in self.asked.items()
+            if theirs[index] and len(asked) < copies and all(a.peer != peer for a in asked)
+        ]
+        return [index for _, index in sorted(rivals)[:count]]
+
+    def ask(self, index: int, peer: str, now: float, due: float) -> None:
+        """A request for `index` goes to `peer`."""
+        self.asked.setdefault(index, []).append(Asked(peer, now, due))
+        self.open[index] = False
+
+    def release(self, index: int, peer: str) -> Asked | None:
+        """`peer` is no longer asked for `index`; the chunk is open again if nobody else is."""
+        asked = self.asked.get(index, [])
+        mine = next((a for a in asked if a.peer == peer), None)
+        if mine is not None:
+            asked.remove(mine)
+            if not asked:
+                del self.asked[index]
+                self.open[index] = self.needed[index]
+        return mine
+
+    def gain(self, index: int) -> list[Asked]:
+        """The chunk is held now; returns the requests that were still out for it."""
+        self.held[index] = True
+        self.needed[index] = False
+        self.open[index] = False
+        return self.asked.pop(index, [])
+
+    def lose(self, index: int) -> None:
+        """The chunk could not be kept (disk) or turned out damaged there: it is needed again."""
+        self.held[index] = False
+        self.needed[index] = True
+        self.open[index] = index not in self.asked
+
+
+def unpack_bitmap(bitmap: bytes, chunks: int) -> Bits:
+    """Flags from a HAVE's bitmap; missing bytes count as zeros, surplus ones are ignored."""
+    flags = np.zeros(chunks, np.bool_)
+    raw = np.frombuffer(bitmap, np.uint8, min(len(bitmap), (chunks + 7) // 8))
+    bits = np.unpackbits(raw, bitorder="little")[:chunks].astype(np.bool_)
+    flags[: len(bits)] = bits
+    return flags
+
+
+def pack_bitmap(flags: Bits) -> bytes:
+    """A HAVE's bitmap of flags."""
+    return np.packbits(flags, bitorder="little").tobytes()
