@@ -10,7 +10,7 @@ class DemoConfig:
     """Hyper-parameters of the run; the defaults are those whose figures `python -m rldemo.local` prints."""
 
     versions: int = 20
-    prompts_per_version: int = 96
+    prompts_per_version: int = 64
     prompts_per_item: int = 8
     group_size: int = 16
     max_new_tokens: int = 8

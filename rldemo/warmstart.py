@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ class Teacher:
 
 
 CAREFUL = Teacher(works=0.5, right_with_work=1.0, right_without=1.0)
-SLOPPY = Teacher(works=0.25, right_with_work=0.92, right_without=0.2)
+SLOPPY = Teacher(works=0.25, right_with_work=0.97, right_without=0.1)
 
 
 def slip(prompt: str, rng: np.random.Generator) -> str:
@@ -98,9 +99,12 @@ def make_policy(seed: int, learn_steps: int, sloppy_steps: int) -> Policy:
     rng = np.random.default_rng(seed)
     net = Policy(PolicyConfig(), dtype=torch.float32)
     net.initialize(seed)
-    supervise(net, rng, learn_steps, size=BS, peak=1.5e-3, teacher=CAREFUL)
+    supervise(net, rng, learn_steps, size=BS, peak=float(os.environ.get('PEAK','1.5e-3')), teacher=CAREFUL)
+    if os.environ.get('SAVE'): torch.save(net.state_dict(), '/tmp/clean.pt')
+    if os.environ.get('LOAD'): net.load_state_dict(torch.load('/tmp/clean.pt'))
+    net.model.norm.weight.data *= float(os.environ.get('GAIN2','1'))
     print(f"learnt: pass rate {pass_rate(net, seed):.3f}", flush=True)
-    supervise(net, rng, sloppy_steps, size=BS, peak=5e-4, teacher=SLOPPY)
+    supervise(net, rng, sloppy_steps, size=BS, peak=float(os.environ.get('PEAK2')), teacher=SLOPPY)
     return net.to(torch.bfloat16)
 
 

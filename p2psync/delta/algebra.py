@@ -68,7 +68,7 @@ def compose(a: Block, b: Block) -> Block | None:
     if (a.row, a.start, a.count, a.steps.dtype) != (b.row, b.start, b.count, b.steps.dtype):
         raise ValueError("blocks of different ranges do not compose; reblock them first")
     if a.positions is None or b.positions is None:
-        steps = _dense(a) + _dense(b)
+        steps = densify(a) + densify(b)
         return Block(a.row, a.start, a.count, None, steps) if steps.any() else None
     positions = np.empty(a.positions.size + b.positions.size, np.uint32)
     steps = np.empty(positions.size, a.steps.dtype)
@@ -156,7 +156,8 @@ def _steps(block: Block) -> Units:
     return np.require(block.steps, None, "CA")
 
 
-def _dense(block: Block) -> Units:
+def densify(block: Block) -> Units:
+    """The block's steps for every unit that it spans, zeros where nothing changed."""
     if block.positions is None:
         return block.steps
     steps = np.zeros(block.count, block.steps.dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -71,6 +72,11 @@ class Checkpoint:
     def specs(self) -> tuple[TensorSpec, ...]:
         """Every tensor of every kind, sorted."""
         return tuple(self.layout.places)
+
+    @property
+    def files(self) -> Mapping[str, Path]:
+        """Where the bytes of every file are, by its path within the checkpoint."""
+        return self._paths
 
     def place(self, spec: TensorSpec) -> tuple[Path, int]:
         """The file that holds a tensor and the byte at which it begins."""

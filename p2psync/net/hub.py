@@ -1,11 +1,11 @@
 """The hub's HTTP service: a thin shell around `HubCore`.
 
-It adds what a pure core cannot have: the clock, random secrets, waiting, and an alarm at the next lease's end. It runs in
-any process's loop; a trainer embeds it and mounts routes of its own on the same application.
+It adds what a pure core cannot have: the clock, random secrets, waiting, and an alarm at the next lease's end. It runs
+in any process's loop; a trainer embeds it and mounts routes of its own on the same application.
 
-Waiting nodes. A change of claim or lineage wakes every long-poll at once. A change of members alone is gathered for up to
-one millisecond per member (a second at most): when a thousand nodes join together, they must not each cause a thousand
-answers. The encoded view is shared by all who are answered at one revision.
+Waiting nodes. A change of claim or lineage wakes every long-poll at once. Changes of members alone wake them at once
+too, but then not again for one millisecond per member (a second at most): when a thousand nodes join together, they
+must not each cause a thousand answers. The encoded view is shared by all who are answered at one revision.
 """
 
 from __future__ import annotations

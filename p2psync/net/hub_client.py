@@ -99,7 +99,7 @@ class HubClient:
 
     async def challenge(self) -> Challenge:
         """A nonce for one claim."""
-        return decode(await self.get("/v1/challenge", MAX_REPLY), Challenge, self._answer("/v1/challenge"))
+        return self._decode(await self.get("/v1/challenge", MAX_REPLY), Challenge, "/v1/challenge")
 
     async def claim(self, key: Ed25519PrivateKey, *, node: str, run: str, epoch: int) -> Claimed:
         """Take the run over at `epoch`, signing with `key`.
@@ -129,11 +129,14 @@ class HubClient:
         return revision
 
     async def view(self, instance: str = "", revision: int = -1, wait: float = 0.0) -> View:
-        """The view: at once if it differs from `revision` of `instance`, else after a change or `wait` seconds (≤ 30)."""
+        """The view: at once if it differs from `revision` of `instance`, else after a change.
+
+        wait: seconds after which it is given in any case, at most 30.
+        """
         wait = min(max(wait, 0.0), MAX_WAIT)
         query = {"instance": instance, "revision": str(revision), "wait": f"{wait:.3f}"}
         body = await self.get("/v1/view", MAX_VIEW_REPLY, query=query, wait=wait)
-        return decode(body, View, self._answer("/v1/view"))
+        return self._decode(body, View, "/v1/view")
 
     async def manifest(self, manifest_id: str, max_bytes: int = MAX_MANIFEST_REPLY) -> bytes:
         """A signed manifest of the lineage by its id (hex), unchecked: give it to `open_signed`, and compare its id.
@@ -147,7 +150,7 @@ class HubClient:
 
     async def status(self) -> Status:
         """The view and everyone's age, for people."""
-        return decode(await self.get("/v1/status", MAX_VIEW_REPLY), Status, self._answer("/v1/status"))
+        return self._decode(await self.get("/v1/status", MAX_VIEW_REPLY), Status, "/v1/status")
 
     async def get(self, path: str, limit: int, *, query: dict[str, str] | None = None, wait: float = 0.0) -> bytes:
         """GET `path`: the answer's body, at most `limit` bytes. wait: seconds the hub may take before it answers."""
@@ -165,7 +168,8 @@ class HubClient:
     ) -> T:
         """POST a struct to `path`, and decode the answer as `kind`. limit (bytes) and wait (seconds): as in `get`."""
         body = msgspec.json.encode(message)
-        return decode(await self._request("POST", path, body, {}, headers or {}, limit, wait), kind, self._answer(path))
+        answer = await self._request("POST", path, body, {}, headers or {}, limit, wait)
+        return self._decode(answer, kind, path)
 
     async def _request(
         self,
@@ -186,17 +190,19 @@ class HubClient:
                 data=body,
                 headers=headers,
                 allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=self._timeout),
+                timeout=aiohttp.ClientTimeout(
+                    total=seconds, sock_connect=self._timeout, sock_read=self._timeout + wait
+                ),
             ) as response:
                 answer = await read_bounded(response.content.iter_any(), limit)
                 status = response.status
         except TimeoutError:
-            raise HubError(f"the hub at {self.url} did not answer within {seconds:.0f} s; is the network up?") from None
+            raise HubError(f"the hub at {self.url} did not answer in time; is the network up?") from None
         except (aiohttp.ClientError, OSError) as error:
             reason = one_line(str(error)) or type(error).__name__
             raise HubError(f"the hub at {self.url} cannot be reached: {reason}; is it running there?") from None
         if answer is None:
-            raise HubError(f"{self._answer(path)} is over {limit} bytes; no hub answers that")
+            raise HubError(f"the answer of {self.url} to {path} is over {limit} bytes; no hub answers that")
         if status != 200:
             raise decode_error(answer, status, str(self.url))
         return answer
@@ -209,8 +215,8 @@ class HubClient:
             )
         return self._session
 
-    def _answer(self, path: str) -> str:
-        return f"the answer of {self.url} to {path}"
+    def _decode(self, body: bytes, kind: type[T], path: str) -> T:
+        return decode(body, kind, f"the answer of {self.url} to {path}", HubError)
 
 
 def check_url(url: str) -> URL:

@@ -88,12 +88,12 @@ def decode_error(body: bytes, status: int, url: str) -> P2PSyncError:
     return kind(one_line(refusal.message))
 
 
-def decode(body: bytes, kind: type[T], what: str) -> T:
-    """Decode JSON. Raises `FormatError` in one line that names `what`."""
+def decode(body: bytes, kind: type[T], what: str, refusal: type[P2PSyncError] = FormatError) -> T:
+    """Decode JSON. Raises `refusal` in one line that names `what`."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise FormatError(one_line(f"{what} is not what it should be: {error}")) from None
+        raise refusal(one_line(f"{what} is not what it should be: {error}")) from None
 
 
 async def read_bounded(chunks: AsyncIterable[bytes], limit: int) -> bytes | None:

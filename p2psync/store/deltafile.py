@@ -15,7 +15,6 @@ import itertools
 import mmap
 import os
 import struct
-from collections.abc import Buffer
 from pathlib import Path
 from types import TracebackType
 
@@ -23,7 +22,7 @@ import msgspec
 
 from p2psync.errors import FormatError, StoreError
 from p2psync.protocol.manifest import MAX_BODY_BYTES, Manifest, SignedManifest, decode_body
-from p2psync.store.disk import disk_errors, sync_directory, write_all
+from p2psync.store.disk import Bytes, disk_errors, sync_directory, write_all
 
 MAGIC = b"P2PDELTA"
 _FOOTER = struct.Struct("<Q8s")
@@ -52,7 +51,7 @@ class DeltaFileWriter:
     ) -> None:
         self.abandon()
 
-    def append(self, data: Buffer) -> None:
+    def append(self, data: Bytes) -> None:
         """Write the next chunk. Raises `StoreError`."""
         with disk_errors(self.path):
             self._append(data)
@@ -77,7 +76,7 @@ class DeltaFileWriter:
             self._file = -1
             self._temporary.unlink(missing_ok=True)
 
-    def _append(self, data: Buffer) -> None:
+    def _append(self, data: Bytes) -> None:
         write_all(self._file, data, self._size)
         self._size += memoryview(data).nbytes
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Buffer, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from p2psync.errors import StoreError
+
+#: What can be written: anything that is plain bytes in memory.
+Bytes = bytes | bytearray | memoryview
 
 
 def free_bytes(path: Path) -> int:
@@ -34,7 +37,7 @@ def reserve(descriptor: int, size: int, path: Path) -> None:
         raise StoreError(f"{path.parent}: {missing} for {size}: free disk space there, or use another disk") from None
 
 
-def write_all(descriptor: int, data: Buffer, offset: int) -> None:
+def write_all(descriptor: int, data: Bytes, offset: int) -> None:
     """pwrite all of `data` at `offset`; raises OSError."""
     view = memoryview(data).cast("B")
     while len(view):
@@ -65,7 +68,7 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, data: Buffer) -> None:
+def write_durably(path: Path, data: Bytes) -> None:
     """Make `path` hold `data`: after a crash it holds the old bytes or the new ones, never a mixture."""
     temporary = path.with_name(path.name + ".tmp")
     try:

@@ -24,7 +24,6 @@ import mmap
 import os
 import re
 import threading
-from collections.abc import Buffer
 from pathlib import Path
 from types import TracebackType
 
@@ -32,7 +31,7 @@ import msgspec
 
 from p2psync.errors import FormatError, StoreError
 from p2psync.protocol.manifest import Manifest, SignedManifest, decode_body
-from p2psync.store.disk import disk_errors, lock, read_exactly, reserve, sync_directory, write_all
+from p2psync.store.disk import Bytes, disk_errors, lock, read_exactly, reserve, sync_directory, write_all
 
 _MANIFEST, _PAYLOAD, _DONE = "manifest", "payload", "done"
 _PACK_NAME = re.compile(r"[0-9a-f]{64}")
@@ -81,8 +80,8 @@ class Pack:
         """Bytes reserved for the payload, and those of the manifest."""
         return self.offsets[-1] + len(self.signed.body)
 
-    def write(self, index: int, data: Buffer) -> None:
-        """Keep chunk `index`; the caller has verified it against the manifest. Again: no effect. Raises `StoreError`."""
+    def write(self, index: int, data: Bytes) -> None:
+        """Keep chunk `index`, verified by the caller against the manifest. Again: no effect. Raises `StoreError`."""
         size = memoryview(data).nbytes
         if size != self.manifest.sizes[index]:
             raise StoreError(f"chunk {index} has {self.manifest.sizes[index]} bytes, not {size}: verify it first")
@@ -172,7 +171,7 @@ class Draft:
         self._file = os.open(path / _PAYLOAD, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._size = 0
 
-    def append(self, data: Buffer) -> None:
+    def append(self, data: Bytes) -> None:
         """Keep the next chunk. Raises `StoreError`; then call `abandon`."""
         with disk_errors(self._path.parent):
             write_all(self._file, data, self._size)

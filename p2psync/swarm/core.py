@@ -7,32 +7,31 @@ same actions.
 
 Asking: each peer has a window of bytes under way. It is filled with the chunks that this node needs and the peer
 holds, rarest first among all peers, ties broken differently at each node; when every needed chunk is under way, the
-last ones are asked of a second peer too (endgame), and the slower request is cancelled. A request that is late frees
-its chunk for others and snubs the peer (a window of one chunk) until it delivers again.
+last ones are asked of a second peer too (endgame), and the slower request is cancelled. A request that is late is
+cancelled, which frees its chunk for others, and snubs the peer until it delivers again: a window of one chunk, and a
+longer wait each time, because what was late may still come and would come twice.
 
 Serving: requests wait here, not in socket buffers. The next chunk for a peer is handed out when its connections have
 room; chunks that this node has sent the fewest times go first, so a trainer sends each chunk once before any twice.
 
 Trust: a chunk is verified against the signed manifest before it is kept, offered or passed on. A peer whose chunk is
-wrong is banned; the blame is certain, since nobody else touched that chunk.
+wrong is banned; the blame is certain, since nobody else touched that chunk. So is one that sends, beyond what it was
+ever asked for, more useless bytes than two windows.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
-from p2psync.protocol.manifest import MAX_CHUNKS, Manifest
+from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import (
     MAX_REQUEST,
     SHORT_ID_BYTES,
     Cancel,
     Chunk,
-    Control,
     Gone,
     Have,
     HaveMore,
@@ -43,73 +42,13 @@ from p2psync.protocol.messages import (
     Reject,
     Request,
 )
-from p2psync.swarm.peer import MAX_QUEUED, MAX_UNKNOWN, Peer
+from p2psync.swarm.actions import Action, Ban, Complete, Save, Send, SendChunk, SwarmConfig
+from p2psync.swarm.peer import MAX_QUEUED, Peer
 from p2psync.swarm.transfer import Bits, Transfer, pack_bitmap, unpack_bitmap
 
+__all__ = ["Action", "Ban", "Complete", "Save", "Send", "SendChunk", "Swarm", "SwarmConfig"]
 
-@dataclass(frozen=True, slots=True)
-class SwarmConfig:
-    """Settings. Bytes and seconds.
-
-    window_least, window_most: bounds of what is asked of one peer at a time. horizon: how far ahead requests reach.
-    late_after: a request counts as late this long after the peer's own pace would have brought it. flush_limit: bytes
-    given to one peer's connections ahead of the kernel. endgame_copies: peers asked for the same chunk at the end.
-    have_delay: how long news of held chunks may wait for company. ban: how long a liar is shut out.
-    """
-
-    window_least: int = 256 << 10
-    window_most: int = 16 << 20
-    horizon: float = 0.5
-    late_after: float = 8.0
-    flush_limit: int = 1 << 20
-    endgame_copies: int = 2
-    have_delay: float = 0.01
-    ban: float = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send a control message to a peer."""
-
-    peer: str
-    message: Control
-
-
-@dataclass(frozen=True, slots=True)
-class SendChunk:
-    """Read a held chunk (manifest id of 32 bytes) and send it; then say `flushed`. If it is gone, say `lost`."""
-
-    peer: str
-    id: bytes
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """A verified chunk to keep. If it cannot be kept, say `lost`."""
-
-    id: bytes
-    index: int
-    data: bytes | bytearray | memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """Every wanted chunk of this manifest is held."""
-
-    id: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Ban:
-    """Hang up on this peer and do not take it back before `until`."""
-
-    peer: str
-    reason: str
-    until: float
-
-
-Action: TypeAlias = Send | SendChunk | Save | Complete | Ban
+_NEVER = float("inf")
 
 
 class Swarm:
@@ -123,7 +62,9 @@ class Swarm:
         self._banned: dict[str, float] = {}
         self._actions: list[Action] = []
         self._news: dict[bytes, list[int]] = {}
-        self._news_due: float | None = None
+        self._news_due = _NEVER
+        self._late_due = _NEVER
+        self._rest_due = _NEVER
         self.received_bytes = 0
         self.sent_bytes = 0
         self.wasted_bytes = 0
@@ -148,7 +89,7 @@ class Swarm:
         transfer = Transfer.begin(id, manifest, held, wanted, self._rng)
         self._transfers[short] = transfer
         for peer in self._peers.values():
-            early = peer.early.pop(short, None)
+            early = peer.early.pop(short)
             if early is not None:
                 self._learn(peer, short, unpack_bitmap(bytes(early), manifest.chunks))
             if transfer.held.any():
@@ -165,21 +106,33 @@ class Swarm:
         if transfer is None:
             return
         for index, asked in list(transfer.asked.items()):
-            for request in asked:
+            for request in list(asked):
                 self._forget_request(transfer, index, request.peer)
                 self._actions.append(Send(request.peer, Cancel(short, [index])))
         for peer in self._peers.values():
-            peer.holds.pop(short, None)
+            theirs = peer.holds.pop(short, None)
+            if theirs is not None:
+                peer.early.put(short, pack_bitmap(theirs))
+            peer.late = {key for key in peer.late if key[0] != short}
             for key in [key for key in peer.queue if key[0] == short]:
                 del peer.queue[key]
             self._actions.append(Send(peer.name, Gone(short)))
 
     def lost(self, id: bytes, index: int, now: float) -> None:
-        """A chunk is not on disk after all (it was full, or damaged): fetch it again if it is wanted."""
-        transfer = self._transfers.get(id[:SHORT_ID_BYTES])
-        if transfer is not None and transfer.held[index]:
-            transfer.lose(index)
-            self._fill_all(now)
+        """A chunk is not on disk after all (it was full, or damaged): fetch it again, and tell peers to wait for none.
+
+        A chunk that is lost again and again is fetched after growing pauses.
+        """
+        short = id[:SHORT_ID_BYTES]
+        transfer = self._transfers.get(short)
+        if transfer is None or not transfer.held[index]:
+            return
+        transfer.lose(index, now)
+        self._actions += [Send(name, Reject(short, [index])) for name in self._peers]
+        for peer in self._peers.values():
+            peer.queue.pop((short, index), None)
+        self._rest_due = min(self._rest_due, transfer.resting[index])
+        self._reopen(now)
 
     def progress(self, id: bytes) -> tuple[int, int]:
         """(held, all) chunks of a manifest; (0, 0) if it is unknown."""
@@ -189,10 +142,16 @@ class Swarm:
     # ---- peers -----------------------------------------------------------------------------------------------------
 
     def peer_up(self, name: str, near: bool, now: float) -> bool:
-        """A peer is connected; False if it is banned and must be hung up on."""
+        """A peer is connected; False if it is banned and must be hung up on.
+
+        For a peer that is up already (one more connection to it) nothing changes. If it was started anew meanwhile, it
+        has forgotten what was said: say `peer_down` first.
+        """
         if self._banned.get(name, now) > now:
             return False
         self._banned.pop(name, None)
+        if name in self._peers:
+            return True
         self._peers[name] = Peer(name, near, last_arrival=now)
         for short, transfer in self._transfers.items():
             if transfer.held.any():
@@ -257,20 +216,17 @@ class Swarm:
 
     def poll(self, now: float) -> None:
         """Do what time has made due."""
-        if self._news_due is not None and now >= self._news_due:
+        if now >= self._news_due:
             self._tell_news()
-        for transfer in self._transfers.values():
-            for index, asked in list(transfer.asked.items()):
-                for request in [a for a in asked if a.due <= now]:
-                    self._late(transfer, index, request.peer)
-        self._fill_all(now)
+        if now >= self._late_due:
+            self._give_up_late(now)
+        if now >= self._rest_due:
+            self._reopen(now)
 
     def next_wake(self) -> float | None:
         """When `poll` must be called next at the latest, if nothing else happens."""
-        due = [a.due for t in self._transfers.values() for asked in t.asked.values() for a in asked]
-        if self._news_due is not None:
-            due.append(self._news_due)
-        return min(due, default=None)
+        wake = min(self._news_due, self._late_due, self._rest_due)
+        return None if wake == _NEVER else wake
 
     def actions(self) -> list[Action]:
         """What is to be done now, in order; empties the list."""
@@ -304,17 +260,41 @@ class Swarm:
     def _ask(self, peer: Peer, transfer: Transfer, chunks: list[int], now: float) -> None:
         for index in chunks:
             peer.asked_bytes += transfer.manifest.sizes[index]
+            peer.owed += transfer.manifest.sizes[index]
             pace = peer.asked_bytes / peer.rate if peer.rate else 0.0
-            transfer.ask(index, peer.name, now, now + self._config.late_after + 2 * pace)
+            due = now + self._config.late_after * peer.patience + 2 * pace
+            transfer.ask(index, peer.name, now, due)
+            self._late_due = min(self._late_due, due)
         self._actions.append(Send(peer.name, Request(transfer.id[:SHORT_ID_BYTES], chunks)))
 
-    def _late(self, transfer: Transfer, index: int, name: str) -> None:
-        self._forget_request(transfer, index, name)
-        peer = self._peers.get(name)
-        if peer is not None:
-            peer.snubbed = True
-            peer.rate /= 2
-            self._actions.append(Send(name, Cancel(transfer.id[:SHORT_ID_BYTES], [index])))
+    def _give_up_late(self, now: float) -> None:
+        late: dict[str, dict[bytes, list[int]]] = {}
+        self._late_due = _NEVER
+        for short, transfer in self._transfers.items():
+            for index, asked in list(transfer.asked.items()):
+                for request in list(asked):
+                    if request.due > now:
+                        self._late_due = min(self._late_due, request.due)
+                        continue
+                    self._forget_request(transfer, index, request.peer)
+                    late.setdefault(request.peer, {}).setdefault(short, []).append(index)
+        for name, manifests in late.items():
+            peer = self._peers[name]
+            peer.was_late()
+            for short, chunks in manifests.items():
+                peer.late.update((short, index) for index in chunks)
+                self._cancel(name, short, chunks)
+        self._fill_all(now)
+
+    def _cancel(self, name: str, short: bytes, chunks: list[int]) -> None:
+        for start in range(0, len(chunks), MAX_REQUEST):
+            self._actions.append(Send(name, Cancel(short, chunks[start : start + MAX_REQUEST])))
+
+    def _reopen(self, now: float) -> None:
+        for transfer in self._transfers.values():
+            transfer.reopen(now)
+        self._rest_due = min((t for x in self._transfers.values() for t in x.resting.values()), default=_NEVER)
+        self._fill_all(now)
 
     def _forget_request(self, transfer: Transfer, index: int, name: str) -> None:
         released = transfer.release(index, name)
@@ -326,31 +306,41 @@ class Swarm:
         transfer = self._transfers.get(chunk.manifest)
         self.received_bytes += len(chunk.data)
         if transfer is None or not 0 <= chunk.index < transfer.manifest.chunks or not transfer.needed[chunk.index]:
-            self.wasted_bytes += len(chunk.data)
-            if transfer is not None and chunk.index in transfer.asked:
-                self._forget_request(transfer, chunk.index, peer.name)
-            self._fill(peer, now)
-            return
-        if not transfer.manifest.verify_chunk(chunk.index, chunk.data):
+            self._on_surplus(peer, chunk, now)
+        elif transfer.manifest.verify_chunk(chunk.index, chunk.data):
+            self._gain(peer, transfer, chunk, now)
+        else:
             self.wasted_bytes += len(chunk.data)
             self._ban(peer.name, f"chunk {chunk.index} did not have the hash that the manifest signs", now)
-            return
-        self._gain(peer, transfer, chunk, now)
+
+    def _on_surplus(self, peer: Peer, chunk: Chunk, now: float) -> None:
+        """A chunk that is of no use: cancelled too late, or never asked for."""
+        size = len(chunk.data)
+        self.wasted_bytes += size
+        peer.late.discard((chunk.manifest, chunk.index))
+        peer.surplus += max(0, size - peer.owed)
+        peer.owed = max(0, peer.owed - size)
+        if peer.surplus > 2 * self._config.window_most:
+            self._ban(peer.name, "it keeps sending chunks that nobody asked it for", now)
+        else:
+            self._fill(peer, now)
 
     def _gain(self, peer: Peer, transfer: Transfer, chunk: Chunk, now: float) -> None:
         short, size = chunk.manifest, len(chunk.data)
+        was_late = (short, chunk.index) in peer.late
+        peer.late.discard((short, chunk.index))
+        peer.owed = max(0, peer.owed - size)
         for request in transfer.gain(chunk.index):
-            other = self._peers.get(request.peer)
-            if other is not None:
-                other.asked_bytes -= size
-            if request.peer == peer.name:
+            other = self._peers[request.peer]
+            other.asked_bytes -= size
+            if other is peer:
                 peer.arrived(size, request.at, now)
-            else:
-                self._actions.append(Send(request.peer, Cancel(short, [chunk.index])))
+            if other is not peer or was_late:
+                self._cancel(request.peer, short, [chunk.index])
+        peer.delivered(now)
         self._actions.append(Save(transfer.id, chunk.index, chunk.data))
         self._news.setdefault(short, []).append(chunk.index)
-        if self._news_due is None:
-            self._news_due = now + self._config.have_delay
+        self._news_due = min(self._news_due, now + self._config.have_delay)
         if transfer.complete:
             self._actions.append(Complete(transfer.id))
             self._tell_news()
@@ -376,7 +366,7 @@ class Swarm:
     def _on_have(self, peer: Peer, have: Have, now: float) -> None:
         transfer = self._transfers.get(have.manifest)
         if transfer is None:
-            self._remember_early(peer, have.manifest)[:] = have.bitmap
+            peer.early.put(have.manifest, have.bitmap)
             return
         self._learn(peer, have.manifest, unpack_bitmap(have.bitmap, transfer.manifest.chunks))
         self._fill(peer, now)
@@ -384,22 +374,12 @@ class Swarm:
     def _on_have_more(self, peer: Peer, more: HaveMore, now: float) -> None:
         transfer = self._transfers.get(more.manifest)
         if transfer is None:
-            early = self._remember_early(peer, more.manifest)
-            for index in more.chunks:
-                if index // 8 >= len(early):
-                    early.extend(bytes(min(MAX_CHUNKS // 8, index // 8 + 64) - len(early)))
-                early[index // 8] |= 1 << index % 8
+            peer.early.add(more.manifest, more.chunks)
             return
         flags = peer.holds.get(more.manifest, np.zeros(transfer.manifest.chunks, np.bool_)).copy()
         flags[[index for index in more.chunks if index < len(flags)]] = True
         self._learn(peer, more.manifest, flags)
         self._fill(peer, now)
-
-    def _remember_early(self, peer: Peer, short: bytes) -> bytearray:
-        early = peer.early.setdefault(short, bytearray())
-        if len(peer.early) > MAX_UNKNOWN:
-            peer.early.popitem(last=False)
-        return early
 
     def _learn(self, peer: Peer, short: bytes, flags: Bits) -> None:
         transfer = self._transfers[short]
@@ -410,7 +390,7 @@ class Swarm:
         transfer.rarity += flags
 
     def _on_gone(self, peer: Peer, short: bytes, now: float) -> None:
-        peer.early.pop(short, None)
+        peer.early.pop(short)
         theirs = peer.holds.pop(short, None)
         transfer = self._transfers.get(short)
         if theirs is None or transfer is None:
@@ -421,12 +401,13 @@ class Swarm:
         self._fill_all(now)
 
     def _tell_news(self) -> None:
-        for short, chunks in self._news.items():
+        for short, gained in self._news.items():
+            chunks = [index for index in gained if self._transfers[short].held[index]]
             for start in range(0, len(chunks), MAX_REQUEST):
                 news = HaveMore(short, chunks[start : start + MAX_REQUEST])
                 self._actions += [Send(name, news) for name in self._peers]
         self._news.clear()
-        self._news_due = None
+        self._news_due = _NEVER
 
     # ---- serving ---------------------------------------------------------------------------------------------------
 
@@ -459,6 +440,7 @@ class Swarm:
 
     def _ban(self, name: str, reason: str, now: float) -> None:
         until = now + self._config.ban
+        self._banned = {banned: end for banned, end in self._banned.items() if end > now}
         self._banned[name] = until
         self.peer_down(name, now)
         self._actions.append(Ban(name, reason, until))

@@ -241,6 +241,15 @@ class Follower:
             self.position = position
             self._fail(message, [a.id for a in self._walk.announced], now)
 
+    def broken(self, message: str, now: float) -> None:
+        """Something that the walk under way needs is not to be had (the disk is full): give up for a while."""
+        if self._walk is not None and self.phase in (Phase.GATHER, Phase.OPEN, Phase.FETCH):
+            self._fail(message, [], now)
+
+    def cares(self, action: EngineAction) -> bool:
+        """Whether the action belongs to the walk under way."""
+        return self._walk is not None and action.walk == self._walk.number
+
     def poll(self, now: float) -> None:
         """Try again what was put off."""
         self._advance(now)

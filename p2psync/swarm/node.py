@@ -13,6 +13,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from p2psync.membership.client import HubCall, MembershipClient
@@ -110,6 +111,10 @@ class NodeCore:
         if follower is not None and follower.position is not None:
             self._running(follower.position, 0.0)
 
+    def listening(self, port: int) -> None:
+        """The port at which peers reach this node is known now (0: none); to be told before the first `poll`."""
+        self.info = self.membership.info = msgspec.structs.replace(self.info, port=port)
+
     # ---- hub -------------------------------------------------------------------------------------------------------
 
     def joined(self, lease: Lease, now: float) -> None:
@@ -206,6 +211,12 @@ class NodeCore:
         """See `Follower.failed`."""
         if self.follower is not None:
             self.follower.failed(action, message, position, now)
+
+    def store_failed(self, id: bytes, message: str, now: float) -> None:
+        """The store could not keep a manifest's chunks: stop fetching it, and try the whole walk again later."""
+        self.swarm.end(id)
+        if self.follower is not None:
+            self.follower.broken(message, now)
 
     # ---- time and output -------------------------------------------------------------------------------------------
 

@@ -7,31 +7,78 @@ from dataclasses import dataclass, field
 
 from p2psync.swarm.transfer import Bits
 
-#: Manifests that a peer may speak of before this node knows them; beyond it, the oldest word is forgotten.
-MAX_UNKNOWN = 64
+#: Bytes of bitmaps that a peer may send of manifests which this node does not know yet; beyond it, the oldest word is
+#: forgotten. Thousands of small manifests fit, or a dozen of half a million chunks each.
+MAX_EARLY_BYTES = 1 << 20
+_EARLY_OVERHEAD = 64
 #: Requests of one peer that wait here; more are rejected.
 MAX_QUEUED = 4096
+#: How much longer than at first a peer that is late again and again is waited for.
+MAX_PATIENCE = 8.0
+
+
+class Early:
+    """A peer's bitmaps for manifests that this node does not know yet, by short id."""
+
+    def __init__(self) -> None:
+        self._bitmaps: OrderedDict[bytes, bytearray] = OrderedDict()
+        self._nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._bitmaps)
+
+    def put(self, short: bytes, bitmap: bytes | bytearray) -> None:
+        """Remember this as the peer's whole word on a manifest."""
+        self.pop(short)
+        self._bitmaps[short] = bytearray(bitmap)
+        self._nbytes += len(bitmap) + _EARLY_OVERHEAD
+        while self._nbytes > MAX_EARLY_BYTES:
+            _, forgotten = self._bitmaps.popitem(last=False)
+            self._nbytes -= len(forgotten) + _EARLY_OVERHEAD
+
+    def add(self, short: bytes, chunks: list[int]) -> None:
+        """Remember these chunks besides what was remembered before."""
+        if not chunks:
+            return
+        bitmap = self.pop(short) or bytearray()
+        bitmap.extend(bytes(max(0, max(chunks) // 8 + 1 - len(bitmap))))
+        for index in chunks:
+            bitmap[index // 8] |= 1 << index % 8
+        self.put(short, bitmap)
+
+    def pop(self, short: bytes) -> bytearray | None:
+        """Forget what was said of a manifest, and return it."""
+        bitmap = self._bitmaps.pop(short, None)
+        if bitmap is not None:
+            self._nbytes -= len(bitmap) + _EARLY_OVERHEAD
+        return bitmap
 
 
 @dataclass(slots=True)
 class Peer:
     """One connected peer. near: in this node's region. Bytes and seconds throughout.
 
-    early: bitmaps for manifests that this node does not know yet. queue: chunks it asked for, in order of asking.
-    flushing: bytes handed to its connections and not yet taken by the kernel.
+    early: its word on manifests that this node does not know yet. queue: chunks it asked for, in order of asking.
+    flushing: bytes handed to its connections and not yet taken by the kernel. owed: bytes it was asked for, whether or
+    not the request was given up, and has not sent. surplus: bytes it sent beyond that to no use. late: chunks that it
+    was asked for in vain so far; they may still come. patience: factor on how long it is waited for.
     """
 
     name: str
     near: bool
     holds: dict[bytes, Bits] = field(default_factory=dict)
-    early: OrderedDict[bytes, bytearray] = field(default_factory=OrderedDict)
+    early: Early = field(default_factory=Early)
     queue: OrderedDict[tuple[bytes, int], None] = field(default_factory=OrderedDict)
     flushing: int = 0
     asked_bytes: int = 0
+    owed: int = 0
+    surplus: int = 0
+    late: set[tuple[bytes, int]] = field(default_factory=set)
     rate: float = 0.0
     last_arrival: float = 0.0
     round_trip: float = 0.2
     snubbed: bool = False
+    patience: float = 1.0
 
     def window(self, chunk_bytes: int, least: int, most: int, horizon: float) -> int:
         """Bytes that may be asked of this peer at a time: what it sends in a round trip and `horizon` seconds.
@@ -51,5 +98,15 @@ class Peer:
             self.rate = sample if self.rate == 0 else self.rate + (sample - self.rate) / 8
         if now > asked_at:
             self.round_trip = min(self.round_trip, now - asked_at)
+
+    def delivered(self, now: float) -> None:
+        """A good chunk came, in time or late: the peer is trusted with more again."""
         self.last_arrival = now
         self.snubbed = False
+        self.patience = 1.0
+
+    def was_late(self) -> None:
+        """Requests were not answered in time: ask little of this peer, and give it longer, until it delivers."""
+        self.snubbed = True
+        self.rate /= 2
+        self.patience = min(MAX_PATIENCE, 2 * self.patience)

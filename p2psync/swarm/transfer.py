@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from p2psync.protocol.manifest import Manifest
 
 Bits = NDArray[np.bool_]
+#: Pauses before a chunk that was lost twice and more is fetched again grow from the first to the last (seconds).
+FIRST_REST = 0.25
+LAST_REST = 60.0
 
 
 @dataclass(slots=True)
@@ -28,7 +31,8 @@ class Transfer:
 
     needed: wanted and not yet held. rarity: how many peers are known to hold it. spread: random in [0, 1), fixed per
     node, which breaks ties between equally rare chunks differently at each node, so that nodes fetch different ones.
-    asked: the outstanding requests of each chunk that has any.
+    asked: the outstanding requests of each chunk that has any. sent: how often each was handed out. losses: how often
+    each was lost here. resting: lost chunks that are not asked for before a time (seconds).
     """
 
     id: bytes
@@ -40,6 +44,8 @@ class Transfer:
     spread: NDArray[np.float64]
     asked: dict[int, list[Asked]] = field(default_factory=dict)
     sent: dict[int, int] = field(default_factory=dict)
+    losses: dict[int, int] = field(default_factory=dict)
+    resting: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, rng: random.Random) -> Transfer:
@@ -98,13 +104,26 @@ class Transfer:
         self.held[index] = True
         self.needed[index] = False
         self.open[index] = False
+        self.resting.pop(index, None)
         return self.asked.pop(index, [])
 
-    def lose(self, index: int) -> None:
-        """The chunk could not be kept (disk) or turned out damaged there: it is needed again."""
+    def lose(self, index: int, now: float) -> None:
+        """The chunk could not be kept (disk) or turned out damaged there: it is needed again.
+
+        Asked for again at once the first time, and after growing pauses from then on: a disk that keeps nothing must
+        not make the network busy for ever.
+        """
         self.held[index] = False
         self.needed[index] = True
-        self.open[index] = index not in self.asked
+        self.open[index] = False
+        losses = self.losses[index] = self.losses.get(index, 0) + 1
+        self.resting[index] = now if losses == 1 else now + min(LAST_REST, FIRST_REST * 2.0 ** min(losses, 30))
+
+    def reopen(self, now: float) -> None:
+        """Lost chunks that have rested may be asked for."""
+        for index in [index for index, until in self.resting.items() if until <= now]:
+            del self.resting[index]
+            self.open[index] = self.needed[index] and index not in self.asked
 
 
 def unpack_bitmap(bitmap: bytes, chunks: int) -> Bits:

@@ -1,0 +1,137 @@
+"""The actor in the swarm: an engine that holds the live version, kept at the newest one.
+
+It joins the hub, finds its peers, fetches what is announced, stages it beside the live weights, commits, acknowledges,
+and serves what it holds to others. Everything it needs to go on after a crash is in its store and in its engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from p2psync.engines.base import Engine
+from p2psync.errors import StoreError
+from p2psync.membership.records import NodeInfo, Role
+from p2psync.net.hub_client import HubClient
+from p2psync.net.runner import NodeRunner
+from p2psync.observe.events import Event
+from p2psync.protocol.versions import Position
+from p2psync.store.disk import disk_errors, write_durably
+from p2psync.store.packs import Store
+from p2psync.swarm.follower import Follower
+from p2psync.swarm.node import NodeConfig, NodeCore
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorConfig:
+    """Settings of an actor.
+
+    hub_url: where to join. trusted: raw public keys whose manifests are believed. store: directory of chunks.
+    host, port: where peers connect (port 0: any; None: this actor cannot be reached and only dials out).
+    advertise: address told to peers, "" lets the hub see it.
+    """
+
+    hub_url: str
+    trusted: frozenset[bytes]
+    store: Path
+    host: str = "0.0.0.0"
+    port: int | None = 0
+    advertise: str = ""
+    region: str = ""
+    token: str | None = None
+    streams: int = 2
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    node: str
+
+
+class ActorNode:
+    """One actor. `start`, then it runs by itself until `stop`; on one loop."""
+
+    def __init__(
+        self,
+        config: ActorConfig,
+        engine_of: Callable[[Store], Engine],
+        *,
+        local_digest: str = "",
+        on_event: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        """engine_of: makes the engine, given the store whose chunks it may read again. local_digest (hex): of weights
+        at hand that are no known position."""
+        self.config = config
+        self._engine_of = engine_of
+        self._local_digest = local_digest
+        self._emit = on_event
+
+    async def start(self) -> None:
+        """Open store and engine, listen, and join. An unreachable hub is no error: it is tried again.
+
+        Raises `P2PSyncError` for what cannot mend itself: the store, the engine, the port, a malformed url.
+        """
+        config = self.config
+        self.client = HubClient(config.hub_url, config.token)
+        self.store = await asyncio.to_thread(Store, config.store / "packs")
+        try:
+            self.engine = await asyncio.to_thread(self._engine_of, self.store)
+            follower = Follower(self.engine.position, self._local_digest)
+            info = NodeInfo(
+                node=self._identity(), role=_ROLE, region=config.region, host=config.advertise, port=config.port or 0
+            )
+            self.runner = NodeRunner(
+                NodeCore(info, NodeConfig(), random.Random(os.urandom(16)), follower),
+                self.client,
+                self.store,
+                trusted=config.trusted,
+                instance=os.urandom(8).hex(),
+                engine=self.engine,
+                streams=config.streams,
+                on_event=self._emit,
+            )
+            await self.runner.start(config.host, config.port)
+        except BaseException:
+            self.store.close()
+            await self.client.close()
+            raise
+
+    async def stop(self) -> None:
+        """Leave, wait for the engine to finish what it is doing, and close everything."""
+        await self.runner.stop()
+        await self.client.close()
+        self.store.close()
+
+    @property
+    def position(self) -> Position | None:
+        """What is live."""
+        return self.engine.position
+
+    def _identity(self) -> str:
+        path = self.config.store / "node.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=_Identity).node
+        except FileNotFoundError:
+            identity = _Identity(os.urandom(16).hex())
+        except (OSError, msgspec.MsgspecError) as error:
+            raise StoreError(f"{path} cannot be read ({error}): remove it") from None
+        with disk_errors(path):
+            write_durably(path, msgspec.json.encode(identity))
+        return identity.node
+
+
+_ROLE: Role = "actor"
+
+
+def chunk_reader(store: Store) -> Callable[[bytes, int], bytes | None]:
+    """How an engine reads chunks again that the store still holds."""
+
+    def read(manifest_id: bytes, index: int) -> bytes | None:
+        pack = store.get(manifest_id)
+        return pack.read(index) if pack is not None else None
+
+    return read

@@ -1,0 +1,164 @@
+"""The chunk: consecutive blocks, decodable alone and in any order, given the manifest's table.
+
+    1 byte   0x70
+    1 byte   code of the profile (1: fast)
+    then     the profile's body
+
+`docs/format.md` describes it byte by byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from p2psync.delta import fast
+from p2psync.delta.block import Block, block_count, block_range, block_span, check_block_units
+from p2psync.delta.digest import MODULUS
+from p2psync.delta.extract import extract_with_digest
+from p2psync.delta.tensors import Row, Units
+from p2psync.errors import FormatError
+
+#: No chunk is larger than this, and none may be asked to be larger than `MAX_TARGET_BYTES` (bytes).
+MAX_TARGET_BYTES = 4 << 20
+MAX_CHUNK_BYTES = MAX_TARGET_BYTES + 65536
+MIN_TARGET_BYTES = 4096
+_MAGIC = 0x70
+_HEADER_BYTES = 2
+#: Profiles by name, in the order of their introduction.
+PROFILES: tuple[str, ...] = (fast.NAME,)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChunk:
+    """One chunk: its bytes, the rows of its first and last block, and the number of its blocks."""
+
+    data: bytes
+    first_row: int
+    last_row: int
+    blocks: int
+
+
+class ChunkEncoder:
+    """Turns tensors, or blocks, into chunks, streaming: a chunk is handed out as soon as it is full.
+
+    A chunk holds blocks of at most `chunk_bytes` before compression, or a single larger block. The same input gives the
+    same bytes (with the same version of the compressor). Memory held: one chunk and one block.
+
+    Rows must come in rising order, and the blocks of a row too; one encoder either adds rows or adds blocks.
+    """
+
+    def __init__(
+        self, rows: Sequence[Row], *, block_units: int, chunk_bytes: int, profile: str = fast.NAME
+    ) -> None:
+        """Raises `FormatError` for a block size or profile that there is not, `ValueError` for a `chunk_bytes` outside
+        [MIN_TARGET_BYTES, MAX_TARGET_BYTES]."""
+        check_block_units(block_units)
+        if profile not in PROFILES:
+            raise FormatError(f"unknown profile {profile!r}; known: {', '.join(PROFILES)}")
+        if not MIN_TARGET_BYTES <= chunk_bytes <= MAX_TARGET_BYTES:
+            raise ValueError(f"chunks of {chunk_bytes} bytes; {MIN_TARGET_BYTES} to {MAX_TARGET_BYTES} are possible")
+        self._rows = rows
+        self._block_units = block_units
+        self._limit = chunk_bytes
+        self._place = (-1, -1)
+        self._start_chunk()
+        #: What all added rows add to the digest, mod 2^128. Blocks do not tell it: after `add_block` it is not known.
+        self.digest_change = 0
+        #: Units whose bits differ; of an added or removed tensor, those that are not zero.
+        self.changed = 0
+        #: Units of all rows that were added, changed or not.
+        self.total = 0
+
+    def add(self, row_index: int, old: Units | None, new: Units | None) -> Iterator[EncodedChunk]:
+        """Extract and code one tensor: flat unit arrays of its spec, None where the row says that it does not exist.
+
+        Run the iterator to its end. Raises `ValueError` for arrays that do not fit the row, or rows out of order.
+        """
+        row = self._rows[row_index]
+        self._check(row_index, row, old, new)
+        self._place = (row_index, 0)
+        self.total += row.spec.count
+        for index in range(block_count(row.spec, self._block_units)):
+            start, count = block_range(row.spec, self._block_units, index)
+            block, change = extract_with_digest(row.spec, row_index, old, new, start, count)
+            self.digest_change = (self.digest_change + change) % MODULUS
+            if block is not None:
+                yield from self._code(block)
+        self._place = (row_index, row.spec.count)
+
+    def add_block(self, block: Block) -> Iterator[EncodedChunk]:
+        """Code a block that exists already (squashing, inverting). The digest is not updated.
+
+        Run the iterator to its end. Raises `ValueError` for a block off the grid, of a wrong unit, or out of order.
+        """
+        spec = self._rows[block.row].spec
+        span = block_span(spec.width, self._block_units)
+        if block.steps.dtype != spec.unit or block.start % span or not 0 <= block.start < spec.count:
+            raise ValueError(f"a block of {spec.name} that is not on the grid of {span} units")
+        if block.count != min(span, spec.count - block.start):
+            raise ValueError(f"a block of {spec.name} of {block.count} units; reblock it first")
+        if (block.row, block.start) < self._place:
+            raise ValueError("blocks must come in rising order")
+        self._place = (block.row, block.start + block.count)
+        yield from self._code(block)
+
+    def finish(self) -> Iterator[EncodedChunk]:
+        """The last chunk, if there is one."""
+        if self._blocks:
+            yield self._close()
+
+    def _check(self, row_index: int, row: Row, old: Units | None, new: Units | None) -> None:
+        if row_index <= self._place[0]:
+            raise ValueError("rows must be added in rising order")
+        if (old is not None, new is not None) != (row.before, row.after):
+            raise ValueError(f"{row.spec.name}: the arrays given are not those that the row says exist")
+        for units in (old, new):
+            if units is not None and (units.shape != (row.spec.count,) or units.dtype != row.spec.unit):
+                raise ValueError(f"{row.spec.name}: {row.spec.count} units of {row.spec.unit} are wanted")
+
+    def _code(self, block: Block) -> Iterator[EncodedChunk]:
+        coded = fast.code_block(block, self._rows[block.row])
+        self.changed += block.changed
+        if self._blocks and self._size + coded.nbytes > self._limit:
+            yield self._close()
+        if not self._blocks:
+            self._first_row = block.row
+        self._writer.add(coded)
+        self._last_row = block.row
+        self._size += coded.nbytes
+        self._blocks += 1
+
+    def _close(self) -> EncodedChunk:
+        data = bytes((_MAGIC, fast.CODE)) + self._writer.finish()
+        chunk = EncodedChunk(data, self._first_row, self._last_row, self._blocks)
+        self._start_chunk()
+        return chunk
+
+    def _start_chunk(self) -> None:
+        self._writer = fast.FastWriter(self._block_units)
+        self._first_row = self._last_row = -1
+        self._size = self._blocks = 0
+
+
+def decode_chunk(
+    data: bytes | bytearray | memoryview,
+    rows: Sequence[Row],
+    block_units: int,
+    base: Callable[[int], Units] | None = None,
+) -> list[Block]:
+    """The blocks of a chunk, in rising order of (row, start).
+
+    `base` gives the old units of a row to profiles that need them (`fast` does not). The arrays of the blocks may share
+    memory with one another, not with `data`. Everything is checked; every failure is a `FormatError`, and no more
+    memory is used than some 12 times `MAX_CHUNK_BYTES`.
+    """
+    check_block_units(block_units)
+    view = memoryview(data).cast("B")
+    if not _HEADER_BYTES < len(view) <= MAX_CHUNK_BYTES:
+        raise FormatError(f"a chunk of {len(view)} bytes; at most {MAX_CHUNK_BYTES} are possible")
+    if view[0] != _MAGIC:
+        raise FormatError("not a chunk of p2psync")
+    if view[1] != fast.CODE:
+        raise FormatError(f"a chunk of unknown profile {view[1]}; update p2psync")
+    return fast.read_body(view[_HEADER_BYTES:], rows, block_units, MAX_CHUNK_BYTES, base)

@@ -1,0 +1,191 @@
+"""The profile `fast`: byte gaps and short step codes, then a byte compressor. Needs no base to decode.
+
+A chunk's body is 13 byte streams (`streams`), which the blocks fill one after another:
+
+    0 heads    where each block lies and how it is coded (`heads`)
+    1 gaps     modes CODES, PLANES: positions; 255 means add 255 and go on
+    2 codes    mode CODES: two bits a step, each block filled up to a whole byte
+    3 small    mode CODES: zigzag of the step, less 3
+    4 wide     mode CODES: the step, a whole unit
+    5…12       modes PLANES, DENSE: byte planes, the most significant byte of each unit in stream 5
+
+A block is coded in the mode that takes fewest bytes before compression, so that nothing is ever larger than sent whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2psync.delta import coding
+from p2psync.delta.algebra import densify
+from p2psync.delta.block import Block, block_span
+from p2psync.delta.heads import Head, HeadWriter, Mode, read_heads
+from p2psync.delta.streams import Bytes, pack_streams, unpack_streams
+from p2psync.delta.tensors import Row, Units
+from p2psync.errors import FormatError
+
+NAME = "fast"
+CODE = 1
+_PLANES = 8
+_STREAMS = 5 + _PLANES
+#: No head takes more bytes than this.
+_HEAD_BYTES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """One block, coded but not yet compressed. `planes` is (width, steps)."""
+
+    block: Block
+    mode: Mode
+    gaps: bytes = b""
+    codes: bytes = b""
+    small: bytes = b""
+    wide: bytes = b""
+    planes: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0), np.uint8))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it adds to a chunk before compression, at most."""
+        parts = (self.gaps, self.codes, self.small, self.wide)
+        return _HEAD_BYTES + sum(len(part) for part in parts) + self.planes.size
+
+
+def code_block(block: Block, row: Row) -> Coded:
+    """Code one block in the mode that takes fewest bytes."""
+    turn = _turn(row)
+    whole = block.count * block.steps.itemsize
+    if block.positions is None:
+        return Coded(block, Mode.DENSE, planes=_cut(block.steps, turn))
+    n = block.positions.size
+    if n * (1 + block.steps.itemsize) < whole or n * 2 < whole:
+        sparse = _code_sparse(block, turn)
+        if sparse.nbytes - _HEAD_BYTES < whole:
+            return sparse
+    return Coded(block, Mode.DENSE, planes=_cut(densify(block), turn))
+
+
+def _code_sparse(block: Block, turn: int) -> Coded:
+    positions = np.require(block.positions, np.uint32, "CA")
+    steps = np.require(block.steps, None, "CA")
+    n, width = steps.size, steps.itemsize
+    room = np.empty(n + block.count // coding.ESCAPE + 1, np.uint8)
+    gaps = room[: coding.write_gaps(positions, room)].tobytes()
+    codes, small, wide = np.empty((n + 3) // 4, np.uint8), np.empty(n + 1, np.uint8), np.empty(n + 1, steps.dtype)
+    smalls, wides = coding.write_steps(steps, codes, small, wide)
+    if codes.size + smalls + wides * width > n * width:
+        return Coded(block, Mode.PLANES, gaps, planes=_cut(steps, turn))
+    return Coded(block, Mode.CODES, gaps, codes.tobytes(), small[:smalls].tobytes(), wide[:wides].tobytes())
+
+
+def _cut(steps: Units, turn: int) -> NDArray[np.uint8]:
+    planes = np.empty((steps.itemsize, steps.size), np.uint8)
+    coding.write_planes(np.require(steps, None, "CA"), turn, planes)
+    return planes
+
+
+def _turn(row: Row) -> int:
+    """Weights that come or go are rotated, so that the sign leaves the exponent's byte alone; changes are zigzagged."""
+    if row.before and row.after:
+        return coding.ZIGZAG
+    return coding.ROTATED if row.after else coding.NEGATED
+
+
+class FastWriter:
+    """The body of one chunk in the making. Blocks come in rising order."""
+
+    def __init__(self, block_units: int) -> None:
+        self._block_units = block_units
+        self._heads = HeadWriter()
+        self._streams = [bytearray() for _ in range(_STREAMS - 1)]
+
+    def add(self, coded: Coded) -> None:
+        """Append a block."""
+        block, streams = coded.block, self._streams
+        self._heads.add(block, block_span(block.steps.itemsize, self._block_units), coded.mode)
+        for stream, part in zip(streams, (coded.gaps, coded.codes, coded.small, coded.wide), strict=False):
+            stream += part
+        for stream, plane in zip(streams[4:], coded.planes, strict=False):
+            stream += memoryview(plane)
+
+    def finish(self) -> bytes:
+        """The body."""
+        return pack_streams([self._heads.data, *self._streams])
+
+
+def read_body(
+    data: memoryview,
+    rows: Sequence[Row],
+    block_units: int,
+    limit: int,
+    base: Callable[[int], Units] | None = None,
+) -> list[Block]:
+    """Decode a body of at most `limit` bytes before compression; `base` is not used. Raises `FormatError`."""
+    streams = unpack_streams(data, _STREAMS, limit)
+    heads = read_heads(streams[0], rows, block_units)
+    positions = _read_positions(streams[1], [head for head in heads if head.mode is not Mode.DENSE])
+    steps = _read_steps(heads, rows, streams)
+    return [
+        Block(head.row, head.start, head.count, None if head.mode is Mode.DENSE else next(positions), next(steps))
+        for head in heads
+    ]
+
+
+def _read_positions(gaps: Bytes, heads: list[Head]) -> Iterator[NDArray[np.uint32]]:
+    sizes = np.array([head.size for head in heads], np.int64)
+    spans = np.array([head.count for head in heads], np.int64)
+    total = int(sizes.sum())
+    if total > gaps.size:
+        raise FormatError("a chunk has fewer gaps than positions")
+    out = np.empty(total + 1, np.uint32)
+    if status := coding.read_gaps(gaps, sizes, spans, out):
+        raise FormatError("a chunk has " + ("more or fewer gaps than positions" if status == -1 else "a position outside its block"))
+    return iter(np.split(out[:total], np.cumsum(sizes)[:-1])) if heads else iter(())
+
+
+def _read_steps(heads: list[Head], rows: Sequence[Row], streams: list[Bytes]) -> Iterator[Units]:
+    """The steps of each block, in order; raises `FormatError` unless every stream is used up exactly."""
+    at = [0] * _STREAMS
+    steps: list[Units] = []
+    for (coded, _), group in groupby(heads, key=lambda head: (head.mode is Mode.CODES, head.width)):
+        if coded:
+            steps += _read_codes(list(group), rows, streams, at)
+        else:
+            steps += [_read_planes(head, rows[head.row], streams, at) for head in group]
+    if any(at[k] != streams[k].size for k in range(2, _STREAMS)):
+        raise FormatError("a chunk has bytes that belong to no block")
+    return iter(steps)
+
+
+def _read_codes(heads: list[Head], rows: Sequence[Row], streams: list[Bytes], at: list[int]) -> list[Units]:
+    sizes = np.array([head.size for head in heads], np.int64)
+    packed = int(((sizes + 3) >> 2).sum())
+    codes, small, wide = (streams[k][at[k] :] for k in (2, 3, 4))
+    if packed > codes.size:
+        raise FormatError("a chunk has fewer step codes than positions")
+    out = np.empty(int(sizes.sum()), rows[heads[0].row].spec.unit)
+    smalls, wides = coding.read_steps(codes, small, wide, sizes, out)
+    if smalls < 0:
+        raise FormatError("a chunk has a broken step")
+    for k, used in zip((2, 3, 4), (packed, smalls, wides), strict=True):
+        at[k] += used
+    return np.split(out, np.cumsum(sizes)[:-1])
+
+
+def _read_planes(head: Head, row: Row, streams: list[Bytes], at: list[int]) -> Units:
+    parts = []
+    for k in range(5, 5 + head.width):
+        parts.append(streams[k][at[k] : at[k] + head.size])
+        at[k] += head.size
+        if parts[-1].size != head.size:
+            raise FormatError("a chunk has fewer steps than positions")
+    out = np.empty(head.size, row.spec.unit)
+    coding.read_planes(np.stack(parts), _turn(row), out)
+    if head.mode is Mode.PLANES and not out.all():
+        raise FormatError("a chunk has a step of zero")
+    return out

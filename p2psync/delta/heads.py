@@ -1,0 +1,93 @@
+"""Block heads: where the blocks of a chunk lie in the table, and how each is coded.
+
+For each block, varints: `4 · (row − previous row) + mode`, the previous row being 0 at first; its index on the grid,
+less the previous block's index and 1 if that is of the same row; and, unless it is dense, the number of its positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from p2psync.delta.block import Block, block_count, block_range, block_span
+from p2psync.delta.streams import Bytes, read_varint, varint
+from p2psync.delta.tensors import Row
+from p2psync.errors import FormatError
+
+
+class Mode(IntEnum):
+    """How a block's positions and steps are coded."""
+
+    CODES = 0
+    """Gaps; steps as two-bit codes with escapes."""
+    PLANES = 1
+    """Gaps; steps as byte planes."""
+    DENSE = 2
+    """No positions; a step for every unit, as byte planes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A head that was read and checked against the table. `size`: steps of the block; equal to `count` if dense."""
+
+    row: int
+    start: int
+    count: int
+    width: int
+    mode: Mode
+    size: int
+
+
+class HeadWriter:
+    """Writes the heads of one chunk, whose blocks come in rising order."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self._row = 0
+        self._index = -1
+
+    def add(self, block: Block, span: int, mode: Mode) -> None:
+        """Append the head of a block that is coded in `mode`; `span` is that of its tensor's grid."""
+        index = block.start // span
+        step = block.row - self._row
+        self.data += varint(4 * step + mode)
+        self.data += varint(index - self._index - 1 if step == 0 else index)
+        if mode is not Mode.DENSE:
+            self.data += varint(block.steps.size if block.positions is not None else block.changed)
+        self._row, self._index = block.row, index
+
+
+def read_heads(data: Bytes, rows: Sequence[Row], block_units: int) -> list[Head]:
+    """Read all heads and check them: rows and indices rising, within the table and the tensors' grids, sizes within
+    the blocks. Raises `FormatError`."""
+    view = memoryview(data)
+    heads: list[Head] = []
+    row, index, at = 0, -1, 0
+    blocks = span = width = -1
+    while at < len(view):
+        word, at = read_varint(view, at)
+        offset, at = read_varint(view, at)
+        step, kind = divmod(word, 4)
+        if kind > Mode.DENSE:
+            raise FormatError(f"a chunk has a block of unknown mode {kind}")
+        row += step
+        if row >= len(rows):
+            raise FormatError(f"a chunk has a block of row {row}; the table has {len(rows)}")
+        spec = rows[row].spec
+        if step or blocks < 0:
+            blocks, width = block_count(spec, block_units), spec.width
+            span = block_span(width, block_units)
+        index = offset if step else index + 1 + offset
+        if index >= blocks:
+            raise FormatError(f"a chunk has block {index} of {spec.name}, which has {blocks}")
+        start = index * span
+        size = count = span if index + 1 < blocks else block_range(spec, block_units, index)[1]
+        if kind != Mode.DENSE:
+            size, at = read_varint(view, at)
+            if not 0 < size <= count:
+                raise FormatError(f"a chunk has a block of {size} positions among {count} units")
+        heads.append(Head(row, start, count, width, Mode(kind), size))
+    if not heads:
+        raise FormatError("a chunk has no block")
+    return heads

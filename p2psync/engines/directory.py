@@ -1,0 +1,430 @@
+"""A directory whose `current` is byte-identical to the published checkpoint.
+
+Theory of operation. There are two slots, each a whole checkpoint; `current` is a link to the live one. A path is
+applied to the *second* slot, in place and in O(changed), while readers use the live one; the commit is the switch of
+the link. The second slot is usually one path behind: it is first brought to the live version, by applying the last
+path's chunks again if the store still holds them, else by comparing it with the live slot and writing what differs.
+
+Crashes. Before the first write to the second slot it is durably marked as dirty, and a dirty slot is never trusted: it
+is compared with the live one. The live slot is never written to. After a power loss (another boot id) page caches may
+have been lost, so the live slot's digest is recomputed before it is trusted. `state` tells what is on disk.
+
+Readers that open files of `current` one after the other may hold `flock -s DIR/current COMMAND` meanwhile: a slot is
+not patched while someone holds that lock on it, and a reader who asks while it is patched waits until it is live again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.engines.base import ChunkReader, Commit, Position, Step, rows_after
+from p2psync.engines.checkpoint import Checkpoint
+from p2psync.engines.layout import check_rows
+from p2psync.engines.patch import Hook, LocalCopy, Patch
+from p2psync.engines.slots import check_room, disk_bytes, disk_refusals, keep_readers_out, match, remove_others
+from p2psync.engines.state import Home, SlotName, State, boot_id, other
+from p2psync.errors import BaseMismatchError, DigestMismatchError, EngineError, FormatError
+from p2psync.protocol.manifest import Manifest, check_meets
+
+#: How long a stage waits for readers of the slot that it is about to patch (seconds), unless told otherwise.
+DEFAULT_READER_LIMIT = 30.0
+
+
+class DirectoryStage:
+    """A path being applied to the second slot."""
+
+    def __init__(self, engine: DirectoryEngine, patch: Patch) -> None:
+        self._engine = engine
+        self._patch = patch
+        self._seconds = 0.0
+        self._open = True
+
+    def wanted(self, step: int) -> Sequence[int]:
+        """See `Stage.wanted`: chunks of path[step] that were not put yet and are not at hand."""
+        return self._patch.wanted(step)
+
+    def put(self, step: int, chunk: int, data: bytes | bytearray | memoryview) -> None:
+        """See `Stage.put`. A chunk that was put before, or is not wanted, is passed over.
+
+        A chunk of a step whose turn has not come is read again through the chunk reader later, so keep it in the store.
+        """
+        self._check_open()
+        begun = time.perf_counter()
+        try:
+            self._patch.put(step, chunk, data)
+        finally:
+            self._seconds += time.perf_counter() - begun
+
+    def commit(self) -> Commit:
+        """See `Stage.commit`."""
+        self._check_open()
+        commit = self._engine._commit(self._patch, self._seconds)
+        self._open = False
+        return commit
+
+    def abandon(self) -> None:
+        """See `Stage.abandon`. What was applied is kept for a later stage whose path begins with the same steps."""
+        if self._open:
+            self._open = False
+            self._engine._abandon(self._patch)
+
+    def _check_open(self) -> None:
+        if not self._open or self._engine._patch is not self._patch:
+            raise EngineError("this stage was committed or abandoned: stage again")
+
+
+class DirectoryEngine:
+    """Keeps `root/current`. One process at a time, one thread at a time; a context manager."""
+
+    def __init__(
+        self,
+        root: Path,
+        chunk_reader: ChunkReader,
+        *,
+        prefill: Path | None = None,
+        reader_limit: float = DEFAULT_READER_LIMIT,
+        boot: str | None = None,
+        hook: Hook | None = None,
+    ) -> None:
+        """Open `root`; nothing is made before the first stage or adoption.
+
+        prefill: a checkpoint on this machine whose tensors are taken where an anchor has the same. reader_limit:
+        seconds that a stage waits for readers of the slot it will patch. boot: the boot id, if not the kernel's.
+        hook: called with the name of each point at which a test may end the process.
+
+        After a crash the link is repaired here, and after a reboot the live slot is digested (reads all of it).
+        Raises `EngineError` if `root/current` is not ours, or another process keeps it.
+        """
+        self._home = Home(root)
+        self._reader = chunk_reader
+        self._prefill = prefill
+        self._reader_limit = reader_limit
+        self._hook: Hook = hook or (lambda name: None)
+        self._boot = boot or boot_id()
+        self._state = State(self._boot)
+        self._live: Checkpoint | None = None
+        self._patch: Patch | None = None
+        self._trail: tuple[Step, ...] = ()
+        self._second_was: Position | None = None
+        self._lock: tuple[SlotName, int] | None = None
+        if self._home.exists():
+            self._home.claim()
+            try:
+                self._recover(self._home.load())
+            except BaseException:
+                self._home.release()
+                raise
+
+    def __enter__(self) -> DirectoryEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def position(self) -> Position | None:
+        """See `Engine.position`."""
+        return self._state.slot(self._state.live).position if self._state.live is not None else None
+
+    @property
+    def live(self) -> Checkpoint | None:
+        """The checkpoint that `current` names, open for reading; None if there is none that can be read."""
+        return self._live
+
+    def table(self) -> Sequence[TensorSpec]:
+        """See `Engine.table`."""
+        return self._live.specs if self._live is not None else ()
+
+    def units(self, spec: TensorSpec) -> Units:
+        """See `Engine.units`. The array may be unaligned."""
+        if self._live is None:
+            raise EngineError(f"{self._home.root} holds no version yet")
+        return self._live.units(spec)
+
+    def adopt(self, manifest: Manifest) -> bool:
+        """See `Engine.adopt`: of `current` if there is one, else of the prefill, which is copied. Reads everything."""
+        self._drop_patch()
+        if self._live is not None and self._state.live is not None:
+            if not _holds(self._live, manifest):
+                return False
+            self._make_live(self._state.live, _position(manifest), undo=False)
+            return True
+        if self._prefill is None:
+            return False
+        with Checkpoint.open(self._prefill) as source:
+            if not _holds(source, manifest):
+                return False
+            second = self._begin_second(source.layout.nbytes)
+            with disk_refusals(self._home.slot(second)):
+                match(source.files, self._home.slot(second))
+        with Checkpoint.open(self._home.slot(second)) as copied:
+            if not _holds(copied, manifest):
+                raise EngineError(f"{self._prefill} changed while it was copied: let its writer end, and try again")
+        self._make_live(second, _position(manifest), undo=False)
+        return True
+
+    def stage(self, path: Sequence[Step]) -> DirectoryStage:
+        """See `Engine.stage`. Also raises `FormatError` for names or sizes that no checkpoint has, and `EngineError`
+        if readers keep the second slot or the disk has no room; then nothing was changed."""
+        self._check_path(path)
+        if self._patch is not None and self._patch.follows(path):
+            self._patch.reroute(path)
+        else:
+            self._drop_patch()
+            self._patch = self._new_patch(path)
+        self._patch.advance()
+        return DirectoryStage(self, self._patch)
+
+    def roll_back(self) -> Position | None:
+        """See `Engine.roll_back`. The other slot holds the version before until a stage begins to patch it."""
+        if not self._state.undo or self._state.live is None:
+            raise EngineError("the version before is not there any more: nothing to roll back to")
+        self._drop_patch()
+        before = other(self._state.live)
+        position = self._state.slot(before).position
+        if position is None:
+            raise EngineError("the slot of the version before was patched since: it cannot be rolled back to")
+        self._make_live(before, position, undo=False)
+        return position
+
+    def scrub(self) -> bool:
+        """See `Engine.scrub`."""
+        return self._live is None or (self.position is not None and self._live.digest() == self.position.digest)
+
+    def close(self) -> None:
+        """Give the directory back; `current` stays as it is."""
+        self._drop_patch()
+        self._unlock()
+        if self._live is not None:
+            self._live.close()
+        self._home.release()
+
+    # ---- staging
+
+    def _check_path(self, path: Sequence[Step]) -> None:
+        if not path:
+            raise BaseMismatchError("an empty path leads nowhere")
+        first = path[0].manifest
+        if first.base is not None:
+            _check_base(first, self.position, self.table())
+        rows = first.rows()
+        check_rows(rows_after(rows))
+        for before, step in itertools.pairwise(path):
+            check_meets(before.manifest, step.manifest)
+            if rows_after(before.manifest.rows()) != _rows_before(step.manifest.rows()):
+                raise BaseMismatchError(f"version {step.manifest.version} changes tensors that its base has not")
+            check_rows(rows_after(step.manifest.rows()))
+
+    def _new_patch(self, path: Sequence[Step]) -> Patch:
+        first = path[0].manifest
+        if first.base is None:
+            local = self._local_copy()
+            second = self._begin_second(sum(spec.nbytes for spec in rows_after(first.rows())))
+            with disk_refusals(self._home.slot(second)):
+                remove_others(self._home.slot(second), {})
+            return self._patch_of(second, None, b"", path, local)
+        assert self._live is not None and self.position is not None
+        second = self._begin_second(self._live.layout.nbytes)
+        self._bring_up(second)
+        base = Checkpoint.open(self._home.slot(second), writable=True)
+        return self._patch_of(second, base, self.position.digest, path, LocalCopy([]))
+
+    def _patch_of(
+        self, slot: SlotName, base: Checkpoint | None, digest: bytes, path: Sequence[Step], local: LocalCopy
+    ) -> Patch:
+        place = self._home.slot(slot)
+        return Patch(place, self._home.build, base, digest, path, self._reader, local, self._hook)
+
+    def _begin_second(self, nbytes: int) -> SlotName:
+        """Choose the second slot, keep readers out of it, and mark it as dirty; `nbytes`: what it will hold."""
+        self._home.claim()
+        second: SlotName = other(self._state.live) if self._state.live is not None else "a"
+        place = self._home.slot(second)
+        with disk_refusals(place):
+            place.mkdir(parents=True, exist_ok=True)
+            check_room(place, max(0, nbytes - disk_bytes(place)))
+            if self._lock is None or self._lock[0] != second:
+                self._unlock()
+                self._lock = (second, keep_readers_out(place, self._reader_limit))
+        self._second_was = self._state.slot(second).position
+        self._save(self._state.with_slot(second, None, undo=False))
+        self._hook("dirty")
+        return second
+
+    def _bring_up(self, second: SlotName) -> None:
+        """Make the second slot hold the live version."""
+        if self._second_was != self.position and not self._retrace(second):
+            assert self._live is not None
+            with disk_refusals(self._home.slot(second)):
+                match(self._live.files, self._home.slot(second))
+        self._hook("brought up")
+
+    def _retrace(self, second: SlotName) -> bool:
+        """Apply the last path again, to the slot that it started from; False if it cannot be or did not work out."""
+        trail, was, now = self._trail, self._second_was, self.position
+        if was is None or now is None or not trail or trail[0].manifest.base != was.version:
+            return False
+        if trail[0].manifest.base_digest != was.digest or trail[-1].manifest.digest != now.digest:
+            return False
+        try:
+            base = Checkpoint.open(self._home.slot(second), writable=True)
+            patch = self._patch_of(second, base, was.digest, trail, LocalCopy([]))
+            patch.advance()
+            for index, step in enumerate(trail):
+                for chunk in patch.wanted(index):
+                    data = self._reader(step.id, chunk)
+                    if data is None:
+                        return False
+                    patch.put(index, chunk, data)
+        except (EngineError, FormatError, OSError):
+            return False  # whatever it was, comparing with the live slot mends it
+        return patch.complete and patch.mismatch is None
+
+    def _local_copy(self) -> LocalCopy:
+        found: list[Checkpoint] = []
+        if self._prefill is not None:
+            found.append(Checkpoint.open(self._prefill))
+        if self._live is not None:
+            found.append(self._live)
+        return LocalCopy(found)
+
+    # ---- ending a stage
+
+    def _commit(self, patch: Patch, seconds: float) -> Commit:
+        if not patch.complete:
+            missing = sum(len(patch.wanted(step)) for step in range(len(patch.path)))
+            raise EngineError(f"{missing} chunks were not put yet: put them before the commit")
+        if patch.mismatch is not None:
+            self._drop_patch()
+            raise DigestMismatchError(
+                f"version {patch.mismatch} does not have the digest that its manifest signs; nothing was made live"
+            )
+        manifest = patch.path[-1].manifest
+        second = self._second()
+        old = self._live
+        had = self.position
+        pause = self._make_live(second, _position(manifest), undo=had is not None)
+        self._trail = patch.path if patch.path[0].manifest.base is not None else ()
+        self._patch = None
+        if old is not None:
+            old.close()
+        return Commit(position=_position(manifest), changed=patch.changed, pause_seconds=pause, stage_seconds=seconds)
+
+    def _abandon(self, patch: Patch) -> None:
+        if self._patch is patch and not patch.touched:
+            self._drop_patch()
+
+    def _second(self) -> SlotName:
+        assert self._lock is not None
+        return self._lock[0]
+
+    def _drop_patch(self) -> None:
+        """Forget the open patch. A slot that it never wrote to holds the live version, and is worth knowing."""
+        patch, self._patch = self._patch, None
+        if patch is None or patch.touched or patch.path[0].manifest.base is None:
+            return
+        self._save(self._state.with_slot(self._second(), self.position))
+        self._unlock()
+
+    def _make_live(self, slot: SlotName, position: Position, *, undo: bool) -> float:
+        """Record that `slot` is live, switch the link, let readers in; returns seconds of the switch."""
+        before = self._state
+        self._save(before.with_slot(slot, position, live=slot, undo=undo))
+        self._hook("recorded")
+        try:
+            live = Checkpoint.open(self._home.slot(slot))
+            begun = time.perf_counter()
+            self._home.switch(slot)
+            pause = time.perf_counter() - begun
+        except (OSError, FormatError) as error:
+            self._save(before)
+            raise EngineError(f"{self._home.link} cannot be switched ({error}): check the disk") from error
+        self._live = live
+        self._unlock()
+        with suppress(OSError):  # the state is durable, and the link follows it
+            self._home.settle()
+        self._hook("switched")
+        return pause
+
+    def _save(self, state: State) -> None:
+        if state != self._state:
+            self._home.save(state)
+            self._state = state
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock[1])
+            self._lock = None
+
+    # ---- starting after a crash
+
+    def _recover(self, state: State) -> None:
+        if state.boot != self._boot:
+            state = self._recheck(state)
+        self._state = state
+        if state.live is None:
+            return
+        try:
+            if self.position is not None:
+                self._home.switch(state.live)
+            self._live = Checkpoint.open(self._home.slot(state.live))
+        except FormatError:  # somebody removed or damaged files: a new anchor mends it
+            self._save(state.with_slot(state.live, None, undo=False))
+        except OSError as error:
+            raise EngineError(f"{self._home.link}: {error.strerror or error}: check the path") from error
+
+    def _recheck(self, state: State) -> State:
+        """Trust a slot anew after a reboot: the live one, or else the other, if its digest is what was recorded.
+
+        If neither is sound nothing is live, but the slot that was stays at hand as a local copy.
+        """
+        names: Iterable[SlotName] = (state.live, other(state.live)) if state.live is not None else ()
+        fresh = State(self._boot, state.live)
+        for name in names:
+            position = state.slot(name).position
+            if position is not None and _digest_of(self._home.slot(name)) == position.digest:
+                fresh = fresh.with_slot(name, position, live=name)
+                break
+        else:
+            self._home.switch(None)
+        self._home.save(fresh)
+        return fresh
+
+
+def _position(manifest: Manifest) -> Position:
+    return Position(run=manifest.run, epoch=manifest.epoch, version=manifest.version, digest=manifest.digest)
+
+
+def _rows_before(rows: Sequence[Row]) -> list[TensorSpec]:
+    return [row.spec for row in rows if row.before]
+
+
+def _check_base(manifest: Manifest, live: Position | None, table: Sequence[TensorSpec]) -> None:
+    wanted = (manifest.run, manifest.base, manifest.base_digest)
+    if live is None or (live.run, live.version, live.digest) != wanted:
+        at = "nothing" if live is None else f"version {live.version} of run {live.run[:8]}"
+        raise BaseMismatchError(f"the path starts at version {manifest.base}, but {at} is live: resolve it again")
+    if _rows_before(manifest.rows()) != list(table):
+        raise BaseMismatchError(f"version {manifest.version} changes tensors that version {manifest.base} has not")
+
+
+def _holds(checkpoint: Checkpoint, manifest: Manifest) -> bool:
+    """Whether a checkpoint is exactly the manifest's version."""
+    return list(checkpoint.specs) == rows_after(manifest.rows()) and checkpoint.digest() == manifest.digest
+
+
+def _digest_of(slot: Path) -> bytes | None:
+    try:
+        with Checkpoint.open(slot) as checkpoint:
+            return checkpoint.digest()
+    except FormatError:
+        return None

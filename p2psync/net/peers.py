@@ -1,0 +1,208 @@
+"""All connections of a node: listening, dialling several parallel streams to a peer, telling live peers from dead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+
+from p2psync.errors import P2PSyncError
+from p2psync.membership.records import NodeInfo
+from p2psync.net.stream import PeerStream
+from p2psync.protocol.messages import Control, Hello, Message, Ping, Pong
+
+#: Seconds: how often each stream is pinged; silence after which it is dead; how long a dial may take.
+PING_EVERY = 5.0
+DEAD_AFTER = 20.0
+DIAL_TIMEOUT = 10.0
+MAX_STREAMS_PER_PEER = 16
+MAX_CONNECTIONS = 512
+
+
+@dataclass(slots=True)
+class PeerEvents:
+    """What the owner is told: up(name, region) → accepted?, down(name), message, flushed(name, bytes), failed dial."""
+
+    up: Callable[[str, str], bool]
+    down: Callable[[str], None]
+    message: Callable[[str, Message], None]
+    flushed: Callable[[str, int], None]
+    dial_failed: Callable[[str], None]
+
+
+@dataclass(slots=True)
+class _Links:
+    """The streams to one peer. instance: which start of its daemon they belong to."""
+
+    instance: str
+    streams: list[PeerStream] = field(default_factory=list)
+
+
+class PeerTable:
+    """The connections of one node, by peer."""
+
+    def __init__(self, hello: Hello, events: PeerEvents, streams: int = 2) -> None:
+        """`streams`: parallel connections dialled to each peer."""
+        self._hello = hello
+        self._events = events
+        self._streams = min(streams, MAX_STREAMS_PER_PEER)
+        self._links: dict[str, _Links] = {}
+        self._all: set[PeerStream] = set()
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._token = 0
+
+    async def listen(self, host: str, port: int) -> int:
+        """Accept connections; returns the port, of interest if 0 was asked for. Raises `P2PSyncError` if it is taken."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(self._accept, host or None, port, start_serving=True)
+        except OSError as error:
+            raise P2PSyncError(
+                f"cannot listen on {host or '*'}:{port} ({error.strerror or error}); choose another port with --port"
+            ) from None
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    def watch(self) -> None:
+        """Begin to tell live streams from dead ones."""
+        self._spawn(self._watch())
+
+    async def close(self) -> None:
+        """Close everything."""
+        for task in self._tasks:
+            task.cancel()
+        for stream in list(self._all):
+            stream.close("this node is stopping")
+        if self._server is not None:
+            self._server.close()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._server.wait_closed(), 2)
+
+    def dial(self, info: NodeInfo) -> None:
+        """Connect to a member in the background; `dial_failed` if no stream can be had."""
+        self._spawn(self._dial(info))
+
+    def send(self, name: str, message: Control) -> None:
+        """Send a control message to a peer, on its first stream; dropped if it is gone."""
+        links = self._links.get(name)
+        if links is not None:
+            links.streams[0].send(message)
+
+    def send_chunk(self, name: str, manifest: bytes, index: int, data: bytes | memoryview) -> bool:
+        """Send a chunk on the peer's emptiest stream; False if the peer is gone."""
+        links = self._links.get(name)
+        if links is None:
+            return False
+        min(links.streams, key=lambda stream: stream.backlog).send_chunk(manifest, index, data)
+        return True
+
+    def hang_up(self, name: str, reason: str) -> None:
+        """Close every stream to a peer."""
+        links = self._links.get(name)
+        for stream in list(links.streams) if links else []:
+            stream.close(reason)
+
+    # ---- StreamOwner -----------------------------------------------------------------------------------------------
+
+    def greeted(self, stream: PeerStream, hello: Hello) -> None:
+        """A connection says whose it is."""
+        if hello.node == self._hello.node:
+            stream.close("this node dialled itself")
+            return
+        links = self._links.get(hello.node)
+        if links is not None and links.instance != hello.instance and not self._replace(links):
+            stream.close("another instance of this node is connected and alive")
+            return
+        links = self._links.get(hello.node)
+        if links is None:
+            if not self._events.up(hello.node, hello.region):
+                stream.close("this peer is shut out")
+                return
+            links = self._links[hello.node] = _Links(hello.instance)
+        if len(links.streams) >= MAX_STREAMS_PER_PEER:
+            stream.close("too many streams of one peer")
+            return
+        stream.peer = hello.node
+        links.streams.append(stream)
+
+    def received(self, stream: PeerStream, message: Message) -> None:
+        """A message; only greeted streams of accepted peers count."""
+        if stream.peer is None or isinstance(message, Pong):
+            return
+        if isinstance(message, Ping):
+            stream.send(Pong(message.token))
+        else:
+            self._events.message(stream.peer, message)
+
+    def flushed(self, stream: PeerStream, size: int) -> None:
+        """Room again."""
+        if stream.peer is not None:
+            self._events.flushed(stream.peer, size)
+
+    def closed(self, stream: PeerStream, reason: str) -> None:
+        """One stream less; the peer is down with its last."""
+        self._all.discard(stream)
+        name = stream.peer
+        links = self._links.get(name) if name is not None else None
+        if name is None or links is None or stream not in links.streams:
+            return
+        links.streams.remove(stream)
+        if not links.streams:
+            del self._links[name]
+            self._events.down(name)
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> PeerStream:
+        stream = PeerStream(self, self._hello)
+        if len(self._all) >= MAX_CONNECTIONS:
+            asyncio.get_running_loop().call_soon(stream.close, "too many connections")
+        self._all.add(stream)
+        return stream
+
+    def _replace(self, links: _Links) -> bool:
+        """A new instance greets: believe it only if the old one has been silent, so that names cannot be hijacked."""
+        now = asyncio.get_running_loop().time()
+        if any(now - stream.heard_at < PING_EVERY * 2 for stream in links.streams):
+            for stream in links.streams:
+                self._ping(stream)
+            return False
+        for stream in list(links.streams):
+            stream.close("a newer instance of this peer has come")
+            self.closed(stream, "replaced")
+        return True
+
+    async def _dial(self, info: NodeInfo) -> None:
+        results = await asyncio.gather(*(self._connect(info) for _ in range(self._streams)), return_exceptions=True)
+        if all(isinstance(result, BaseException) for result in results) and info.node not in self._links:
+            self._events.dial_failed(info.node)
+
+    async def _connect(self, info: NodeInfo) -> None:
+        loop = asyncio.get_running_loop()
+        stream = PeerStream(self, self._hello)
+        connecting = loop.create_connection(lambda: stream, info.host, info.port, family=socket.AF_UNSPEC)
+        await asyncio.wait_for(connecting, DIAL_TIMEOUT)
+        self._all.add(stream)
+
+    async def _watch(self) -> None:
+        """Ping every stream now and then, and close those that have long been silent."""
+        while True:
+            await asyncio.sleep(PING_EVERY)
+            now = asyncio.get_running_loop().time()
+            for stream in list(self._all):
+                if now - stream.heard_at > DEAD_AFTER:
+                    stream.close(f"nothing was heard for {DEAD_AFTER:.0f} s")
+                elif stream.peer is not None:
+                    self._ping(stream)
+
+    def _ping(self, stream: PeerStream) -> None:
+        self._token += 1
+        stream.send(Ping(self._token))
+
+    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

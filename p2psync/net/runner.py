@@ -1,0 +1,484 @@
+"""The asyncio shell of a node: carries out what `NodeCore` decides, over sockets, the hub, the store and an engine.
+
+One loop, one task per call to the hub or dialled peer, and one worker thread for the engine, in whose queue the
+engine's calls keep their order. After anything has happened the core's actions are drained once per turn of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from p2psync.engines.base import Commit, Engine, Stage
+from p2psync.errors import DigestMismatchError, EngineError, LeaseError, P2PSyncError, TrustError
+from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall
+from p2psync.membership.records import View
+from p2psync.net.hub_client import HubClient
+from p2psync.net.peers import PeerEvents, PeerTable
+from p2psync.observe.events import (
+    Committed,
+    Event,
+    Fetching,
+    HubAway,
+    HubJoined,
+    PeerBanned,
+    PeerDown,
+    PeerUp,
+    Trouble,
+)
+from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
+from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Hello, Message
+from p2psync.protocol.versions import Position
+from p2psync.store.packs import Pack, Store
+from p2psync.swarm.core import Ban, Complete, Save, Send, SendChunk
+from p2psync.swarm.follower import (
+    AbandonStage,
+    Adopt,
+    CommitStage,
+    EngineAction,
+    Fetch,
+    GetManifest,
+    OpenStage,
+    Put,
+    Retire,
+)
+from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeCore
+from p2psync.swarm.transfer import Bits
+
+#: How long one long poll of the view lasts (seconds).
+VIEW_WAIT = 20.0
+
+T = TypeVar("T")
+
+
+class NodeRunner:
+    """Runs one `NodeCore`. `engine` is given at an actor, None at a trainer."""
+
+    def __init__(
+        self,
+        core: NodeCore,
+        hub: HubClient,
+        store: Store,
+        *,
+        trusted: frozenset[bytes],
+        instance: str,
+        engine: Engine | None = None,
+        streams: int = 2,
+        on_event: Callable[[Event], None] = lambda event: None,
+        on_view: Callable[[View], None] = lambda view: None,
+    ) -> None:
+        self.core = core
+        self.store = store
+        self._hub = hub
+        self._trusted = trusted
+        self._engine = engine
+        self._emit = on_event
+        self._on_view = on_view
+        hello = Hello(MAGIC, PROTOCOL, core.info.node, instance, core.info.region)
+        events = PeerEvents(self._peer_up, self._peer_down, self._message, self._flushed, self._dial_failed)
+        self._peers = PeerTable(hello, events, streams)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._stage: Stage | None = None
+        self._signed: dict[bytes, SignedManifest] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._draining = False
+        self._stopped = False
+        self._hub_away = False
+        self._began: tuple[float, int] = (0.0, 0)
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self, host: str, port: int | None) -> int:
+        """Listen for peers, offer what the store holds, join the hub. Returns the port. Raises `P2PSyncError`.
+
+        port: 0 takes any; None listens nowhere: this node only dials out, and serves over what it dialled.
+        """
+        self._loop = asyncio.get_running_loop()
+        bound = await self._peers.listen(host, port) if port is not None else 0
+        self._peers.watch()
+        self.core.listening(bound)
+        for pack in self.store.packs():
+            self._know(pack)
+        self._kick()
+        return bound
+
+    async def stop(self) -> None:
+        """Leave the hub, close the peers, and wait for the engine to finish what it is doing."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        lease = self.core.membership.lease
+        if lease is not None:
+            try:
+                await asyncio.wait_for(self._hub.leave(lease), 2)
+            except (P2PSyncError, TimeoutError) as error:
+                self._emit(Trouble(f"could not take leave of the hub: {error}"))
+        await self._peers.close()
+        await self._loop.run_in_executor(None, self._worker.shutdown)
+
+    def offer(self, pack: Pack) -> None:
+        """Serve a pack that was just made here."""
+        self.core.offer(pack.signed.id, pack.manifest, _flags(pack), self._loop.time())
+        self._kick()
+
+    def withdraw(self, id: bytes) -> None:
+        """Stop serving a manifest (32 bytes)."""
+        self.core.swarm.end(id)
+        self._kick()
+
+    def running(self, position: Position) -> None:
+        """Tell the hub which version this node has (a trainer: the one it published)."""
+        self.core.membership.running(position.version, position.digest.hex(), self._loop.time())
+        self._kick()
+
+    @property
+    def peers(self) -> int:
+        """How many peers are connected."""
+        return sum(1 for _ in self.core.swarm.peers)
+
+    # ---- driving the core ------------------------------------------------------------------------------------------
+
+    def _kick(self) -> None:
+        """Drain the core's actions in this turn of the loop, once."""
+        if not self._draining and not self._stopped:
+            self._draining = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._draining = False
+        if self._stopped:
+            return
+        self.core.poll(self._loop.time())
+        while actions := self.core.actions():
+            for action in actions:
+                self._do(action)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        now = self._loop.time()
+        wake = self.core.next_wake(now)
+        if wake != float("inf"):
+            self._timer = self._loop.call_at(wake, self._kick)
+
+    def _do(self, action: NodeAction) -> None:
+        match action:
+            case Send():
+                self._peers.send(action.peer, action.message)
+            case SendChunk():
+                self._send_chunk(action)
+            case Save():
+                self._save(action)
+            case CallJoin() | CallRenew() | CallView():
+                self._spawn(self._call_hub(action))
+            case Dial():
+                self._peers.dial(action.info)
+            case Hangup():
+                self._peers.hang_up(action.peer, action.reason)
+            case Ban():
+                self._emit(PeerBanned(action.peer, action.reason))
+            case Complete():
+                self._complete(action.id)
+            case GetManifest():
+                self._spawn(self._get_manifest(action))
+            case Fetch():
+                self._fetch(action)
+            case Adopt() | OpenStage() | Put() | CommitStage():
+                self._spawn(self._run_engine(action))
+            case AbandonStage():
+                self._spawn(self._abandon())
+            case Retire():
+                self._retire(action.id)
+
+    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- peers -----------------------------------------------------------------------------------------------------
+
+    def _peer_up(self, name: str, region: str) -> bool:
+        # The links are registered once this returns; what the core sends meanwhile goes out in the next turn.
+        accepted = self.core.peer_up(name, region, self._loop.time())
+        if accepted:
+            self._emit(PeerUp(name, region))
+        self._kick()
+        return accepted
+
+    def _peer_down(self, name: str) -> None:
+        self.core.peer_down(name, self._loop.time())
+        self._emit(PeerDown(name))
+        self._kick()
+
+    def _message(self, name: str, message: Message) -> None:
+        self.core.receive(name, message, self._loop.time())
+        self._kick()
+
+    def _flushed(self, name: str, size: int) -> None:
+        self.core.swarm.flushed(name, size, self._loop.time())
+        self._kick()
+
+    def _dial_failed(self, name: str) -> None:
+        self.core.dial_failed(name, self._loop.time())
+        self._kick()
+
+    # ---- chunks ----------------------------------------------------------------------------------------------------
+
+    def _send_chunk(self, action: SendChunk) -> None:
+        now = self._loop.time()
+        try:
+            pack = self.store.get(action.id)
+            data = pack.view(action.index) if pack is not None else None
+        except P2PSyncError as error:
+            self._emit(Trouble(str(error)))
+            data = None
+        if data is None:
+            self._emit(
+                Trouble(f"chunk {action.index} of {action.id.hex()[:12]} is damaged or gone here; fetching it anew")
+            )
+            self.core.swarm.lost(action.id, action.index, now)
+        size = len(data) if data is not None else 0
+        if data is None or not self._peers.send_chunk(action.peer, action.id[:SHORT_ID_BYTES], action.index, data):
+            self.core.swarm.flushed(action.peer, size, now)
+
+    def _save(self, action: Save) -> None:
+        pack = self.store.get(action.id)
+        try:
+            if pack is None:
+                raise P2PSyncError(f"the store lost the pack {action.id.hex()[:12]}")
+            pack.write(action.index, action.data)
+        except P2PSyncError as error:
+            self._emit(Trouble(str(error)))
+            self.core.store_failed(action.id, str(error), self._loop.time())
+            return
+        self.core.saved(action)
+
+    def _complete(self, id: bytes) -> None:
+        pack = self.store.get(id)
+        if pack is not None and pack.complete:
+            self._spawn(self._seal(pack))
+
+    async def _seal(self, pack: Pack) -> None:
+        try:
+            await self._loop.run_in_executor(None, pack.seal)
+        except P2PSyncError as error:
+            self._emit(Trouble(str(error)))
+
+    def _fetch(self, action: Fetch) -> None:
+        signed = self._signed.get(action.step.id)
+        now = self._loop.time()
+        try:
+            pack = self.store.get(action.step.id)
+            if pack is None:
+                if signed is None:
+                    raise P2PSyncError("the manifest to fetch is not at hand any more; trying again")
+                pack = self.store.add(signed, action.step.manifest)
+        except P2PSyncError as error:
+            self._emit(Trouble(str(error)))
+            self.core.store_failed(action.step.id, str(error), now)
+            return
+        self.core.fetch(action, _flags(pack), now)
+
+    def _retire(self, id: bytes) -> None:
+        self._signed.pop(id, None)
+        self._spawn(self._remove(id))
+
+    async def _remove(self, id: bytes) -> None:
+        # In the engine's thread, so that it is not reading there.
+        try:
+            await self._loop.run_in_executor(self._worker, self.store.remove, id)
+        except P2PSyncError as error:
+            self._emit(Trouble(str(error)))
+
+    def _know(self, pack: Pack) -> None:
+        """Offer a pack of an earlier life, if its manifest is one that this node trusts."""
+        try:
+            open_signed(pack.signed.to_bytes(), self._trusted)
+        except P2PSyncError as error:
+            self._emit(Trouble(f"leaving the pack {pack.signed.id.hex()[:12]} alone: {error}"))
+            return
+        now = self._loop.time()
+        self._signed[pack.signed.id] = pack.signed
+        self.core.offer(pack.signed.id, pack.manifest, _flags(pack), now)
+        if self.core.follower is not None:
+            self.core.follower.manifest(pack.signed.id.hex(), pack.manifest, now)
+
+    # ---- hub -------------------------------------------------------------------------------------------------------
+
+    async def _call_hub(self, call: HubCall) -> None:
+        try:
+            if isinstance(call, CallJoin):
+                lease = await self._hub.join(call.request.info, call.request.version, call.request.digest)
+                self.core.joined(lease, self._loop.time())
+                self._hub_away = False
+                self._emit(HubJoined(str(self._hub.url)))
+            elif isinstance(call, CallRenew):
+                request = call.request
+                lease = await self._hub.renew(request.lease, request.version, request.digest)
+                self.core.renewed(lease, self._loop.time())
+            else:
+                view = await self._hub.view(call.instance, call.revision, VIEW_WAIT)
+                same = (view.instance, view.revision) == (call.instance, call.revision)
+                self.core.viewed(None if same else view, self._loop.time())
+                if not same:
+                    self._on_view(view)
+        except LeaseError:
+            self.core.lease_lost(self._loop.time())
+        except P2PSyncError as error:
+            self._hub_failed(call, error)
+        self._kick()
+
+    def _hub_failed(self, call: HubCall, error: P2PSyncError) -> None:
+        if not self._hub_away or isinstance(error, TrustError):
+            self._emit(HubAway(str(error)))
+        self._hub_away = True
+        self.core.hub_failed(call, self._loop.time())
+
+    async def _get_manifest(self, action: GetManifest) -> None:
+        follower = self.core.follower
+        assert follower is not None
+        try:
+            data = action.inline if action.inline is not None else await self._hub.manifest(action.id)
+            manifest, signed = await self._loop.run_in_executor(None, self._open, data, action.id)
+            self._signed[signed.id] = signed
+            follower.manifest(action.id, manifest, self._loop.time())
+        except P2PSyncError as error:
+            self._emit(Trouble(str(error)))
+            follower.no_manifest(action.id, str(error), self._loop.time())
+        self._kick()
+
+    def _open(self, data: bytes, id: str) -> tuple[Manifest, SignedManifest]:
+        manifest, signed = open_signed(data, self._trusted)
+        if signed.id.hex() != id:
+            raise TrustError("the hub gave another manifest than the one it announced; not used")
+        return manifest, signed
+
+    # ---- engine ----------------------------------------------------------------------------------------------------
+
+    async def _run_engine(self, action: EngineAction) -> None:
+        assert self._engine is not None
+        try:
+            await getattr(self, f"_engine_{type(action).__name__.lower()}")(action)
+        except P2PSyncError as error:
+            if not self._is_current(action):
+                return
+            self._emit(Trouble(str(error)))
+            vouched = await self._vouched(isinstance(error, DigestMismatchError))
+            self.core.engine_failed(action, str(error), vouched, self._loop.time())
+        self._kick()
+
+    def _is_current(self, action: EngineAction) -> bool:
+        return self.core.follower is not None and self.core.follower.cares(action)
+
+    async def _vouched(self, doubtful: bool) -> Position | None:
+        """What is live; where it is in doubt, only if its bits are still those that were committed."""
+        engine = self._engine
+        assert engine is not None
+
+        def look() -> Position | None:
+            if engine.position is None or (doubtful and not engine.scrub()):
+                return None
+            return engine.position
+
+        return await self._in_worker(look)
+
+    async def _engine_adopt(self, action: Adopt) -> None:
+        engine = self._engine
+        assert engine is not None
+        taken = await self._in_worker(lambda: engine.adopt(action.position))
+        self.core.adopted(action, action.position if taken else None, self._loop.time())
+
+    async def _engine_openstage(self, action: OpenStage) -> None:
+        engine = self._engine
+        assert engine is not None
+        self._began = (self._loop.time(), self.core.swarm.received_bytes)
+
+        def open_stage() -> tuple[Stage, list[list[int]]]:
+            stage = engine.stage(action.path)
+            return stage, [list(stage.wanted(i)) for i in range(len(action.path))]
+
+        self._stage, wanted = await self._in_worker(open_stage)
+        held = []
+        missing = 0
+        for step, chunks in zip(action.path, wanted, strict=True):
+            pack = self.store.get(step.id)
+            held.append([i for i in chunks if pack is not None and pack.have[i]])
+            missing += sum(step.manifest.sizes[i] for i in set(chunks) - set(held[-1]))
+        last = action.path[-1].manifest
+        self._emit(Fetching(last.version, len(action.path), action.path[0].manifest.base is None, missing))
+        follower = self.core.follower
+        assert follower is not None
+        follower.opened(action, wanted, held)
+
+    async def _engine_put(self, action: Put) -> None:
+        stage = self._stage
+        follower = self.core.follower
+        assert follower is not None
+        if stage is None:
+            return
+
+        def put() -> bool:
+            if self._stage is not stage:
+                return True
+            pack = self.store.get(action.id)
+            data = pack.read(action.chunk) if pack is not None else None
+            if data is not None:
+                stage.put(action.step, action.chunk, data)
+            return data is not None
+
+        if await self._in_worker(put):
+            follower.was_put(action)
+        else:
+            self.core.unput(action, self._loop.time())
+
+    async def _engine_commitstage(self, action: CommitStage) -> None:
+        stage, follower = self._stage, self.core.follower
+        assert follower is not None
+        if stage is None:
+            raise EngineError("there is no stage to commit")
+        commit = await self._in_worker(stage.commit)
+        self._stage = None
+        self._tell_commit(commit)
+        self.core.committed(action, commit.position, self._loop.time())
+
+    def _tell_commit(self, commit: Commit) -> None:
+        began, received = self._began
+        self._emit(
+            Committed(
+                version=commit.position.version,
+                digest=commit.position.digest.hex(),
+                changed=commit.changed,
+                total=self._total(),
+                fetched_bytes=self.core.swarm.received_bytes - received,
+                seconds=self._loop.time() - began,
+                pause_seconds=commit.pause_seconds,
+                stage_seconds=commit.stage_seconds,
+                at=time.time(),
+            )
+        )
+
+    def _total(self) -> int:
+        assert self._engine is not None
+        return sum(spec.count for spec in self._engine.table())
+
+    async def _abandon(self) -> None:
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            await self._in_worker(stage.abandon)
+
+    async def _in_worker(self, call: Callable[[], T]) -> T:
+        return await self._loop.run_in_executor(self._worker, call)
+
+
+def _flags(pack: Pack) -> Bits:
+    return np.array([bool(have) for have in pack.have], np.bool_)

@@ -1,0 +1,160 @@
+"""What a daemon tells of itself: typed events, and the one line that each is for people."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, tag=True):
+    """Base of all events. `line()` is what a terminal or a log shows; a severity of "warning" asks for attention."""
+
+    def line(self) -> str:
+        """One line for people."""
+        raise NotImplementedError
+
+    @property
+    def severity(self) -> str:
+        """ "info" or "warning"."""
+        return "info"
+
+
+class Warned(Event, frozen=True):
+    """Base of the events that ask for attention."""
+
+    @property
+    def severity(self) -> str:
+        """ "warning"."""
+        return "warning"
+
+
+class HubJoined(Event, frozen=True):
+    """The hub granted a lease."""
+
+    url: str
+
+    def line(self) -> str:
+        """One line for people."""
+        return f"joined the hub at {self.url}"
+
+
+class HubAway(Warned, frozen=True):
+    """The hub cannot be reached; told once until it is back."""
+
+    message: str
+
+    def line(self) -> str:
+        """One line for people."""
+        return f"{self.message}; carrying on with the peers at hand"
+
+
+class PeerUp(Event, frozen=True):
+    """A peer is connected."""
+
+    peer: str
+    region: str
+
+    def line(self) -> str:
+        """One line for people."""
+        return f"peer {self.peer[:8]} connected" + (f" (region {self.region})" if self.region else "")
+
+
+class PeerDown(Event, frozen=True):
+    """A peer is gone."""
+
+    peer: str
+
+    def line(self) -> str:
+        """One line for people."""
+        return f"peer {self.peer[:8]} gone"
+
+
+class PeerBanned(Warned, frozen=True):
+    """A peer sent what the manifest does not sign."""
+
+    peer: str
+    reason: str
+
+    def line(self) -> str:
+        """One line for people."""
+        return f"peer {self.peer[:8]} is shut out: {self.reason}"
+
+
+class Fetching(Event, frozen=True):
+    """A way to a version was chosen. payload_bytes: of the chunks still to be had from peers."""
+
+    version: int
+    steps: int
+    anchor: bool
+    payload_bytes: int
+
+    def line(self) -> str:
+        """One line for people."""
+        way = "an anchor" if self.anchor else "a delta"
+        more = f" and {self.steps - 1} more" if self.steps > 1 else ""
+        return f"fetching version {self.version} by {way}{more}, {self.payload_bytes / 1e6:.1f} MB"
+
+
+class Committed(Event, frozen=True):
+    """A version is live. fetched_bytes: chunks taken from peers for it; seconds from the announcement heard."""
+
+    version: int
+    digest: str
+    changed: int
+    total: int
+    fetched_bytes: int
+    seconds: float
+    pause_seconds: float
+    stage_seconds: float
+    at: float
+
+    def line(self) -> str:
+        """One line for people."""
+        part = f"{100 * self.changed / self.total:.2f} % changed" if self.total else "empty"
+        return (
+            f"version {self.version} is live ({part}, {self.fetched_bytes / 1e6:.1f} MB, {self.seconds:.2f} s, "
+            f"pause {1e3 * self.pause_seconds:.1f} ms, digest {self.digest[:12]})"
+        )
+
+
+class Published(Event, frozen=True):
+    """The trainer made a version durable and announced it. at: Unix seconds."""
+
+    version: int
+    digest: str
+    anchor: bool
+    changed: int
+    total: int
+    payload_bytes: int
+    full_bytes: int
+    chunks: int
+    seconds: float
+    at: float
+
+    def line(self) -> str:
+        """One line for people."""
+        ratio = self.full_bytes / self.payload_bytes if self.payload_bytes else float("inf")
+        kind = "anchor" if self.anchor else f"{100 * self.changed / max(1, self.total):.2f} % changed"
+        return (
+            f"published version {self.version} ({kind}, {self.payload_bytes / 1e6:.2f} MB, {ratio:.0f}× smaller than "
+            f"whole, {self.chunks} chunks, {self.seconds:.2f} s, digest {self.digest[:12]})"
+        )
+
+
+class Trouble(Warned, frozen=True):
+    """Something failed; what was live stays live, and it will be tried again where that makes sense."""
+
+    message: str
+
+    def line(self) -> str:
+        """One line for people."""
+        return self.message
+
+
+class Note(Event, frozen=True):
+    """Something worth a line."""
+
+    message: str
+
+    def line(self) -> str:
+        """One line for people."""
+        return self.message

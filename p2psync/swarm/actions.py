@@ -1,0 +1,77 @@
+"""What the swarm asks its shell to do, and its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from p2psync.protocol.messages import Control
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmConfig:
+    """Settings. Bytes and seconds.
+
+    window_least, window_most: bounds of what is asked of one peer at a time. horizon: how far ahead requests reach.
+    late_after: a request counts as late this long after the peer's own pace would have brought it. flush_limit: bytes
+    given to one peer's connections ahead of the kernel. endgame_copies: peers asked for the same chunk at the end.
+    have_delay: how long news of held chunks may wait for company. ban: how long a liar is shut out.
+    """
+
+    window_least: int = 256 << 10
+    window_most: int = 16 << 20
+    horizon: float = 0.5
+    late_after: float = 8.0
+    flush_limit: int = 1 << 20
+    endgame_copies: int = 2
+    have_delay: float = 0.01
+    ban: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a control message to a peer."""
+
+    peer: str
+    message: Control
+
+
+@dataclass(frozen=True, slots=True)
+class SendChunk:
+    """Read a held chunk (manifest id of 32 bytes) and send it.
+
+    Say `flushed` with the manifest's size of the chunk when it has left, and also when it could not be read; in that
+    case say `lost` too.
+    """
+
+    peer: str
+    id: bytes
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A verified chunk to keep, before any later `SendChunk` of it is carried out. If it cannot be kept, say `lost`."""
+
+    id: bytes
+    index: int
+    data: bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Every wanted chunk of this manifest is held."""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """Hang up on this peer and do not take it back before `until`."""
+
+    peer: str
+    reason: str
+    until: float
+
+
+Action: TypeAlias = Send | SendChunk | Save | Complete | Ban

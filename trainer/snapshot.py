@@ -1,0 +1,210 @@
+"""The trainer's one copy of the bits that it published last, in a flat file under a memory map.
+
+    ROOT/state            which file is current, its tensors, its position, and the delta being applied, if any
+    ROOT/bits-<n>         every tensor, one after the other, each at a multiple of 64 bytes
+
+A delta is applied in place once it is durable in the store; the state names it before the first write, so a crash in
+the middle is seen at the next start. Then, or when the machine lost power (another boot, and the digest is not the
+one signed), the snapshot is made anew from the store's anchor and deltas: it is never guessed at.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from p2psync.delta.algebra import apply_with_digest
+from p2psync.delta.container import decode_chunk
+from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes, digest_units
+from p2psync.delta.tensors import TensorSpec, Units
+from p2psync.engines.state import boot_id
+from p2psync.errors import DigestMismatchError, StoreError
+from p2psync.protocol.manifest import Manifest
+from p2psync.protocol.versions import Position
+from p2psync.store.disk import disk_errors, reserve, write_durably
+
+_ALIGN = 64
+#: Gives chunk `index` of the manifest being applied.
+Chunks = Callable[[int], bytes]
+
+
+class _State(msgspec.Struct, frozen=True):
+    """file: name of the bits. applying: a change was begun and not ended, so the bits are neither version."""
+
+    boot: str
+    file: str
+    specs: list[TensorSpec]
+    position: Position | None
+    applying: bool = False
+
+
+class Snapshot:
+    """The bits of the last published version."""
+
+    def __init__(self, root: Path) -> None:
+        """Open the snapshot at `root`, made if need be. Raises `StoreError`."""
+        self._root = root
+        self._map: mmap.mmap | None = None
+        self._offsets: dict[TensorSpec, int] = {}
+        with disk_errors(root):
+            root.mkdir(parents=True, exist_ok=True)
+            self._state = self._load()
+            for stale in root.glob("bits-*"):
+                if stale.name != self._state.file:
+                    stale.unlink()
+            self._open()
+        self._recheck()
+
+    @property
+    def position(self) -> Position | None:
+        """What the bits are; None if there are none or they cannot be vouched for."""
+        return None if self._state.applying else self._state.position
+
+    @property
+    def specs(self) -> Sequence[TensorSpec]:
+        """The tensors, sorted."""
+        return self._state.specs if self.position is not None else []
+
+    def units(self, spec: TensorSpec) -> Units:
+        """The bits of one tensor; changed in place by `advance`."""
+        if spec.count == 0 or self._map is None:
+            return np.empty(0, spec.unit)
+        return np.frombuffer(self._map, spec.unit, spec.count, self._offsets[spec])
+
+    def advance(self, manifest: Manifest, chunks: Chunks, position: Position) -> None:
+        """Go along one manifest: an anchor replaces everything, a delta changes in place where the tensors stay.
+
+        Raises `DigestMismatchError` if the outcome is not what the manifest says; then nothing is vouched for.
+        """
+        rows = manifest.rows()
+        after = [row.spec for row in rows if row.after]
+        if manifest.base is None or any(row.before != row.after for row in rows):
+            self._rebuild(manifest, chunks, position, after)
+            return
+        self._save(msgspec.structs.replace(self._state, applying=True))
+        with disk_errors(self._root):
+            change = self._apply(manifest, chunks)
+        self._check(manifest, (digest_from_bytes(manifest.base_digest) + change) % MODULUS)
+        self._save(msgspec.structs.replace(self._state, applying=False, position=position, boot=boot_id()))
+
+    def close(self) -> None:
+        """Let go of the map."""
+        self._map = None
+
+    def _rebuild(self, manifest: Manifest, chunks: Chunks, position: Position, after: list[TensorSpec]) -> None:
+        """The tensors change: lay out a new file, take over what stays, apply, and only then let the old one go."""
+        old, kept = self._state, {spec: self.units(spec) for spec in self.specs} if manifest.base is not None else {}
+        number = int(old.file.removeprefix("bits-") or 0) + 1
+        every = sorted({row.spec for row in manifest.rows()})
+        self._state = _State(boot_id(), f"bits-{number}", every, old.position, applying=True)
+        with disk_errors(self._root):
+            self._create()
+            for spec, units in kept.items():
+                self.units(spec)[:] = units
+            self._apply(manifest, chunks)
+        removed = [row.spec for row in manifest.rows() if not row.after]
+        if any(self.units(spec).any() for spec in removed):
+            raise DigestMismatchError(f"version {manifest.version} removes a tensor that is not what it says")
+        self._check(manifest, self._digest(after))
+        offsets = self._offsets
+        self._state = _State(boot_id(), self._state.file, every, position)
+        if removed:
+            # Removed tensors were needed to apply; the file is laid out once more without them.
+            self._compact(after, offsets)
+        self._save(self._state)
+        if old.file:
+            (self._root / old.file).unlink(missing_ok=True)
+
+    def _compact(self, after: list[TensorSpec], offsets: dict[TensorSpec, int]) -> None:
+        kept = {spec: self.units(spec) for spec in after if spec in offsets}
+        stale = self._state.file
+        number = int(stale.removeprefix("bits-")) + 1
+        self._state = msgspec.structs.replace(self._state, file=f"bits-{number}", specs=after)
+        with disk_errors(self._root):
+            self._create()
+            for spec, units in kept.items():
+                self.units(spec)[:] = units
+            (self._root / stale).unlink(missing_ok=True)
+
+    def _digest(self, specs: Sequence[TensorSpec]) -> int:
+        return sum(digest_units(spec, self.units(spec)) for spec in specs) % MODULUS
+
+    def _apply(self, manifest: Manifest, chunks: Chunks) -> int:
+        rows = manifest.rows()
+        change = 0
+        for index in range(manifest.chunks):
+            for block in decode_chunk(chunks(index), rows, manifest.block_units):
+                spec = rows[block.row].spec
+                change += apply_with_digest(spec, self.units(spec), block)
+        return change
+
+    def _check(self, manifest: Manifest, digest: int) -> None:
+        if digest_bytes(digest) != manifest.digest:
+            raise DigestMismatchError(
+                f"version {manifest.version} decodes to other bits than were encoded: not announced"
+            )
+
+    def _load(self) -> _State:
+        try:
+            return msgspec.msgpack.decode((self._root / "state").read_bytes(), type=_State)
+        except FileNotFoundError:
+            return _State(boot_id(), "", [], None)
+        except msgspec.MsgspecError as error:
+            raise StoreError(f"{self._root / 'state'} is broken ({error}): remove {self._root}") from None
+
+    def _save(self, state: _State) -> None:
+        with disk_errors(self._root):
+            write_durably(self._root / "state", msgspec.msgpack.encode(state))
+        self._state = state
+
+    def _open(self) -> None:
+        if not self._state.file:
+            return
+        path = self._root / self._state.file
+        size = self._lay_out()
+        if not path.exists() or path.stat().st_size != size:
+            self._state = _State(boot_id(), "", [], None)
+            return
+        self._map_file(path, size)
+
+    def _create(self) -> None:
+        size = self._lay_out()
+        path = self._root / self._state.file
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            reserve(descriptor, size, path)
+        finally:
+            os.close(descriptor)
+        self._map_file(path, size)
+
+    def _map_file(self, path: Path, size: int) -> None:
+        if not size:
+            self._map = None
+            return
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(descriptor)
+
+    def _lay_out(self) -> int:
+        offset = 0
+        self._offsets = {}
+        for spec in self._state.specs:
+            self._offsets[spec] = offset
+            offset += -(-spec.nbytes // _ALIGN) * _ALIGN
+        return offset
+
+    def _recheck(self) -> None:
+        """After another boot the pages may not have reached the disk: believe the digest alone."""
+        position = self.position
+        if position is None or self._state.boot == boot_id():
+            return
+        good = digest_bytes(self._digest(self._state.specs)) == position.digest
+        self._save(msgspec.structs.replace(self._state, applying=not good, boot=boot_id()))
