@@ -69,6 +69,7 @@ class ActorNode:
         self._engine_of = engine_of
         self._local_digest = local_digest
         self._emit = on_event
+        self._moved = asyncio.Event()
 
     async def start(self) -> None:
         """Open store and engine, listen, and join. An unreachable hub is no error: it is tried again.
@@ -92,7 +93,8 @@ class ActorNode:
                 instance=os.urandom(8).hex(),
                 engine=self.engine,
                 streams=config.streams,
-                on_event=self._emit,
+                on_event=self._on_event,
+                on_told=self._moved.set,
             )
             await self.runner.start(config.host, config.port)
         except BaseException:
@@ -105,6 +107,16 @@ class ActorNode:
         await self.runner.stop()
         await self.client.close()
         self.store.close()
+
+    async def until(self, version: int) -> None:
+        """Wait until `version` or a later one is live and the hub was told."""
+        while self.position is None or self.position.version < version or self.runner.core.membership.untold:
+            self._moved.clear()
+            await self._moved.wait()
+
+    def _on_event(self, event: Event) -> None:
+        self._emit(event)
+        self._moved.set()
 
     @property
     def position(self) -> Position | None:

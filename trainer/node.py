@@ -174,6 +174,16 @@ class TrainerNode:
         if self.fenced is not None:
             raise self.fenced
 
+    async def until_running(self, actors: int) -> None:
+        """Wait until at least so many actors, and every one that the hub knows, run the newest version."""
+        while True:
+            live = self.position
+            members = [m for m in (await self.client.view()).members if m.info.role != "trainer"]
+            digest = live.digest.hex() if live else ""
+            if len(members) >= actors and all(m.digest == digest for m in members):
+                return
+            await asyncio.sleep(0.2)
+
     @property
     def position(self) -> Position | None:
         """The newest version."""

@@ -74,13 +74,18 @@ def _code_sparse(block: Block, turn: int) -> Coded:
     positions = np.require(block.positions, np.uint32, "CA")
     steps = np.require(block.steps, None, "CA")
     n, width = steps.size, steps.itemsize
-    room = np.empty(n + block.count // coding.ESCAPE + 1, np.uint8)
+    room = np.empty(n + block.count // coding.ESCAPE + 2, np.uint8)
     gaps = room[: coding.write_gaps(positions, room)].tobytes()
-    codes, small, wide = np.empty((n + 3) // 4, np.uint8), np.empty(n + 1, np.uint8), np.empty(n + 1, steps.dtype)
-    smalls, wides = coding.write_steps(steps, codes, small, wide)
-    if codes.size + smalls + wides * width > n * width:
+    padded = (n + 31) // 32
+    codes, scratch = np.empty(8 * padded, np.uint8), np.empty(32 * padded, np.uint8)
+    small, wide = np.empty(n, np.uint8), np.empty(n, steps.dtype)
+    smalls, wides = coding.write_steps(steps, codes, small, wide, scratch)
+    packed = (n + 3) // 4
+    if packed + smalls + wides * width > n * width:
         return Coded(block, Mode.PLANES, gaps, planes=_cut(steps, turn))
-    return Coded(block, Mode.CODES, gaps, codes.tobytes(), small[:smalls].tobytes(), wide[:wides].tobytes())
+    return Coded(
+        block, Mode.CODES, gaps, codes[:packed].tobytes(), small[:smalls].tobytes(), wide[:wides].tobytes()
+    )
 
 
 def _cut(steps: Units, turn: int) -> NDArray[np.uint8]:

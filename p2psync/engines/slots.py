@@ -214,7 +214,7 @@ def _copy_differing(source: Path, target: Path, size: int) -> None:
             good = np.frombuffer(wanted, np.uint8, count, start)
             held = np.frombuffer(present, np.uint8, count, start)
             for first, last in _differing_runs(good, held):
-                write_all(ours.fileno(), memoryview(good[first:last]), start + first)
+                write_all(ours.fileno(), good[first:last].data, start + first)
 
 
 def _differing_runs(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> list[tuple[int, int]]:

@@ -53,6 +53,8 @@ class MembershipClient:
         self._rng = rng
         self._version: int | None = None
         self._digest = ""
+        self._telling: tuple[int | None, str] = (None, "")
+        self._told: tuple[int | None, str] = (None, "")
         self._lease: Lease | None = None
         self._lease_end = 0.0
         self._renew_at = 0.0
@@ -66,6 +68,11 @@ class MembershipClient:
     def lease(self) -> str | None:
         """The id of the live lease, None while out."""
         return self._lease.lease if self._lease else None
+
+    @property
+    def untold(self) -> bool:
+        """Whether the hub has not yet confirmed what is live here."""
+        return self._told != (self._version, self._digest)
 
     def running(self, version: int | None, digest: str, now: float) -> None:
         """This version (digest in hex) is live at this node: told to the hub at once."""
@@ -84,6 +91,8 @@ class MembershipClient:
                 calls.append(CallRenew(Renew(lease=self._lease.lease, version=self._version, digest=self._digest)))
                 self._renew_at = now + self._lease.ttl / RENEWALS_PER_TTL
             self._lease_call = bool(calls)
+            if calls:
+                self._telling = (self._version, self._digest)
         if self._lease is not None and not self._view_call and now >= self._view_wait_until:
             calls.append(CallView(self.view.instance if self.view else "", self.view.revision if self.view else -1))
             self._view_call = True
@@ -137,6 +146,7 @@ class MembershipClient:
     def _granted(self, lease: Lease, now: float) -> None:
         self._lease_call = False
         self._lease = lease
+        self._told = self._telling
         self._lease_end = now + lease.ttl
         self._pause = FIRST_PAUSE
         self._wait_until = now

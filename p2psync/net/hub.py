@@ -20,7 +20,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
-from p2psync.errors import HubError, P2PSyncError
+from p2psync.errors import HubError, P2PSyncError, UsageError
 from p2psync.membership.hub import HubConfig, HubCore
 from p2psync.membership.leases import Ended, Held
 from p2psync.membership.records import Member, Status
@@ -80,6 +80,13 @@ class HubService:
     def waiting(self) -> int:
         """Long-polls of the view that wait now."""
         return self._waiting
+
+    @property
+    def port(self) -> int:
+        """The port that is served. Raises `UsageError` before `start`."""
+        if self._runner is None:
+            raise UsageError("this hub is not started, so it has no port yet")
+        return int(self._runner.addresses[0][1])
 
     def now(self) -> float:
         """The hub's clock, in seconds."""
@@ -180,7 +187,7 @@ class HubService:
             raise _cannot_listen(host, port, error) from None
         self._runner = runner
         self.tick()
-        return int(runner.addresses[0][1])
+        return self.port
 
     async def stop(self) -> None:
         """Answer everyone who waits, close every connection and stop serving. Does nothing if not started."""

@@ -32,6 +32,7 @@ from p2psync.net.hub_wire import (
     CLAIM_HEADER,
     MAX_ANNOUNCE_BATCH,
     MAX_MANIFEST_REPLY,
+    MAX_REFUSAL,
     MAX_REPLY,
     MAX_VIEW_REPLY,
     MAX_WAIT,
@@ -194,15 +195,15 @@ class HubClient:
                     total=seconds, sock_connect=self._timeout, sock_read=self._timeout + wait
                 ),
             ) as response:
-                answer = await read_bounded(response.content.iter_any(), limit)
                 status = response.status
+                answer = await read_bounded(response.content.iter_any(), limit if status == 200 else MAX_REFUSAL)
         except TimeoutError:
             raise HubError(f"the hub at {self.url} did not answer in time; is the network up?") from None
         except (aiohttp.ClientError, OSError) as error:
             reason = one_line(str(error)) or type(error).__name__
             raise HubError(f"the hub at {self.url} cannot be reached: {reason}; is it running there?") from None
         if answer is None:
-            raise HubError(f"the answer of {self.url} to {path} is over {limit} bytes; no hub answers that")
+            raise HubError(f"the answer of {self.url} to {path} is over its bound of {limit} bytes; is that a hub?")
         if status != 200:
             raise decode_error(answer, status, str(self.url))
         return answer

@@ -20,6 +20,7 @@ MAX_ANNOUNCE = 1 << 20
 MAX_CLAIMANT_ANNOUNCE = 128 << 20
 #: Answers: a view of 16,384 members and a full lineage fits.
 MAX_REPLY = 64 << 10
+MAX_REFUSAL = 8 << 10
 MAX_VIEW_REPLY = 32 << 20
 MAX_MANIFEST_REPLY = MAX_BODY_BYTES
 #: Raw bytes of manifests that one request may carry: what is left of its bound after base64.

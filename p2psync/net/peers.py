@@ -55,7 +55,7 @@ class PeerTable:
         self._token = 0
 
     async def listen(self, host: str, port: int) -> int:
-        """Accept connections; returns the port, of interest if 0 was asked for. Raises `P2PSyncError` if it is taken."""
+        """Accept connections; returns the port (0 asks for any). Raises `P2PSyncError` if it is taken."""
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(self._accept, host or None, port, start_serving=True)

@@ -71,6 +71,7 @@ class NodeRunner:
         streams: int = 2,
         on_event: Callable[[Event], None] = lambda event: None,
         on_view: Callable[[View], None] = lambda view: None,
+        on_told: Callable[[], None] = lambda: None,
     ) -> None:
         self.core = core
         self.store = store
@@ -79,6 +80,7 @@ class NodeRunner:
         self._engine = engine
         self._emit = on_event
         self._on_view = on_view
+        self._on_told = on_told
         hello = Hello(MAGIC, PROTOCOL, core.info.node, instance, core.info.region)
         events = PeerEvents(self._peer_up, self._peer_down, self._message, self._flushed, self._dial_failed)
         self._peers = PeerTable(hello, events, streams)
@@ -320,12 +322,14 @@ class NodeRunner:
             if isinstance(call, CallJoin):
                 lease = await self._hub.join(call.request.info, call.request.version, call.request.digest)
                 self.core.joined(lease, self._loop.time())
+                self._on_told()
                 self._hub_away = False
                 self._emit(HubJoined(str(self._hub.url)))
             elif isinstance(call, CallRenew):
                 request = call.request
                 lease = await self._hub.renew(request.lease, request.version, request.digest)
                 self.core.renewed(lease, self._loop.time())
+                self._on_told()
             else:
                 view = await self._hub.view(call.instance, call.revision, VIEW_WAIT)
                 same = (view.instance, view.revision) == (call.instance, call.revision)

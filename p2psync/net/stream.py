@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Protocol
+from typing import Protocol, cast
 
 from p2psync.errors import FormatError
 from p2psync.protocol.frames import FrameReader
@@ -58,12 +58,12 @@ class PeerStream(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: the connection stands; greet."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclass of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         raw = transport.get_extra_info("socket")
         if raw is not None:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
+        self._transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
         self.heard_at = self._loop.time()
         self._greeting = self._loop.call_later(GREETING_TIMEOUT, self.close, "the peer did not say who it is")
         self.send(self._hello)

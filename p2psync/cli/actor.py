@@ -1,0 +1,72 @@
+"""`p2psync actor`: keep a directory byte-identical to the published checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from p2psync.cli import daemon
+from p2psync.errors import UsageError
+from p2psync.observe.events import Note
+
+
+def actor(
+    join: Annotated[str, typer.Option(help="The hub's URL.")],
+    trust: Annotated[list[str], typer.Option(help="The trainer's public key, or a file with it; may be repeated.")],
+    into: Annotated[Path, typer.Option(help="DIR/current will be the checkpoint.")],
+    base: Annotated[
+        Path | None, typer.Option(help="A local copy of the base model: what it has is not fetched.")
+    ] = None,
+    store: Annotated[Path | None, typer.Option(help="Where chunks are kept [DIR/.p2psync/swarm].")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.")] = 0,
+    listen: Annotated[bool, typer.Option(help="--no-listen: cannot be reached from outside; dial out only.")] = True,
+    advertise: Annotated[str, typer.Option(help="Address told to peers [what the hub sees].")] = "",
+    region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
+    token: Annotated[str | None, typer.Option(help="Join token.")] = None,
+    streams: Annotated[int, typer.Option(help="Parallel connections to each peer.")] = 2,
+    until: Annotated[int | None, typer.Option(help="Stop once this version is live.")] = None,
+    reader_limit: Annotated[float, typer.Option(help="Seconds to wait for readers that hold a lock.")] = 30.0,
+    json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
+) -> None:
+    """Keep DIR/current byte-identical to the published checkpoint."""
+    show = daemon.Show(json)
+    trusted = daemon.trusted_keys(trust)
+    if base is not None and not base.exists():
+        raise UsageError(f"--base {base} does not exist")
+
+    async def build() -> None:
+        from actor.directory import local_digest, open_directory
+        from actor.node import ActorConfig, ActorNode
+
+        config = ActorConfig(
+            hub_url=join,
+            trusted=trusted,
+            store=store or into / ".p2psync" / "swarm",
+            host=host,
+            port=port if listen else None,
+            advertise=advertise,
+            region=region,
+            token=token,
+            streams=streams,
+        )
+        digest = await asyncio.to_thread(local_digest, into, base)
+        node = ActorNode(
+            config,
+            lambda packs: open_directory(into, packs, base, reader_limit),
+            local_digest=digest,
+            on_event=show,
+        )
+        await node.start()
+        try:
+            live = node.position
+            if live is not None:
+                show(Note(f"version {live.version} is live in {into / 'current'}"))
+            await daemon.until_stopped(*([asyncio.create_task(node.until(until))] if until is not None else []))
+        finally:
+            await node.stop()
+
+    daemon.in_loop(build)

@@ -1,0 +1,37 @@
+"""`p2psync hub`: the hub alone, where the trainer should not be reached by actors, or comes and goes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from p2psync.cli import daemon
+from p2psync.observe.events import Note
+
+
+def hub(
+    trust: Annotated[list[str], typer.Option(help="A trainer's public key, or a file with it; may be repeated.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port (HTTP); 0: any.")] = 7070,
+    token: Annotated[str | None, typer.Option(help="Join token that every node must know.")] = None,
+    ttl: Annotated[float, typer.Option(help="Seconds of a lease.")] = 10.0,
+    json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
+) -> None:
+    """Run the hub alone: leases, announcements, members."""
+    show = daemon.Show(json)
+    trusted = daemon.trusted_keys(trust)
+
+    async def build() -> None:
+        from p2psync.membership.hub import HubConfig
+        from p2psync.net.hub import HubService
+
+        service = HubService(HubConfig(trusted=trusted, ttl=ttl), token=token)
+        bound = await service.start(host, port)
+        show(Note(f"hub at http://{'127.0.0.1' if host in ('', '0.0.0.0', '::') else host}:{bound}"))
+        try:
+            await daemon.until_stopped()
+        finally:
+            await service.stop()
+
+    daemon.in_loop(build)

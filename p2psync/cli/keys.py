@@ -1,0 +1,52 @@
+"""`p2psync keys`: identities."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from p2psync.errors import P2PSyncError
+from p2psync.protocol.keys import parse_private, private_text, public_text
+
+app = typer.Typer(help="Make and show identities.", no_args_is_help=True)
+
+
+@app.command("new")
+def new(file: Annotated[Path, typer.Argument(help="Where the private key goes; must not exist.")]) -> None:
+    """Make an identity and print its public key."""
+    print(public_text(make_key(file).public_key().public_bytes_raw()))
+
+
+@app.command("show")
+def show(file: Annotated[Path, typer.Argument(help="A private key file.")]) -> None:
+    """Print the public key of an identity."""
+    print(public_text(read_key(file).public_key().public_bytes_raw()))
+
+
+def make_key(file: Path) -> Ed25519PrivateKey:
+    """A new private key in a new file that only its owner can read. Raises `P2PSyncError`."""
+    key = Ed25519PrivateKey.generate()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise P2PSyncError(f"{file} exists; a key is never written over: choose another name") from None
+    except OSError as error:
+        raise P2PSyncError(f"{file}: {error.strerror}; choose a place that can be written") from None
+    with os.fdopen(descriptor, "w") as out:
+        out.write(private_text(key))
+    return key
+
+
+def read_key(file: Path) -> Ed25519PrivateKey:
+    """The private key in a file. Raises `P2PSyncError`."""
+    try:
+        return parse_private(file.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise P2PSyncError(f"{file}: {error.strerror}; make a key with `p2psync keys new {file}`") from None
+    except P2PSyncError as error:
+        raise P2PSyncError(f"{file}: {error}") from None

@@ -1,0 +1,83 @@
+"""The `p2psync` command: its sub-commands, its configuration, and how errors end it.
+
+Configuration: flags over `P2PSYNC_*` (`P2PSYNC_ACTOR_JOIN`, …) over a TOML file with a table for each command:
+
+    [actor]
+    join = "http://trainer.example:7070"
+
+Every error is one line on stderr that says what to do; exit 1, or 2 for wrong usage.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from p2psync.cli import actor, delta, doctor, hub, keys, publish, status, trainer, verify
+from p2psync.errors import P2PSyncError, UsageError
+
+app = typer.Typer(
+    name="p2psync",
+    help="Every new policy of a reinforcement-learned model, bit for bit, on every rollout actor.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"auto_envvar_prefix": "P2PSYNC", "help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def configure(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with a table of options for each command.")] = None,
+) -> None:
+    """Every new policy of a reinforcement-learned model, bit for bit, on every rollout actor."""
+    if config is not None:
+        context.default_map = _read_config(config)
+
+
+for command, name in (
+    (trainer.trainer, "trainer"),
+    (publish.publish, "publish"),
+    (actor.actor, "actor"),
+    (hub.hub, "hub"),
+    (status.status, "status"),
+    (verify.verify, "verify"),
+    (doctor.doctor, "doctor"),
+):
+    app.command(name)(command)
+app.add_typer(keys.app, name="keys")
+app.add_typer(delta.app, name="delta")
+
+
+def _read_config(path: Path) -> dict[str, object]:
+    try:
+        tables = msgspec.toml.decode(path.read_bytes(), type=dict[str, dict[str, object]])
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path} is not a table of options for each command: {error}") from None
+    return {
+        command: {key.replace("-", "_"): value for key, value in table.items()} for command, table in tables.items()
+    }
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except P2PSyncError as error:
+        print(f"p2psync: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    except BrokenPipeError:
+        sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"p2psync: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,62 @@
+"""`p2psync publish`: publish one checkpoint to a hub, seed it until the actors have it, and go."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from p2psync.cli import daemon
+from p2psync.cli.keys import read_key
+from p2psync.errors import P2PSyncError
+from p2psync.observe.events import Note
+
+
+def publish(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The checkpoint.")],
+    to: Annotated[str, typer.Option(help="The hub's URL.")],
+    key: Annotated[Path, typer.Option(help="The signing key; the hub must trust it.")],
+    store: Annotated[Path, typer.Option(help="Where versions are kept from one publish to the next.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.")] = 0,
+    advertise: Annotated[str, typer.Option(help="Address told to peers [what the hub sees].")] = "",
+    region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
+    token: Annotated[str | None, typer.Option(help="Join token.")] = None,
+    actors: Annotated[int, typer.Option(help="Seed until so many actors run it, and all that are there.")] = 1,
+    timeout: Annotated[float, typer.Option(help="Give up seeding after so many seconds.")] = 600.0,
+    json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
+) -> None:
+    """Publish one checkpoint to a hub that runs by itself."""
+    show = daemon.Show(json)
+    signing = read_key(key)
+
+    async def build() -> None:
+        from trainer.daemon import publish_checkpoint
+        from trainer.node import TrainerConfig, TrainerNode
+
+        config = TrainerConfig(
+            store=store,
+            key=signing,
+            hub_url=to,
+            host=host,
+            port=port,
+            advertise=advertise,
+            region=region,
+            token=token,
+        )
+        node = TrainerNode(config, show)
+        await node.start()
+        try:
+            if await publish_checkpoint(node, directory) is None:
+                show(Note("the checkpoint holds the same bits as the last version: nothing to publish"))
+            await node.announced()
+            seeding = asyncio.create_task(node.until_running(actors))
+            await asyncio.wait_for(daemon.until_stopped(seeding), timeout)
+        except TimeoutError:
+            raise P2PSyncError(f"not every actor has it after {timeout:.0f} s; it stays published") from None
+        finally:
+            await node.stop()
+
+    daemon.in_loop(build)

@@ -1,0 +1,73 @@
+"""`p2psync status`: the swarm at a glance."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from p2psync.cli import daemon
+from p2psync.cli.output import report_json
+from p2psync.membership.records import Status
+
+
+def status(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The hub's URL.")],
+    token: Annotated[str | None, typer.Option(help="Join token.")] = None,
+    json: Annotated[str | None, typer.Option(help="The figures as JSON to FILE, or - for stdout.")] = None,
+) -> None:
+    """Show the run, its newest version, and who runs what."""
+
+    async def ask() -> Status:
+        from p2psync.net.hub_client import HubClient
+
+        async with HubClient(url, token) as client:
+            return await client.status()
+
+    found = daemon.run(ask())
+    if json is not None:
+        report_json(found, json)
+    if json != "-":
+        _show(found)
+
+
+def _show(found: Status) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    view = found.view
+    console = Console(file=sys.stdout)
+    head = "none yet" if view.head is None else str(view.head)
+    console.print(f"run {view.run[:12] or 'none yet'}  epoch {view.epoch}  version {head}  hub up {_ago(found.uptime)}")
+    table = Table(box=None, pad_edge=False)
+    for title in ("node", "role", "region", "address", "version", "digest", "heard"):
+        table.add_column(title)
+    ages = {age.node: age for age in found.ages}
+    for member in sorted(view.members, key=lambda m: (m.info.role != "trainer", m.info.region, m.info.node)):
+        info, age = member.info, ages.get(member.info.node)
+        behind = "" if member.version == view.head else " ←"
+        table.add_row(
+            info.node[:8],
+            info.role,
+            info.region or "–",
+            f"{info.host}:{info.port}" if info.port else "dials out",
+            ("–" if member.version is None else str(member.version)) + behind,
+            member.digest[:12],
+            _ago(age.heard) if age else "–",
+        )
+    console.print(table)
+    anchors = [a for a in view.lineage if a.base is None]
+    deltas = [a for a in view.lineage if a.base is not None]
+    console.print(
+        f"{len(anchors)} anchor{'s' * (len(anchors) != 1)} ({_mb(sum(a.payload_bytes for a in anchors))}), "
+        f"{len(deltas)} delta{'s' * (len(deltas) != 1)} ({_mb(sum(a.payload_bytes for a in deltas))}) to be had"
+    )
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

@@ -1,0 +1,80 @@
+"""`p2psync trainer`: publish each checkpoint that a framework writes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from p2psync.cli import daemon
+from p2psync.cli.keys import make_key, read_key
+from p2psync.errors import UsageError
+from p2psync.observe.events import Note
+from p2psync.protocol.keys import public_text
+
+
+def trainer(
+    watch: Annotated[Path, typer.Option(help="The directory that the framework writes checkpoints to.")],
+    store: Annotated[Path | None, typer.Option(help="Where versions are kept [DIR/.p2psync].")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="The signing key; made if it is missing [STORE/trainer.key].")
+    ] = None,
+    hub: Annotated[str | None, typer.Option(help="Use the hub at this URL instead of embedding one.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    hub_port: Annotated[int, typer.Option(help="Port of the embedded hub (HTTP).")] = 7070,
+    port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.")] = 7071,
+    advertise: Annotated[str, typer.Option(help="Address told to peers [what the hub sees].")] = "",
+    region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
+    token: Annotated[str | None, typer.Option(help="Join token that every node must know.")] = None,
+    marker: Annotated[str | None, typer.Option(help="A checkpoint is complete once this file is in it.")] = None,
+    settle: Annotated[float, typer.Option(help="Without a marker: seconds without a change; 0: atomic renames.")] = 1.0,
+    streams: Annotated[int, typer.Option(help="Parallel connections to each peer.")] = 2,
+    keep: Annotated[
+        int, typer.Option(help="Versions that an absent actor may be behind and still get by deltas.")
+    ] = 64,
+    anchor_ratio: Annotated[float, typer.Option(help="A new anchor once deltas outweigh the last by this.")] = 1.0,
+    ttl: Annotated[float, typer.Option(help="Seconds of a lease at the embedded hub.")] = 10.0,
+    json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
+) -> None:
+    """Publish each checkpoint that appears in a directory; embeds the hub."""
+    show = daemon.Show(json)
+    store = store or watch / ".p2psync"
+    if not watch.is_dir():
+        raise UsageError(f"{watch} is not a directory: --watch wants the one that the framework writes to")
+
+    async def build() -> None:
+        from trainer.daemon import WatchDaemon
+        from trainer.node import TrainerConfig, TrainerNode
+
+        key_file = key or store / "trainer.key"
+        signing = read_key(key_file) if key_file.exists() else make_key(key_file)
+        config = TrainerConfig(
+            store=store,
+            key=signing,
+            hub_url=hub,
+            host=host,
+            hub_port=hub_port,
+            port=port,
+            advertise=advertise,
+            region=region,
+            token=token,
+            streams=streams,
+            anchor_ratio=anchor_ratio,
+            keep=keep,
+            ttl=ttl,
+        )
+        node = TrainerNode(config, show)
+        watching = WatchDaemon(node, watch, marker=marker, settle=settle, on_event=show)
+        await node.start()
+        try:
+            public = public_text(signing.public_key().public_bytes_raw())
+            show(
+                Note(f"hub at {node.hub_url}; actors: p2psync actor --join {node.hub_url} --trust {public} --into DIR")
+            )
+            await daemon.until_stopped(asyncio.create_task(watching.run()))
+        finally:
+            await node.stop()
+
+    daemon.in_loop(build)

@@ -1,0 +1,123 @@
+"""Membership over HTTP: joining, renewing, leaving, ending, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hub_parts import TRUSTED, Clock, node, until
+
+from p2psync.errors import FormatError, HubError, LeaseError
+from p2psync.membership.hub import HubConfig
+from p2psync.membership.leases import Ended
+from p2psync.membership.records import Member
+from p2psync.net.hub import HubService
+from p2psync.net.hub_client import HubClient
+
+
+async def test_a_member_joins_renews_and_leaves(hub: HubService, client: HubClient) -> None:
+    lease = await client.join(node(1, region="eu"))
+    assert (lease.ttl, lease.revision) == (10.0, 1)
+    again = await client.renew(lease.lease, 3, "ab" * 16)
+    assert (again.lease, again.revision) == (lease.lease, 1)
+    assert hub.core.view().members == [Member(info=node(1, region="eu"), version=3, digest="ab" * 16)]
+    await client.leave(lease.lease)
+    assert (await client.view()).members == []
+    with pytest.raises(LeaseError, match="join again"):
+        await client.renew(lease.lease)
+    with pytest.raises(LeaseError, match="join again"):
+        await client.leave(lease.lease)
+
+
+async def test_a_node_without_a_host_is_where_it_came_from(client: HubClient) -> None:
+    await client.join(node(1, host=""))
+    assert (await client.view()).members[0].info.host == "127.0.0.1"
+
+
+async def test_a_lease_that_is_not_renewed_ends(hub: HubService, client: HubClient, clock: Clock) -> None:
+    stays, goes = await client.join(node(1)), await client.join(node(2))
+    clock.now += 9
+    await client.renew(stays.lease)
+    clock.now += 1
+    with pytest.raises(LeaseError):
+        await client.renew(goes.lease)
+    assert [m.info for m in (await client.view()).members] == [node(1)]
+    clock.now += 9
+    hub.tick()
+    assert (await client.view()).members == []
+
+
+async def test_the_end_of_a_lease_wakes_who_waits_without_any_request(clock: Clock) -> None:
+    service = HubService(HubConfig(trusted=TRUSTED, ttl=0.05))  # on the real clock: the alarm is what is tested
+    port = await service.start("127.0.0.1", 0)
+    async with HubClient(f"http://127.0.0.1:{port}") as client:
+        lease = await client.join(node(1))
+        async with asyncio.timeout(10):
+            view = await client.view(service.core.instance, lease.revision, wait=30)
+        assert view.members == [] and view.revision == 2
+    await service.stop()
+
+
+async def test_who_listens_is_told_of_renewals_and_of_every_end(
+    hub: HubService, client: HubClient, clock: Clock
+) -> None:
+    ended: list[Ended] = []
+    renewed: list[Member] = []
+    hub.on_ended(ended.append)
+    hub.on_renewed(renewed.append)
+    first, left = await client.join(node(1)), await client.join(node(2))
+    second = await client.join(node(1))
+    await client.leave(left.lease)
+    await client.renew(second.lease, 5)
+    clock.now += 10
+    hub.tick()
+    told = [(e.lease, e.reason) for e in ended]
+    assert told == [(first.lease, "replaced"), (left.lease, "left"), (second.lease, "expired")]
+    assert renewed == [Member(info=node(1), version=5)]
+
+
+async def test_members_that_come_together_wake_who_waits_few_times(hub: HubService, client: HubClient) -> None:
+    revision, answers = 0, 0
+    async with asyncio.TaskGroup() as group:
+        for number in range(60):
+            group.create_task(client.join(node(number)))
+        async with asyncio.timeout(10):
+            while len((view := await client.view(hub.core.instance, revision, wait=30)).members) < 60:
+                revision, answers = view.revision, answers + 1
+    assert view.revision == 60
+    assert answers < 60
+
+
+async def test_a_poller_that_hangs_up_is_not_waited_for(hub: HubService, client: HubClient) -> None:
+    poll = asyncio.create_task(client.view(hub.core.instance, 0, wait=30))
+    await until(lambda: hub.waiting == 1)
+    poll.cancel()
+    await until(lambda: hub.waiting == 0)
+
+
+async def test_a_long_poll_is_answered_after_its_wait(hub: HubService, client: HubClient) -> None:
+    view = await client.view(hub.core.instance, 0, wait=0.01)
+    assert (view.instance, view.revision) == (hub.core.instance, 0)
+
+
+async def test_a_change_of_versions_shows_after_a_while(hub: HubService, client: HubClient, clock: Clock) -> None:
+    lease = (await client.join(node(1))).lease
+    assert (await client.view()).members[0].version is None
+    await client.renew(lease, 4)
+    clock.now += 1
+    assert (await client.view()).members[0].version == 4
+
+
+async def test_what_a_node_says_of_itself_is_bounded(client: HubClient) -> None:
+    with pytest.raises(FormatError, match="region"):
+        await client.join(node(1, region="r" * 65))
+
+
+async def test_a_full_hub_says_so() -> None:
+    service = HubService(HubConfig(trusted=TRUSTED, max_members=1))
+    port = await service.start("127.0.0.1", 0)
+    async with HubClient(f"http://127.0.0.1:{port}") as client:
+        await client.join(node(1))
+        with pytest.raises(HubError, match="full"):
+            await client.join(node(2))
+    await service.stop()
