@@ -2,9 +2,9 @@
 
 A trainer keeps fp32 masters and publishes them rounded to bf16. With Adam a step moves a master w by lr·u, u of order 1
 whatever the gradient, and the bf16 weight changes where the move crosses a rounding boundary: with probability
-min(1, lr·|u| / ulp(w)). This generator does just that: masters w ~ N(0, σ²), σ per tensor between 0.02 and 0.04 as after
-training; old = bf16(w); new = bf16(w − lr·u), u ~ N(0, 1); lr is found by bisection on a sample so that the wanted
-fraction of units changes. So steps are ±1 ulp for the most part, small weights change more often and by more, and some
+min(1, lr·|u| / ulp(w)). This generator does just that: masters w ~ N(0, σ²), σ per tensor between 0.02 and 0.04 as
+after training; old = bf16(w); new = bf16(w − lr·u), u ~ N(0, 1); lr is found by bisection on a sample so that the
+wanted fraction of units changes. So steps are ±1 ulp for the most part, small weights change more often and by more, and some
 cross zero. Uniformly random positions with random values would hide all of this.
 """
 
@@ -39,7 +39,7 @@ def learning_rate(density: float, sigma: float, rng: np.random.Generator) -> flo
         middle = (low * high) ** 0.5
         changed = np.count_nonzero(to_bf16(masters - np.float32(middle) * moves) != old)
         low, high = (middle, high) if changed < density * _SAMPLE else (low, middle)
-    return (low * high) ** 0.5
+    return float((low * high) ** 0.5)
 
 
 def model_rows(model_bytes: int) -> list[Row]:
@@ -53,9 +53,7 @@ def model_rows(model_bytes: int) -> list[Row]:
     return rows
 
 
-def draw_step(
-    rows: list[Row], density: float, seed: int
-) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.uint16]]]:
+def draw_step(rows: list[Row], density: float, seed: int) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.uint16]]]:
     """For each row its units before and after one step in which `density` of the matrices' units change.
 
     Norm weights are ones and do not change, as in real steps.

@@ -7,11 +7,13 @@ the loss is averaged over tokens. There is no KL term.
 
 Gradients are taken at the bf16 values, which are what the actors run; AdamW moves the fp32 masters, which remember the
 small moves that bf16 can not show: an element's published bits change with probability
-min(1, |move| / ulp(w)), a few per cent at the usual learning rates.
+min(1, |move| / ulp(w)), a few per cent at the usual learning rates. That formula holds for masters that lie anywhere
+between two roundings, as they do in the midst of a run; see `masters_within`.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -101,6 +103,24 @@ def clipped_objective(
     return torch.minimum(plain, clipped), ratio
 
 
+def masters_within(weight: Tensor, generator: torch.Generator) -> Tensor:
+    """fp32 masters that round to these bf16 weights bit for bit, at random places within half an ulp of them.
+
+    Masters that started exactly on the bf16 values would all be half an ulp from their first visible change. Adam
+    moves them at nearly one speed, so whole binades of weights would change in the same version: spikes of twice the
+    usual size each time that the way travelled has doubled. A run that has gone on for a while has no such memory.
+
+    fp32 bits are bf16 bits and 16 more, and both are ordered like integers of sign and magnitude: adding less than
+    0x8000 to the magnitude, or taking it away, leaves the rounding as it was.
+    """
+    bits = weight.detach().float().view(torch.int32)
+    magnitude = bits & 0x7FFFFFFF
+    moved = magnitude + torch.randint(-0x7FFF, 0x8000, bits.shape, generator=generator, dtype=torch.int32)
+    # zero has no magnitude to give away, and infinities and NaN have no room either way
+    safe = (moved >= 0) & (magnitude < 0x7F7F0000)
+    return torch.where(safe, (bits ^ magnitude) | moved, bits).view(torch.float32)
+
+
 class Learner:
     """Owns the fp32 masters and the optimizer of one live bf16 policy, which it rewrites in place at each step."""
 
@@ -109,7 +129,8 @@ class Learner:
         self.steps = 0
         self._net = working_copy(policy)  # computes at the published values
         self._names = [name for name, _ in policy.named_parameters()]
-        self._masters = [w.detach().float().clone() for w in policy.parameters()]
+        places = torch.Generator().manual_seed(config.seed)
+        self._masters = [masters_within(weight, places) for weight in policy.parameters()]
         self._shuffle = torch.Generator().manual_seed(config.seed)
         self._optimizer = torch.optim.AdamW(
             self._masters,
@@ -149,7 +170,8 @@ class Learner:
         self._net.zero_grad(set_to_none=True)
         tokens = batch.mask.sum()
         sums = torch.zeros(6, dtype=torch.float64)
-        for rows in torch.arange(len(batch)).split(self.config.rows_per_pass):
+        for start in range(0, len(batch), self.config.rows_per_pass):
+            rows = torch.arange(start, min(start + self.config.rows_per_pass, len(batch)))
             sums += self._backward(batch.take(rows), tokens)
         for master, weight in zip(self._masters, self._net.parameters(), strict=True):
             master.grad = weight.grad
@@ -164,9 +186,7 @@ class Learner:
         """Add the gradient of a part of a minibatch of `tokens` tokens; rows_per_pass bounds the memory."""
         config = self.config
         logprobs = completion_logprobs(self._net, part.prompts, part.completions, config.temperature)
-        gain, ratio = clipped_objective(
-            logprobs, part.behaviour, part.advantages, config.clip_low, config.clip_high
-        )
+        gain, ratio = clipped_objective(logprobs, part.behaviour, part.advantages, config.clip_low, config.clip_high)
         loss = -(gain * part.mask).sum() / tokens
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
@@ -194,7 +214,7 @@ class Learner:
         """Everything needed to go on bit for bit after a restart: masters, optimizer, shuffling, step count."""
         return {
             "masters": {name: master.clone() for name, master in self.masters.items()},
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": copy.deepcopy(self._optimizer.state_dict()),
             "shuffle": self._shuffle.get_state(),
             "steps": self.steps,
         }
@@ -203,7 +223,7 @@ class Learner:
         """Take up a saved state, and write its weights into the live policy."""
         for name, master in self.masters.items():
             master.copy_(state["masters"][name])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self._shuffle.set_state(state["shuffle"])
         self.steps = state["steps"]
         self._round()

@@ -63,9 +63,7 @@ def train(config: DemoConfig, policy: Policy, lag: int = 0) -> Iterator[VersionR
         yield VersionReport(version, stats, changed_fraction(old, snapshot(policy)), generate_s, learn_s)
 
 
-def _timed_batch(
-    policy: Policy, config: DemoConfig, batch: int, version: int
-) -> tuple[list[RolloutResult], float]:
+def _timed_batch(policy: Policy, config: DemoConfig, batch: int, version: int) -> tuple[list[RolloutResult], float]:
     start = time.perf_counter()
     return roll_out_batch(policy, config, batch, version), time.perf_counter() - start
 

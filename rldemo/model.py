@@ -192,8 +192,7 @@ class Policy(nn.Module):
         into_stream = ("o_proj.weight", "down_proj.weight")
         for name, weight in self.named_parameters():
             if weight.dim() == 1:
-                import os
-                weight.data.fill_(float(os.environ.get('GAIN','1')) if name == 'model.norm.weight' else 1.0)
+                weight.data.fill_(1.0)
                 continue
             std = weight.shape[-1] ** -0.5 if "embed" not in name else 0.5
             if name.endswith(into_stream):

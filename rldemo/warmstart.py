@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,13 @@ from rldemo.model import WARM_START, Policy, PolicyConfig, generate, save_policy
 from rldemo.task import EOS, MAX_COMPLETION_LEN, PAD, PROMPT_LEN, answer, encode, operands, reward, sample_prompts, work
 
 IGNORE = -100
-BS = 128
+BATCH = 128
+
+# The final norm's gain in the second part. Large language models end in gains well above one, so that their logits
+# react strongly to small moves of the hidden state; a network of this size needs that by construction, or the moves
+# that bf16 shows in a few per cent of the elements (a few thousandths of a weight in twenty versions) would add up to
+# nothing to be seen. Measured rise of the pass rate per version at 3 % changed: gain 1 0.0006, 8 0.005, 24 0.013.
+FINAL_GAIN = 24.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Teacher:
 
 
 CAREFUL = Teacher(works=0.5, right_with_work=1.0, right_without=1.0)
-SLOPPY = Teacher(works=0.25, right_with_work=0.97, right_without=0.1)
+SLOPPY = Teacher(works=0.25, right_with_work=0.96, right_without=0.0)
 
 
 def slip(prompt: str, rng: np.random.Generator) -> str:
@@ -67,14 +72,14 @@ def make_batch(rng: np.random.Generator, size: int, teacher: Teacher) -> tuple[T
     return torch.tensor(rows)[:, :-1], torch.tensor(targets)[:, 1:]
 
 
-def supervise(net: Policy, rng: np.random.Generator, steps: int, size: int, peak: float, teacher: Teacher) -> None:
+def supervise(net: Policy, rng: np.random.Generator, steps: int, peak: float, teacher: Teacher) -> None:
     """AdamW with a short warm-up and a cosine to zero, on what a teacher writes."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.01)
     start = time.perf_counter()
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = peak * min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        inputs, targets = make_batch(rng, size, teacher)
+        inputs, targets = make_batch(rng, BATCH, teacher)
         loss = F.cross_entropy(net(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -99,12 +104,10 @@ def make_policy(seed: int, learn_steps: int, sloppy_steps: int) -> Policy:
     rng = np.random.default_rng(seed)
     net = Policy(PolicyConfig(), dtype=torch.float32)
     net.initialize(seed)
-    supervise(net, rng, learn_steps, size=BS, peak=float(os.environ.get('PEAK','1.5e-3')), teacher=CAREFUL)
-    if os.environ.get('SAVE'): torch.save(net.state_dict(), '/tmp/clean.pt')
-    if os.environ.get('LOAD'): net.load_state_dict(torch.load('/tmp/clean.pt'))
-    net.model.norm.weight.data *= float(os.environ.get('GAIN2','1'))
+    supervise(net, rng, learn_steps, peak=1.5e-3, teacher=CAREFUL)
     print(f"learnt: pass rate {pass_rate(net, seed):.3f}", flush=True)
-    supervise(net, rng, sloppy_steps, size=BS, peak=float(os.environ.get('PEAK2')), teacher=SLOPPY)
+    net.model.norm.weight.data *= FINAL_GAIN
+    supervise(net, rng, sloppy_steps, peak=3e-4, teacher=SLOPPY)
     return net.to(torch.bfloat16)
 
 
@@ -112,8 +115,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=WARM_START)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--learn-steps", type=int, default=1200)
-    parser.add_argument("--sloppy-steps", type=int, default=300)
+    parser.add_argument("--learn-steps", type=int, default=400)
+    parser.add_argument("--sloppy-steps", type=int, default=450)
     args = parser.parse_args()
     torch.set_num_threads(1)
     policy = make_policy(args.seed, args.learn_steps, args.sloppy_steps)

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.errors import FencedError, LeaseError, P2PSyncError, StoreError
 from p2psync.membership.hub import HubConfig
-from p2psync.membership.records import Announcement, NodeInfo, View, new_run
+from p2psync.membership.records import HUB_HOST, Announcement, NodeInfo, View, new_run
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.runner import NodeRunner
@@ -72,12 +72,19 @@ class TrainerConfig:
 class TrainerNode:
     """One trainer. `start`, any number of `publish`, `stop`; all on one loop."""
 
-    def __init__(self, config: TrainerConfig, on_event: Callable[[Event], None] = lambda event: None) -> None:
+    def __init__(
+        self,
+        config: TrainerConfig,
+        on_event: Callable[[Event], None] = lambda event: None,
+        on_hub: Callable[[HubService], None] = lambda hub: None,
+    ) -> None:
+        """on_hub: may add routes to the embedded hub before it serves."""
         self.config = config
         self.hub: HubService | None = None
         self.hub_url = ""
         self.fenced: FencedError | None = None
         self._emit = on_event
+        self._on_hub = on_hub
         self._publishing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._announced = asyncio.Condition()
@@ -106,9 +113,8 @@ class TrainerNode:
         self.versions = await asyncio.to_thread(
             VersionMaker, self.store, config.store / "snapshot", config.key, self.state.run, self.state.epoch
         )
-        info = NodeInfo(
-            node=self.state.node, role="trainer", region=config.region, host=config.advertise, port=config.port
-        )
+        host = config.advertise or (HUB_HOST if self.hub is not None else "")
+        info = NodeInfo(node=self.state.node, role="trainer", region=config.region, host=host, port=config.port)
         rng = random.Random(os.urandom(16))
         probe = NodeRunner(
             NodeCore(info, NodeConfig(), rng),
@@ -178,7 +184,7 @@ class TrainerNode:
         """Wait until at least so many actors, and every one that the hub knows, run the newest version."""
         while True:
             live = self.position
-            members = [m for m in (await self.client.view()).members if m.info.role != "trainer"]
+            members = [m for m in (await self.client.status()).view.members if m.info.role != "trainer"]
             digest = live.digest.hex() if live else ""
             if len(members) >= actors and all(m.digest == digest for m in members):
                 return
@@ -203,6 +209,7 @@ class TrainerNode:
 
     async def _embed_hub(self, trusted: frozenset[bytes]) -> str:
         self.hub = HubService(HubConfig(trusted=trusted, ttl=self.config.ttl), token=self.config.token)
+        self._on_hub(self.hub)
         port = await self.hub.start(self.config.host, self.config.hub_port)
         host = "127.0.0.1" if self.config.host in ("", "0.0.0.0", "::") else self.config.host
         return f"http://{host}:{port}"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from p2psync.delta.tensors import Row, TensorSpec, Units
-from p2psync.engines.checkpoint import Checkpoint
+from p2psync.delta.tensors import TensorSpec, Units
+from p2psync.engines.checkpoint import Checkpoint, signature
 from p2psync.errors import FormatError
 
 
@@ -59,31 +57,3 @@ class CheckpointSource:
     def unchanged(self) -> bool:
         """Whether every file is still the one that was opened, unmodified."""
         return signature(self.checkpoint.root) == self._before
-
-
-def signature(root: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """What tells one state of a checkpoint's files from another: (path, inode, size, mtime in ns) of each, sorted.
-
-    Hidden files do not count. Raises OSError only for `root` itself; files that vanish meanwhile are left out.
-    """
-    if root.is_file():
-        paths = [root]
-    else:
-        paths = []
-        for folder, folders, files in os.walk(root):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            paths += [Path(folder) / name for name in files if not name.startswith(".")]
-    found = []
-    for path in sorted(paths):
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            continue
-        found.append((str(path.relative_to(root)), status.st_ino, status.st_size, status.st_mtime_ns))
-    return tuple(found)
-
-
-def rows_between(old: Sequence[TensorSpec], new: Sequence[TensorSpec]) -> list[Row]:
-    """The table of a delta from a version with tensors `old` to one with tensors `new`."""
-    before, after = set(old), set(new)
-    return [Row(spec, spec in before, spec in after) for spec in sorted(before | after)]

@@ -8,28 +8,23 @@ anyone hear of the version.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2psync.delta.container import ChunkEncoder, EncodedChunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.tensors import Row
 from p2psync.errors import StoreError
 from p2psync.membership.records import Announcement
 from p2psync.protocol.lineage import resolve
-from p2psync.protocol.manifest import Manifest, SignedManifest, pack_table, sign
+from p2psync.protocol.manifest import Manifest, SignedManifest, sign
 from p2psync.protocol.versions import Position
+from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.packs import Draft, Pack, Store
 from trainer.snapshot import Snapshot
-from trainer.source import Source, rows_between
-
-#: Units per block and bytes per chunk: small chunks for deltas, which are latency; larger ones for anchors.
-DELTA_BLOCK, ANCHOR_BLOCK = 1 << 18, 1 << 17
-DELTA_CHUNK, ANCHOR_CHUNK = 128 << 10, 512 << 10
+from trainer.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +64,9 @@ class VersionMaker:
         began = time.monotonic()
         live = self.snapshot.position
         rows = rows_between(self.snapshot.specs, source.specs)
-        encode = _Encoding(self.store, rows, anchor=live is None)
+        draft = self.store.draft()
         try:
+            encode = Encoding(draft, rows, anchor=live is None)
             for index, row in enumerate(rows):
                 old = self.snapshot.units(row.spec) if row.before else None
                 encode.take(index, old, source.units(row.spec) if row.after else None)
@@ -79,7 +75,7 @@ class VersionMaker:
                 raise StoreError("the checkpoint changed while it was read: not published")
             unchanged = encode.changed == 0 and all(row.before == row.after for row in rows)
             if live is not None and unchanged:
-                encode.draft.abandon()
+                draft.abandon()
                 return None
             base_digest = digest_from_bytes(live.digest) if live else 0
             position = Position(
@@ -88,9 +84,9 @@ class VersionMaker:
                 version=live.version + 1 if live else 0,
                 digest=digest_bytes((base_digest + encode.digest_change) % MODULUS),
             )
-            pack = self._seal(encode, position, live)
+            pack = self._seal(draft, encode, position, live)
         except BaseException:
-            encode.draft.abandon()
+            draft.abandon()
             raise
         try:
             self._advance(pack)
@@ -108,36 +104,29 @@ class VersionMaker:
         if live is None:
             raise StoreError("there is no version to write out yet")
         rows = [Row(spec, False, True) for spec in self.snapshot.specs]
-        encode = _Encoding(self.store, rows, anchor=True)
+        draft = self.store.draft()
         try:
+            encode = Encoding(draft, rows, anchor=True)
             for index, row in enumerate(rows):
                 encode.take(index, None, self.snapshot.units(row.spec))
             encode.finish()
-            pack = self._seal(encode, live, None)
+            pack = self._seal(draft, encode, live, None)
         except BaseException:
-            encode.draft.abandon()
+            draft.abandon()
             raise
         return Made(pack, live, time.monotonic() - began)
 
-    def _seal(self, encode: _Encoding, position: Position, base: Position | None) -> Pack:
-        manifest = Manifest(
+    def _seal(self, draft: Draft, encode: Encoding, position: Position, base: Position | None) -> Pack:
+        manifest = encode.manifest(
             run=position.run,
             epoch=position.epoch,
             version=position.version,
             base=base.version if base else None,
             digest=position.digest,
             base_digest=base.digest if base else bytes(16),
-            profile="fast",
-            block_units=encode.block_units,
-            table=pack_table(encode.rows),
-            sizes=encode.sizes,
-            hashes=b"".join(encode.hashes),
-            first_rows=encode.first_rows,
-            changed=encode.changed,
-            total=encode.total,
             created=time.time(),
         )
-        return encode.draft.seal(sign(manifest, self._key), manifest)
+        return draft.seal(sign(manifest, self._key), manifest)
 
     def _advance(self, pack: Pack) -> None:
         def chunk(index: int) -> bytes:
@@ -163,56 +152,6 @@ class VersionMaker:
             raise StoreError(f"{self.store.root} holds no way to version {newest.version}: start with an empty --store")
         for announced in path:
             self._advance(by_id[announced.id])
-
-
-class _Encoding:
-    """One manifest's chunks on their way into a draft."""
-
-    def __init__(self, store: Store, rows: Sequence[Row], *, anchor: bool) -> None:
-        self.rows = list(rows)
-        self.sizes: list[int] = []
-        self.hashes: list[bytes] = []
-        self.first_rows: list[int] = []
-        self.block_units = ANCHOR_BLOCK if anchor else DELTA_BLOCK
-        self._anchor = anchor
-        chunk = ANCHOR_CHUNK if anchor else DELTA_CHUNK
-        self._encoder = ChunkEncoder(rows, block_units=self.block_units, chunk_bytes=chunk)
-        self.draft: Draft = store.draft()
-
-    @property
-    def digest_change(self) -> int:
-        """What the manifest adds to the digest."""
-        return self._encoder.digest_change
-
-    @property
-    def changed(self) -> int:
-        """Units whose bits differ."""
-        return self._encoder.changed
-
-    @property
-    def total(self) -> int:
-        """Units in all."""
-        return self._encoder.total
-
-    def take(self, index: int, old: object, new: object) -> None:
-        """Encode one row. An anchor's rows get their own digests, which tell a joiner what it has already."""
-        before = self._encoder.digest_change
-        self._keep(self._encoder.add(index, old, new))  # type: ignore[arg-type]
-        if self._anchor:
-            own = digest_bytes((self._encoder.digest_change - before) % MODULUS)
-            row = self.rows[index]
-            self.rows[index] = Row(row.spec, row.before, row.after, own)
-
-    def finish(self) -> None:
-        """The last chunk."""
-        self._keep(self._encoder.finish())
-
-    def _keep(self, chunks: Iterator[EncodedChunk]) -> None:
-        for chunk in chunks:
-            self.draft.append(chunk.data)
-            self.sizes.append(len(chunk.data))
-            self.hashes.append(blake3(chunk.data).digest())
-            self.first_rows.append(chunk.first_row)
 
 
 def announcement_of(signed: SignedManifest, manifest: Manifest) -> Announcement:

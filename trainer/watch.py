@@ -21,9 +21,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from p2psync.engines.checkpoint import Checkpoint
+from p2psync.engines.checkpoint import Checkpoint, signature
 from p2psync.errors import FormatError
-from trainer.source import signature
 
 Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]
 _UNFINISHED = re.compile(r"\.(tmp|temp|part|partial|incomplete|writing)$|^tmp-", re.IGNORECASE)

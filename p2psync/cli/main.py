@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from p2psync.cli import actor, delta, doctor, hub, keys, publish, status, trainer, verify
+from p2psync.cli import actor, delta, demo, doctor, hub, keys, publish, status, trainer, verify
 from p2psync.errors import P2PSyncError, UsageError
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ for command, name in (
     (hub.hub, "hub"),
     (status.status, "status"),
     (verify.verify, "verify"),
+    (demo.demo, "demo"),
     (doctor.doctor, "doctor"),
 ):
     app.command(name)(command)

@@ -13,8 +13,12 @@ from numpy.typing import NDArray
 
 from p2psync.delta import kernels
 from p2psync.delta.block import Block, block_range, block_span
-from p2psync.delta.digest import MODULUS, check_units, digest_units, join_change, tensor_key
+from p2psync.delta.digest import MODULUS, digest_units, join_change, tensor_key
+from p2psync.delta.kernels import plain
 from p2psync.delta.tensors import Row, TensorSpec, Units
+
+_NO_KEY = np.zeros(2, np.uint64)
+_OUTSIDE = "the block has positions outside its own range"
 
 
 def apply_block(target: Units, block: Block) -> None:
@@ -23,22 +27,23 @@ def apply_block(target: Units, block: Block) -> None:
     if block.positions is None:
         window += block.steps
     else:
-        kernels.add_sparse(kernels.address(window), _positions(block), _steps(block))
+        _add(window, block, block.positions, _NO_KEY)
 
 
 def apply_with_digest(spec: TensorSpec, target: Units, block: Block) -> int:
-    """`apply_block`, and the change of the digest that the bits really held bring about, mod 2^128."""
-    check_units(spec, target)
+    """`apply_block`, and what it adds to the digest, mod 2^128: of the bits that `target` really held.
+
+    Of a tensor that is added (or removed) this is not all: every unit of it counts, also where no step lies. Use
+    `digest_units` of the whole tensor there.
+    """
+    if target.dtype != spec.unit:
+        raise ValueError(f"{spec.name}: an array of {spec.unit} is wanted")
     window = _window(target, block, write=True)
-    if block.positions is None:
-        before = digest_units(spec, window, block.start)
-        window += block.steps
-        return (digest_units(spec, window, block.start) - before) % MODULUS
-    return join_change(
-        kernels.add_sparse_summed(
-            kernels.address(window), _positions(block), _steps(block), block.start, tensor_key(spec)
-        )
-    )
+    if block.positions is not None:
+        return _add(window, block, block.positions, tensor_key(spec))
+    before = digest_units(spec, window, block.start)
+    window += block.steps
+    return (digest_units(spec, window, block.start) - before) % MODULUS
 
 
 def gather(target: Units, block: Block) -> Units:
@@ -47,7 +52,8 @@ def gather(target: Units, block: Block) -> Units:
     if block.positions is None:
         return np.array(window)
     out = np.empty(block.positions.size, target.dtype)
-    kernels.gather_at(kernels.address(window), _positions(block), out)
+    if not kernels.gather_at(kernels.address(window), plain(block.positions), block.count, out):
+        raise ValueError(_OUTSIDE)
     return out
 
 
@@ -58,8 +64,8 @@ def scatter(target: Units, block: Block, values: Units) -> None:
         raise ValueError("the values do not fit the block")
     if block.positions is None:
         window[:] = values
-    else:
-        kernels.scatter_at(kernels.address(window), _positions(block), np.require(values, None, "CA"))
+    elif not kernels.scatter_at(kernels.address(window), plain(block.positions), block.count, plain(values)):
+        raise ValueError(_OUTSIDE)
 
 
 def compose(a: Block, b: Block) -> Block | None:
@@ -72,7 +78,7 @@ def compose(a: Block, b: Block) -> Block | None:
         return Block(a.row, a.start, a.count, None, steps) if steps.any() else None
     positions = np.empty(a.positions.size + b.positions.size, np.uint32)
     steps = np.empty(positions.size, a.steps.dtype)
-    n = kernels.merge_sums(_positions(a), _steps(a), _positions(b), _steps(b), positions, steps)
+    n = kernels.merge_sums(plain(a.positions), plain(a.steps), plain(b.positions), plain(b.steps), positions, steps)
     return Block(a.row, a.start, a.count, positions[:n].copy(), steps[:n].copy()) if n else None
 
 
@@ -145,15 +151,14 @@ def _window(target: Units, block: Block, *, write: bool) -> Units:
     return target[block.start : block.start + block.count]
 
 
-def _positions(block: Block) -> NDArray[np.uint32]:
-    positions = np.require(block.positions, np.uint32, "CA")
-    if not kernels.within(positions, block.count):
-        raise ValueError("the block has positions outside its own range")
-    return positions
-
-
-def _steps(block: Block) -> Units:
-    return np.require(block.steps, None, "CA")
+def _add(window: Units, block: Block, positions: NDArray[np.uint32], key: NDArray[np.uint64]) -> int:
+    """Add and sum; `key` is the tensor's."""
+    first, second, high, done = kernels.add_sparse(
+        kernels.address(window), plain(positions), plain(block.steps), block.start, block.count, key
+    )
+    if not done:
+        raise ValueError(_OUTSIDE)
+    return join_change(first, second, high)
 
 
 def densify(block: Block) -> Units:

@@ -54,13 +54,11 @@ def write_gaps(positions: NDArray[np.uint32], out: Bytes) -> int:
         at += _U(long)
         out[at] = gap - np.uint32(ESCAPE) * long
         at += _U(1)
-    return at
+    return int(at)
 
 
 @kernel
-def read_gaps(
-    data: Bytes, sizes: NDArray[np.int64], spans: NDArray[np.int64], out: NDArray[np.uint32]
-) -> int:
+def read_gaps(data: Bytes, sizes: NDArray[np.int64], spans: NDArray[np.int64], out: NDArray[np.uint32]) -> int:
     """Read `sizes[b]` positions below `spans[b]` for each block b; −1 if bytes run out or are left over, −2 if a
     position is outside its block. `out` must hold `sum(sizes) + 1` entries; no more than 2^24 bytes of `data`."""
     at = _U(0)

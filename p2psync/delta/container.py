@@ -48,9 +48,7 @@ class ChunkEncoder:
     Rows must come in rising order, and the blocks of a row too; one encoder either adds rows or adds blocks.
     """
 
-    def __init__(
-        self, rows: Sequence[Row], *, block_units: int, chunk_bytes: int, profile: str = fast.NAME
-    ) -> None:
+    def __init__(self, rows: Sequence[Row], *, block_units: int, chunk_bytes: int, profile: str = fast.NAME) -> None:
         """Raises `FormatError` for a block size or profile that there is not, `ValueError` for a `chunk_bytes` outside
         [MIN_TARGET_BYTES, MAX_TARGET_BYTES]."""
         check_block_units(block_units)
@@ -62,7 +60,9 @@ class ChunkEncoder:
         self._block_units = block_units
         self._limit = chunk_bytes
         self._place = (-1, -1)
-        self._start_chunk()
+        self._writer = fast.FastWriter(block_units)
+        self._first_row = self._last_row = -1
+        self._size = self._blocks = 0
         #: What all added rows add to the digest, mod 2^128. Blocks do not tell it: after `add_block` it is not known.
         self.digest_change = 0
         #: Units whose bits differ; of an added or removed tensor, those that are not zero.
@@ -132,13 +132,9 @@ class ChunkEncoder:
     def _close(self) -> EncodedChunk:
         data = bytes((_MAGIC, fast.CODE)) + self._writer.finish()
         chunk = EncodedChunk(data, self._first_row, self._last_row, self._blocks)
-        self._start_chunk()
-        return chunk
-
-    def _start_chunk(self) -> None:
         self._writer = fast.FastWriter(self._block_units)
-        self._first_row = self._last_row = -1
         self._size = self._blocks = 0
+        return chunk
 
 
 def decode_chunk(

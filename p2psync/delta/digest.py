@@ -10,9 +10,9 @@ has an index i in the flat tensor and bits b (zero-extended to 64 bits).
 `low` and `high` are bijections of 64 bits, three xor-shifts and two multiplications each (`kernels`). Within a tensor
 (i, b) → mix is injective: both linear forms agree on two pairs only if the pairs are equal, for every i < 2^62.
 
-What it protects against. Accidents: a flipped bit (a single unit that differs always changes the digest, because the mix
-is injective), a wrong base, a block that was missed, applied twice, or applied to the wrong tensor or place, units that
-changed places, a tensor that is missing or is there twice; each of these escapes with a chance of about 2^-128.
+What it protects against. Accidents: a flipped bit (a single unit that differs always changes the digest, because the
+mix is injective), a wrong base, a block that was missed, applied twice, or applied to the wrong tensor or place, units
+that changed places, a tensor that is missing or is there twice; each escapes with a chance of about 2^-128.
 
 What it does not protect against. An adversary who can choose weights: the sum is linear, so that one who sets some
 hundreds of units freely can steer it to any value by lattice or birthday methods. Against forgery stand the signature
@@ -56,8 +56,8 @@ def tensor_id(spec: TensorSpec) -> bytes:
 
 @functools.lru_cache(maxsize=1 << 16)
 def tensor_key(spec: TensorSpec) -> NDArray[np.uint64]:
-    """The tensor's id as two u64, low half first; read-only."""
-    return np.frombuffer(tensor_id(spec), dtype="<u8")
+    """The tensor's id as two u64, low half first; not to be written to."""
+    return np.frombuffer(tensor_id(spec), dtype="<u8").copy()
 
 
 def digest_units(spec: TensorSpec, units: Units, start: int = 0) -> int:
@@ -75,9 +75,7 @@ def digest_units(spec: TensorSpec, units: Units, start: int = 0) -> int:
     return total % MODULUS
 
 
-def digest_change(
-    spec: TensorSpec, start: int, positions: NDArray[np.uint32] | None, old: Units, new: Units
-) -> int:
+def digest_change(spec: TensorSpec, start: int, positions: NDArray[np.uint32] | None, old: Units, new: Units) -> int:
     """What a change adds to the digest, mod 2^128: the sum of mix(new) − mix(old).
 
     `positions` are offsets from unit `start` of the tensor (None: 0, 1, 2, …); `old` and `new` are flat arrays of the
@@ -87,17 +85,18 @@ def digest_change(
         if old.size != new.size:
             raise ValueError("old and new differ in length")
         return (digest_units(spec, new, start) - digest_units(spec, old, start)) % MODULUS
-    if not positions.size == old.size == new.size:
-        raise ValueError("positions, old and new differ in length")
-    before = np.require(old, spec.unit, "CA")
-    steps = np.require(new, spec.unit, "CA") - before
-    where = np.require(positions, np.uint32, "CA")
-    return join_change(kernels.sum_change(where, before, steps, where.size, start, tensor_key(spec)))
+    if not positions.size == old.size == new.size or positions.dtype != np.uint32:
+        raise ValueError("positions, old and new differ in length, or positions are not of 32 bits")
+    check_units(spec, old)
+    check_units(spec, new)
+    before = kernels.plain(old)
+    steps = kernels.plain(new) - before
+    where = kernels.plain(positions)
+    return join_change(*kernels.sum_change(where, before, steps, where.size, start, tensor_key(spec)))
 
 
-def join_change(sums: tuple[int, int, int]) -> int:
+def join_change(first: int, second: int, high: int) -> int:
     """The change of the digest from a kernel's three sums (two signed halves of the low lane, and the high lane)."""
-    first, second, high = sums
     return (int(first) + (int(second) << 32) + (int(high) << 64)) % MODULUS
 
 

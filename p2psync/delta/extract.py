@@ -7,13 +7,17 @@ byte (a memory-mapped safetensors file), and are only read.
 from __future__ import annotations
 
 import functools
+import threading
 
 import numpy as np
+from numpy.typing import NDArray
 
 from p2psync.delta import kernels
 from p2psync.delta.block import MAX_BLOCK_BYTES, Block
 from p2psync.delta.digest import MODULUS, check_units, digest_units, join_change, tensor_key
 from p2psync.delta.tensors import TensorSpec, Units
+
+_local = threading.local()
 
 
 def extract_block(row: int, old: Units | None, new: Units | None, start: int, count: int) -> Block | None:
@@ -46,9 +50,7 @@ def extract_with_digest(
     if block is None:
         return None, 0
     positions = block.positions if block.positions is not None else np.arange(count, dtype=np.uint32)
-    return block, join_change(
-        kernels.sum_change(positions, olds, steps, positions.size, start, tensor_key(spec))
-    )
+    return block, join_change(*kernels.sum_change(positions, olds, steps, positions.size, start, tensor_key(spec)))
 
 
 def _windows(old: Units | None, new: Units | None, start: int, count: int) -> tuple[Units, Units]:
@@ -70,9 +72,8 @@ def _windows(old: Units | None, new: Units | None, start: int, count: int) -> tu
 
 
 def _scan(row: int, old: Units, new: Units, start: int) -> tuple[Block | None, Units, Units]:
-    """The block, and the old bits and steps at its positions."""
-    room = old.size + kernels.GROUP
-    positions, olds, steps = np.empty(room, np.uint32), np.empty(room, old.dtype), np.empty(room, old.dtype)
+    """The block, and the old bits and steps at its positions; the old bits only until this thread scans again."""
+    positions, olds, steps = _scratch(old.size + kernels.GROUP, old.dtype)
     n = kernels.scan(kernels.address(old), kernels.address(new), old.size, positions, olds, steps)
     if not n:
         return None, olds[:0], steps[:0]
@@ -88,6 +89,17 @@ def _extract_whole(row: int, old: Units, new: Units, start: int) -> Block | None
     if 2 * changed > count:
         return Block(row, start, count, None, np.subtract(new, old))
     return _scan(row, old, new, start)[0]
+
+
+def _scratch(room: int, unit: np.dtype[np.unsignedinteger]) -> tuple[NDArray[np.uint32], Units, Units]:
+    """Room for what a scan finds, kept for the thread: mapping it anew for each block costs as much as coding."""
+    kept: dict[np.dtype[np.unsignedinteger], tuple[NDArray[np.uint32], Units, Units]] = _local.__dict__.setdefault(
+        "arrays", {}
+    )
+    arrays = kept.get(unit)
+    if arrays is None or arrays[0].size < room:
+        arrays = kept[unit] = np.empty(room, np.uint32), np.empty(room, unit), np.empty(room, unit)
+    return arrays
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from p2psync.delta import coding
 from p2psync.delta.algebra import densify
 from p2psync.delta.block import Block, block_span
 from p2psync.delta.heads import Head, HeadWriter, Mode, read_heads
+from p2psync.delta.kernels import plain
 from p2psync.delta.streams import Bytes, pack_streams, unpack_streams
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
@@ -64,18 +65,17 @@ def code_block(block: Block, row: Row) -> Coded:
         return Coded(block, Mode.DENSE, planes=_cut(block.steps, turn))
     n = block.positions.size
     if n * (1 + block.steps.itemsize) < whole or n * 2 < whole:
-        sparse = _code_sparse(block, turn)
+        sparse = _code_sparse(block, block.positions, turn)
         if sparse.nbytes - _HEAD_BYTES < whole:
             return sparse
     return Coded(block, Mode.DENSE, planes=_cut(densify(block), turn))
 
 
-def _code_sparse(block: Block, turn: int) -> Coded:
-    positions = np.require(block.positions, np.uint32, "CA")
-    steps = np.require(block.steps, None, "CA")
+def _code_sparse(block: Block, positions: NDArray[np.uint32], turn: int) -> Coded:
+    steps = plain(block.steps)
     n, width = steps.size, steps.itemsize
     room = np.empty(n + block.count // coding.ESCAPE + 2, np.uint8)
-    gaps = room[: coding.write_gaps(positions, room)].tobytes()
+    gaps = room[: coding.write_gaps(plain(positions), room)].tobytes()
     padded = (n + 31) // 32
     codes, scratch = np.empty(8 * padded, np.uint8), np.empty(32 * padded, np.uint8)
     small, wide = np.empty(n, np.uint8), np.empty(n, steps.dtype)
@@ -83,14 +83,12 @@ def _code_sparse(block: Block, turn: int) -> Coded:
     packed = (n + 3) // 4
     if packed + smalls + wides * width > n * width:
         return Coded(block, Mode.PLANES, gaps, planes=_cut(steps, turn))
-    return Coded(
-        block, Mode.CODES, gaps, codes[:packed].tobytes(), small[:smalls].tobytes(), wide[:wides].tobytes()
-    )
+    return Coded(block, Mode.CODES, gaps, codes[:packed].tobytes(), small[:smalls].tobytes(), wide[:wides].tobytes())
 
 
 def _cut(steps: Units, turn: int) -> NDArray[np.uint8]:
     planes = np.empty((steps.itemsize, steps.size), np.uint8)
-    coding.write_planes(np.require(steps, None, "CA"), turn, planes)
+    coding.write_planes(plain(steps), turn, planes)
     return planes
 
 
@@ -149,7 +147,9 @@ def _read_positions(gaps: Bytes, heads: list[Head]) -> Iterator[NDArray[np.uint3
         raise FormatError("a chunk has fewer gaps than positions")
     out = np.empty(total + 1, np.uint32)
     if status := coding.read_gaps(gaps, sizes, spans, out):
-        raise FormatError("a chunk has " + ("more or fewer gaps than positions" if status == -1 else "a position outside its block"))
+        raise FormatError(
+            "a chunk has " + ("more or fewer gaps than positions" if status == -1 else "a position outside its block")
+        )
     return iter(np.split(out[:total], np.cumsum(sizes)[:-1])) if heads else iter(())
 
 

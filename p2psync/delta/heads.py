@@ -61,7 +61,7 @@ class HeadWriter:
 def read_heads(data: Bytes, rows: Sequence[Row], block_units: int) -> list[Head]:
     """Read all heads and check them: rows and indices rising, within the table and the tensors' grids, sizes within
     the blocks. Raises `FormatError`."""
-    view = memoryview(data)
+    view = memoryview(data.data)
     heads: list[Head] = []
     row, index, at = 0, -1, 0
     blocks = span = width = -1

@@ -84,7 +84,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     @property
     def count(self) -> int:
-        """Units in the tensor; 1 for a scalar, 0 when a dimension is 0. Raises `FormatError` on a broken packed size."""
+        """Units in the tensor; 1 for a scalar, 0 if a dimension is 0. Raises `FormatError` for a broken packed size."""
         elements = math.prod(self.shape)
         bits = _bits(self.dtype)
         if bits >= 8:

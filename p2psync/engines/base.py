@@ -15,7 +15,6 @@ from typing import Protocol
 import msgspec
 
 from p2psync.delta.tensors import Row, TensorSpec, Units
-from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position, Step
 
 __all__ = ["ChunkReader", "Commit", "Engine", "Position", "Stage", "Step", "rows_after"]
@@ -72,10 +71,11 @@ class Engine(Protocol):
     def units(self, spec: TensorSpec) -> Units:
         """The live bits of one tensor, flat, in checkpoint coordinates: read only, and stable between commits."""
 
-    def adopt(self, manifest: Manifest) -> bool:
-        """Recompute the digest of the bits at hand, and take them as `manifest.version` if it is the signed one.
+    def adopt(self, position: Position) -> bool:
+        """Recompute the digest of the bits at hand, and take them as `position` if it is that digest.
 
-        How a local copy of a base model, or weights of unknown standing after a crash, become a position.
+        A digest, as a manifest signs it, names every tensor and its bits, so no manifest of that very version is
+        needed: the base of a delta will do. How a local copy of a base model, or weights of unknown standing after a crash, become a position.
         """
 
     def stage(self, path: Sequence[Step]) -> Stage:

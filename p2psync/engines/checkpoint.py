@@ -39,14 +39,15 @@ class Checkpoint:
         self._maps: dict[str, mmap.mmap | bytes] = {}
 
     @classmethod
-    def open(cls, path: Path | str, *, writable: bool = False) -> Checkpoint:
+    def open(cls, path: Path | str, *, writable: bool = False, single: str | None = None) -> Checkpoint:
         """Open a directory, or a single .safetensors file. `writable`: `units` write through to the files.
 
+        single: what a single file is called within the checkpoint; its own name unless told.
         Raises `FormatError`, naming the file, for anything that is not a sound checkpoint.
         """
         root = Path(path)
         try:
-            paths = _find(root)
+            paths = _find(root, single)
             headers = {name: _read_header(file, name) for name, file in paths.items() if is_weights(name)}
             others = {name: file.stat().st_size for name, file in paths.items() if not is_weights(name)}
             plan = layout(headers, others)
@@ -128,12 +129,34 @@ class Checkpoint:
         return mapped
 
 
-def _find(root: Path) -> dict[str, Path]:
+def signature(root: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """What tells one state of a checkpoint's files from another: (path, inode, size, mtime in ns) of each, sorted.
+
+    Hidden files do not count. Raises OSError only for `root` itself; files that vanish meanwhile are left out.
+    """
+    if root.is_file():
+        paths = [root]
+    else:
+        paths = []
+        for folder, folders, files in os.walk(root):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            paths += [Path(folder) / name for name in files if not name.startswith(".")]
+    found = []
+    for path in sorted(paths):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        found.append((str(path.relative_to(root)), status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+def _find(root: Path, single: str | None) -> dict[str, Path]:
     """Every file of the checkpoint at `root`, by its path within it."""
     if not root.is_dir():
         if not is_weights(root.name):
             raise FormatError("neither a directory nor a .safetensors file")
-        return {root.name: root}
+        return {single or root.name: root}
     found: dict[str, Path] = {}
     pending = [("", root)]
     while pending:

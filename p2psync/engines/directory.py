@@ -15,7 +15,6 @@ not patched while someone holds that lock on it, and a reader who asks while it 
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -23,15 +22,14 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.base import ChunkReader, Commit, Position, Step, rows_after
 from p2psync.engines.checkpoint import Checkpoint
-from p2psync.engines.layout import check_rows
 from p2psync.engines.patch import Hook, LocalCopy, Patch
+from p2psync.engines.paths import check_path, position_of
 from p2psync.engines.slots import check_room, disk_bytes, disk_refusals, keep_readers_out, match, remove_others
 from p2psync.engines.state import Home, SlotName, State, boot_id, other
-from p2psync.errors import BaseMismatchError, DigestMismatchError, EngineError, FormatError
-from p2psync.protocol.manifest import Manifest, check_meets
+from p2psync.errors import DigestMismatchError, EngineError, FormatError
 
 #: How long a stage waits for readers of the slot that it is about to patch (seconds), unless told otherwise.
 DEFAULT_READER_LIMIT = 30.0
@@ -150,32 +148,30 @@ class DirectoryEngine:
             raise EngineError(f"{self._home.root} holds no version yet")
         return self._live.units(spec)
 
-    def adopt(self, manifest: Manifest) -> bool:
+    def adopt(self, position: Position) -> bool:
         """See `Engine.adopt`: of `current` if there is one, else of the prefill, which is copied. Reads everything."""
         self._drop_patch()
-        if self._live is not None and self._state.live is not None:
-            if not _holds(self._live, manifest):
-                return False
-            self._make_live(self._state.live, _position(manifest), undo=False)
+        if self._live is not None and self._state.live is not None and self._live.digest() == position.digest:
+            self._make_live(self._state.live, position, undo=False)
             return True
-        if self._prefill is None:
+        if self._prefill is None or self.position is not None:
             return False
         with Checkpoint.open(self._prefill) as source:
-            if not _holds(source, manifest):
+            if source.digest() != position.digest:
                 return False
             second = self._begin_second(source.layout.nbytes)
             with disk_refusals(self._home.slot(second)):
                 match(source.files, self._home.slot(second))
         with Checkpoint.open(self._home.slot(second)) as copied:
-            if not _holds(copied, manifest):
+            if copied.digest() != position.digest:
                 raise EngineError(f"{self._prefill} changed while it was copied: let its writer end, and try again")
-        self._make_live(second, _position(manifest), undo=False)
+        self._make_live(second, position, undo=False)
         return True
 
     def stage(self, path: Sequence[Step]) -> DirectoryStage:
         """See `Engine.stage`. Also raises `FormatError` for names or sizes that no checkpoint has, and `EngineError`
         if readers keep the second slot or the disk has no room; then nothing was changed."""
-        self._check_path(path)
+        check_path(path, self.position, self.table())
         if self._patch is not None and self._patch.follows(path):
             self._patch.reroute(path)
         else:
@@ -209,20 +205,6 @@ class DirectoryEngine:
         self._home.release()
 
     # ---- staging
-
-    def _check_path(self, path: Sequence[Step]) -> None:
-        if not path:
-            raise BaseMismatchError("an empty path leads nowhere")
-        first = path[0].manifest
-        if first.base is not None:
-            _check_base(first, self.position, self.table())
-        rows = first.rows()
-        check_rows(rows_after(rows))
-        for before, step in itertools.pairwise(path):
-            check_meets(before.manifest, step.manifest)
-            if rows_after(before.manifest.rows()) != _rows_before(step.manifest.rows()):
-                raise BaseMismatchError(f"version {step.manifest.version} changes tensors that its base has not")
-            check_rows(rows_after(step.manifest.rows()))
 
     def _new_patch(self, path: Sequence[Step]) -> Patch:
         first = path[0].manifest
@@ -312,12 +294,12 @@ class DirectoryEngine:
         second = self._second()
         old = self._live
         had = self.position
-        pause = self._make_live(second, _position(manifest), undo=had is not None)
+        pause = self._make_live(second, position_of(manifest), undo=had is not None)
         self._trail = patch.path if patch.path[0].manifest.base is not None else ()
         self._patch = None
         if old is not None:
             old.close()
-        return Commit(position=_position(manifest), changed=patch.changed, pause_seconds=pause, stage_seconds=seconds)
+        return Commit(position=position_of(manifest), changed=patch.changed, pause_seconds=pause, stage_seconds=seconds)
 
     def _abandon(self, patch: Patch) -> None:
         if self._patch is patch and not patch.touched:
@@ -398,28 +380,6 @@ class DirectoryEngine:
             self._home.switch(None)
         self._home.save(fresh)
         return fresh
-
-
-def _position(manifest: Manifest) -> Position:
-    return Position(run=manifest.run, epoch=manifest.epoch, version=manifest.version, digest=manifest.digest)
-
-
-def _rows_before(rows: Sequence[Row]) -> list[TensorSpec]:
-    return [row.spec for row in rows if row.before]
-
-
-def _check_base(manifest: Manifest, live: Position | None, table: Sequence[TensorSpec]) -> None:
-    wanted = (manifest.run, manifest.base, manifest.base_digest)
-    if live is None or (live.run, live.version, live.digest) != wanted:
-        at = "nothing" if live is None else f"version {live.version} of run {live.run[:8]}"
-        raise BaseMismatchError(f"the path starts at version {manifest.base}, but {at} is live: resolve it again")
-    if _rows_before(manifest.rows()) != list(table):
-        raise BaseMismatchError(f"version {manifest.version} changes tensors that version {manifest.base} has not")
-
-
-def _holds(checkpoint: Checkpoint, manifest: Manifest) -> bool:
-    """Whether a checkpoint is exactly the manifest's version."""
-    return list(checkpoint.specs) == rows_after(manifest.rows()) and checkpoint.digest() == manifest.digest
 
 
 def _digest_of(slot: Path) -> bytes | None:

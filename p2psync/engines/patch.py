@@ -228,7 +228,7 @@ class Patch:
         self._digest = digest_from_bytes(digest) if base is not None else 0
         self._turn = 0
         self._waiting: list[list[int]] = [[] for _ in path]
-        self._put: list[set[int]] = [set() for _ in path]
+        self._missing = [set(range(step.manifest.chunks)) for step in path]
         self.changed = 0
         #: Whether the slot's files were written to.
         self.touched = False
@@ -237,7 +237,7 @@ class Patch:
         #: The version at which the bits were not what the manifest signs, if any.
         self.mismatch: int | None = None
         self._step = self._begin()
-        self._wanted: list[frozenset[int] | None] = [frozenset(self._step.wanted())] + [None] * (len(path) - 1)
+        self._missing[0] = set(self._step.wanted())
 
     @property
     def complete(self) -> bool:
@@ -252,18 +252,15 @@ class Patch:
 
     def wanted(self, step: int) -> list[int]:
         """Chunks of a step that were not put yet and are not at hand."""
-        wanted = self._wanted[step]
-        chunks = range(self.path[step].manifest.chunks) if wanted is None else sorted(wanted)
-        return [chunk for chunk in chunks if chunk not in self._put[step]]
+        return sorted(self._missing[step])
 
     def put(self, step: int, chunk: int, data: bytes | bytearray | memoryview) -> None:
         """Take one verified chunk; one that was put or is not wanted is passed over. Raises as `Stage.put`."""
         if self.broken:
             raise EngineError("an error left this stage half applied: stage again")
-        wanted = self._wanted[step]
-        if chunk in self._put[step] or (wanted is not None and chunk not in wanted):
+        if chunk not in self._missing[step]:
             return
-        self._put[step].add(chunk)
+        self._missing[step].discard(chunk)
         with self._breaking():
             if step == self._turn:
                 self._feed(chunk, data)
@@ -286,14 +283,11 @@ class Patch:
         same = 0
         while same < min(len(path), len(self.path)) and path[same].id == self.path[same].id:
             same += 1
-        more = len(path) - same
         self.path = tuple(path)
-        self._waiting = self._waiting[:same] + [[] for _ in range(more)]
-        self._put = self._put[:same] + [set() for _ in range(more)]
-        self._wanted = self._wanted[:same] + [None] * more
+        self._waiting = self._waiting[:same] + [[] for _ in path[same:]]
+        self._missing = self._missing[:same] + [set(range(step.manifest.chunks)) for step in path[same:]]
         if self._turn == same and not self.complete:
             self._step = self._begin()
-            self._wanted[same] = frozenset(self._step.wanted())
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
@@ -326,8 +320,7 @@ class Patch:
                 self.touched = True
                 self._step.lay_out()
             self._drain()
-            wanted = self._wanted[self._turn]
-            if wanted is None or not self._put[self._turn] >= wanted:
+            if self._missing[self._turn]:
                 return
             self._end_step()
 
@@ -353,4 +346,3 @@ class Patch:
         self._hook("step")
         if not self.complete:
             self._step = self._begin()
-            self._wanted[self._turn] = frozenset(self._step.wanted())

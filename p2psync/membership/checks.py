@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from p2psync.errors import FormatError
-from p2psync.membership.records import Claim, NodeInfo
+from p2psync.membership.records import HUB_HOST, Claim, NodeInfo
 
 #: Characters of a region's name and of a host (a name or an address in text form).
 MAX_REGION = 64
@@ -26,7 +26,7 @@ def check_info(info: NodeInfo) -> None:
     _check_hex("node id", info.node, 32)
     if len(info.region) > MAX_REGION or not info.region.isprintable():
         raise FormatError(f"a region is at most {MAX_REGION} printable characters; choose a shorter name")
-    if not _HOST.match(info.host):
+    if info.host != HUB_HOST and not _HOST.match(info.host):
         raise FormatError(f"a host is a name or an address of at most {MAX_HOST} characters")
     if not 0 <= info.port <= 65535:
         raise FormatError(f"port {info.port} is not between 0 and 65535")

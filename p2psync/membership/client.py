@@ -112,7 +112,8 @@ class MembershipClient:
     def joined(self, lease: Lease, now: float) -> None:
         """The hub granted a lease."""
         self._granted(lease, now)
-        self._renew_at = now + lease.ttl / RENEWALS_PER_TTL
+        # What became live while the join was under way is told at once.
+        self._renew_at = now if self.untold else now + lease.ttl / RENEWALS_PER_TTL
 
     def renewed(self, lease: Lease, now: float) -> None:
         """The hub renewed the lease."""

@@ -13,11 +13,15 @@ DEFAULT_TTL = 10.0
 RENEWALS_PER_TTL = 3
 
 
+#: The host of a node that runs beside the hub: each peer reaches it by the name by which it reaches the hub.
+HUB_HOST = "@hub"
+
+
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Who a node is and where its peers reach it. port 0: it cannot be dialled and dials out instead.
 
     node: 32 hex digits, kept over restarts of the same daemon. region: free text; "" when unknown.
-    host "" in a join means: the address the hub sees.
+    host "" in a join means: the address the hub sees; `HUB_HOST`: wherever the asker reaches the hub.
     """
 
     node: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import ssl
 from collections.abc import Sequence
 from types import TracebackType
@@ -44,6 +45,8 @@ from p2psync.net.hub_wire import (
 
 #: What a large body is given beyond the timeout: a second for each of so many bytes.
 _SLOWEST_RATE = 1 << 20
+
+_JSON = {"Content-Type": "application/json"}
 
 T = TypeVar("T")
 
@@ -169,7 +172,7 @@ class HubClient:
     ) -> T:
         """POST a struct to `path`, and decode the answer as `kind`. limit (bytes) and wait (seconds): as in `get`."""
         body = msgspec.json.encode(message)
-        answer = await self._request("POST", path, body, {}, headers or {}, limit, wait)
+        answer = await self._request("POST", path, body, {}, _JSON | (headers or {}), limit, wait)
         return self._decode(answer, kind, path)
 
     async def _request(
@@ -188,7 +191,7 @@ class HubClient:
                 method,
                 self.url / path.removeprefix("/"),
                 params=query,
-                data=body,
+                data=None if body is None else io.BytesIO(body),  # written piecewise, so the loop goes on
                 headers=headers,
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(

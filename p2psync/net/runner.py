@@ -12,12 +12,13 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from p2psync.engines.base import Commit, Engine, Stage
 from p2psync.errors import DigestMismatchError, EngineError, LeaseError, P2PSyncError, TrustError
 from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall
-from p2psync.membership.records import View
+from p2psync.membership.records import HUB_HOST, NodeInfo, View
 from p2psync.net.hub_client import HubClient
 from p2psync.net.peers import PeerEvents, PeerTable
 from p2psync.observe.events import (
@@ -184,7 +185,7 @@ class NodeRunner:
             case CallJoin() | CallRenew() | CallView():
                 self._spawn(self._call_hub(action))
             case Dial():
-                self._peers.dial(action.info)
+                self._peers.dial(self._reachable(action.info))
             case Hangup():
                 self._peers.hang_up(action.peer, action.reason)
             case Ban():
@@ -201,6 +202,11 @@ class NodeRunner:
                 self._spawn(self._abandon())
             case Retire():
                 self._retire(action.id)
+
+    def _reachable(self, info: NodeInfo) -> NodeInfo:
+        if info.host != HUB_HOST:
+            return info
+        return msgspec.structs.replace(info, host=self._hub.url.host or "")
 
     def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
         task = self._loop.create_task(coroutine)

@@ -15,9 +15,9 @@ from p2psync.protocol.messages import (
     CHUNK_HEADER,
     CHUNK_TYPE,
     FRAME_HEADER,
+    HELLO_TYPE,
     MAX_CONTROL_BYTES,
     Chunk,
-    Hello,
     Message,
     check_frame,
     decode_control,
@@ -75,8 +75,8 @@ class FrameReader:
         while self._filled - start >= FRAME_HEADER.size and self._chunk is None:
             length, kind = FRAME_HEADER.unpack_from(self._scratch, start)
             check_frame(length, kind)
+            self._check_order(kind == HELLO_TYPE)
             if kind == CHUNK_TYPE:
-                self._require_greeting()
                 if self._filled - start < _CHUNK_PREFIX:
                     break
                 start += self._begin_chunk(start, length - CHUNK_HEADER.size)
@@ -86,9 +86,8 @@ class FrameReader:
             end = start + FRAME_HEADER.size + length
             if end > self._filled:
                 break
-            message = decode_control(kind, bytes(memoryview(self._scratch)[start + FRAME_HEADER.size : end]))
-            self._check_order(isinstance(message, Hello))
-            messages.append(message)
+            messages.append(decode_control(kind, bytes(memoryview(self._scratch)[start + FRAME_HEADER.size : end])))
+            self._greeted = True
             start = end
         self._keep_rest(start)
         return messages
@@ -124,10 +123,6 @@ class FrameReader:
             self._scratch = bigger
 
     def _check_order(self, is_hello: bool) -> None:
+        """Before anything of a frame's body is waited for: a stranger gets no memory but for its Hello."""
         if is_hello == self._greeted:
             raise FormatError("a second Hello" if is_hello else "the peer did not begin with Hello")
-        self._greeted = True
-
-    def _require_greeting(self) -> None:
-        if not self._greeted:
-            raise FormatError("the peer did not begin with Hello")

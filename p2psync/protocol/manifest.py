@@ -32,6 +32,8 @@ MAX_CHUNKS = 1 << 20
 MAX_CHUNK_BYTES = (4 << 20) + 65536
 HASH_BYTES = 32
 _SIGN_CONTEXT = b"p2psync manifest v1\0"
+#: What decoding msgpack of untrusted bytes raises: text that is not UTF-8, and nesting without end, have their own.
+_DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +127,7 @@ def unpack_table(table: bytes) -> tuple[Row, ...]:
             raise FormatError(f"the manifest's table is over {MAX_TABLE_BYTES} bytes or does not say its size")
         raw = zstandard.ZstdDecompressor().decompress(table)
         rows = msgspec.msgpack.decode(raw, type=tuple[Row, ...])
-    except (zstandard.ZstdError, msgspec.MsgspecError) as error:
+    except (zstandard.ZstdError, *_DECODE_ERRORS) as error:
         raise FormatError(f"the manifest's table is broken: {error}") from None
     for row in rows:
         if row.spec.count < 0 or any(size < 0 for size in row.spec.shape):
@@ -153,7 +155,7 @@ def open_signed(data: bytes, trusted: frozenset[bytes] | None) -> tuple[Manifest
         raise FormatError(f"a manifest of {len(data)} bytes is over the limit of {MAX_BODY_BYTES}")
     try:
         signed = msgspec.msgpack.decode(data, type=SignedManifest)
-    except msgspec.MsgspecError as error:
+    except _DECODE_ERRORS as error:
         raise FormatError(f"not a signed manifest: {error}") from None
     if trusted is not None and signed.key not in trusted:
         raise TrustError(f"manifest signed by {signed.key.hex()[:16]}…, a key that is not trusted; see --trust")
@@ -168,7 +170,7 @@ def decode_body(body: bytes) -> Manifest:
     """Decode and check a manifest's body; raises `FormatError`."""
     try:
         manifest = msgspec.msgpack.decode(body, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except _DECODE_ERRORS as error:
         raise FormatError(f"not a manifest: {error}") from None
     _check(manifest)
     return manifest

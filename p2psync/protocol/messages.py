@@ -105,8 +105,11 @@ Control: TypeAlias = Hello | Have | HaveMore | Gone | Request | Cancel | Reject 
 Message: TypeAlias = Control | Chunk
 
 CHUNK_TYPE = 0
+HELLO_TYPE = 1
+#: A Hello is the one message of a peer that has not said who it is.
+MAX_HELLO_BYTES = 1024
 _TYPES: dict[int, type[Control]] = {
-    1: Hello,
+    HELLO_TYPE: Hello,
     2: Have,
     3: HaveMore,
     4: Gone,
@@ -138,15 +141,15 @@ def check_frame(length: int, kind: int) -> None:
             raise FormatError(f"a chunk frame of {length} bytes")
     elif kind not in _TYPES:
         raise FormatError(f"a frame of unknown type {kind}")
-    elif length > MAX_CONTROL_BYTES:
-        raise FormatError(f"a control frame of {length} bytes is over the limit of {MAX_CONTROL_BYTES}")
+    elif length > (limit := MAX_HELLO_BYTES if kind == HELLO_TYPE else MAX_CONTROL_BYTES):
+        raise FormatError(f"a {_TYPES[kind].__name__} frame of {length} bytes is over the limit of {limit}")
 
 
 def decode_control(kind: int, body: bytes | bytearray | memoryview) -> Control:
     """Decode and bound a control message; raises `FormatError`."""
     try:
         message: Control = _DECODERS[kind].decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"a broken {_TYPES[kind].__name__} message: {error}") from None
     _check(message)
     return message

@@ -5,6 +5,7 @@ The manifest is known only when the last chunk is, so it stands at the end:
     offset 0        magic, 8 bytes: "P2PDELTA"
     8               the chunks, one after the other, in the manifest's order
     8 + payload     a signed manifest (msgpack); key and signature are empty where nobody signed
+    size - 48       BLAKE3 of the signed manifest, 32 bytes: no bit of an unsigned one can turn unnoticed either
     size - 16       bytes of the signed manifest, u64 little-endian
     size - 8        the magic again: a file cut short is known at once
 """
@@ -19,13 +20,14 @@ from pathlib import Path
 from types import TracebackType
 
 import msgspec
+from blake3 import blake3
 
 from p2psync.errors import FormatError, StoreError
 from p2psync.protocol.manifest import MAX_BODY_BYTES, Manifest, SignedManifest, decode_body
 from p2psync.store.disk import Bytes, disk_errors, sync_directory, write_all
 
 MAGIC = b"P2PDELTA"
-_FOOTER = struct.Struct("<Q8s")
+_FOOTER = struct.Struct("<32sQ8s")
 
 
 class DeltaFileWriter:
@@ -40,8 +42,12 @@ class DeltaFileWriter:
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with disk_errors(path):
             self._file = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            self._size = 0
-            self._append(MAGIC)
+        self._size = 0
+        try:
+            self.append(MAGIC)
+        except StoreError:
+            self.abandon()
+            raise
 
     def __enter__(self) -> DeltaFileWriter:
         return self
@@ -63,7 +69,7 @@ class DeltaFileWriter:
         tail = (signed or SignedManifest(msgspec.msgpack.encode(manifest), b"", b"")).to_bytes()
         with disk_errors(self.path):
             self._append(tail)
-            self._append(_FOOTER.pack(len(tail), MAGIC))
+            self._append(_FOOTER.pack(blake3(tail).digest(), len(tail), MAGIC))
             os.fsync(self._file)
             self._temporary.replace(self.path)
             sync_directory(self.path.parent)
@@ -119,14 +125,17 @@ class DeltaFile:
         self._map.close()
 
     def _open_tail(self) -> tuple[Manifest, SignedManifest | None]:
-        length, magic = _FOOTER.unpack(self._map[self._size - _FOOTER.size :])
+        fingerprint, length, magic = _FOOTER.unpack(self._map[self._size - _FOOTER.size :])
         if magic != MAGIC or self._map[: len(MAGIC)] != MAGIC:
             raise FormatError(f"{self.path} is not a delta file, or was cut short")
         start = self._size - _FOOTER.size - length
         if length > MAX_BODY_BYTES or start < len(MAGIC):
             raise FormatError(f"{self.path}: a manifest of {length} bytes does not fit")
+        tail = self._map[start : start + length]
+        if blake3(tail).digest() != fingerprint:
+            raise FormatError(f"{self.path}: its manifest is damaged: get the file again")
         try:
-            signed = msgspec.msgpack.decode(self._map[start : start + length], type=SignedManifest)
+            signed = msgspec.msgpack.decode(tail, type=SignedManifest)
             manifest = decode_body(signed.body)
         except (msgspec.MsgspecError, FormatError) as error:
             raise FormatError(f"{self.path}: {error}") from None

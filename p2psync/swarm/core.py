@@ -139,6 +139,16 @@ class Swarm:
         transfer = self._transfers.get(id[:SHORT_ID_BYTES])
         return (int(transfer.held.sum()), len(transfer.held)) if transfer else (0, 0)
 
+    def needs(self, short: bytes, index: int) -> bool:
+        """Whether a chunk (manifest: short id) is wanted and not held."""
+        transfer = self._transfers.get(short)
+        return transfer is not None and 0 <= index < transfer.manifest.chunks and bool(transfer.needed[index])
+
+    def chunk_bytes(self, id: bytes, index: int) -> int:
+        """Bytes of a chunk; 0 if the manifest is unknown."""
+        transfer = self._transfers.get(id[:SHORT_ID_BYTES])
+        return transfer.manifest.sizes[index] if transfer is not None else 0
+
     # ---- peers -----------------------------------------------------------------------------------------------------
 
     def peer_up(self, name: str, near: bool, now: float) -> bool:
@@ -305,7 +315,7 @@ class Swarm:
     def _on_chunk(self, peer: Peer, chunk: Chunk, now: float) -> None:
         transfer = self._transfers.get(chunk.manifest)
         self.received_bytes += len(chunk.data)
-        if transfer is None or not 0 <= chunk.index < transfer.manifest.chunks or not transfer.needed[chunk.index]:
+        if transfer is None or not self.needs(chunk.manifest, chunk.index):
             self._on_surplus(peer, chunk, now)
         elif transfer.manifest.verify_chunk(chunk.index, chunk.data):
             self._gain(peer, transfer, chunk, now)

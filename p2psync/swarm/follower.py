@@ -138,6 +138,8 @@ class Follower:
         self.last_error = ""
         self._local_digest = local_digest
         self._view: View | None = None
+        self._head: Announcement | None = None
+        self._stranded = False
         self._walk: _Walk | None = None
         self._walks = 0
         self._manifests: dict[str, Step] = {}
@@ -152,8 +154,8 @@ class Follower:
     def viewed(self, view: View, now: float) -> None:
         """The hub's view changed. A hub that speaks of an earlier run or epoch than was followed is not believed.
 
-        A trainer that comes back announces its lineage in rising order of versions; so a manifest counts as gone only
-        if it is not announced and the head is not before it.
+        A trainer that comes back announces its lineage in rising order of epochs and versions; so a manifest counts as
+        gone only if it is not announced and the head is not before it.
         """
         if not view.run:
             return
@@ -162,9 +164,12 @@ class Follower:
             return
         self._latest = (view.run, view.epoch)
         self._view = view
+        self._head = head(view.lineage)
+        if self._stranded:
+            self._stranded, self._retry_at = False, now
         if self._walk and self.phase in (Phase.GATHER, Phase.OPEN, Phase.FETCH):
             lineage = {a.id for a in view.lineage}
-            if any(a.id not in lineage and a.version <= (view.head or 0) for a in self._walk.announced):
+            if any(self._is_gone(a.id, a.epoch, a.version, lineage) for a in self._walk.announced):
                 self._drop_walk()
         self._retire()
         self._advance(now)
@@ -176,8 +181,10 @@ class Follower:
 
     def no_manifest(self, id: str, message: str, now: float) -> None:
         """A manifest could not be had, or was forged."""
-        if self.phase is Phase.GATHER:
-            self._fail(message, [id], now)
+        walk = self._walk
+        if self.phase is Phase.GATHER and walk is not None and id not in self._manifests:
+            if any(a.id == id for a in walk.announced):
+                self._fail(message, [id], now)
 
     def adopted(self, action: Adopt, position: Position | None, now: float) -> None:
         """The outcome of `Adopt`: None if the local copy is something else."""
@@ -267,7 +274,7 @@ class Follower:
 
     def target(self) -> Announcement | None:
         """The newest announced version, if it is later than what is live."""
-        newest = head(self._view.lineage) if self._view else None
+        newest = self._head
         if newest is None or self._view is None:
             return None
         if self.position is None:
@@ -296,6 +303,7 @@ class Follower:
         path = self._resolve((target.version, target.digest))
         if path is None:
             self._fail("no anchor or chain of deltas leads to the newest version; waiting for one", [], now)
+            self._stranded = True
         elif path:
             self._begin_walk(path)
         else:
@@ -377,7 +385,7 @@ class Follower:
                 self._actions.append(Put(walk.number, step, walk.steps[step].id, chunk))
 
     def _drop_walk(self) -> None:
-        if self.phase in (Phase.OPEN, Phase.FETCH):
+        if self._walk is not None and self._walk.adopt is None and self.phase in (Phase.OPEN, Phase.FETCH):
             self._actions.append(AbandonStage())
         self._walk = None
         self.phase = Phase.IDLE
@@ -391,13 +399,18 @@ class Follower:
         self._pause = min(LAST_PAUSE, self._pause * 2)
 
     def _retire(self) -> None:
-        if self._view is None or self._view.head is None:
+        if self._view is None:
             return
         keep = {a.id for a in self._view.lineage} | ({a.id for a in self._walk.announced} if self._walk else set())
         for id, step in list(self._manifests.items()):
-            if id not in keep and step.manifest.version <= self._view.head:
+            if self._is_gone(id, step.manifest.epoch, step.manifest.version, keep):
                 del self._manifests[id]
                 self._actions.append(Retire(step.id))
+
+    def _is_gone(self, id: str, epoch: int, version: int, lineage: set[str]) -> bool:
+        """Whether a manifest was taken back: a fork's lost versions count as before its head, whatever their number."""
+        newest = self._head
+        return newest is not None and id not in lineage and (epoch, version) <= (newest.epoch, newest.version)
 
     def _is_current(self, action: EngineAction, phase: Phase) -> bool:
         return self._walk is not None and self.phase is phase and action.walk == self._walk.number

@@ -39,16 +39,21 @@ from p2psync.swarm.transfer import Bits
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """Settings. max_peers: connections kept; redial_*: pauses after a failed or lost connection (seconds).
+    """Settings. max_peers: peers up to which this node dials; most_peers: peers beyond which it takes none.
 
-    dial_anyway: how long to wait for a member that should dial this node before dialling it instead.
+    redial_*: pauses after a failed or lost connection (seconds); they begin anew after a connection that lasted
+    `settled`. dial_anyway: how long to wait for a member that should dial this node before dialling it instead.
+    dial_limit: how long a dial may take until a peer is greeted; beyond it, it has failed.
     """
 
     swarm: SwarmConfig = field(default_factory=SwarmConfig)
     max_peers: int = 48
+    most_peers: int = 128
     redial_first: float = 0.5
     redial_last: float = 30.0
+    settled: float = 10.0
     dial_anyway: float = 2.0
+    dial_limit: float = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +89,14 @@ NodeAction: TypeAlias = (
 
 @dataclass(slots=True)
 class _Known:
-    """What the node remembers of a member that it is not connected to. first_seen, retry_at: seconds."""
+    """What the node remembers of its connections to a member. Times in seconds; dialled_at: of the last dial."""
 
     first_seen: float
     retry_at: float
     pause: float
     dialling: bool = False
+    dialled_at: float = 0.0
+    up_at: float = 0.0
 
 
 class NodeCore:
@@ -144,22 +151,32 @@ class NodeCore:
     # ---- peers -----------------------------------------------------------------------------------------------------
 
     def peer_up(self, name: str, region: str, now: float) -> bool:
-        """A connection to a peer is greeted; False if it is banned and must be closed."""
+        """A connection to a peer is greeted; False if it must be closed: it is banned, is this node, or is one too many.
+
+        One more connection to a peer that is up changes nothing. If it was started anew, say `peer_down` first.
+        """
         near = bool(region) and region == self.info.region
-        if not self.swarm.peer_up(name, near, now):
-            return False
-        self._up.add(name)
         known = self._known.get(name)
+        full = name not in self._up and len(self._up) >= self.config.most_peers
+        if full or name == self.info.node or not self.swarm.peer_up(name, near, now):
+            if known is not None:
+                self._put_off(known, now)
+            return False
         if known is not None:
-            known.dialling, known.pause = False, self.config.redial_first
+            known.dialling = False
+            known.up_at = known.up_at if name in self._up else now
+        self._up.add(name)
         return True
 
     def peer_down(self, name: str, now: float) -> None:
         """The last connection to a peer is gone."""
         self._up.discard(name)
         self.swarm.peer_down(name, now)
-        if name in self._known:
-            self._put_off(self._known[name], now)
+        known = self._known.get(name)
+        if known is not None:
+            if now - known.up_at >= self.config.settled:
+                known.pause = self.config.redial_first
+            self._put_off(known, now)
 
     def dial_failed(self, name: str, now: float) -> None:
         """A dialled member did not answer."""
@@ -198,8 +215,7 @@ class NodeCore:
         """See `Follower`; what is live is told to the hub."""
         if self.follower is not None:
             self.follower.adopted(action, position, now)
-            if position is not None:
-                self._running(position, now)
+            self._running(position, now)
 
     def committed(self, action: CommitStage, position: Position, now: float) -> None:
         """See `Follower`; the commit is acknowledged to the hub."""
@@ -210,7 +226,10 @@ class NodeCore:
     def engine_failed(self, action: EngineAction, message: str, position: Position | None, now: float) -> None:
         """See `Follower.failed`."""
         if self.follower is not None:
+            before = self.follower.position
             self.follower.failed(action, message, position, now)
+            if self.follower.position != before:
+                self._running(self.follower.position, now)
 
     def store_failed(self, id: bytes, message: str, now: float) -> None:
         """The store could not keep a manifest's chunks: stop fetching it, and try the whole walk again later."""
@@ -268,13 +287,13 @@ class NodeCore:
         self._dial_due(now)
 
     def _wanted_dials(self, now: float) -> list[str]:
-        if self._room() <= 0:
-            return []
+        """Members to be dialled, and dials under way that may turn out to have failed."""
+        room = self._room() > 0
         return [
             name
             for name, known in self._known.items()
             if name not in self._up
-            and not known.dialling
+            and (known.dialling or room)
             and self._members[name].port
             and not self.swarm.banned(name, now)
         ]
@@ -284,13 +303,20 @@ class NodeCore:
 
     def _dial_at(self, name: str) -> float:
         known = self._known[name]
+        if known.dialling:
+            return known.dialled_at + self.config.dial_limit
         mine_to_dial = self.info.node < name or not self.info.port
         return known.retry_at if mine_to_dial else max(known.retry_at, known.first_seen + self.config.dial_anyway)
 
     def _dial_due(self, now: float) -> None:
         due = [name for name in self._wanted_dials(now) if self._dial_at(name) <= now]
+        for name in due:
+            if self._known[name].dialling:
+                self._put_off(self._known[name], now)
+        due = [name for name in due if self._dial_at(name) <= now]
         for name in self._choose(due, max(0, self._room())):
-            self._known[name].dialling = True
+            known = self._known[name]
+            known.dialling, known.dialled_at = True, now
             self._actions.append(Dial(self._members[name]))
 
     def _choose(self, names: list[str], count: int) -> list[str]:
@@ -307,5 +333,8 @@ class NodeCore:
         known.retry_at = now + known.pause * (0.75 + 0.5 * self._rng.random())
         known.pause = min(self.config.redial_last, known.pause * 2)
 
-    def _running(self, position: Position, now: float) -> None:
-        self.membership.running(position.version, position.digest.hex(), now)
+    def _running(self, position: Position | None, now: float) -> None:
+        if position is None:
+            self.membership.running(None, "", now)
+        else:
+            self.membership.running(position.version, position.digest.hex(), now)

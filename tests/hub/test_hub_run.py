@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 
 import aiohttp
 import msgspec
@@ -82,7 +83,7 @@ async def test_only_a_claimant_may_send_more_than_a_stranger(client: HubClient, 
     await client.announce(token, many)
     assert len((await client.view()).lineage) == 12
     body = b'{"token":"guess","manifests":["' + b"A" * MAX_ANNOUNCE + b'"]}'
-    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/announce", data=body) as answer:
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/announce", data=io.BytesIO(body)) as answer:
         assert answer.status == 413
 
 

@@ -1,0 +1,99 @@
+"""Keeping a live torch module at the newest version, beside a generation loop.
+
+    with Subscriber(policy, ActorConfig(hub_url=url, trusted=frozenset({key}), store=Path("actor"))) as subscriber:
+        while True:
+            with subscriber.serving() as position:
+                generate(policy)          # every weight is that of position.version, until the block ends
+
+Fetching and staging go on during generation; a commit waits for the end of a `serving` block, and a block that begins
+during a commit waits for it: milliseconds, for what changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TypeVar
+
+from torch import nn
+
+from actor.node import ActorConfig, ActorNode
+from actor.work_client import WorkClient
+from p2psync.engines.module import ModuleEngine
+from p2psync.errors import HubError, LeaseError
+from p2psync.membership.work import Verdict, WorkGrant
+from p2psync.net.background import BackgroundLoop
+from p2psync.observe.events import Event
+from p2psync.protocol.versions import Position
+
+T = TypeVar("T")
+
+
+class Subscriber:
+    """An actor node in a thread of its own, with one module as its engine. A context manager."""
+
+    def __init__(
+        self, module: nn.Module, config: ActorConfig, *, on_event: Callable[[Event], None] = lambda event: None
+    ) -> None:
+        """on_event: called in the node's thread."""
+        self.engine = ModuleEngine(module)
+        self._loop = BackgroundLoop("p2psync-actor")
+        self._first = threading.Event()
+        self._on_event = on_event
+        self.node = self._loop.call(_make(lambda: ActorNode(config, lambda store: self.engine, on_event=self._hear)))
+        self._work: WorkClient | None = None
+
+    def __enter__(self) -> Subscriber:
+        try:
+            self._loop.call(self.node.start())
+        except BaseException:
+            self._loop.close()
+            raise
+        self._work = WorkClient(self.node.client)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call(self.node.stop())
+        self._loop.close()
+
+    @contextmanager
+    def serving(self) -> Iterator[Position]:
+        """Hold the live version still. Waits for the first version."""
+        while True:
+            self._first.wait()
+            with self.engine.lock:
+                position = self.engine.position
+                if position is not None:
+                    yield position
+                    return
+
+    def wait_for(self, version: int, timeout: float) -> None:
+        """Wait until `version` or a later one is live and acknowledged. Raises TimeoutError."""
+        self._loop.call(self.node.until(version), timeout)
+
+    def lease_work(self, max_items: int = 1, wait: float = 5.0) -> WorkGrant:
+        """Claim rollout work; without items if there was none. Raises `LeaseError` while this node is no member."""
+        lease = self.node.runner.core.membership.lease
+        if lease is None or self._work is None:
+            raise LeaseError("not a member of the hub now; joining again")
+        return self._loop.call(self._work.lease(lease, max_items, wait))
+
+    def complete_work(self, work: str, item: str, result: bytes, position: Position) -> Verdict:
+        """Hand in a result made under `position`. Raises `HubError`."""
+        if self._work is None:
+            raise HubError("not started")
+        call = self._work.complete(work, item, result, version=position.version, digest=position.digest.hex())
+        return self._loop.call(call)
+
+    def _hear(self, event: Event) -> None:
+        if self.engine.position is not None:
+            self._first.set()
+        self._on_event(event)
+
+
+async def _make(function: Callable[[], T]) -> T:
+    return function()

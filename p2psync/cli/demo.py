@@ -1,0 +1,41 @@
+"""`p2psync demo`: the main job on this machine."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from p2psync.cli.output import report_json
+from p2psync.errors import UsageError
+
+
+def demo(
+    versions: Annotated[int, typer.Option(help="How many versions to train.", min=12)] = 20,
+    seed: Annotated[int, typer.Option(help="Of prompts, sampling and training.")] = 1,
+    keep: Annotated[Path | None, typer.Option(help="Keep stores and logs in this new directory.")] = None,
+    json: Annotated[str | None, typer.Option(help="The figures as JSON to FILE, or - for stdout.")] = None,
+) -> None:
+    """Train, publish and roll out for real: separate processes, one killed, one joining late."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise UsageError("the demo trains with torch: pip install 'p2psync[torch]'") from None
+    from rich.console import Console
+
+    from rldemo.demo import Demo
+
+    console = Console(file=sys.stderr if json == "-" else sys.stdout)
+    if keep is not None:
+        keep.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(prefix="p2psync-demo-") as temporary:
+        run = Demo(keep or Path(temporary), console, versions=versions, seed=seed)
+        result = run.run()
+    run.show(result)
+    if json is not None:
+        report_json(result, json)
+    if not result.passed:
+        raise typer.Exit(1)

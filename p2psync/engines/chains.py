@@ -1,0 +1,140 @@
+"""Deltas made of deltas: a chain squashed into one, and a delta inverted, block by block, without any weights.
+
+Theory of operation. Every delta file is a stream of blocks that rises by (tensor, start); the streams of a chain are
+merged by that key, and blocks that meet are composed in the chain's order. Memory: the chunks at the heads of the
+streams, never a whole tensor.
+
+The outcome is brought into the form that extraction from weights gives it, so that a squashed chain is, byte for
+byte, the delta between its ends:
+
+- a tensor that exists at neither end is not in the table, and its steps must cancel out;
+- a block is dense where extraction makes it so (`normal`), and absent where nothing changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from p2psync.delta import algebra
+from p2psync.delta.block import Block
+from p2psync.delta.container import decode_chunk
+from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.errors import BaseMismatchError, FormatError, UsageError
+from p2psync.store.deltafile import DeltaFile
+from p2psync.store.encoding import DELTA_BLOCK
+
+#: Profiles whose chunks can be decoded without the weights they start from.
+_BASELESS = ("fast",)
+
+
+def blocks_of(delta: DeltaFile, base: Callable[[int], Units] | None = None) -> Iterator[Block]:
+    """The blocks of a delta file, each chunk verified, in rising order. Raises `FormatError`.
+
+    base: gives the old units of a row to profiles that need them.
+    """
+    rows, place = delta.manifest.rows(), (-1, -1)
+    for index in range(delta.manifest.chunks):
+        data = delta.chunk(index)
+        try:
+            blocks = decode_chunk(data, rows, delta.manifest.block_units, base)
+        except FormatError as error:
+            raise FormatError(f"{delta.path}: chunk {index}: {error}") from None
+        for block in blocks:
+            if (block.row, block.start) <= place:
+                raise FormatError(f"{delta.path}: chunk {index}: its blocks do not come after those before it")
+            place = (block.row, block.start)
+            yield block
+
+
+def normal(block: Block, row: Row) -> Block:
+    """The block as extraction makes it: dense if every unit changed, or more than half of a tensor that comes or goes."""
+    changed = block.changed
+    dense = changed == block.count if row.before and row.after else 2 * changed > block.count
+    if dense == (block.positions is None):
+        return block
+    if dense:
+        return dataclasses.replace(block, positions=None, steps=algebra.densify(block))
+    where = np.flatnonzero(block.steps).astype(np.uint32)
+    return dataclasses.replace(block, positions=where, steps=block.steps[where])
+
+
+def inverted(delta: DeltaFile) -> tuple[list[Row], Iterator[Block]]:
+    """The table and the blocks of what undoes `delta`. Raises `UsageError`; the blocks raise `FormatError`."""
+    _check_baseless(delta)
+    rows = [Row(row.spec, row.after, row.before) for row in delta.manifest.rows()]
+    return rows, (normal(algebra.invert(block), rows[block.row]) for block in _on_grid(delta) if block.changed)
+
+
+def squashed(chain: Sequence[DeltaFile]) -> tuple[list[Row], Iterator[Block]]:
+    """The table and the blocks of what does all that the chain does, in order; at least one delta.
+
+    Raises `BaseMismatchError` where two deltas do not meet, `UsageError`; the blocks raise `FormatError`.
+    """
+    for delta in chain:
+        _check_baseless(delta)
+    for first, then in itertools.pairwise(chain):
+        _check_meet(first, then)
+    before = {row.spec for row in chain[0].manifest.rows() if row.before}
+    after = {row.spec for row in chain[-1].manifest.rows() if row.after}
+    rows = [Row(spec, spec in before, spec in after) for spec in sorted(before | after)]
+    return rows, _merged(chain, {row.spec: index for index, row in enumerate(rows)}, rows)
+
+
+def _merged(chain: Sequence[DeltaFile], places: Mapping[TensorSpec, int], rows: Sequence[Row]) -> Iterator[Block]:
+    every = sorted({row.spec for delta in chain for row in delta.manifest.rows()})
+    numbers = {spec: number for number, spec in enumerate(every)}
+    streams = [_numbered(delta, numbers) for delta in chain]
+    # heapq.merge is stable: blocks of one place come in the order of the chain.
+    for (number, _), group in itertools.groupby(heapq.merge(*streams, key=_place), key=_place):
+        block = _composed(group)
+        if block is None:
+            continue
+        index = places.get(every[number])
+        if index is None:
+            raise FormatError(f"{every[number].name} comes and goes within the chain, but its steps do not cancel out")
+        yield normal(dataclasses.replace(block, row=index), rows[index])
+
+
+def _numbered(delta: DeltaFile, numbers: Mapping[TensorSpec, int]) -> Iterator[Block]:
+    """The blocks with their tensor's number instead of its row; both rise together, since tables are sorted."""
+    rows = delta.manifest.rows()
+    for block in _on_grid(delta):
+        yield dataclasses.replace(block, row=numbers[rows[block.row].spec])
+
+
+def _composed(blocks: Iterator[Block]) -> Block | None:
+    total: Block | None = None
+    for block in blocks:
+        total = block if total is None else algebra.compose(total, block)
+    return total if total is not None and total.changed else None
+
+
+def _on_grid(delta: DeltaFile) -> Iterator[Block]:
+    blocks = blocks_of(delta)
+    if delta.manifest.block_units == DELTA_BLOCK:
+        return blocks
+    return algebra.reblock(blocks, delta.manifest.rows(), DELTA_BLOCK)
+
+
+def _place(block: Block) -> tuple[int, int]:
+    return block.row, block.start
+
+
+def _check_baseless(delta: DeltaFile) -> None:
+    if delta.manifest.profile not in _BASELESS:
+        raise UsageError(
+            f"{delta.path} is of profile {delta.manifest.profile}, which only those can read who have its base: "
+            "apply it, and use `p2psync delta diff` on what comes out"
+        )
+
+
+def _check_meet(first: DeltaFile, then: DeltaFile) -> None:
+    ends = [row.spec for row in first.manifest.rows() if row.after]
+    begins = [row.spec for row in then.manifest.rows() if row.before]
+    if first.manifest.digest != then.manifest.base_digest or ends != begins:
+        raise BaseMismatchError(f"{then.path} does not start where {first.path} ends: give the chain whole, in order")

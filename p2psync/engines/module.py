@@ -1,0 +1,259 @@
+"""A live torch module: the next version is made ready beside the weights, and scattered into them in one short pause.
+
+Theory of operation. Chunks are decoded while the module serves. For each block the old bits are read, the new bits and
+the change of the digest are computed, all before the commit; a chain of deltas is composed first, so that each element
+is written once. The commit checks the digest, then pauses the readers for a bare scatter of the new bits. The old bits
+at the changed positions are the journal: what fails in the middle is undone exactly, and so is the last commit on
+demand. All of it is O(changed), except for an anchor, which is staged whole.
+
+Headers and other files of a version are no part of a module; they are kept as bytes, because the digest covers them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from p2psync.delta.digest import digest_bytes, digest_from_bytes, digest_units
+from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.engines.base import Commit, Position, Step
+from p2psync.engines.header import blob_spec, canonical_header
+from p2psync.engines.names import is_weights
+from p2psync.engines.paths import check_path, position_of
+from p2psync.engines.staging import Change, Staging
+from p2psync.engines.weights import LiveTensor, host_units, live_tensor, module_rows, module_specs, module_units
+from p2psync.errors import DigestMismatchError, EngineError
+from p2psync.protocol.manifest import Manifest
+
+__all__ = [
+    "ModuleEngine",
+    "ModuleStage",
+    "canonical_header",
+    "host_units",
+    "module_rows",
+    "module_specs",
+    "module_units",
+]
+
+#: Makes a context in which nothing reads the weights.
+Pause = Callable[[], AbstractContextManager[object]]
+Write = Callable[[], None]
+# From about this many blocks on, threads save more than it takes to wake them.
+_PARALLEL_BLOCKS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Journal:
+    """What undoes a commit."""
+
+    position: Position | None
+    blobs: dict[TensorSpec, Units]
+    changes: list[Change]
+
+
+class ModuleStage:
+    """A path being made ready beside the live weights."""
+
+    def __init__(self, engine: ModuleEngine, path: Sequence[Step], staging: Staging) -> None:
+        self._engine = engine
+        self._path = path
+        self._staging = staging
+        self._seconds = 0.0
+
+    def wanted(self, step: int) -> Sequence[int]:
+        """See `Stage.wanted`."""
+        return self._staging.wanted(step)
+
+    def put(self, step: int, chunk: int, data: bytes | bytearray | memoryview) -> None:
+        """See `Stage.put`. A chunk that was put before is passed over; one of a later step is held as it is."""
+        self._check_open()
+        begun = time.perf_counter()
+        self._staging.put(step, chunk, data)
+        self._seconds += time.perf_counter() - begun
+
+    def commit(self) -> Commit:
+        """See `Stage.commit`."""
+        self._check_open()
+        return self._engine._commit(self._path[-1].manifest, self._staging, self._seconds)
+
+    def abandon(self) -> None:
+        """See `Stage.abandon`."""
+        if self._engine._stage is self:
+            self._engine._stage = None
+
+    def _check_open(self) -> None:
+        if self._engine._stage is not self:
+            raise EngineError("this stage was committed or abandoned: stage again")
+
+
+class ModuleEngine:
+    """Keeps a module at a version. One thread drives it at a time; others read the weights under `lock`, per batch.
+
+    The weights must stay where they are in memory while a stage is open, and until a roll-back.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        names: Mapping[str, str] | None = None,
+        position: Position | None = None,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        pause: Pause | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """Serve `module`, whose state_dict keys are renamed by `names` (see `module_rows`).
+
+        position: the version that the module holds already, if it is known; else see `adopt`. files: the headers
+        (.safetensors) and other files of that version by path, as `Checkpoint.blobs` gives them; by default a single
+        model.safetensors with the canonical header, as a publisher of modules has. pause: how to stop readers; by
+        default they hold `lock` while they read. threads: how many write during the pause; by default one per core.
+        """
+        self.module = module
+        #: What readers of the weights hold per batch, unless another `pause` was given.
+        self.lock = threading.Lock()
+        self._names = names
+        self._pause = pause
+        self._position = position
+        self._threads = threads or min(16, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(self._threads, "p2psync-write")
+        self._tensors: dict[TensorSpec, LiveTensor] = {}
+        self._look_up()
+        if files is None:
+            files = {"model.safetensors": canonical_header(self._tensors)}
+        self._blobs = {_blob_spec(path, data): np.frombuffer(data, np.uint8) for path, data in files.items()}
+        self._stage: ModuleStage | None = None
+        self._journal: _Journal | None = None
+
+    @property
+    def position(self) -> Position | None:
+        """See `Engine.position`."""
+        return self._position
+
+    def table(self) -> Sequence[TensorSpec]:
+        """See `Engine.table`: the module's tensors, and the files that are kept beside it."""
+        return sorted([*self._tensors, *self._blobs])
+
+    def units(self, spec: TensorSpec) -> Units:
+        """See `Engine.units`: a view of a contiguous CPU tensor, else a copy."""
+        return self._blobs[spec] if spec in self._blobs else self._tensors[spec].units()
+
+    def adopt(self, position: Position) -> bool:
+        """See `Engine.adopt`: reads the whole module. False also where that version has files other than ours."""
+        self._stage = None
+        self._look_up()
+        if self._digest() != position.digest:
+            return False
+        self._position = position
+        self._journal = None
+        return True
+
+    def stage(self, path: Sequence[Step]) -> ModuleStage:
+        """See `Engine.stage`. Also raises `EngineError` if the path's tensors are not the module's."""
+        self._look_up()
+        check_path(path, self._position, self.table())
+        self._stage = ModuleStage(self, path, Staging(path, self._tensors, self._blobs))
+        return self._stage
+
+    def roll_back(self) -> Position | None:
+        """See `Engine.roll_back`."""
+        journal = self._journal
+        if journal is None:
+            raise EngineError("nothing was committed since the last roll-back: nothing to undo")
+        self._stage = None
+        writes = [c.tensor.prepare(c.start, c.count, c.positions, c.old) for c in journal.changes]
+
+        def restore() -> None:
+            self._position, self._blobs, self._journal = journal.position, journal.blobs, None
+
+        self._write(journal.changes, writes, [c.new for c in journal.changes], restore)
+        return self._position
+
+    def scrub(self) -> bool:
+        """See `Engine.scrub`."""
+        return self._position is None or self._digest() == self._position.digest
+
+    def _commit(self, manifest: Manifest, staging: Staging, seconds: float) -> Commit:
+        begun = time.perf_counter()
+        changes = staging.finish()
+        base = digest_from_bytes(self._position.digest) if self._position is not None and not staging.whole else 0
+        if digest_bytes(base + staging.digest) != manifest.digest:
+            self._stage = None
+            raise DigestMismatchError(
+                f"version {manifest.version} would not have the digest that its manifest signs; nothing was made live"
+            )
+        writes = [c.tensor.prepare(c.start, c.count, c.positions, c.new) for c in changes]
+        seconds += time.perf_counter() - begun
+        position, journal = position_of(manifest), _Journal(self._position, self._blobs, changes)
+
+        def advance() -> None:
+            self._position, self._blobs, self._journal = position, staging.blobs, journal
+            self._stage = None
+
+        pause = self._write(changes, writes, [c.old for c in changes], advance)
+        return Commit(position=position, changed=staging.changed, pause_seconds=pause, stage_seconds=seconds)
+
+    def _write(self, changes: Sequence[Change], writes: Sequence[Write], undo: Sequence[Units], then: Write) -> float:
+        """Run all writes in one pause, or leave everything as it was; returns how long readers waited (seconds).
+
+        `then` runs at the end of the pause: who reads weights and position under the lock sees both of one version.
+        """
+        begun = time.perf_counter()
+        with self._pause() if self._pause is not None else self.lock:
+            if self._pause is None:
+                begun = time.perf_counter()  # to wait for the lock is our waiting, not the readers'
+            try:
+                self._run(writes)
+                _settle(changes)
+            except BaseException as error:
+                # Bits are set, not added, so undoing what was never written does no harm.
+                for c, bits in zip(changes, undo, strict=True):
+                    c.tensor.prepare(c.start, c.count, c.positions, bits)()
+                _settle(changes)
+                if isinstance(error, Exception):
+                    raise EngineError(f"the weights could not be written, and are as they were: {error}") from error
+                raise
+            then()
+        return time.perf_counter() - begun
+
+    def _run(self, writes: Sequence[Write]) -> None:
+        if len(writes) < _PARALLEL_BLOCKS or self._threads == 1:
+            for write in writes:
+                write()
+            return
+        # Every thread ends before this returns or raises, so that nothing writes after the pause.
+        parts = [writes[k :: self._threads] for k in range(self._threads)]
+        futures = [self._pool.submit(_run_all, part) for part in parts]
+        wait(futures)
+        failures = [failure for future in futures if (failure := future.exception()) is not None]
+        if failures:
+            raise failures[0]
+
+    def _look_up(self) -> None:
+        """Find the module's tensors anew: they may have been moved or replaced since."""
+        self._tensors = {spec: live_tensor(tensor) for spec, tensor in module_rows(self.module, self._names).items()}
+
+    def _digest(self) -> bytes:
+        return digest_bytes(sum(digest_units(spec, self.units(spec)) for spec in self.table()))
+
+
+def _settle(changes: Sequence[Change]) -> None:
+    for tensor in {id(c.tensor): c.tensor for c in changes}.values():
+        tensor.settle()
+
+
+def _run_all(writes: Sequence[Write]) -> None:
+    for write in writes:
+        write()
+
+
+def _blob_spec(path: str, data: bytes) -> TensorSpec:
+    return blob_spec(Kind.HEADER if is_weights(path) else Kind.FILE, path, len(data))

@@ -1,0 +1,252 @@
+"""The next version of a live module, made ready beside it: blocks decoded, composed and measured, but not yet written.
+
+Steps are decoded one after the other, because a `tight` chunk needs the bits of its own base; chunks that come before
+their turn are held as they are. A path of one delta is finished block by block as its chunks come. A longer one is
+composed first. A path that begins with an anchor is staged whole, O(N), less the tensors whose digests match already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2psync.delta.algebra import apply_block, compose
+from p2psync.delta.block import Block
+from p2psync.delta.container import decode_chunk
+from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_from_bytes, digest_units
+from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
+from p2psync.engines.base import Step
+from p2psync.engines.weights import LiveTensor, Positions
+from p2psync.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """New and old bits for [start, start + count) of one live tensor, at `positions` of that range (None: all)."""
+
+    tensor: LiveTensor
+    start: int
+    count: int
+    positions: Positions
+    old: Units
+    new: Units
+
+
+class Staging:
+    """A path on its way to a module. The path was checked against position and table (`paths.check_path`)."""
+
+    def __init__(
+        self, path: Sequence[Step], tensors: Mapping[TensorSpec, LiveTensor], blobs: Mapping[TensorSpec, Units]
+    ) -> None:
+        """tensors and blobs: what is live. Raises `EngineError` if the path's tensors are not the module's."""
+        self._path = path
+        self._tensors = tensors
+        self._live_blobs = self._old_blobs = dict(blobs)
+        #: The headers and other files of the version reached so far.
+        self.blobs: dict[TensorSpec, Units] = dict(blobs)
+        #: Whether the path begins with an anchor: `digest` is then all of it, and not a change.
+        self.whole = path[0].manifest.base is None
+        self.digest = 0
+        self.changed = 0
+        self._turn = 0
+        self._held: list[dict[int, bytes]] = [{} for _ in path]
+        self._missing = [set(range(step.manifest.chunks)) for step in path]
+        self._blocks: dict[tuple[TensorSpec, int], Block] = {}
+        self._changes: list[Change] = []
+        self._buffers: dict[TensorSpec, Units] = {}
+        self._found: dict[TensorSpec, int] = {}
+        self._base: tuple[int, TensorSpec, Units] | None = None
+        for step in path:
+            _check_tensors(step, tensors)
+        self._broken = False
+        self._begin()
+        self._advance()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every wanted chunk was put."""
+        return self._turn == len(self._path)
+
+    def wanted(self, step: int) -> list[int]:
+        """Chunks of a step that were not put yet and are not at hand."""
+        return sorted(self._missing[step])
+
+    def put(self, step: int, chunk: int, data: bytes | bytearray | memoryview) -> None:
+        """Take one verified chunk. Raises `FormatError`, `EngineError`."""
+        if self._broken:
+            raise EngineError("an error left this stage half decoded: stage again")
+        if chunk not in self._missing[step]:
+            return
+        self._missing[step].discard(chunk)
+        try:
+            if step == self._turn:
+                self._decode(data)
+                self._advance()
+            else:
+                self._held[step][chunk] = bytes(data)
+        except ValueError as error:
+            self._broken = True
+            raise EngineError(f"a chunk does not fit the module ({error}): stage again") from error
+        except BaseException:
+            self._broken = True
+            raise
+
+    def finish(self) -> list[Change]:
+        """All changes, in table order, with `digest` and `changed` set. Raises `EngineError` if a chunk is missing."""
+        if not self.complete:
+            missing = sum(len(self.wanted(step)) for step in range(len(self._path)))
+            raise EngineError(f"{missing} chunks were not put yet: put them before the commit")
+        if self.whole:
+            self._finish_whole()
+        for (spec, _), block in sorted(self._blocks.items(), key=lambda item: item[0]):
+            self._measure(spec, block)
+        self._blocks = {}
+        if not self.whole:
+            self.digest = (self.digest + _sum(self.blobs, self._live_blobs)) % MODULUS
+            self._live_blobs = self.blobs
+        return self._changes
+
+    def _begin(self) -> None:
+        rows = self._path[self._turn].manifest.rows()
+        if self.whole and not self._turn:
+            self._look_for(rows)
+        self._old_blobs = self.blobs
+        self.blobs = {
+            row.spec: self._old_blobs[row.spec] if row.before or row.spec in self._found else _zeros(row.spec)
+            for row in rows
+            if row.after and row.spec.kind != Kind.TENSOR
+        }
+
+    def _look_for(self, rows: Sequence[Row]) -> None:
+        """Which of an anchor's rows are live already, by their digests; the others get a buffer."""
+        for row in rows:
+            live = self._live(row.spec)
+            if row.digest and live is not None and digest_bytes(digest_units(row.spec, live)) == row.digest:
+                self._found[row.spec] = digest_from_bytes(row.digest)
+            elif row.spec.kind == Kind.TENSOR:
+                self._buffers[row.spec] = _zeros(row.spec)
+        at_hand = {index for index, row in enumerate(rows) if row.spec in self._found}
+        manifest = self._path[0].manifest
+        self._missing[0] = {c for c in self._missing[0] if not at_hand.issuperset(manifest.chunk_rows(c))}
+
+    def _live(self, spec: TensorSpec) -> Units | None:
+        if spec in self._tensors:
+            return self._tensors[spec].units()
+        return self._live_blobs.get(spec)
+
+    def _advance(self) -> None:
+        while not self.complete:
+            held = self._held[self._turn]
+            while held:
+                self._decode(held.pop(min(held)))
+            if self._missing[self._turn]:
+                return
+            self._turn += 1
+            if not self.complete:
+                self._begin()
+
+    def _decode(self, data: bytes | bytearray | memoryview) -> None:
+        manifest = self._path[self._turn].manifest
+        rows = manifest.rows()
+        for block in decode_chunk(data, rows, manifest.block_units, self._base_units):
+            self._take(rows[block.row], block)
+
+    def _take(self, row: Row, block: Block) -> None:
+        spec = row.spec
+        if not row.after or (self.whole and not self._turn and spec in self._found):
+            return
+        if spec.kind != Kind.TENSOR:
+            self._own(spec)
+            apply_block(self.blobs[spec], block)
+            self.changed += block.changed
+        elif self.whole:
+            apply_block(self._buffer(spec), block)
+            self.changed += block.changed
+        elif len(self._path) == 1:
+            self._measure(spec, block)
+        else:
+            known = self._blocks.pop((spec, block.start), None)
+            # Tables of different steps number their rows differently; here a block is known by its spec.
+            plain = Block(0, block.start, block.count, block.positions, block.steps)
+            composed = plain if known is None else compose(known, plain)
+            if composed is not None:
+                self._blocks[spec, block.start] = composed
+
+    def _measure(self, spec: TensorSpec, block: Block) -> None:
+        tensor = self._tensors[spec]
+        old = tensor.gather(block.start, block.count, block.positions)
+        new = old + block.steps
+        self.digest += digest_change(spec, block.start, block.positions, old, new)
+        self.changed += block.changed
+        self._changes.append(Change(tensor, block.start, block.count, block.positions, old, new))
+
+    def _finish_whole(self) -> None:
+        if self._changes:
+            return
+        self.digest = _sum(self.blobs, {})
+        for spec, tensor in self._tensors.items():
+            if spec in self._buffers:
+                new = self._buffers[spec]
+                self.digest += digest_units(spec, new)
+                self._changes.append(Change(tensor, 0, spec.count, None, tensor.units().copy(), new))
+            else:
+                self.digest += self._found[spec]
+        self.digest %= MODULUS
+
+    def _buffer(self, spec: TensorSpec) -> Units:
+        if spec not in self._buffers:
+            self._buffers[spec] = self._tensors[spec].units().copy()
+        return self._buffers[spec]
+
+    def _own(self, spec: TensorSpec) -> None:
+        """Copy a blob before the first write to it in this step."""
+        if self.blobs[spec] is self._old_blobs.get(spec):
+            self.blobs[spec] = self.blobs[spec].copy()
+
+    def _base_units(self, index: int) -> Units:
+        """The bits that blocks of a row are relative to, in this step, outside of blocks that were taken already."""
+        row = self._path[self._turn].manifest.rows()[index]
+        spec = row.spec
+        if spec.kind != Kind.TENSOR:
+            return self._old_blobs[spec] if row.before else _zeros(spec)
+        if self.whole:
+            return self._buffers.get(spec, self._tensors[spec].units())
+        if self._base is None or self._base[:2] != (self._turn, spec):
+            self._base = (self._turn, spec, self._composed(spec))
+        return self._base[2]
+
+    def _composed(self, spec: TensorSpec) -> Units:
+        live = self._tensors[spec].units()
+        blocks = [block for (other, _), block in self._blocks.items() if other == spec]
+        if not self._turn or not blocks:
+            return live
+        units = live.copy()
+        for block in blocks:
+            apply_block(units, block)
+        return units
+
+
+def _zeros(spec: TensorSpec) -> Units:
+    return np.zeros(spec.count, spec.unit)
+
+
+def _sum(blobs: Mapping[TensorSpec, Units], before: Mapping[TensorSpec, Units]) -> int:
+    """What the digest gains from `before` to `blobs`; those that are the very same are not read."""
+    total = sum(digest_units(spec, units) for spec, units in blobs.items() if before.get(spec) is not units)
+    return total - sum(digest_units(spec, units) for spec, units in before.items() if blobs.get(spec) is not units)
+
+
+def _check_tensors(step: Step, tensors: Mapping[TensorSpec, LiveTensor]) -> None:
+    rows = [row for row in step.manifest.rows() if row.spec.kind == Kind.TENSOR]
+    theirs = {row.spec for row in rows if row.after}
+    if theirs != tensors.keys():
+        wrong = min(theirs ^ tensors.keys())
+        here, there = ("is not", "is") if wrong in theirs else ("is", "is not")
+        raise EngineError(
+            f"{wrong.name!r} ({wrong.dtype}, {wrong.shape}) {there} in version {step.manifest.version}, but {here} "
+            "in the module: load the same architecture, or map its names"
+        )
+    if step.manifest.base is not None and not all(row.before and row.after for row in rows):
+        raise EngineError(f"version {step.manifest.version} adds or removes tensors: load a module that has them")

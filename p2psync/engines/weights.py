@@ -1,0 +1,210 @@
+"""The tensors of a live torch module as flat runs of bits, wherever they are and however they are strided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from p2psync.delta.algebra import gather, scatter
+from p2psync.delta.block import Block
+from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.errors import EngineError
+
+__all__ = ["LiveTensor", "host_units", "live_tensor", "module_rows", "module_specs", "module_units"]
+
+_DTYPES: dict[torch.dtype, str] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.float32: "F32",
+    torch.complex64: "C64",
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+}
+# Signed, because torch indexes signed integers on every device, and unsigned ones only on some.
+_BITS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Positions = NDArray[np.uint32] | None
+
+
+class LiveTensor(Protocol):
+    """One live tensor. Ranges are [start, start + count) units; positions are rising offsets from `start`, or None for
+    every unit of the range."""
+
+    def units(self) -> Units:
+        """All bits, flat and read-only: a view where that is possible, else a copy."""
+
+    def gather(self, start: int, count: int, positions: Positions) -> Units:
+        """A copy of the bits at these positions."""
+
+    def prepare(self, start: int, count: int, positions: Positions, values: Units) -> Callable[[], None]:
+        """Everything that writing `values` needs, done beforehand; the call that is returned only writes."""
+
+    def settle(self) -> None:
+        """Wait until all writes are visible to every reader."""
+
+
+def module_rows(module: torch.nn.Module, names: Mapping[str, str] | None = None) -> dict[TensorSpec, torch.Tensor]:
+    """The tensors of a module's state_dict as TENSOR specs, sorted.
+
+    `names` maps state_dict keys to tensor names; a key that it lacks is its own name. Tensors that share all of their
+    storage (tied weights) are listed once, under the key that comes first in the state_dict; entries that are no
+    tensors (extra state) are left out. Raises `EngineError` for dtypes that safetensors has not, and doubled names.
+    """
+    names = names or {}
+    rows: dict[TensorSpec, torch.Tensor] = {}
+    used: set[str] = set()
+    seen: set[tuple[object, ...]] = set()
+    for key, tensor in module.state_dict().items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        name = names.get(key, key)
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() and place in seen:
+            continue
+        seen.add(place)
+        if tensor.dtype not in _DTYPES or tensor.layout != torch.strided or tensor.is_meta:
+            raise EngineError(f"{key}: a {tensor.layout} tensor of {tensor.dtype} on {tensor.device} cannot be shipped")
+        if name in used:
+            raise EngineError(f"two tensors of the module are named {name!r}: mend the names given")
+        used.add(name)
+        rows[_spec(name, tensor)] = tensor.detach()
+    return {spec: rows[spec] for spec in sorted(rows)}
+
+
+def module_specs(module: torch.nn.Module, names: Mapping[str, str] | None = None) -> list[TensorSpec]:
+    """The specs of `module_rows`, sorted."""
+    return list(module_rows(module, names))
+
+
+def host_units(tensor: torch.Tensor) -> Units:
+    """A tensor's bits as a flat numpy array: a view of a contiguous CPU tensor, else a copy."""
+    bits = _bits(tensor).contiguous().cpu().reshape(-1)
+    return _unsigned(bits)
+
+
+def module_units(module: torch.nn.Module, spec: TensorSpec, names: Mapping[str, str] | None = None) -> Units:
+    """The bits of one tensor of `module_rows`: a view of a contiguous CPU tensor, else a copy.
+
+    Raises `EngineError` if the module has no such tensor.
+    """
+    if not names:
+        parent, _, leaf = spec.name.rpartition(".")
+        with suppress(AttributeError):
+            tensor = getattr(module.get_submodule(parent), leaf)
+            if isinstance(tensor, torch.Tensor) and _spec(spec.name, tensor) == spec:
+                return host_units(tensor)
+    found = module_rows(module, names).get(spec)
+    if found is None:
+        raise EngineError(f"the module has no tensor {spec.name!r} of {spec.dtype} and shape {spec.shape}")
+    return host_units(found)
+
+
+def live_tensor(tensor: torch.Tensor) -> LiveTensor:
+    """Access to a live tensor: straight to memory for a contiguous CPU tensor, else by torch's index operations."""
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        return _HostTensor(tensor)
+    return _IndexedTensor(tensor)
+
+
+class _HostTensor:
+    """A contiguous CPU tensor: numpy over its own memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._bits = host_units(tensor)
+
+    def units(self) -> Units:
+        view = self._bits.view()
+        view.flags.writeable = False
+        return view
+
+    def gather(self, start: int, count: int, positions: Positions) -> Units:
+        if positions is None:
+            return self._bits[start : start + count].copy()
+        return gather(self._bits, Block(0, start, count, positions, np.empty(positions.size, self._bits.dtype)))
+
+    def prepare(self, start: int, count: int, positions: Positions, values: Units) -> Callable[[], None]:
+        bits, block = self._bits, Block(0, start, count, positions, values)
+        if positions is not None:
+            nothing = Block(0, start, count, positions[:0], values[:0])
+            scatter(bits, nothing, nothing.steps)  # compiled and checked here, not in the pause
+        return lambda: scatter(bits, block, values)
+
+    def settle(self) -> None:
+        pass
+
+
+class _IndexedTensor:
+    """A tensor on a device, or a strided one: torch's index operations, with positions and values moved beforehand."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._bits = _bits(tensor)
+
+    def units(self) -> Units:
+        units = host_units(self._tensor)
+        units.flags.writeable = False
+        return units
+
+    def gather(self, start: int, count: int, positions: Positions) -> Units:
+        with torch.inference_mode():
+            found = self._bits[self._index(start, count, positions)].cpu().reshape(-1)
+        return _unsigned(found)
+
+    def prepare(self, start: int, count: int, positions: Positions, values: Units) -> Callable[[], None]:
+        signed = torch.from_numpy(values.view(f"i{values.itemsize}" if values.itemsize > 1 else "u1").copy())
+        moved = signed.to(self._bits.device)
+        if positions is None and count == self._bits.numel():
+            whole = moved.reshape(self._bits.shape)
+
+            def write_whole() -> None:
+                with torch.inference_mode():
+                    self._bits.copy_(whole)
+
+            return write_whole
+        index = self._index(start, count, positions)
+
+        def write() -> None:
+            with torch.inference_mode():
+                self._bits[index] = moved
+
+        return write
+
+    def settle(self) -> None:
+        if self._tensor.is_cuda:
+            torch.cuda.synchronize(self._tensor.device)
+
+    def _index(self, start: int, count: int, positions: Positions) -> tuple[torch.Tensor, ...]:
+        where = np.arange(count) if positions is None else positions.astype(np.int64)
+        flat = torch.from_numpy(where + start).to(self._bits.device)
+        return tuple(torch.unravel_index(flat, self._bits.shape))
+
+
+def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(int(Kind.TENSOR), name, _DTYPES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().view(_BITS[tensor.element_size()])
+
+
+def _unsigned(bits: torch.Tensor) -> Units:
+    units: Units = bits.numpy().view(f"<u{bits.element_size()}")
+    return units

@@ -1,0 +1,55 @@
+"""Virtual time: a queue of events, carried out in order, and a fingerprint of all that happened."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+
+from blake3 import blake3
+
+_Event = tuple[float, int, Callable[..., None], tuple[object, ...]]
+
+
+class Clock:
+    """The time of one simulation (seconds from 0), its only source of randomness, and its trace.
+
+    Events of equal time happen in the order in which they were scheduled.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.now = 0.0
+        #: Events carried out so far.
+        self.events = 0
+        self.rng = random.Random(seed)
+        self._queue: list[_Event] = []
+        self._order = 0
+        self._trace = blake3()
+
+    def at(self, when: float, call: Callable[..., None], *arguments: object) -> None:
+        """Call at a time; one that has passed counts as now."""
+        self._order += 1
+        heapq.heappush(self._queue, (max(when, self.now), self._order, call, arguments))
+
+    def after(self, delay: float, call: Callable[..., None], *arguments: object) -> None:
+        """Call `delay` seconds from now."""
+        self.at(self.now + delay, call, *arguments)
+
+    def note(self, *what: object) -> None:
+        """Fold something that happened into the trace."""
+        self._trace.update(f"{self.now:.9f} {what}\n".encode())
+
+    @property
+    def trace(self) -> str:
+        """A fingerprint (32 hex digits) of everything noted: equal for equal runs."""
+        return self._trace.hexdigest(16)
+
+    def run(self, until: float, done: Callable[[], bool]) -> None:
+        """Carry out events until the queue is empty, time `until` has come, or `done()` after some event."""
+        while self._queue and self._queue[0][0] <= until:
+            self.now, _, call, arguments = heapq.heappop(self._queue)
+            self.events += 1
+            call(*arguments)
+            if done():
+                return
+        self.now = max(self.now, until)

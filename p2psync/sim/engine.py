@@ -1,0 +1,120 @@
+"""An engine in memory, with the semantics of `p2psync.engines.base`: stage beside, check the digest, swap at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from p2psync.delta.algebra import apply_with_digest
+from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
+from p2psync.delta.tensors import TensorSpec, Units
+from p2psync.engines.base import Commit
+from p2psync.errors import BaseMismatchError, DigestMismatchError, EngineError
+from p2psync.protocol.versions import Position, Step
+from p2psync.sim.weights import History, digest_of
+
+
+class MemoryEngine:
+    """Holds the bits of one version. What it holds outlives the node's process; an open stage does not."""
+
+    def __init__(self, bits: History, live: tuple[Units, ...] | None = None) -> None:
+        """live: weights at hand that are no known position."""
+        self.bits = bits
+        self.live = live
+        self._position: Position | None = None
+
+    @property
+    def position(self) -> Position | None:
+        """What is live."""
+        return self._position
+
+    def forget(self) -> None:
+        """Lose the record of what is live, not the bits."""
+        self._position = None
+
+    def local_digest(self) -> str:
+        """The digest (hex) of bits that are no known position, "" if there are none."""
+        return digest_of(self.bits.specs, self.live).hex() if self.live is not None and self._position is None else ""
+
+    def table(self) -> Sequence[TensorSpec]:
+        """The specs of the live tensors."""
+        return self.bits.specs if self.live is not None else ()
+
+    def adopt(self, position: Position) -> bool:
+        """Take the bits at hand as `position` if they have its digest."""
+        if self.live is None or digest_of(self.bits.specs, self.live) != position.digest:
+            return False
+        self._position = position
+        return True
+
+    def stage(self, path: Sequence[Step]) -> MemoryStage:
+        """Open a stage. Raises `BaseMismatchError` if the path does not start at what is live."""
+        first = path[0].manifest
+        live = self._position
+        if first.base is not None and (live is None or (live.version, live.digest) != (first.base, first.base_digest)):
+            raise BaseMismatchError(f"a path from version {first.base} does not start at what is live")
+        return MemoryStage(self, path)
+
+    def make_live(self, units: tuple[Units, ...], position: Position) -> None:
+        """Swap."""
+        self.live, self._position = units, position
+
+    def scrub(self) -> bool:
+        """Whether the live bits have the digest of the position."""
+        live = self._position
+        return live is not None and self.live is not None and digest_of(self.bits.specs, self.live) == live.digest
+
+
+class MemoryStage:
+    """A version being made ready. Chunks of a step must come before those of the next."""
+
+    def __init__(self, engine: MemoryEngine, path: Sequence[Step]) -> None:
+        self._engine = engine
+        self._path = path
+        self._missing = [set(range(step.manifest.chunks)) for step in path]
+        live = engine.live if path[0].manifest.base is not None else None
+        self._digest = digest_from_bytes(path[0].manifest.base_digest)
+        if live is None:
+            self._units = tuple(_zeros(spec) for spec in engine.bits.specs)
+            self._digest = digest_from_bytes(digest_of(engine.bits.specs, self._units))
+        else:
+            self._units = tuple(units.copy() for units in live)
+        self.changed = 0
+
+    def wanted(self, step: int) -> list[int]:
+        """Chunks not yet put."""
+        return sorted(self._missing[step])
+
+    def put(self, step: int, chunk: int, data: bytes) -> None:
+        """Decode and add a chunk. Raises `FormatError`, `EngineError`."""
+        if chunk not in self._missing[step] or any(self._missing[:step]):
+            raise EngineError(f"chunk {chunk} of step {step} came twice or too early")
+        manifest = self._path[step].manifest
+        for block in self._engine.bits.decode(data, manifest.table, manifest.rows()):
+            self._digest += apply_with_digest(self._engine.bits.specs[block.row], self._units[block.row], block)
+            self.changed += block.changed
+        self._missing[step].discard(chunk)
+
+    def commit(self) -> Commit:
+        """Check the digest and swap. Raises `EngineError`, `DigestMismatchError`."""
+        if any(self._missing):
+            raise EngineError("chunks are missing")
+        m = self._path[-1].manifest
+        check_digest(digest_bytes(self._digest % MODULUS), m.digest)
+        position = Position(run=m.run, epoch=m.epoch, version=m.version, digest=m.digest)
+        self._engine.make_live(self._units, position)
+        return Commit(position=position, changed=self.changed, pause_seconds=0.0, stage_seconds=0.0)
+
+    def abandon(self) -> None:
+        """Nothing is kept."""
+
+
+def check_digest(found: bytes, wanted: bytes) -> None:
+    """Raise `DigestMismatchError` unless the two agree."""
+    if found != wanted:
+        raise DigestMismatchError("the staged weights do not have the digest that the manifest signs")
+
+
+def _zeros(spec: TensorSpec) -> Units:
+    return np.zeros(spec.count, spec.unit)

@@ -1,0 +1,147 @@
+"""The hub in the simulation: the real core, reached through calls that may fail, be late, or be lost half-way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from p2psync.errors import HubError, P2PSyncError
+from p2psync.membership.hub import HubConfig, HubCore
+from p2psync.membership.records import View
+from p2psync.sim.clock import Clock
+from p2psync.sim.network import Host
+
+#: Seconds that a long poll waits, that a caller waits for a lost answer, and that a dead hub takes to refuse.
+VIEW_WAIT = 10.0
+CALL_LIMIT = 3.0
+REFUSED = 0.05
+_LATENCY = 0.02
+
+T = TypeVar("T")
+#: What a call gives: its result, or the error it met.
+Answer = Callable[[T | P2PSyncError], None]
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A long poll that is open."""
+
+    host: Host
+    answer: Answer[View | None]
+
+
+class SimHub:
+    """One hub process after another, at one address."""
+
+    def __init__(self, clock: Clock, config: HubConfig) -> None:
+        self._clock = clock
+        self._config = config
+        self._starts = 0
+        self._waiting: list[_Waiting] = []
+        self._secrets = 0
+        self._shown = -1
+        self._expiry: float | None = None
+        #: Chance that a call, or its answer, is lost.
+        self.loss = 0.0
+        #: Hosts that cannot reach the hub.
+        self.cut_off: set[str] = set()
+        self.up = True
+        self.core = self._start()
+
+    def secret(self) -> str:
+        """A fresh lease id, nonce or token."""
+        self._secrets += 1
+        return f"secret-{self._secrets}"
+
+    def stop(self) -> None:
+        """The process ends; open polls break."""
+        self.up = False
+        waiting, self._waiting = self._waiting, []
+        for poll in waiting:
+            self._reply(poll.host, poll.answer, HubError("the hub went away"))
+
+    def restart(self) -> None:
+        """A new process, which remembers nothing."""
+        self.core = self._start()
+        self.up = True
+
+    def request(self, host: Host, operation: Callable[[HubCore], T], answer: Answer[T]) -> None:
+        """Have the hub carry out an operation; `answer` gets its result or error, unless the host has died."""
+        if self._is_lost(host):
+            self._clock.after(CALL_LIMIT, _answer, host, answer, HubError("no answer"))
+        else:
+            self._clock.after(self._delay(host), self._carry_out, host, operation, answer)
+
+    def view(self, host: Host, instance: str, revision: int, answer: Answer[View | None]) -> None:
+        """Long-poll the view: at once if it differs from what the caller has, else when it does, or None in the end."""
+        if self._is_lost(host):
+            self._clock.after(CALL_LIMIT + VIEW_WAIT, _answer, host, answer, HubError("no answer"))
+        else:
+            self._clock.after(self._delay(host), self._poll, host, instance, revision, answer)
+
+    def _start(self) -> HubCore:
+        self._starts += 1
+        return HubCore(self._config, instance=f"hub-{self._starts}")
+
+    def _is_lost(self, host: Host) -> bool:
+        return host.name in self.cut_off or (self.loss > 0 and self._clock.rng.random() < self.loss)
+
+    def _delay(self, host: Host) -> float:
+        return host.delay + _LATENCY
+
+    def _carry_out(self, host: Host, operation: Callable[[HubCore], T], answer: Answer[T]) -> None:
+        if not self.up:
+            self._clock.after(REFUSED, _answer, host, answer, HubError("connection refused"))
+            return
+        try:
+            result: T | P2PSyncError = operation(self.core)
+        except P2PSyncError as error:
+            result = error
+        self._reply(host, answer, result)
+        self._settle()
+
+    def _poll(self, host: Host, instance: str, revision: int, answer: Answer[View | None]) -> None:
+        if not self.up:
+            self._clock.after(REFUSED, _answer, host, answer, HubError("connection refused"))
+        elif (instance, revision) != (self.core.instance, self.core.revision):
+            self._reply(host, answer, self.core.view())
+        else:
+            poll = _Waiting(host, answer)
+            self._shown = revision
+            self._waiting.append(poll)
+            self._clock.after(VIEW_WAIT, self._end_poll, poll)
+
+    def _end_poll(self, poll: _Waiting) -> None:
+        if poll in self._waiting:
+            self._waiting.remove(poll)
+            self._reply(poll.host, poll.answer, None)
+
+    def _reply(self, host: Host, answer: Answer[T], result: T | P2PSyncError) -> None:
+        if self._is_lost(host):
+            self._clock.after(CALL_LIMIT, _answer, host, answer, HubError("no answer"))
+        else:
+            self._clock.after(self._delay(host), _answer, host, answer, result)
+
+    def _settle(self) -> None:
+        """What the hub's driver does after each operation: end leases, wake who waits, set the next alarm."""
+        self.core.expire(self._clock.now)
+        self._wake()
+        expiry = self.core.next_expiry()
+        if expiry is not None and (self._expiry is None or expiry < self._expiry or self._expiry <= self._clock.now):
+            self._expiry = expiry
+            self._clock.at(expiry, self._settle)
+
+    def _wake(self) -> None:
+        if not self._waiting or self._shown == self.core.revision:
+            return
+        self._shown = self.core.revision
+        waiting, self._waiting = self._waiting, []
+        view = self.core.view()
+        for poll in waiting:
+            self._reply(poll.host, poll.answer, view)
+
+
+def _answer(host: Host, answer: Answer[T], result: T | P2PSyncError) -> None:
+    if host.alive:
+        answer(result)

@@ -1,0 +1,156 @@
+"""The connections of a simulated node: bytes of real frames in and out, greetings, several connections of one peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from p2psync.errors import FormatError
+from p2psync.protocol.frames import FrameReader
+from p2psync.protocol.messages import Control, Hello, Message, encode_chunk_header, encode_control
+from p2psync.sim.network import End, Host, Network
+
+
+@dataclass
+class PeerEvents:
+    """What the node is told. up answers whether the peer is accepted."""
+
+    up: Callable[[str, str], bool]
+    down: Callable[[str], None]
+    message: Callable[[str, Message], None]
+    dial_failed: Callable[[str], None]
+
+
+@dataclass
+class _Links:
+    instance: str
+    ends: list[End] = field(default_factory=list)
+
+
+class Links:
+    """All connections of one process. `close_all` ends it: nothing is called afterwards."""
+
+    def __init__(self, network: Network, host: Host, hello: Hello, events: PeerEvents) -> None:
+        self._network = network
+        self._host = host
+        self._hello = encode_control(hello)
+        self._name = hello.node
+        self._events = events
+        self._links: dict[str, _Links] = {}
+        self._over = False
+        host.accept = lambda end: self._begin(end, None)
+
+    def dial(self, name: str) -> None:
+        """Connect to a member."""
+
+        def failed() -> None:
+            if not self._over and name not in self._links:
+                self._events.dial_failed(name)
+
+        self._network.dial(self._host, name, lambda end: self._begin(end, name), failed)
+
+    def send(self, name: str, message: Control) -> None:
+        """Send a control message; dropped if the peer is gone."""
+        links = self._links.get(name)
+        if links is not None:
+            links.ends[0].send(encode_control(message))
+
+    def send_chunk(self, name: str, short: bytes, index: int, data: bytes, left: Callable[[], None]) -> None:
+        """Send a chunk; `left` is called once it has left."""
+        links = self._links.get(name)
+        if links is None:
+            left()
+        else:
+            links.ends[-1].send(encode_chunk_header(short, index, len(data)) + data, left)
+
+    def send_raw(self, name: str, data: bytes) -> None:
+        """Send bytes that are no frame (a liar does)."""
+        links = self._links.get(name)
+        if links is not None:
+            links.ends[0].send(data)
+
+    def hang_up(self, name: str) -> None:
+        """Close every connection to a peer."""
+        links = self._links.pop(name, None)
+        if links is not None:
+            for end in links.ends:
+                end.close()
+            self._events.down(name)
+
+    def close_all(self) -> None:
+        """The process is over."""
+        self._over = True
+        self._links.clear()
+
+    def connected(self, name: str) -> bool:
+        """Whether there is a greeted connection to this peer."""
+        return name in self._links
+
+    def _begin(self, end: End, dialled: str | None) -> None:
+        if self._over:
+            end.close()
+            return
+        reader = FrameReader()
+        peer: list[str] = []
+
+        def data(received: bytes) -> None:
+            if self._over:
+                return
+            try:
+                messages = _feed(self._network, reader, received)
+            except FormatError:
+                closed(by_us=True)
+                return
+            for message in messages:
+                if not end.open or self._over:
+                    return
+                if isinstance(message, Hello):
+                    self._greeted(end, message, dialled, peer)
+                elif peer:
+                    self._events.message(peer[0], message)
+
+        def closed(*, by_us: bool = False) -> None:
+            if by_us:
+                end.close()
+            if self._over:
+                return
+            if peer:
+                self._drop(peer[0], end)
+            elif dialled is not None and dialled not in self._links:
+                self._events.dial_failed(dialled)
+
+        end.on_data, end.on_close = data, closed
+        end.send(self._hello)
+
+    def _greeted(self, end: End, hello: Hello, dialled: str | None, peer: list[str]) -> None:
+        name = hello.node
+        links = self._links.get(name)
+        if links is not None and links.instance != hello.instance:
+            self.hang_up(name)
+            links = None
+        if (dialled is not None and dialled != name) or not self._events.up(name, hello.region):
+            end.close()
+            if dialled is not None and dialled != name:
+                self._events.dial_failed(dialled)
+            return
+        peer.append(name)
+        self._links.setdefault(name, _Links(hello.instance)).ends.append(end)
+
+    def _drop(self, name: str, end: End) -> None:
+        links = self._links.get(name)
+        if links is None or end not in links.ends:
+            return
+        links.ends.remove(end)
+        if not links.ends:
+            del self._links[name]
+            self._events.down(name)
+
+
+def _feed(network: Network, reader: FrameReader, data: bytes) -> list[Message]:
+    """Feed what was received, sometimes in two pieces, as a stream comes."""
+    if network.clock.rng.random() < 0.1:
+        middle = network.clock.rng.randrange(len(data))
+        return reader.feed(data[:middle]) + reader.feed(data[middle:])
+    return reader.feed(data)
+
+

@@ -1,0 +1,402 @@
+"""The simulated shell of a node: carries out what `NodeCore` decides, in virtual time.
+
+A node outlives its process: `crash` ends the process, `start` begins a new one over the same disk and engine. Answers
+to a process that has ended are dropped, as a real one's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from p2psync.errors import EngineError, LeaseError, P2PSyncError, TrustError
+from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall
+from p2psync.membership.records import Lease, NodeInfo, View
+from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
+from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, Hello, Message
+from p2psync.protocol.versions import Position
+from p2psync.sim.clock import Clock
+from p2psync.sim.disk import SimStore
+from p2psync.sim.engine import MemoryEngine, MemoryStage
+from p2psync.sim.hub import SimHub
+from p2psync.sim.links import Links, PeerEvents
+from p2psync.sim.network import Host, Network
+from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk
+from p2psync.swarm.follower import (
+    AbandonStage,
+    Adopt,
+    CommitStage,
+    EngineAction,
+    Fetch,
+    Follower,
+    GetManifest,
+    OpenStage,
+    Put,
+    Retire,
+)
+from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeConfig, NodeCore
+
+#: Seconds that an engine takes.
+OPEN_SECONDS, PUT_SECONDS, COMMIT_SECONDS = 0.005, 0.001, 0.01
+
+
+class Watcher(Protocol):
+    """Who is told what nodes do, and holds it against the invariants."""
+
+    def started(self, node: SimNode) -> None:
+        """A process began."""
+
+    def ended(self, node: SimNode) -> None:
+        """A process is about to end."""
+
+    def committed(self, node: SimNode, position: Position) -> None:
+        """Other bits became live, or the same under another name."""
+
+    def banned(self, node: SimNode, ban: Ban) -> None:
+        """A peer was shut out."""
+
+    def received(self, node: SimNode, peer: str, chunk: Chunk, needed: bool) -> None:
+        """A chunk was given to the core; needed: whether it waited for it before."""
+
+
+class World:
+    """What all nodes of a simulation share."""
+
+    def __init__(self, clock: Clock, network: Network, hub: SimHub, watcher: Watcher, trusted: bytes) -> None:
+        self.clock = clock
+        self.network = network
+        self.hub = hub
+        self.watcher = watcher
+        self.trusted = frozenset({trusted})
+
+
+class SimNode:
+    """A trainer (no engine) or an actor."""
+
+    def __init__(
+        self,
+        world: World,
+        host: Host,
+        info: NodeInfo,
+        config: NodeConfig,
+        engine: MemoryEngine | None,
+    ) -> None:
+        self.world = world
+        self.host = host
+        self.info = info
+        self.config = config
+        self.engine = engine
+        self.store = SimStore()
+        #: Seconds that this node's clock is ahead of the world's; never set back while a process runs.
+        self.skew = 0.0
+        #: What the engine's next commits fail with.
+        self.commit_failures = 0
+        self.processes = 0
+        self.core: NodeCore
+        self.links: Links
+        self._armed = float("inf")
+        self._draining = False
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self.host.alive and self.processes > 0
+
+    @property
+    def now(self) -> float:
+        """This node's monotonic clock."""
+        return self.world.clock.now + self.skew
+
+    def start(self) -> None:
+        """Begin a process over what the last one left."""
+        self.processes += 1
+        self.host.alive = True
+        self._armed = float("inf")
+        self._stage: MemoryStage | None = None
+        self._signed: dict[bytes, SignedManifest] = {}
+        self.store.reopen()
+        follower = None
+        if self.engine is not None:
+            follower = Follower(self.engine.position, self.engine.local_digest())
+        self.core = NodeCore(self.info, self.config, self.world.clock.rng, follower)
+        hello = Hello(MAGIC, PROTOCOL, self.info.node, f"process-{self.processes}", self.info.region)
+        events = PeerEvents(self._peer_up, self._peer_down, self._message, self._dial_failed)
+        self.links = Links(self.world.network, self.host, hello, events)
+        for id, pack in self.store.packs.items():
+            self._signed[id] = pack.signed
+            self.core.offer(id, pack.manifest, pack.held(), self.now)
+            if follower is not None:
+                follower.manifest(id.hex(), pack.manifest, self.now)
+        self.world.clock.note("start", self.info.node, self.processes)
+        self.world.watcher.started(self)
+        self.drain()
+
+    def crash(self) -> None:
+        """The process ends without a word."""
+        self.world.watcher.ended(self)
+        self.world.clock.note("crash", self.info.node)
+        self.links.close_all()
+        self.world.network.crash(self.host)
+
+    # ---- driving the core ------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Carry out what the core wants, and set the next alarm."""
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            self.core.poll(self.now)
+            while actions := self.core.actions():
+                for action in actions:
+                    self._do(action)
+        finally:
+            self._draining = False
+        wake = self.core.next_wake(self.now)
+        if wake < self._armed:
+            self._armed = wake
+            self.world.clock.at(wake - self.skew, self._alarm, self.processes, wake)
+
+    def _alarm(self, process: int, wake: float) -> None:
+        if process == self.processes and self.host.alive and wake == self._armed:
+            self._armed = float("inf")
+            self.drain()
+
+    def later(self, delay: float, call: Callable[..., None], *arguments: object) -> None:
+        """Call within this process after a delay, then drain."""
+        self.world.clock.after(delay, self._in_process, self.processes, call, arguments)
+
+    def _in_process(self, process: int, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        if process == self.processes and self.host.alive:
+            call(*arguments)
+            self.drain()
+
+    def _do(self, action: NodeAction) -> None:
+        match action:
+            case Send():
+                self.links.send(action.peer, action.message)
+            case SendChunk():
+                self.send_chunk(action)
+            case Save():
+                self._save(action)
+            case CallJoin() | CallRenew() | CallView():
+                self._call_hub(action)
+            case Dial():
+                self.links.dial(action.info.node)
+            case Hangup():
+                self.links.hang_up(action.peer)
+            case Ban():
+                self.world.watcher.banned(self, action)
+            case Complete():
+                pass
+            case GetManifest():
+                self._get_manifest(action)
+            case Fetch():
+                self._fetch(action)
+            case Adopt():
+                self.later(OPEN_SECONDS, self._adopt, action)
+            case OpenStage():
+                self.later(OPEN_SECONDS, self._open_stage, action)
+            case Put():
+                self.later(PUT_SECONDS, self._put, action)
+            case CommitStage():
+                self.later(COMMIT_SECONDS, self._commit, action)
+            case AbandonStage():
+                self._stage = None
+            case Retire():
+                self.store.packs.pop(action.id, None)
+                self._signed.pop(action.id, None)
+
+    # ---- peers -----------------------------------------------------------------------------------------------------
+
+    def _peer_up(self, name: str, region: str) -> bool:
+        accepted = self.core.peer_up(name, region, self.now)
+        self.later(0.0, _nothing)
+        return accepted
+
+    def _peer_down(self, name: str) -> None:
+        self.core.peer_down(name, self.now)
+        self.drain()
+
+    def _dial_failed(self, name: str) -> None:
+        self.core.dial_failed(name, self.now)
+        self.drain()
+
+    def _message(self, name: str, message: Message) -> None:
+        if isinstance(message, Chunk):
+            self.world.clock.note("chunk", self.info.node, name, message.index)
+            needed = self.core.swarm.needs(message.manifest, message.index)
+            self.core.receive(name, message, self.now)
+            self.world.watcher.received(self, name, message, needed)
+        else:
+            self.core.receive(name, message, self.now)
+        self.drain()
+
+    # ---- chunks ----------------------------------------------------------------------------------------------------
+
+    def send_chunk(self, action: SendChunk) -> None:
+        """Read a chunk and send it."""
+        pack = self.store.packs.get(action.id)
+        data = pack.read(action.index) if pack is not None else None
+        if pack is None or data is None:
+            self.core.swarm.lost(action.id, action.index, self.now)
+            size = self.core.swarm.chunk_bytes(action.id, action.index)
+            self.core.swarm.flushed(action.peer, size, self.now)
+            return
+        self.give_chunk(action, data)
+
+    def give_chunk(self, action: SendChunk, data: bytes) -> None:
+        """Send these bytes as the chunk."""
+        size, process = self.core.swarm.chunk_bytes(action.id, action.index), self.processes
+
+        def left() -> None:
+            if process == self.processes and self.host.alive:
+                self.core.swarm.flushed(action.peer, size, self.now)
+                self.drain()
+
+        self.links.send_chunk(action.peer, action.id[:SHORT_ID_BYTES], action.index, data, left)
+
+    def _save(self, action: Save) -> None:
+        pack = self.store.packs.get(action.id)
+        if pack is None or self.world.clock.now < self.store.full_until:
+            self.core.store_failed(action.id, "the disk is full", self.now)
+            return
+        pack.write(action.index, bytes(action.data))
+        self.core.saved(action)
+
+    def _fetch(self, action: Fetch) -> None:
+        signed = self._signed.get(action.step.id)
+        if self.world.clock.now < self.store.full_until or signed is None:
+            self.core.store_failed(action.step.id, "the disk is full", self.now)
+            return
+        pack = self.store.add(action.step.manifest, signed)
+        self.core.fetch(action, pack.held(), self.now)
+
+    # ---- hub -------------------------------------------------------------------------------------------------------
+
+    def _call_hub(self, call: HubCall) -> None:
+        process = self.processes
+
+        def answer(result: Lease | View | None | P2PSyncError) -> None:
+            if process == self.processes:
+                self._hub_answered(call, result)
+                self.drain()
+
+        hub, now = self.world.hub, self.world.clock
+        if isinstance(call, CallView):
+            hub.view(self.host, call.instance, call.revision, answer)
+        elif isinstance(call, CallJoin):
+            request, lease = call.request, hub.secret()
+            hub.request(self.host, lambda core: core.join(request, lease=lease, now=now.now), answer)
+        else:
+            renewal = call.request
+            hub.request(self.host, lambda core: core.renew(renewal, now=now.now), answer)
+
+    def _hub_answered(self, call: HubCall, result: Lease | View | None | P2PSyncError) -> None:
+        if isinstance(result, LeaseError):
+            self.core.lease_lost(self.now)
+        elif isinstance(result, P2PSyncError):
+            self.core.hub_failed(call, self.now)
+        elif isinstance(result, Lease):
+            granted = self.core.joined if isinstance(call, CallJoin) else self.core.renewed
+            granted(result, self.now)
+        else:
+            self.core.viewed(result, self.now)
+            if result is not None:
+                self.on_view(result)
+
+    def on_view(self, view: View) -> None:
+        """The hub's view changed (a trainer looks at it too)."""
+
+    def _get_manifest(self, action: GetManifest) -> None:
+        def answer(data: bytes | None | P2PSyncError) -> None:
+            self.later(0.0, self._got_manifest, action, data)
+
+        if action.inline is not None:
+            answer(action.inline)
+        else:
+            self.world.hub.request(self.host, lambda core: core.manifest(action.id), answer)
+
+    def _got_manifest(self, action: GetManifest, data: bytes | None | P2PSyncError) -> None:
+        assert self.core.follower is not None
+        try:
+            manifest, signed = self._open(action.id, data)
+        except P2PSyncError as error:
+            self.core.follower.no_manifest(action.id, str(error), self.now)
+            return
+        self._signed[signed.id] = signed
+        self.core.follower.manifest(action.id, manifest, self.now)
+
+    def _open(self, id: str, data: bytes | None | P2PSyncError) -> tuple[Manifest, SignedManifest]:
+        if isinstance(data, P2PSyncError):
+            raise data
+        if data is None:
+            raise TrustError("the hub does not hold this manifest")
+        manifest, signed = open_signed(data, self.world.trusted)
+        if signed.id.hex() != id:
+            raise TrustError("the hub gave another manifest than the one it announced")
+        return manifest, signed
+
+    # ---- engine ----------------------------------------------------------------------------------------------------
+
+    def _engine_failed(self, action: EngineAction, error: P2PSyncError) -> None:
+        assert self.engine is not None and self.core.follower is not None
+        if self.core.follower.cares(action):
+            self.core.engine_failed(action, str(error), self.engine.position, self.now)
+
+    def _adopt(self, action: Adopt) -> None:
+        assert self.engine is not None
+        taken = self.engine.adopt(action.position)
+        if taken:
+            self.world.watcher.committed(self, action.position)
+        self.core.adopted(action, action.position if taken else None, self.now)
+
+    def _open_stage(self, action: OpenStage) -> None:
+        assert self.engine is not None and self.core.follower is not None
+        try:
+            self._stage = self.engine.stage(action.path)
+        except P2PSyncError as error:
+            self._engine_failed(action, error)
+            return
+        wanted = [self._stage.wanted(i) for i in range(len(action.path))]
+        held = []
+        for step, chunks in zip(action.path, wanted, strict=True):
+            pack = self.store.packs.get(step.id)
+            held.append([i for i in chunks if pack is not None and pack.chunks[i] is not None])
+        self.core.follower.opened(action, wanted, held)
+
+    def _put(self, action: Put) -> None:
+        assert self.core.follower is not None
+        if self._stage is None or not self.core.follower.cares(action):
+            return
+        pack = self.store.packs.get(action.id)
+        data = pack.read(action.chunk) if pack is not None else None
+        if data is None:
+            self.core.unput(action, self.now)
+            return
+        try:
+            self._stage.put(action.step, action.chunk, data)
+        except P2PSyncError as error:
+            self._engine_failed(action, error)
+            return
+        self.core.follower.was_put(action)
+
+    def _commit(self, action: CommitStage) -> None:
+        stage, self._stage = self._stage, None
+        try:
+            if stage is None or self.commit_failures > 0:
+                self.commit_failures -= 1
+                raise EngineError("the engine would not")
+            commit = stage.commit()
+        except P2PSyncError as error:
+            self._engine_failed(action, error)
+            return
+        self.world.clock.note("commit", self.info.node, commit.position.version, commit.position.digest.hex())
+        self.world.watcher.committed(self, commit.position)
+        self.core.committed(action, commit.position, self.now)
+
+
+def _nothing() -> None:
+    """Only so that the node drains."""
