@@ -90,7 +90,8 @@ def _position_bits(units: NDArray[np.int64], changed: NDArray[np.int64]) -> floa
 def _leb128(values: NDArray[np.int64]) -> NDArray[np.uint8]:
     parts = [(values >> (7 * k)) & 0x7F | np.where(values >> (7 * k + 7), 0x80, 0) for k in range(5)]
     used = np.stack([np.ones(values.size, bool)] + [(values >> (7 * k)) > 0 for k in range(1, 5)], axis=1)
-    return np.stack(parts, axis=1)[used].astype(np.uint8)
+    leb: NDArray[np.uint8] = np.stack(parts, axis=1)[used].astype(np.uint8)
+    return leb
 
 
 def _zstd(array: NDArray[np.integer]) -> int:

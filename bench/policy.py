@@ -4,8 +4,8 @@ A trainer keeps fp32 masters and publishes them rounded to bf16. With Adam a ste
 whatever the gradient, and the bf16 weight changes where the move crosses a rounding boundary: with probability
 min(1, lr·|u| / ulp(w)). This generator does just that: masters w ~ N(0, σ²), σ per tensor between 0.02 and 0.04 as
 after training; old = bf16(w); new = bf16(w − lr·u), u ~ N(0, 1); lr is found by bisection on a sample so that the
-wanted fraction of units changes. So steps are ±1 ulp for the most part, small weights change more often and by more, and some
-cross zero. Uniformly random positions with random values would hide all of this.
+wanted fraction of units changes. So steps are ±1 ulp for the most part, small weights change more often and
+by more, and some cross zero. Uniformly random positions with random values would hide all of this.
 """
 
 from __future__ import annotations

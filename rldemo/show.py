@@ -121,20 +121,20 @@ def show_result(console: Console, result: Result, members: Sequence[Member]) -> 
     for row in rows:
         figures.add_row(*row)
     console.print(Panel(figures, title="p2psync demo", title_align="left", expand=False))
-    weights = Table(box=None, pad_edge=False)
-    for title in ("", "region", "version", "SHA-256 over all weights", ""):
-        weights.add_column(title, no_wrap=True)
+    console.print("SHA-256 over all weights:", highlight=False)
     for member in members:
-        if member.final is None:
-            weights.add_row(member.name, member.region, str(member.version), "–", member.state)
-            continue
-        equal = member.final.sha256 == result.sha256
-        verdict = "" if member.name == "trainer" else ("equal" if equal else "DIFFERENT")
-        style = "green" if equal else "red"
-        cells = (member.name, member.region, str(member.final.version), member.final.sha256, verdict)
-        weights.add_row(*cells, style=style)
-    console.print(weights, soft_wrap=True)
+        console.print(_weights_line(member, result), highlight=False, soft_wrap=True)
     console.print(f"[bold]{'passed' if result.passed else 'FAILED'}[/bold]: {result.verdict}")
+
+
+def _weights_line(member: Member, result: Result) -> Text:
+    who = f"  {member.name:<9}{member.region:<4}"
+    if member.final is None:
+        return Text(f"{who}{member.state}", style="dim")
+    equal = member.final.sha256 == result.sha256
+    verdict = "" if member.name == "trainer" else ("  equal" if equal else "  DIFFERENT")
+    line = f"{who}version {member.final.version:<4}{member.final.sha256}{verdict}"
+    return Text(line, style="green" if equal else "bold red")
 
 
 def _spread(values: Sequence[float], form: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from p2psync.delta import fast
 from p2psync.delta.block import Block, block_count, block_range, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
-from p2psync.delta.extract import extract_with_digest
+from p2psync.delta.extract import Extraction
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
@@ -79,9 +79,10 @@ class ChunkEncoder:
         self._check(row_index, row, old, new)
         self._place = (row_index, 0)
         self.total += row.spec.count
+        extraction = Extraction(row_index, old, new)
         for index in range(block_count(row.spec, self._block_units)):
             start, count = block_range(row.spec, self._block_units, index)
-            block, change = extract_with_digest(row.spec, row_index, old, new, start, count)
+            block, change = extraction.block_with_digest(row.spec, start, count)
             self.digest_change = (self.digest_change + change) % MODULUS
             if block is not None:
                 yield from self._code(block)
@@ -119,14 +120,14 @@ class ChunkEncoder:
 
     def _code(self, block: Block) -> Iterator[EncodedChunk]:
         coded = fast.code_block(block, self._rows[block.row])
-        self.changed += block.changed
-        if self._blocks and self._size + coded.nbytes > self._limit:
+        self.changed += coded.changed
+        if self._blocks and self._size + coded.size > self._limit:
             yield self._close()
         if not self._blocks:
             self._first_row = block.row
         self._writer.add(coded)
         self._last_row = block.row
-        self._size += coded.nbytes
+        self._size += coded.size
         self._blocks += 1
 
     def _close(self) -> EncodedChunk:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from p2psync.delta import kernels
 from p2psync.delta.block import MAX_BLOCK_BYTES, Block
-from p2psync.delta.digest import MODULUS, check_units, digest_units, join_change, tensor_key
+from p2psync.delta.digest import MODULUS, digest_units, join_change, tensor_key, witness
 from p2psync.delta.tensors import TensorSpec, Units
 
+_Found = tuple[NDArray[np.uint32], Units, Units]
 _local = threading.local()
 
 
@@ -27,10 +28,7 @@ def extract_block(row: int, old: Units | None, new: Units | None, start: int, co
     changed, or when a tensor was added or removed and more than half of its units are not zero. Raises `ValueError`
     for arrays that do not fit together, or for a block of more than `MAX_BLOCK_BYTES`.
     """
-    before, after = _windows(old, new, start, count)
-    if old is None or new is None:
-        return _extract_whole(row, before, after, start)
-    return _scan(row, before, after, start)[0]
+    return Extraction(row, old, new).block(start, count)
 
 
 def extract_with_digest(
@@ -40,62 +38,90 @@ def extract_with_digest(
 
     Of an added tensor every unit counts, also zeros, so the change may be non-zero where there is no block.
     """
-    before, after = _windows(old, new, start, count)
-    if old is None:
-        return _extract_whole(row, before, after, start), digest_units(spec, after, start)
-    if new is None:
-        return _extract_whole(row, before, after, start), -digest_units(spec, before, start) % MODULUS
-    check_units(spec, before)
-    block, olds, steps = _scan(row, before, after, start)
-    if block is None:
-        return None, 0
-    positions = block.positions if block.positions is not None else np.arange(count, dtype=np.uint32)
-    return block, join_change(*kernels.sum_change(positions, olds, steps, positions.size, start, tensor_key(spec)))
+    return Extraction(row, old, new).block_with_digest(spec, start, count)
 
 
-def _windows(old: Units | None, new: Units | None, start: int, count: int) -> tuple[Units, Units]:
-    given = old if old is not None else new
-    if given is None:
-        raise ValueError("a block of a tensor that is in neither version")
-    if not 0 <= start <= start + count <= given.size or count * given.itemsize > MAX_BLOCK_BYTES:
-        raise ValueError(f"block [{start}, {start + count}) of a tensor of {given.size} units")
-    for array in (old, new):
-        if array is not None and (array.shape != (given.size,) or array.dtype != given.dtype):
-            raise ValueError("old and new are not flat arrays of the same length and unit")
-        if array is not None and not array.flags.c_contiguous:
-            raise ValueError("old and new must be contiguous")
-    zeros = _zeros(given.dtype)[:count]
-    return (
-        zeros if old is None else old[start : start + count],
-        zeros if new is None else new[start : start + count],
-    )
+class Extraction:
+    """What `extract_block` does, for many blocks of one tensor: the arrays are checked once."""
+
+    def __init__(self, row: int, old: Units | None, new: Units | None) -> None:
+        """Raises `ValueError` unless there is an array, and both, if there are two, are of one length and unit."""
+        given = old if old is not None else new
+        if given is None:
+            raise ValueError("a block of a tensor that is in neither version")
+        for array in (old, new):
+            if array is not None and (array.shape != (given.size,) or array.dtype != given.dtype):
+                raise ValueError("old and new are not flat arrays of the same length and unit")
+            if array is not None and not array.flags.c_contiguous:
+                raise ValueError("old and new must be contiguous")
+        self._row, self._old, self._new = row, old, new
+        self._size, self._unit = given.size, given.dtype
+        self._old_address = 0 if old is None else kernels.address(old)
+        self._new_address = 0 if new is None else kernels.address(new)
+
+    def block(self, start: int, count: int) -> Block | None:
+        """As `extract_block`."""
+        self._check(start, count)
+        if self._old is None or self._new is None:
+            return self._whole(start, count)
+        return self._sparse(start, count, self._scan(start, count))
+
+    def block_with_digest(self, spec: TensorSpec, start: int, count: int) -> tuple[Block | None, int]:
+        """As `extract_with_digest`."""
+        self._check(start, count)
+        if self._unit != spec.unit:
+            raise ValueError(f"{spec.name}: arrays of {spec.unit} are wanted")
+        if self._old is None or self._new is None:
+            change = 0
+            if self._new is not None:
+                change = digest_units(spec, self._new[start : start + count], start)
+            if self._old is not None:
+                change = -digest_units(spec, self._old[start : start + count], start) % MODULUS
+            return self._whole(start, count), change
+        found = self._scan(start, count)
+        positions, olds, steps = found
+        if not positions.size:
+            return None, 0
+        sums = kernels.sum_change(positions, olds, steps, positions.size, start, tensor_key(spec))
+        return self._sparse(start, count, found), join_change(*sums)
+
+    def _check(self, start: int, count: int) -> None:
+        if not 0 <= start <= start + count <= self._size or count * self._unit.itemsize > MAX_BLOCK_BYTES:
+            raise ValueError(f"block [{start}, {start + count}) of a tensor of {self._size} units")
+
+    def _scan(self, start: int, count: int) -> _Found:
+        """Positions, old bits and steps of what changed; they last until this thread scans again."""
+        positions, olds, steps = _scratch(count + kernels.GROUP, self._unit)
+        n = kernels.scan(*self._addresses(start), count, positions, olds, steps)
+        return positions[:n], olds[:n], steps[:n]
+
+    def _sparse(self, start: int, count: int, found: _Found) -> Block | None:
+        positions, _, steps = found
+        if not positions.size:
+            return None
+        return Block(self._row, start, count, None if positions.size == count else positions.copy(), steps.copy())
+
+    def _whole(self, start: int, count: int) -> Block | None:
+        """The block of a tensor that was added or removed: one side is zeros."""
+        old, new = self._addresses(start)
+        if 2 * kernels.count_changed(old, new, count, witness(self._unit)) <= count:
+            return self._sparse(start, count, self._scan(start, count))
+        if self._new is not None:
+            return Block(self._row, start, count, None, self._new[start : start + count].copy())
+        assert self._old is not None
+        return Block(self._row, start, count, None, np.negative(self._old[start : start + count]))
+
+    def _addresses(self, start: int) -> tuple[int, int]:
+        offset = start * self._unit.itemsize
+        return (
+            kernels.address(_zeros(self._unit)) if self._old is None else self._old_address + offset,
+            kernels.address(_zeros(self._unit)) if self._new is None else self._new_address + offset,
+        )
 
 
-def _scan(row: int, old: Units, new: Units, start: int) -> tuple[Block | None, Units, Units]:
-    """The block, and the old bits and steps at its positions; the old bits only until this thread scans again."""
-    positions, olds, steps = _scratch(old.size + kernels.GROUP, old.dtype)
-    n = kernels.scan(kernels.address(old), kernels.address(new), old.size, positions, olds, steps)
-    if not n:
-        return None, olds[:0], steps[:0]
-    kept = steps[:n].copy()
-    where = None if n == old.size else positions[:n].copy()
-    return Block(row, start, old.size, where, kept), olds[:n], kept
-
-
-def _extract_whole(row: int, old: Units, new: Units, start: int) -> Block | None:
-    """The block of a tensor that was added or removed: one side is zeros."""
-    count = old.size
-    changed = kernels.count_changed(kernels.address(old), kernels.address(new), count, old[:0].copy())
-    if 2 * changed > count:
-        return Block(row, start, count, None, np.subtract(new, old))
-    return _scan(row, old, new, start)[0]
-
-
-def _scratch(room: int, unit: np.dtype[np.unsignedinteger]) -> tuple[NDArray[np.uint32], Units, Units]:
+def _scratch(room: int, unit: np.dtype[np.unsignedinteger]) -> _Found:
     """Room for what a scan finds, kept for the thread: mapping it anew for each block costs as much as coding."""
-    kept: dict[np.dtype[np.unsignedinteger], tuple[NDArray[np.uint32], Units, Units]] = _local.__dict__.setdefault(
-        "arrays", {}
-    )
+    kept: dict[np.dtype[np.unsignedinteger], _Found] = _local.__dict__.setdefault("arrays", {})
     arrays = kept.get(unit)
     if arrays is None or arrays[0].size < room:
         arrays = kept[unit] = np.empty(room, np.uint32), np.empty(room, unit), np.empty(room, unit)

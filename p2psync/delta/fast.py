@@ -15,8 +15,8 @@ A block is coded in the mode that takes fewest bytes before compression, so that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,40 +38,34 @@ _STREAMS = 5 + _PLANES
 _HEAD_BYTES = 15
 
 
-@dataclass(frozen=True, slots=True)
-class Coded:
-    """One block, coded but not yet compressed. `planes` is (width, steps)."""
+class Coded(NamedTuple):
+    """One block, coded but not yet compressed."""
 
     block: Block
     mode: Mode
-    gaps: bytes = b""
-    codes: bytes = b""
-    small: bytes = b""
-    wide: bytes = b""
-    planes: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0), np.uint8))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it adds to a chunk before compression, at most."""
-        parts = (self.gaps, self.codes, self.small, self.wide)
-        return _HEAD_BYTES + sum(len(part) for part in parts) + self.planes.size
+    changed: int
+    size: int
+    """Bytes that it adds to a chunk before compression, at most."""
+    parts: tuple[bytes, ...] = ()
+    """Of mode CODES: gaps, codes, small, wide; of mode PLANES: gaps."""
+    planes: NDArray[np.uint8] | None = None
+    """Of the other modes: (width, steps)."""
 
 
 def code_block(block: Block, row: Row) -> Coded:
     """Code one block in the mode that takes fewest bytes."""
-    turn = _turn(row)
-    whole = block.count * block.steps.itemsize
-    if block.positions is None:
-        return Coded(block, Mode.DENSE, planes=_cut(block.steps, turn))
-    n = block.positions.size
-    if n * (1 + block.steps.itemsize) < whole or n * 2 < whole:
-        sparse = _code_sparse(block, block.positions, turn)
-        if sparse.nbytes - _HEAD_BYTES < whole:
-            return sparse
-    return Coded(block, Mode.DENSE, planes=_cut(densify(block), turn))
+    if block.positions is not None:
+        whole = block.count * block.steps.itemsize
+        n = block.positions.size
+        if n < whole:
+            sparse = _code_sparse(block, block.positions, row)
+            if sparse.size - _HEAD_BYTES < whole:
+                return sparse
+        block = Block(block.row, block.start, block.count, None, densify(block))
+    return Coded(block, Mode.DENSE, block.changed, _HEAD_BYTES + block.steps.nbytes, (), _cut(block.steps, row))
 
 
-def _code_sparse(block: Block, positions: NDArray[np.uint32], turn: int) -> Coded:
+def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row) -> Coded:
     steps = plain(block.steps)
     n, width = steps.size, steps.itemsize
     room = np.empty(n + block.count // coding.ESCAPE + 2, np.uint8)
@@ -81,14 +75,16 @@ def _code_sparse(block: Block, positions: NDArray[np.uint32], turn: int) -> Code
     small, wide = np.empty(n, np.uint8), np.empty(n, steps.dtype)
     smalls, wides = coding.write_steps(steps, codes, small, wide, scratch)
     packed = (n + 3) // 4
-    if packed + smalls + wides * width > n * width:
-        return Coded(block, Mode.PLANES, gaps, planes=_cut(steps, turn))
-    return Coded(block, Mode.CODES, gaps, codes[:packed].tobytes(), small[:smalls].tobytes(), wide[:wides].tobytes())
+    size = packed + smalls + wides * width
+    if size > n * width:
+        return Coded(block, Mode.PLANES, n, _HEAD_BYTES + len(gaps) + n * width, (gaps,), _cut(steps, row))
+    parts = (gaps, codes[:packed].tobytes(), small[:smalls].tobytes(), wide[:wides].tobytes())
+    return Coded(block, Mode.CODES, n, _HEAD_BYTES + len(gaps) + size, parts)
 
 
-def _cut(steps: Units, turn: int) -> NDArray[np.uint8]:
+def _cut(steps: Units, row: Row) -> NDArray[np.uint8]:
     planes = np.empty((steps.itemsize, steps.size), np.uint8)
-    coding.write_planes(plain(steps), turn, planes)
+    coding.write_planes(plain(steps), _turn(row), planes)
     return planes
 
 
@@ -111,10 +107,11 @@ class FastWriter:
         """Append a block."""
         block, streams = coded.block, self._streams
         self._heads.add(block, block_span(block.steps.itemsize, self._block_units), coded.mode)
-        for stream, part in zip(streams, (coded.gaps, coded.codes, coded.small, coded.wide), strict=False):
+        for stream, part in zip(streams, coded.parts, strict=False):
             stream += part
-        for stream, plane in zip(streams[4:], coded.planes, strict=False):
-            stream += memoryview(plane)
+        if coded.planes is not None:
+            for stream, plane in zip(streams[4:], coded.planes, strict=False):
+                stream += plane.data
 
     def finish(self) -> bytes:
         """The body."""
@@ -134,14 +131,14 @@ def read_body(
     positions = _read_positions(streams[1], [head for head in heads if head.mode is not Mode.DENSE])
     steps = _read_steps(heads, rows, streams)
     return [
-        Block(head.row, head.start, head.count, None if head.mode is Mode.DENSE else next(positions), next(steps))
+        Block(head.row, head.start, head.units, None if head.mode is Mode.DENSE else next(positions), next(steps))
         for head in heads
     ]
 
 
 def _read_positions(gaps: Bytes, heads: list[Head]) -> Iterator[NDArray[np.uint32]]:
     sizes = np.array([head.size for head in heads], np.int64)
-    spans = np.array([head.count for head in heads], np.int64)
+    spans = np.array([head.units for head in heads], np.int64)
     total = int(sizes.sum())
     if total > gaps.size:
         raise FormatError("a chunk has fewer gaps than positions")

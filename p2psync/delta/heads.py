@@ -7,8 +7,8 @@ less the previous block's index and 1 if that is of the same row; and, unless it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from p2psync.delta.block import Block, block_count, block_range, block_span
 from p2psync.delta.streams import Bytes, read_varint, varint
@@ -27,13 +27,15 @@ class Mode(IntEnum):
     """No positions; a step for every unit, as byte planes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A head that was read and checked against the table. `size`: steps of the block; equal to `count` if dense."""
+_MODES = tuple(Mode)
+
+
+class Head(NamedTuple):
+    """A head that was read and checked against the table. `units`: what the block spans; `size`: its steps."""
 
     row: int
     start: int
-    count: int
+    units: int
     width: int
     mode: Mode
     size: int
@@ -54,7 +56,7 @@ class HeadWriter:
         self.data += varint(4 * step + mode)
         self.data += varint(index - self._index - 1 if step == 0 else index)
         if mode is not Mode.DENSE:
-            self.data += varint(block.steps.size if block.positions is not None else block.changed)
+            self.data += varint(block.steps.size)
         self._row, self._index = block.row, index
 
 
@@ -82,12 +84,12 @@ def read_heads(data: Bytes, rows: Sequence[Row], block_units: int) -> list[Head]
         if index >= blocks:
             raise FormatError(f"a chunk has block {index} of {spec.name}, which has {blocks}")
         start = index * span
-        size = count = span if index + 1 < blocks else block_range(spec, block_units, index)[1]
+        size = units = span if index + 1 < blocks else block_range(spec, block_units, index)[1]
         if kind != Mode.DENSE:
             size, at = read_varint(view, at)
-            if not 0 < size <= count:
-                raise FormatError(f"a chunk has a block of {size} positions among {count} units")
-        heads.append(Head(row, start, count, width, Mode(kind), size))
+            if not 0 < size <= units:
+                raise FormatError(f"a chunk has a block of {size} positions among {units} units")
+        heads.append(Head(row, start, units, width, _MODES[kind], size))
     if not heads:
         raise FormatError("a chunk has no block")
     return heads

@@ -52,7 +52,7 @@ def blocks_of(delta: DeltaFile, base: Callable[[int], Units] | None = None) -> I
 
 
 def normal(block: Block, row: Row) -> Block:
-    """The block as extraction makes it: dense if every unit changed, or more than half of a tensor that comes or goes."""
+    """The block as extraction makes it: dense if every unit changed, or over half of a tensor that comes or goes."""
     changed = block.changed
     dense = changed == block.count if row.before and row.after else 2 * changed > block.count
     if dense == (block.positions is None):

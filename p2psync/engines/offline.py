@@ -145,9 +145,7 @@ def diff(
     return DiffReport(**figures, old=str(old), new=str(new), seconds=seconds, gb_per_second=_rate(size, seconds))
 
 
-def apply(
-    old: Path, delta: Path, out: Path, *, force: bool = False, progress: Progress = _no_progress
-) -> ApplyReport:
+def apply(old: Path, delta: Path, out: Path, *, force: bool = False, progress: Progress = _no_progress) -> ApplyReport:
     """Write to `out` what `delta` makes of checkpoint `old`, which stays as it is.
 
     force: replace `out` if it exists and is a checkpoint. Raises `BaseMismatchError` if `old` is not the delta's base,

@@ -88,9 +88,9 @@ class StepPatch:
         return self._target is not None
 
     @property
-    def headers_known(self) -> bool:
-        """Whether no chunk that may hold headers is missing, so that `lay_out` may be called."""
-        return not self._header_chunks
+    def header_chunks(self) -> frozenset[int]:
+        """The chunks that may hold headers and were not noted; once there are none, `lay_out` may be called."""
+        return frozenset(self._header_chunks)
 
     def note_headers(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
         """Before `ready`: take the headers out of a chunk. The chunk itself must be applied once `ready`."""
@@ -315,7 +315,9 @@ class Patch:
     def _advance(self) -> None:
         while not self.complete:
             if not self._step.ready:
-                if not self._step.headers_known:
+                for chunk in self._step.header_chunks.intersection(self._waiting[self._turn]):
+                    self._step.note_headers(chunk, self._read(chunk))
+                if self._step.header_chunks:
                     return
                 self.touched = True
                 self._step.lay_out()
@@ -327,13 +329,16 @@ class Patch:
     def _drain(self) -> None:
         waiting = self._waiting[self._turn]
         while waiting:
-            chunk = waiting.pop()
-            data = self._reader(self.path[self._turn].id, chunk)
-            if data is None:
-                version = self.path[self._turn].manifest.version
-                raise EngineError(f"chunk {chunk} of version {version} left the store too early: stage again")
+            data = self._read(waiting.pop())
             self.touched = True
             self._step.apply(data)
+
+    def _read(self, chunk: int) -> bytes:
+        data = self._reader(self.path[self._turn].id, chunk)
+        if data is None:
+            version = self.path[self._turn].manifest.version
+            raise EngineError(f"chunk {chunk} of version {version} left the store too early: stage again")
+        return data
 
     def _end_step(self) -> None:
         manifest = self.path[self._turn].manifest

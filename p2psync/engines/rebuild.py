@@ -41,6 +41,7 @@ Progress = Callable[[int, int], None]
 MAX_HEADERS_BYTES = 256 << 20
 _WINDOW_BYTES = 4 << 20
 _MAX_WORKERS = 8
+_ALREADY = "{} is what {} leads to already: there is nothing to apply"
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -103,15 +104,17 @@ def rebuild(base: Checkpoint, delta: DeltaFile, place: Path, *, single: str | No
 
 def check_base_table(base: Checkpoint, delta: DeltaFile) -> None:
     """Raise `BaseMismatchError` unless the delta starts from tensors of these names, dtypes and shapes."""
-    wanted = {row.spec for row in delta.manifest.rows() if row.before}
-    if wanted == set(base.specs):
+    rows, held = delta.manifest.rows(), set(base.specs)
+    wanted = {row.spec for row in rows if row.before}
+    if wanted == held:
         return
-    odd = min(wanted.symmetric_difference(base.specs))
-    what = "has no" if odd in wanted else "has a"
-    shape = "×".join(map(str, odd.shape)) or "scalar"
+    if held == {row.spec for row in rows if row.after} and base.digest() == delta.manifest.digest:
+        raise BaseMismatchError(_ALREADY.format(base.root, delta.path))
+    odd = min(wanted ^ held)
+    what = f"{odd.dtype} of shape {list(odd.shape)}" if odd.kind == Kind.TENSOR else f"{odd.count} bytes"
     raise BaseMismatchError(
-        f"{base.root} is not the base of {delta.path}: it {what} {odd.name} of {odd.dtype} {shape}; "
-        "apply it to the checkpoint that it was made from"
+        f"{base.root} is not the base of {delta.path}: {'only the base' if odd in wanted else 'it'} has a "
+        f"{Kind(odd.kind).name.lower()} {odd.name!r} of {what}; apply it to the checkpoint that it was made from"
     )
 
 
@@ -120,7 +123,7 @@ def _check_base(base: Checkpoint, delta: DeltaFile, digest: bytes) -> None:
     if digest == manifest.base_digest:
         return
     if digest == manifest.digest:
-        raise BaseMismatchError(f"{base.root} is what {delta.path} leads to already: there is nothing to apply")
+        raise BaseMismatchError(_ALREADY.format(base.root, delta.path))
     raise BaseMismatchError(
         f"{base.root} is not the base of {delta.path}: its digest is {digest.hex()}, {manifest.base_digest.hex()} is "
         "wanted; apply it to the checkpoint that it was made from"
@@ -151,7 +154,9 @@ def _lay_out(
         odd = min(set(plan.places).symmetric_difference(after))
         raise FormatError(f"{delta.path}: its headers do not describe its tensors: {odd.name!r}")
     if single and set(plan.sizes) != {single}:
-        raise BaseMismatchError(f"{delta.path} leads to a directory, {base.root} is a single file: apply it to its base")
+        raise BaseMismatchError(
+            f"{delta.path} leads to a directory, {base.root} is a single file: apply it to its base"
+        )
     return plan, headers, sums
 
 
@@ -268,7 +273,9 @@ def _create(files: Mapping[str, Path], plan: Layout, place: Path) -> None:
     """Make every file, all blocks allocated, so that a full disk is known before anything is read."""
     free = free_bytes(place)
     if plan.nbytes > free:
-        raise StoreError(f"{place.parent}: {plan.nbytes - free} bytes are missing for {plan.nbytes}: free disk space there")
+        raise StoreError(
+            f"{place.parent}: {plan.nbytes - free} bytes are missing for {plan.nbytes}: free disk space there"
+        )
     for name, path in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -152,5 +152,3 @@ def _feed(network: Network, reader: FrameReader, data: bytes) -> list[Message]:
         middle = network.clock.rng.randrange(len(data))
         return reader.feed(data[:middle]) + reader.feed(data[middle:])
     return reader.feed(data)
-
-

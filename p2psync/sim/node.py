@@ -279,7 +279,7 @@ class SimNode:
     def _call_hub(self, call: HubCall) -> None:
         process = self.processes
 
-        def answer(result: Lease | View | None | P2PSyncError) -> None:
+        def answer(result: Lease | View | P2PSyncError | None) -> None:
             if process == self.processes:
                 self._hub_answered(call, result)
                 self.drain()
@@ -294,7 +294,7 @@ class SimNode:
             renewal = call.request
             hub.request(self.host, lambda core: core.renew(renewal, now=now.now), answer)
 
-    def _hub_answered(self, call: HubCall, result: Lease | View | None | P2PSyncError) -> None:
+    def _hub_answered(self, call: HubCall, result: Lease | View | P2PSyncError | None) -> None:
         if isinstance(result, LeaseError):
             self.core.lease_lost(self.now)
         elif isinstance(result, P2PSyncError):
@@ -311,7 +311,7 @@ class SimNode:
         """The hub's view changed (a trainer looks at it too)."""
 
     def _get_manifest(self, action: GetManifest) -> None:
-        def answer(data: bytes | None | P2PSyncError) -> None:
+        def answer(data: bytes | P2PSyncError | None) -> None:
             self.later(0.0, self._got_manifest, action, data)
 
         if action.inline is not None:
@@ -319,7 +319,7 @@ class SimNode:
         else:
             self.world.hub.request(self.host, lambda core: core.manifest(action.id), answer)
 
-    def _got_manifest(self, action: GetManifest, data: bytes | None | P2PSyncError) -> None:
+    def _got_manifest(self, action: GetManifest, data: bytes | P2PSyncError | None) -> None:
         assert self.core.follower is not None
         try:
             manifest, signed = self._open(action.id, data)
@@ -329,7 +329,7 @@ class SimNode:
         self._signed[signed.id] = signed
         self.core.follower.manifest(action.id, manifest, self.now)
 
-    def _open(self, id: str, data: bytes | None | P2PSyncError) -> tuple[Manifest, SignedManifest]:
+    def _open(self, id: str, data: bytes | P2PSyncError | None) -> tuple[Manifest, SignedManifest]:
         if isinstance(data, P2PSyncError):
             raise data
         if data is None:

@@ -189,6 +189,10 @@ class Swarm:
         """Whether this peer is shut out."""
         return self._banned.get(name, now) > now
 
+    def banned_until(self, name: str) -> float:
+        """When this peer may come back; before all time if it is not shut out."""
+        return self._banned.get(name, -_NEVER)
+
     # ---- inputs ----------------------------------------------------------------------------------------------------
 
     def receive(self, name: str, message: Message, now: float) -> None:

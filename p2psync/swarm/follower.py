@@ -181,10 +181,10 @@ class Follower:
 
     def no_manifest(self, id: str, message: str, now: float) -> None:
         """A manifest could not be had, or was forged."""
-        walk = self._walk
-        if self.phase is Phase.GATHER and walk is not None and id not in self._manifests:
-            if any(a.id == id for a in walk.announced):
-                self._fail(message, [id], now)
+        if self.phase is not Phase.GATHER or self._walk is None or id in self._manifests:
+            return
+        if any(a.id == id for a in self._walk.announced):
+            self._fail(message, [id], now)
 
     def adopted(self, action: Adopt, position: Position | None, now: float) -> None:
         """The outcome of `Adopt`: None if the local copy is something else."""

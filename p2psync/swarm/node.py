@@ -87,6 +87,9 @@ NodeAction: TypeAlias = (
 )
 
 
+_NEVER = float("inf")
+
+
 @dataclass(slots=True)
 class _Known:
     """What the node remembers of its connections to a member. Times in seconds; dialled_at: of the last dial."""
@@ -114,6 +117,8 @@ class NodeCore:
         self._members: dict[str, NodeInfo] = {}
         self._known: dict[str, _Known] = {}
         self._up: set[str] = set()
+        # No dial is due before this; at or before now when something has changed since it was worked out.
+        self._dial_wake = _NEVER
         self._actions: list[NodeAction] = []
         if follower is not None and follower.position is not None:
             self._running(follower.position, 0.0)
@@ -151,11 +156,12 @@ class NodeCore:
     # ---- peers -----------------------------------------------------------------------------------------------------
 
     def peer_up(self, name: str, region: str, now: float) -> bool:
-        """A connection to a peer is greeted; False if it must be closed: it is banned, is this node, or is one too many.
+        """A connection to a peer is greeted; False if it must be closed: it is banned, this node, or one too many.
 
         One more connection to a peer that is up changes nothing. If it was started anew, say `peer_down` first.
         """
         near = bool(region) and region == self.info.region
+        self._dial_wake = now
         known = self._known.get(name)
         full = name not in self._up and len(self._up) >= self.config.most_peers
         if full or name == self.info.node or not self.swarm.peer_up(name, near, now):
@@ -171,6 +177,7 @@ class NodeCore:
     def peer_down(self, name: str, now: float) -> None:
         """The last connection to a peer is gone."""
         self._up.discard(name)
+        self._dial_wake = now
         self.swarm.peer_down(name, now)
         known = self._known.get(name)
         if known is not None:
@@ -183,6 +190,7 @@ class NodeCore:
         known = self._known.get(name)
         if known is not None:
             self._put_off(known, now)
+            self._dial_wake = now
 
     def receive(self, name: str, message: Message, now: float) -> None:
         """A message of a peer that is up."""
@@ -245,17 +253,17 @@ class NodeCore:
         self.swarm.poll(now)
         if self.follower is not None:
             self.follower.poll(now)
-        self._dial_due(now)
+        if now >= self._dial_wake:
+            self._dial_due(now)
 
     def next_wake(self, now: float) -> float:
         """When `poll` must be called next at the latest."""
-        wakes = [self.membership.next_wake()]
+        wakes = [self.membership.next_wake(), self._dial_wake]
         swarm = self.swarm.next_wake()
         if swarm is not None:
             wakes.append(swarm)
         if self.follower is not None:
             wakes.append(self.follower.next_wake())
-        wakes += [self._dial_at(name) for name in self._wanted_dials(now)]
         return max(now, min(wakes))
 
     def actions(self) -> list[NodeAction]:
@@ -264,6 +272,7 @@ class NodeCore:
         for action in self.swarm.actions():
             if isinstance(action, Ban):
                 self._up.discard(action.peer)
+                self._dial_wake = -_NEVER
                 done.append(Hangup(action.peer, action.reason))
             done.append(action)
         if self.follower is not None:
@@ -286,16 +295,13 @@ class NodeCore:
                 self._known[name] = _Known(now, now, self.config.redial_first)
         self._dial_due(now)
 
-    def _wanted_dials(self, now: float) -> list[str]:
+    def _wanted_dials(self) -> list[str]:
         """Members to be dialled, and dials under way that may turn out to have failed."""
         room = self._room() > 0
         return [
             name
             for name, known in self._known.items()
-            if name not in self._up
-            and (known.dialling or room)
-            and self._members[name].port
-            and not self.swarm.banned(name, now)
+            if name not in self._up and (known.dialling or room) and self._members[name].port
         ]
 
     def _room(self) -> int:
@@ -305,11 +311,12 @@ class NodeCore:
         known = self._known[name]
         if known.dialling:
             return known.dialled_at + self.config.dial_limit
+        at = max(known.retry_at, self.swarm.banned_until(name))
         mine_to_dial = self.info.node < name or not self.info.port
-        return known.retry_at if mine_to_dial else max(known.retry_at, known.first_seen + self.config.dial_anyway)
+        return at if mine_to_dial else max(at, known.first_seen + self.config.dial_anyway)
 
     def _dial_due(self, now: float) -> None:
-        due = [name for name in self._wanted_dials(now) if self._dial_at(name) <= now]
+        due = [name for name in self._wanted_dials() if self._dial_at(name) <= now]
         for name in due:
             if self._known[name].dialling:
                 self._put_off(self._known[name], now)
@@ -318,6 +325,7 @@ class NodeCore:
             known = self._known[name]
             known.dialling, known.dialled_at = True, now
             self._actions.append(Dial(self._members[name]))
+        self._dial_wake = min((self._dial_at(name) for name in self._wanted_dials()), default=_NEVER)
 
     def _choose(self, names: list[str], count: int) -> list[str]:
         """Trainers first, then nodes of this region, then others at random."""

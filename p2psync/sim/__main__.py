@@ -1,0 +1,75 @@
+"""`python -m p2psync.sim --seeds 0:300`: simulate many seeds, and say what came of them."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+
+from p2psync.sim.build import SimConfig
+from p2psync.sim.faults import KINDS
+from p2psync.sim.liars import LIARS
+from p2psync.sim.run import SimFailure, SimReport, run_sim
+
+
+def main() -> int:
+    """Returns 1 if any seed failed."""
+    arguments = _parse()
+    first, _, last = arguments.seeds.partition(":")
+    seeds = range(int(first), int(last or int(first) + 1))
+    config = SimConfig(
+        faults=tuple(arguments.fault) if arguments.fault else None,
+        liars=tuple(arguments.liar) if arguments.liar else None,
+    )
+    reports, failures = [], 0
+    began = shown = time.perf_counter()
+    for seed in seeds:
+        try:
+            reports.append(run_sim(seed, config))
+        except SimFailure as failure:
+            failures += 1
+            print(f"seed {seed}: {failure}", flush=True)
+        if time.perf_counter() - shown > 10:
+            shown = time.perf_counter()
+            print(f"{seed + 1 - seeds.start} of {len(seeds)} seeds, {failures} failed", flush=True)
+    _summarize(reports, failures, time.perf_counter() - began)
+    return 1 if failures else 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m p2psync.sim", description=__doc__)
+    parser.add_argument("--seeds", default="0:100", metavar="FIRST:LAST", help="from FIRST to before LAST")
+    parser.add_argument("--fault", action="append", choices=sorted(KINDS), help="only these kinds of fault")
+    parser.add_argument("--liar", action="append", choices=sorted(LIARS), help="these liars, in every simulation")
+    return parser.parse_args()
+
+
+def _summarize(reports: list[SimReport], failures: int, seconds: float) -> None:
+    count = len(reports) + failures
+    print(f"{count} seeds in {seconds:.1f} s ({seconds / max(1, count):.3f} s each), {failures} failed")
+    if not reports:
+        return
+    spans = sorted(span for report in reports for span in report.makespans) or [0.0]
+    received = sum(report.received_bytes for report in reports)
+    print(
+        f"events {sum(r.events for r in reports)}, commits {sum(r.commits for r in reports)}, "
+        f"bans {sum(r.bans for r in reports)}; virtual hours {sum(r.seconds for r in reports) / 3600:.1f}"
+    )
+    print(
+        f"makespan p50 {statistics.median(spans):.2f} s, p99 {spans[len(spans) * 99 // 100]:.2f} s; at the head after "
+        f"{max(r.converged_after for r in reports):.1f} s at most; wasted {_share(reports, received):.1%} of what was "
+        f"received; trainers sent {_copies(reports):.2f} copies"
+    )
+
+
+def _share(reports: list[SimReport], received: int) -> float:
+    return sum(report.wasted_bytes for report in reports) / max(1, received)
+
+
+def _copies(reports: list[SimReport]) -> float:
+    return sum(r.trainer_bytes for r in reports) / max(1, sum(r.payload_bytes for r in reports))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

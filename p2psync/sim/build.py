@@ -1,0 +1,120 @@
+"""Settings of a simulation, and the nodes that it starts with, drawn from its seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from p2psync.membership.hub import HubConfig
+from p2psync.membership.records import NodeInfo, Role, new_run
+from p2psync.sim.checks import Referee
+from p2psync.sim.clock import Clock
+from p2psync.sim.engine import MemoryEngine
+from p2psync.sim.hub import SimHub
+from p2psync.sim.liars import LIARS
+from p2psync.sim.network import Host, Network
+from p2psync.sim.node import SimNode, World
+from p2psync.sim.trainer import SimTrainer
+from p2psync.sim.weights import MODELS, history, signing_key
+from p2psync.swarm.actions import SwarmConfig
+from p2psync.swarm.node import NodeConfig
+
+#: Everything scaled to the tiny model: chunks of 400 to 3000 bytes.
+SWARM = SwarmConfig(
+    window_least=4096, window_most=32 << 10, horizon=0.3, late_after=3.0, flush_limit=4096, have_delay=0.01
+)
+NODE = NodeConfig(swarm=SWARM, redial_last=8.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimConfig:
+    """What to simulate. None: drawn from the seed. Seconds of virtual time.
+
+    actors: honest ones at the start. versions, every: how many the trainer publishes, and how often. faults: kinds (see
+    `faults.KINDS`) of which `fault_count` are drawn. liars: kinds (see `liars.LIARS`). bound: how long after the last
+    fault every node must have come to the head.
+    """
+
+    actors: int | None = None
+    versions: int = 4
+    every: float = 2.0
+    faults: tuple[str, ...] | None = None
+    fault_count: int | None = None
+    liars: tuple[str, ...] | None = None
+    bound: float = 120.0
+    node: NodeConfig = field(default_factory=lambda: NODE)
+
+
+class Simulation:
+    """The world of one seed."""
+
+    def __init__(self, seed: int, config: SimConfig) -> None:
+        self.config = config
+        self.clock = Clock(seed)
+        self.rng: random.Random = self.clock.rng
+        self.bits = history(seed % MODELS)
+        self.key = signing_key(seed % MODELS)
+        self.referee = Referee(self.bits)
+        public = self.key.public_key().public_bytes_raw()
+        # Some hubs inline manifests in the view, at others they are fetched by id.
+        inline = self.rng.choice([0, 64 << 10])
+        self.hub = SimHub(self.clock, HubConfig(trusted=frozenset({public}), inline_bytes=inline))
+        self.network = Network(self.clock)
+        self.world = World(self.clock, self.network, self.hub, self.referee, public)
+        self.nodes: list[SimNode] = []
+        self.run = new_run(1000 + seed, self.rng.randbytes(10))
+        self.anchor_every = self.rng.choice([2, 3, 100])
+        self.keep = self.rng.choice([0, 1, 3])
+        #: The trainer that publishes now.
+        self.trainer = self.add_trainer(0)
+        for _ in range(config.actors if config.actors is not None else self.rng.randint(3, 5)):
+            self.add_actor()
+        for kind in config.liars if config.liars is not None else self._draw_liars():
+            self.add_actor(LIARS[kind])
+
+    def add_trainer(self, epoch: int) -> SimTrainer:
+        """One more trainer, not yet started."""
+        info = self._info("trainer", reachable=True)
+        trainer = SimTrainer(
+            self.world,
+            self._host(info),
+            info,
+            self.config.node,
+            bits=self.bits,
+            key=self.key,
+            run=self.run,
+            epoch=epoch,
+            registrar=self.referee,
+            anchor_every=self.anchor_every,
+            keep=self.keep,
+        )
+        self.nodes.append(trainer)
+        return trainer
+
+    def add_actor(self, kind: type[SimNode] = SimNode) -> SimNode:
+        """One more actor with nothing, not yet started."""
+        info = self._info("actor", reachable=self.rng.random() < 0.8)
+        node = kind(self.world, self._host(info), info, self.config.node, MemoryEngine(self.bits))
+        if kind is not SimNode:
+            self.referee.liars.add(info.node)
+        self.nodes.append(node)
+        return node
+
+    @property
+    def actors(self) -> list[SimNode]:
+        """The honest ones."""
+        return [n for n in self.nodes if n.engine is not None and n.info.node not in self.referee.liars]
+
+    def _draw_liars(self) -> list[str]:
+        return [self.rng.choice(sorted(LIARS))] if self.rng.random() < 0.4 else []
+
+    def _info(self, role: Role, *, reachable: bool) -> NodeInfo:
+        region = self.rng.choice(["", "east", "west"])
+        name = f"{self.rng.getrandbits(128):032x}"
+        return NodeInfo(node=name, role=role, region=region, host="simulated", port=1 if reachable else 0)
+
+    def _host(self, info: NodeInfo) -> Host:
+        rng = self.rng
+        up, down = rng.uniform(30e3, 300e3), rng.uniform(60e3, 300e3)
+        loss = rng.choice([0.0, 0.0, 0.002, 0.02])
+        return self.network.add(Host(info.node, up, down, rng.uniform(0.001, 0.07), loss))

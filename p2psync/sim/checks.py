@@ -1,0 +1,156 @@
+"""The invariants: what must hold at every moment, and what must hold once faults have stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from p2psync.protocol.manifest import Manifest
+from p2psync.protocol.messages import Chunk
+from p2psync.protocol.versions import Position
+from p2psync.sim.node import SimNode
+from p2psync.sim.trainer import SimTrainer
+from p2psync.sim.weights import History, Name
+from p2psync.swarm.actions import Ban
+
+#: A process may receive this many times the bytes that were of use to it, and this much more (bytes): what was under
+#: way when it was cancelled, what came twice at the end; and, of each liar, what it sends before it is shut out.
+WASTE_FACTOR = 2.0
+WASTE_SLACK = 20_000
+LIAR_SLACK = 70_000
+
+
+class InvariantError(Exception):
+    """An invariant does not hold. kind: its short name."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+
+
+@dataclass
+class Referee:
+    """Watches all nodes. liars: names of those that lie, so whatever is done to them is right."""
+
+    bits: History
+    liars: set[str] = field(default_factory=set)
+    #: Bits of each version ever published, by (version, digest).
+    truth: dict[tuple[int, bytes], Name] = field(default_factory=dict)
+    published_at: dict[tuple[int, int], float] = field(default_factory=dict)
+    committed_at: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
+    highest: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    bans: int = 0
+    commits: int = 0
+    received_bytes: int = 0
+    wasted_bytes: int = 0
+    trainer_bytes: int = 0
+    payload_bytes: int = 0
+
+    # ---- at every moment -------------------------------------------------------------------------------------------
+
+    def published(self, trainer: SimTrainer, manifest: Manifest, name: Name) -> None:
+        """See `Registrar`."""
+        self.truth[manifest.version, manifest.digest] = name
+        self.published_at.setdefault((manifest.epoch, manifest.version), trainer.world.clock.now)
+        self.payload_bytes += manifest.payload_bytes
+
+    def started(self, node: SimNode) -> None:
+        """See `Watcher`."""
+
+    def ended(self, node: SimNode) -> None:
+        """See `Watcher`."""
+        self.check_waste(node)
+        swarm = node.core.swarm
+        self.received_bytes += swarm.received_bytes
+        self.wasted_bytes += swarm.wasted_bytes
+        if isinstance(node, SimTrainer):
+            self.trainer_bytes += swarm.sent_bytes
+
+    def committed(self, node: SimNode, position: Position) -> None:
+        """Every bit is the trainer's, and versions only rise."""
+        name = self.truth.get((position.version, position.digest))
+        if name is None or node.engine is None or node.engine.live is None:
+            raise InvariantError("bits", f"{_name(node)} made version {position.version} live, which nobody published")
+        wanted = self.bits.weights(name).units
+        if not all(np.array_equal(a, b) for a, b in zip(node.engine.live, wanted, strict=True)):
+            raise InvariantError("bits", f"{_name(node)} made wrong bits live as version {position.version}")
+        reached = (position.run, position.epoch, position.version)
+        if reached <= self.highest.get(node.info.node, ("", -1, -1)):
+            raise InvariantError("rising", f"{_name(node)} went back to epoch {reached[1]} version {reached[2]}")
+        self.highest[node.info.node] = reached
+        self.commits += 1
+        times = self.committed_at.setdefault((position.epoch, position.version), {})
+        times.setdefault(node.info.node, node.world.clock.now)
+
+    def banned(self, node: SimNode, ban: Ban) -> None:
+        """Only liars are shut out."""
+        self.bans += 1
+        if ban.peer not in self.liars and node.info.node not in self.liars:
+            raise InvariantError("honest", f"{_name(node)} banned the honest {ban.peer[:6]}: {ban.reason}")
+
+    def received(self, node: SimNode, peer: str, chunk: Chunk, needed: bool) -> None:
+        """Whoever sent a wrong chunk to someone who waited for it is shut out by that one."""
+        if not needed or peer not in self.liars:
+            return
+        pack = next((p for id, p in node.store.packs.items() if id.startswith(chunk.manifest)), None)
+        if pack is None or pack.manifest.verify_chunk(chunk.index, chunk.data):
+            return
+        if not node.core.swarm.banned(peer, node.now):
+            raise InvariantError("blame", f"{_name(node)} took a wrong chunk from {peer[:6]} and did not ban it")
+
+    def check_waste(self, node: SimNode) -> None:
+        """No process receives much more than was of use."""
+        swarm = node.core.swarm
+        useful = swarm.received_bytes - swarm.wasted_bytes
+        slack = WASTE_SLACK + LIAR_SLACK * len(self.liars)
+        if node.info.node not in self.liars and swarm.received_bytes > WASTE_FACTOR * useful + slack:
+            raise InvariantError(
+                "waste", f"{_name(node)} received {swarm.received_bytes} bytes and could use {useful} of them"
+            )
+
+    # ---- at the end ------------------------------------------------------------------------------------------------
+
+    def has_converged(self, nodes: list[SimNode], head: Position | None) -> bool:
+        """Whether every live, honest actor runs the newest version of the newest epoch."""
+        return all(
+            node.engine is not None and node.engine.position == head
+            for node in nodes
+            if node.alive and node.engine is not None and node.info.node not in self.liars
+        )
+
+    def check_end(self, nodes: list[SimNode], head: Position | None, bound: float) -> None:
+        """Every live, honest actor has come to the head; waste was bounded; every liar that was caught stays out."""
+        for node in nodes:
+            if not node.alive:
+                continue
+            if isinstance(node, SimTrainer) or node.info.node in self.liars:
+                continue
+            position = node.engine.position if node.engine is not None else None
+            if position != head:
+                follower = node.core.follower
+                where = f"version {position.version} epoch {position.epoch}" if position else "nothing"
+                raise InvariantError(
+                    "converge",
+                    f"{_name(node)} runs {where} {bound:.0f} s after the last fault, the head is {_text(head)};"
+                    f" it is in {follower.phase.value if follower else '-'}: {follower.last_error if follower else ''}",
+                )
+            self.check_waste(node)
+
+    def makespans(self, nodes: list[SimNode]) -> list[float]:
+        """For each version that all live honest actors committed: seconds from publish to the last commit."""
+        names = {n.info.node for n in nodes if n.alive and n.engine is not None and n.info.node not in self.liars}
+        spans = []
+        for version, began in sorted(self.published_at.items()):
+            times = self.committed_at.get(version, {})
+            if names and names <= times.keys():
+                spans.append(max(times[name] for name in names) - began)
+        return spans
+
+
+def _name(node: SimNode) -> str:
+    return f"node {node.info.node[:6]}"
+
+
+def _text(position: Position | None) -> str:
+    return f"version {position.version} epoch {position.epoch}" if position else "nothing"

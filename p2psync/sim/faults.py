@@ -1,0 +1,251 @@
+"""Faults: what may go wrong in a simulation, and a schedule of it drawn from the seed.
+
+Each fault is a function of the simulation and of how long it may last; it happens at once and undoes itself in time,
+unless it is one that a node does not come back from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from p2psync.sim.build import Simulation
+from p2psync.sim.network import Host
+from p2psync.sim.node import SimNode
+
+Fault: TypeAlias = Callable[[Simulation, float], None]
+
+
+def crash_and_restart(sim: Simulation, seconds: float) -> None:
+    """An actor's process ends; a new one begins over its disk."""
+    node = _pick(sim)
+    if node is not None:
+        node.crash()
+        _later(sim, seconds, _start, node)
+
+
+def crash_and_forget(sim: Simulation, seconds: float) -> None:
+    """An actor comes back with its weights, but no longer knows which version they are."""
+    node = _pick(sim)
+    if node is not None and node.engine is not None:
+        node.crash()
+        node.engine.forget()
+        sim.referee.highest.pop(node.info.node, None)
+        _later(sim, seconds, _start, node)
+
+
+def crash_for_good(sim: Simulation, seconds: float) -> None:
+    """An actor never comes back."""
+    if len([node for node in sim.actors if node.alive]) > 2:
+        node = _pick(sim)
+        if node is not None:
+            node.crash()
+
+
+def join_with_nothing(sim: Simulation, seconds: float) -> None:
+    """A new actor comes."""
+    sim.add_actor().start()
+
+
+def join_with_copy(sim: Simulation, seconds: float) -> None:
+    """A new actor comes that has the weights of some published version, and no record of which."""
+    node = sim.add_actor()
+    names = sorted(sim.referee.truth.values())
+    if names and node.engine is not None:
+        node.engine.live = sim.bits.weights(sim.rng.choice(names)).units
+    node.start()
+
+
+def restart_hub(sim: Simulation, seconds: float) -> None:
+    """The hub goes away, and comes back empty."""
+    if sim.hub.up:
+        sim.hub.stop()
+        _later(sim, min(seconds, sim.rng.choice([0.1, 15.0])), sim.hub.restart)
+
+
+def lose_hub_calls(sim: Simulation, seconds: float) -> None:
+    """Calls to the hub, or their answers, are lost."""
+    sim.hub.loss = 0.4
+    _later(sim, seconds, _mend_hub, sim)
+
+
+def cut_off_hub(sim: Simulation, seconds: float) -> None:
+    """Some nodes cannot reach the hub; peers they can."""
+    names = [node.info.node for node in sim.nodes if sim.rng.random() < 0.4]
+    sim.hub.cut_off.update(names)
+    _later(sim, seconds, sim.hub.cut_off.difference_update, names)
+
+
+def restart_trainer(sim: Simulation, seconds: float) -> None:
+    """The trainer dies, at whatever it was doing, and comes back at the next epoch."""
+    trainer = sim.trainer
+    if trainer.alive:
+        trainer.crash()
+        _later(sim, min(seconds, 3.0), _start, trainer)
+
+
+def die_while_publishing(sim: Simulation, seconds: float) -> None:
+    """The trainer dies when a version is durable and not yet announced."""
+    trainer = sim.trainer
+    if trainer.alive and not trainer.fenced:
+        trainer.publish()
+        trainer.crash()
+        _later(sim, min(seconds, 3.0), _start, trainer)
+
+
+def take_over(sim: Simulation, seconds: float) -> None:
+    """Another trainer takes the run over from an older state, publishes, and the first is fenced."""
+    first = sim.trainer
+    if not first.alive or first.fenced or not first.name:
+        return
+    rival = sim.add_trainer(0)
+    rival.copy_disk(first, sim.rng.randint(1, len(first.name)))
+    sim.trainer = rival
+    rival.start()
+    rival.publish(anchor=True)
+
+
+def claim_in_vain(sim: Simulation, seconds: float) -> None:
+    """A trainer of an earlier epoch claims the run and publishes: only a hub that has forgotten all lets it."""
+    if sim.trainer.epoch > 0:
+        rival = sim.add_trainer(sim.trainer.epoch - 2)
+        rival.start()
+        rival.publish()
+
+
+def partition(sim: Simulation, seconds: float) -> None:
+    """Some nodes are cut off from all others; with luck, or not, from the hub too."""
+    names = [node.info.node for node in sim.nodes if sim.rng.random() < 0.4]
+    sim.network.part(names, seconds)
+    if sim.rng.random() < 0.5:
+        sim.hub.cut_off.update(names)
+        _later(sim, seconds, sim.hub.cut_off.difference_update, names)
+
+
+def cut_connections(sim: Simulation, seconds: float) -> None:
+    """Connections break, and what was on its way is lost."""
+    for a in sim.nodes:
+        for b in sim.nodes:
+            if a.info.node < b.info.node and sim.rng.random() < 0.3:
+                sim.network.cut(a.info.node, b.info.node)
+
+
+def shut_one_way(sim: Simulation, seconds: float) -> None:
+    """Some nodes cannot dial some others, though these can dial them."""
+    for node in sim.nodes:
+        others = [n.info.node for n in sim.nodes if n is not node and sim.rng.random() < 0.3]
+        node.host.shut.update(others)
+        _later(sim, seconds, node.host.shut.difference_update, others)
+
+
+def slow_down(sim: Simulation, seconds: float) -> None:
+    """A node's link becomes twenty times slower."""
+    host = sim.rng.choice(sim.nodes).host
+    host.up, host.down = host.up / 20, host.down / 20
+    _later(sim, seconds, _speed_up, host)
+
+
+def jump_clock(sim: Simulation, seconds: float) -> None:
+    """A node's clock leaps ahead, as after a suspended virtual machine wakes."""
+    node = sim.rng.choice(sim.nodes)
+    node.skew += sim.rng.choice([2.0, 15.0, 700.0])
+    if node.alive:
+        node.drain()
+
+
+def damage_disk(sim: Simulation, seconds: float) -> None:
+    """While an actor is down a bit of each of some chunks flips; or, while it runs, chunks become unreadable."""
+    node = _pick(sim)
+    if node is None:
+        return
+    running = sim.rng.random() < 0.5
+    if not running:
+        node.crash()
+        _later(sim, seconds, _start, node)
+    for pack in node.store.packs.values():
+        for index, data in enumerate(pack.chunks):
+            if data is not None and sim.rng.random() < 0.3:
+                pack.chunks[index] = None if running else bytes([data[0] ^ 1]) + data[1:]
+
+
+def fill_disk(sim: Simulation, seconds: float) -> None:
+    """A disk takes nothing for a while."""
+    node = _pick(sim)
+    if node is not None:
+        node.store.full_until = sim.clock.now + seconds
+
+
+def break_engine(sim: Simulation, seconds: float) -> None:
+    """An engine refuses its next commits."""
+    node = _pick(sim)
+    if node is not None:
+        node.commit_failures = sim.rng.randint(1, 3)
+
+
+#: Faults by name.
+KINDS: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (
+        crash_and_restart,
+        crash_and_forget,
+        crash_for_good,
+        join_with_nothing,
+        join_with_copy,
+        restart_hub,
+        lose_hub_calls,
+        cut_off_hub,
+        restart_trainer,
+        die_while_publishing,
+        take_over,
+        claim_in_vain,
+        partition,
+        cut_connections,
+        shut_one_way,
+        slow_down,
+        jump_clock,
+        damage_disk,
+        fill_disk,
+        break_engine,
+    )
+}
+
+
+def schedule(sim: Simulation, until: float) -> None:
+    """Draw faults and when they happen; all that mend themselves have done so at `until`."""
+    kinds = sim.config.faults if sim.config.faults is not None else tuple(KINDS)
+    count = sim.config.fault_count
+    if count is None:
+        count = sim.rng.randint(0, 6) if kinds else 0
+    for _ in range(count if kinds else 0):
+        kind = sim.rng.choice(kinds)
+        when = sim.rng.uniform(0.05, 0.9) * until
+        lasting = min(until - when, sim.rng.choice([0.5, 3.0, 20.0]))
+        sim.clock.at(when, _happen, sim, kind, lasting)
+
+
+def _happen(sim: Simulation, kind: str, lasting: float) -> None:
+    sim.clock.note("fault", kind, lasting)
+    KINDS[kind](sim, lasting)
+
+
+def _pick(sim: Simulation) -> SimNode | None:
+    alive = [node for node in sim.actors if node.alive]
+    return sim.rng.choice(alive) if alive else None
+
+
+def _later(sim: Simulation, seconds: float, call: Callable[..., None], *arguments: object) -> None:
+    # A moment early, so that everything is mended when faults are said to have stopped.
+    sim.clock.after(max(0.0, seconds - 0.001), call, *arguments)
+
+
+def _start(node: SimNode) -> None:
+    if not node.alive:
+        node.start()
+
+
+def _speed_up(host: Host) -> None:
+    host.up, host.down = host.up * 20, host.down * 20
+
+
+def _mend_hub(sim: Simulation) -> None:
+    sim.hub.loss = 0.0

@@ -1,0 +1,86 @@
+"""Nodes that run the real core and lie in what they send."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Have, Message, Request
+from p2psync.sim.node import SimNode
+from p2psync.swarm.actions import SendChunk
+from p2psync.swarm.transfer import pack_bitmap
+
+
+class Corrupter(SimNode):
+    """Sends chunks with a flipped bit, or another chunk's bytes, which are well-formed and wrong."""
+
+    def give_chunk(self, action: SendChunk, data: bytes) -> None:
+        """Lie, in most cases."""
+        rng = self.world.clock.rng
+        pack = self.store.packs[action.id]
+        wrong = data
+        if rng.random() < 0.5:
+            others = [c for p in self.store.packs.values() for c in p.chunks[action.index : action.index + 1] if c]
+            wrong = rng.choice(others)
+        elif rng.random() < 0.8:
+            place = rng.randrange(len(data))
+            wrong = data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
+        assert pack.manifest.verify_chunk(action.index, data)
+        super().give_chunk(action, wrong)
+
+
+class Boaster(SimNode):
+    """Claims to hold all of everything, and answers no request at all."""
+
+    def _peer_up(self, name: str, region: str) -> bool:
+        accepted = super()._peer_up(name, region)
+        if accepted:
+            self.later(0.1, self._boast, name)
+        return accepted
+
+    def _boast(self, name: str) -> None:
+        view = self.core.membership.view
+        for announced in view.lineage if view else ():
+            short = bytes.fromhex(announced.id)[:SHORT_ID_BYTES]
+            self.links.send(name, Have(short, pack_bitmap(np.ones(64, np.bool_))))
+        if self.links.connected(name):
+            self.later(1.0, self._boast, name)
+
+    def _message(self, name: str, message: Message) -> None:
+        if not isinstance(message, Request):
+            super()._message(name, message)
+
+
+class Flooder(SimNode):
+    """Sends again and again the chunks that it holds, to whom nobody asked for them."""
+
+    def _peer_up(self, name: str, region: str) -> bool:
+        accepted = super()._peer_up(name, region)
+        if accepted:
+            self.later(0.1, self._flood, name)
+        return accepted
+
+    def _flood(self, name: str) -> None:
+        for id, pack in list(self.store.packs.items()):
+            for index, data in enumerate(pack.chunks):
+                if data is not None:
+                    self.links.send_chunk(name, id[:SHORT_ID_BYTES], index, data, lambda: None)
+        if self.links.connected(name):
+            self.later(0.5, self._flood, name)
+
+
+class Babbler(SimNode):
+    """Sends bytes that are no frames."""
+
+    def _message(self, name: str, message: Message) -> None:
+        super()._message(name, message)
+        if isinstance(message, Chunk) or self.world.clock.rng.random() < 0.05:
+            self.links.send_raw(name, self.world.clock.rng.randbytes(20))
+
+
+#: By what they are called in a configuration.
+LIARS: dict[str, type[SimNode]] = {
+    "corrupter": Corrupter,
+    "boaster": Boaster,
+    "flooder": Flooder,
+    "babbler": Babbler,
+}

@@ -1,0 +1,117 @@
+"""One simulation from its seed: the faults, the publishing, the end, and the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2psync.sim.build import SimConfig, Simulation
+from p2psync.sim.checks import InvariantError
+from p2psync.sim.faults import schedule
+from p2psync.sim.node import SimNode
+from p2psync.sim.trainer import SimTrainer
+
+#: Events after which a simulation is taken for one that runs in circles.
+MAX_EVENTS = 400_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimReport:
+    """What a simulation came to. Seconds of virtual time, bytes.
+
+    makespans: of the versions that every actor of the end committed, from publish to the last commit. converged_after:
+    from the last fault until all were at the head. trainer_bytes: chunks sent by trainers; payload_bytes: of all
+    manifests published. trace: a fingerprint of all that happened.
+    """
+
+    seed: int
+    trace: str
+    events: int
+    seconds: float
+    converged_after: float
+    makespans: list[float]
+    trainer_bytes: int
+    payload_bytes: int
+    received_bytes: int
+    wasted_bytes: int
+    commits: int
+    bans: int
+    nodes: int
+
+
+class SimFailure(Exception):
+    """An invariant does not hold; says how to see it again. kind: the invariant's short name."""
+
+    def __init__(self, seed: int, error: InvariantError) -> None:
+        super().__init__(f"{error}\nreplay it with: python -m p2psync.sim --seeds {seed}:{seed + 1}")
+        self.seed = seed
+        self.kind = error.kind
+
+
+def run_sim(seed: int, config: SimConfig | None = None) -> SimReport:
+    """Simulate. Raises `SimFailure` when an invariant does not hold. The same arguments give the same report."""
+    sim = Simulation(seed, config or SimConfig())
+    try:
+        calm = _run(sim)
+        return _report(seed, sim, calm)
+    except InvariantError as error:
+        raise SimFailure(seed, error) from error
+
+
+def _run(sim: Simulation) -> float:
+    """Returns when faults stopped."""
+    config = sim.config
+    calm = 1.0 + config.versions * config.every
+    for node in list(sim.nodes):
+        sim.clock.at(sim.rng.uniform(0.0, 1.0), _start_once, node)
+    for i in range(config.versions):
+        sim.clock.at(0.5 + i * config.every, _publish, sim)
+    schedule(sim, calm)
+    sim.clock.run(calm, lambda: _spinning(sim))
+    sim.clock.note("calm")
+    # The last version comes when all is well again, so that none is excused.
+    _publish(sim)
+    sim.clock.run(calm + config.bound, lambda: _spinning(sim) or _is_over(sim))
+    sim.referee.check_end(sim.nodes, sim.trainer.head, config.bound)
+    return calm
+
+
+def _start_once(node: SimNode) -> None:
+    if node.processes == 0:
+        node.start()
+
+
+def _publish(sim: Simulation) -> None:
+    if sim.trainer.alive:
+        sim.trainer.publish()
+
+
+def _spinning(sim: Simulation) -> bool:
+    if sim.clock.events > MAX_EVENTS:
+        raise InvariantError("busy", f"{sim.clock.events} events in {sim.clock.now:.1f} s")
+    return False
+
+
+def _is_over(sim: Simulation) -> bool:
+    return sim.clock.events % 16 == 0 and sim.referee.has_converged(sim.nodes, sim.trainer.head)
+
+
+def _report(seed: int, sim: Simulation, calm: float) -> SimReport:
+    referee = sim.referee
+    for node in sim.nodes:
+        if node.alive:
+            referee.ended(node)
+    return SimReport(
+        seed=seed,
+        trace=sim.clock.trace,
+        events=sim.clock.events,
+        seconds=sim.clock.now,
+        converged_after=sim.clock.now - calm,
+        makespans=referee.makespans(sim.nodes),
+        trainer_bytes=referee.trainer_bytes,
+        payload_bytes=referee.payload_bytes,
+        received_bytes=referee.received_bytes,
+        wasted_bytes=referee.wasted_bytes,
+        commits=referee.commits,
+        bans=referee.bans,
+        nodes=sum(not isinstance(node, SimTrainer) for node in sim.nodes),
+    )

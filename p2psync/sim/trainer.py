@@ -1,0 +1,223 @@
+"""A simulated trainer: makes versions, keeps them durable, and announces until the hub has them all.
+
+What it knows of its run (run, epoch, the newest version's name, its packs) is on disk and outlives its process, except
+that a trainer which takes over from another begins with a copy of some of that one's disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from p2psync.errors import FencedError, LeaseError, P2PSyncError
+from p2psync.membership.hub import HubCore
+from p2psync.membership.records import Announce, Announced, Challenge, Claim, Claimed, NodeInfo, View, claim_bytes
+from p2psync.protocol.manifest import Manifest
+from p2psync.protocol.versions import Position
+from p2psync.sim.disk import SimPack
+from p2psync.sim.network import Host
+from p2psync.sim.node import SimNode, World
+from p2psync.sim.weights import History, Name, signed_manifest
+from p2psync.swarm.node import NodeConfig
+
+_RETRY = 0.4
+
+
+class Registrar(Protocol):
+    """Who is told which bits each manifest stands for."""
+
+    def published(self, trainer: SimTrainer, manifest: Manifest, name: Name) -> None:
+        """A manifest is durable at a trainer, and about to be announced."""
+
+
+class SimTrainer(SimNode):
+    """A node that publishes."""
+
+    def __init__(
+        self,
+        world: World,
+        host: Host,
+        info: NodeInfo,
+        config: NodeConfig,
+        *,
+        bits: History,
+        key: Ed25519PrivateKey,
+        run: str,
+        epoch: int,
+        registrar: Registrar,
+        anchor_every: int,
+        keep: int,
+    ) -> None:
+        """epoch: of the first claim, one less. anchor_every, keep: versions between anchors, and deltas kept before."""
+        super().__init__(world, host, info, config, None)
+        self.bits = bits
+        self.key = key
+        self.run = run
+        self.epoch = epoch
+        self.name: Name = ()
+        self.fenced = False
+        self._registrar = registrar
+        self._anchor_every = anchor_every
+        self._keep = keep
+
+    def start(self) -> None:
+        """Begin a process: take the run over at the next epoch, and announce what the disk holds."""
+        self.epoch += 1
+        self._token: str | None = None
+        self._known: set[str] = set()
+        self._retire: set[str] = set()
+        self._busy = False
+        self._hub_instance = ""
+        super().start()
+        self.later(0.0, self.sync)
+
+    def copy_disk(self, other: SimTrainer, versions: int) -> None:
+        """Before the first start: begin with the first `versions` versions of another trainer."""
+        self.name = other.name[:versions]
+        self.epoch = other.epoch
+        for id, pack in other.store.packs.items():
+            if pack.manifest.version < versions:
+                self.store.packs[id] = SimPack(pack.manifest, pack.signed, list(pack.chunks))
+
+    @property
+    def head(self) -> Position | None:
+        """What this trainer published last."""
+        newest = max((p.manifest for p in self.store.packs.values()), key=_order, default=None)
+        if newest is None:
+            return None
+        return Position(run=newest.run, epoch=newest.epoch, version=newest.version, digest=newest.digest)
+
+    # ---- publishing ------------------------------------------------------------------------------------------------
+
+    def publish(self, *, anchor: bool = False) -> None:
+        """Make the next version durable, and have it announced; nothing once fenced.
+
+        anchor: write it out whole too. Whoever takes over must, since the way to where it begins may be gone.
+        """
+        if self.fenced:
+            return
+        base = self.name or None
+        # Another epoch trains on other bits.
+        self.name = (*self.name, self.epoch)
+        version = len(self.name) - 1
+        if base is not None:
+            self._make(base, self.name)
+        if anchor or version % self._anchor_every == 0:
+            self._make(None, self.name)
+            self._prune(version)
+        self.sync()
+
+    def _make(self, base: Name | None, name: Name) -> None:
+        coded = self.bits.coded(base, name)
+        created = self.world.clock.now
+        manifest, signed = signed_manifest(self.bits, coded, self.key, run=self.run, epoch=self.epoch, created=created)
+        pack = self.store.add(manifest, signed)
+        pack.chunks = list(coded.chunks)
+        self._registrar.published(self, manifest, name)
+        flags = np.ones(manifest.chunks, np.bool_)
+        self.core.offer(signed.id, manifest, flags, self.now)
+        self.core.membership.running(manifest.version, manifest.digest.hex(), self.now)
+
+    def _prune(self, anchor: int) -> None:
+        """What an anchor makes needless is taken back, and removed once the hub has agreed."""
+        for id, pack in self.store.packs.items():
+            m = pack.manifest
+            stale = m.version < anchor if m.base is None else m.base < anchor - self._keep
+            if stale:
+                self._retire.add(id.hex())
+
+    # ---- the hub ---------------------------------------------------------------------------------------------------
+
+    def on_view(self, view: View) -> None:
+        """A hub that was started anew knows nothing; manifests of a trainer that was fenced are taken back."""
+        if view.instance != self._hub_instance:
+            self._hub_instance = view.instance
+            self._token = None
+            self._known.clear()
+        if (view.run, view.epoch) > (self.run, self.epoch):
+            self.fenced = True
+        own = {id.hex() for id in self.store.packs}
+        self._retire |= {a.id for a in view.lineage} - own
+        self.sync()
+
+    def sync(self) -> None:
+        """Bring the hub closer to what the disk holds, one request at a time."""
+        if self._busy or self.fenced:
+            return
+        if self._token is None:
+            self._ask(lambda core: core.challenge(nonce=self.world.hub.secret(), now=self.world.clock.now), self._claim)
+        elif self._unannounced() or self._retire:
+            token, manifests, retire = self._token, self._unannounced(), sorted(self._retire)
+            data = [pack.signed.to_bytes() for pack in manifests]
+            ids = [pack.signed.id.hex() for pack in manifests]
+            self._ask(
+                lambda core: core.announce(Announce(token=token, manifests=data, retire=retire)),
+                lambda _: self._announced(ids, retire),
+            )
+
+    def _unannounced(self) -> list[SimPack]:
+        """Manifests that the hub lacks, in rising order of epochs and versions, a few at a time."""
+        packs = [
+            p for id, p in self.store.packs.items() if id.hex() not in self._known and id.hex() not in self._retire
+        ]
+        return sorted(packs, key=lambda p: _order(p.manifest))[:3]
+
+    def _claim(self, challenge: object) -> None:
+        assert isinstance(challenge, Challenge)
+        claim = Claim(
+            node=self.info.node,
+            run=self.run,
+            epoch=self.epoch,
+            nonce=challenge.nonce,
+            key=self.key.public_key().public_bytes_raw().hex(),
+        )
+        claim = msgspec.structs.replace(claim, signature=self.key.sign(claim_bytes(claim)).hex())
+        token = self.world.hub.secret()
+        self._ask(lambda core: core.claim(claim, token=token, now=self.world.clock.now), self._claimed)
+
+    def _claimed(self, claimed: object) -> None:
+        assert isinstance(claimed, Claimed)
+        self.world.clock.note("claimed", self.info.node, claimed.epoch)
+        self._token = claimed.token
+        self._known.clear()
+
+    def _announced(self, ids: list[str], retired: list[str]) -> None:
+        self._known.update(ids)
+        self._retire.difference_update(retired)
+        for id in map(bytes.fromhex, retired):
+            if self.store.packs.pop(id, None) is not None:
+                self.core.swarm.end(id)
+
+    def _ask(
+        self,
+        operation: Callable[[HubCore], Challenge | Claimed | Announced],
+        then: Callable[[object], None],
+    ) -> None:
+        self._busy = True
+        process = self.processes
+
+        def answer(result: Challenge | Claimed | Announced | P2PSyncError) -> None:
+            if process != self.processes:
+                return
+            self._busy = False
+            if isinstance(result, FencedError):
+                self.fenced = True
+                self.world.clock.note("fenced", self.info.node)
+            elif isinstance(result, P2PSyncError):
+                if isinstance(result, LeaseError):
+                    self._token = None
+                self.later(_RETRY, self.sync)
+            else:
+                then(result)
+                self.sync()
+            self.drain()
+
+        self.world.hub.request(self.host, operation, answer)
+
+
+def _order(manifest: Manifest) -> tuple[int, int, bool]:
+    return (manifest.epoch, manifest.version, manifest.base is None)

@@ -1,0 +1,74 @@
+"""A delta in one file is whole or not there, and every byte of it is checked."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from store_parts import make_pack
+
+from p2psync.errors import FormatError, StoreError
+from p2psync.store.deltafile import DeltaFile, DeltaFileWriter
+
+SIZES = [100, 4000, 1]
+
+
+def _write(path: Path) -> list[bytes]:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with DeltaFileWriter(path) as writer:
+        for chunk in chunks:
+            writer.append(chunk)
+        writer.finish(manifest, signed)
+    return chunks
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    chunks = _write(tmp_path / "d")
+    signed, manifest, _ = make_pack(1, SIZES)
+    with DeltaFile(tmp_path / "d") as file:
+        assert (file.manifest, file.signed) == (manifest, signed)
+        assert [bytes(file.chunk(i)) for i in range(3)] == chunks
+
+
+def test_a_delta_that_nobody_signed_says_so(tmp_path: Path) -> None:
+    _, manifest, _ = make_pack(1, [])
+    with DeltaFileWriter(tmp_path / "d") as writer:
+        writer.finish(manifest)
+    with DeltaFile(tmp_path / "d") as file:
+        assert file.signed is None
+        assert file.manifest == manifest
+
+
+def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    chunks = _write(tmp_path / "d")
+    with pytest.raises(RuntimeError), DeltaFileWriter(tmp_path / "d") as writer:
+        writer.append(b"new")
+        raise RuntimeError
+    _, manifest, _ = make_pack(2, SIZES)
+    with pytest.raises(StoreError, match="0 bytes of chunks"), DeltaFileWriter(tmp_path / "d") as writer:
+        writer.finish(manifest)
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+    with DeltaFile(tmp_path / "d") as file:
+        assert bytes(file.chunk(1)) == chunks[1]
+
+
+def test_a_directory_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="No such file"):
+        DeltaFileWriter(tmp_path / "no" / "d")
+    with pytest.raises(StoreError, match="No such file"):
+        DeltaFile(tmp_path / "no" / "d")
+
+
+def test_every_flipped_or_missing_byte_is_noticed(tmp_path: Path) -> None:
+    _write(tmp_path / "d")
+    whole = (tmp_path / "d").read_bytes()
+    rng = random.Random(1)
+    damaged = [whole[:n] for n in (0, 7, 20, len(whole) - 1, len(whole) // 2)] + [whole + b"x"]
+    for at in rng.sample(range(len(whole)), 300):
+        damaged.append(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
+    for data in damaged:
+        (tmp_path / "e").write_bytes(data)
+        with pytest.raises(FormatError), DeltaFile(tmp_path / "e") as file:
+            for index in range(file.manifest.chunks):
+                file.chunk(index)

@@ -1,0 +1,221 @@
+"""A store keeps chunks by their manifest, and never hands out a byte that is not the manifest's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from disk_parts import needs_root, small_disk
+from store_parts import make_pack
+
+from p2psync.errors import StoreError
+from p2psync.store.packs import Store
+
+SIZES = [1000, 1, 4096, 70_000]
+
+
+def test_a_chunk_that_was_written_is_read_back(tmp_path: Path) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with Store(tmp_path / "store") as store:
+        pack = store.add(signed, manifest)
+        assert pack.read(2) is None
+        pack.write(2, chunks[2])
+        assert pack.read(2) == chunks[2]
+        assert pack.view(2) == chunks[2]
+        assert (list(pack.have), pack.count, pack.complete) == ([0, 0, 1, 0], 1, False)
+
+
+def test_adding_a_manifest_again_gives_the_same_pack(tmp_path: Path) -> None:
+    signed, manifest, _ = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        assert store.add(signed, manifest) is store.add(signed, manifest)
+        assert store.get(signed.id) is store.packs()[0]
+        assert store.get(bytes(32)) is None
+
+
+def test_a_sealed_pack_is_there_after_a_restart(tmp_path: Path) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        pack = store.add(signed, manifest)
+        for index, chunk in enumerate(chunks):
+            pack.write(index, chunk)
+        pack.seal()
+    with Store(tmp_path) as store:
+        pack = store.packs()[0]
+        assert pack.sealed
+        assert (pack.id, pack.signed, pack.manifest) == (signed.id, signed, manifest)
+        assert [pack.read(i) for i in range(4)] == chunks
+
+
+def test_an_unsealed_pack_holds_after_a_restart_what_its_content_proves(tmp_path: Path) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        pack = store.add(signed, manifest)
+        for index in (0, 1, 3):
+            pack.write(index, chunks[index])
+    _damage(tmp_path / signed.id.hex() / "payload", 0)
+    with Store(tmp_path) as store:
+        assert list(store.packs()[0].have) == [0, 1, 0, 1]
+
+
+def test_a_pack_cannot_be_sealed_before_it_is_complete(tmp_path: Path) -> None:
+    signed, manifest, _ = make_pack(1, SIZES)
+    with Store(tmp_path) as store, pytest.raises(StoreError, match="4 chunks are missing"):
+        store.add(signed, manifest).seal()
+
+
+@pytest.mark.parametrize("way", ["read", "view"])
+def test_a_damaged_chunk_of_a_sealed_pack_is_dropped_at_its_first_read(tmp_path: Path, way: str) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        pack = store.add(signed, manifest)
+        for index, chunk in enumerate(chunks):
+            pack.write(index, chunk)
+        pack.seal()
+    _damage(tmp_path / signed.id.hex() / "payload", SIZES[0] + SIZES[1] + 7)
+    with Store(tmp_path) as store:
+        pack = store.packs()[0]
+        assert getattr(pack, way)(2) is None
+        assert list(pack.have) == [1, 1, 0, 1]
+        assert not pack.sealed
+        pack.write(2, chunks[2])
+        pack.seal()
+        assert pack.read(2) == chunks[2]
+
+
+def test_a_payload_cut_short_is_mended_and_not_trusted(tmp_path: Path) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        pack = store.add(signed, manifest)
+        for index, chunk in enumerate(chunks):
+            pack.write(index, chunk)
+        pack.seal()
+    os.truncate(tmp_path / signed.id.hex() / "payload", 1500)
+    with Store(tmp_path) as store:
+        assert list(store.packs()[0].have) == [1, 1, 0, 0]
+
+
+def test_a_manifest_of_no_chunks_is_complete_at_once(tmp_path: Path) -> None:
+    signed, manifest, _ = make_pack(1, [])
+    with Store(tmp_path) as store:
+        pack = store.add(signed, manifest)
+        assert pack.complete
+        pack.seal()
+
+
+def test_a_view_outlives_its_pack(tmp_path: Path) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        pack = store.add(signed, manifest)
+        pack.write(3, chunks[3])
+        view = pack.view(3)
+        store.remove(signed.id)
+        assert view == chunks[3]
+        assert store.get(signed.id) is None
+        assert store.bytes_used == 0
+    assert not (tmp_path / signed.id.hex()).exists()
+
+
+def test_a_chunk_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with Store(tmp_path) as store, pytest.raises(StoreError, match="has 1000 bytes"):
+        store.add(signed, manifest).write(0, chunks[1])
+
+
+def test_a_second_process_is_told_that_the_store_is_in_use(tmp_path: Path) -> None:
+    with Store(tmp_path), pytest.raises(StoreError, match="in use by another process"):
+        Store(tmp_path)
+    Store(tmp_path).close()
+
+
+def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    signed, manifest, _ = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        store.add(signed, manifest)
+    theirs = [tmp_path / "notes.txt", tmp_path / signed.id.hex() / "notes.txt"]
+    (tmp_path / "x.new").mkdir()
+    for path in theirs:
+        path.write_text("keep me")
+    with Store(tmp_path) as store:
+        assert len(store.packs()) == 1
+        store.remove(signed.id)
+    with Store(tmp_path):
+        pass
+    assert theirs[0].read_text() == "keep me"
+    assert [path.read_text() for path in tmp_path.glob("*/notes.txt")] == ["keep me"]
+    assert (tmp_path / "x.new").is_dir()
+
+
+def test_leftovers_of_a_crash_are_cleared_away(tmp_path: Path) -> None:
+    for name in ("ab" * 32 + ".new", "draft-3.new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "payload").write_bytes(b"half")
+    with Store(tmp_path) as store:
+        assert store.packs() == []
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_pack_whose_manifest_is_damaged_is_forgotten(tmp_path: Path) -> None:
+    signed, manifest, _ = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        store.add(signed, manifest)
+    _damage(tmp_path / signed.id.hex() / "manifest", 100)
+    with Store(tmp_path) as store:
+        assert store.packs() == []
+        assert store.add(signed, manifest).count == 0
+
+
+def test_a_draft_becomes_a_sealed_pack_when_it_is_signed(tmp_path: Path) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        draft = store.draft()
+        for chunk in chunks:
+            draft.append(chunk)
+        assert store.packs() == []
+        pack = draft.seal(signed, manifest)
+        assert pack.sealed
+        assert [pack.read(i) for i in range(4)] == chunks
+    with Store(tmp_path) as store:
+        assert store.packs()[0].sealed
+
+
+def test_an_abandoned_draft_leaves_nothing(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        draft = store.draft()
+        draft.append(b"x")
+        draft.abandon()
+        assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+@needs_root
+@pytest.mark.root
+def test_a_full_disk_is_known_before_anything_is_changed(tmp_path: Path) -> None:
+    small, large = make_pack(1, [1 << 18]), make_pack(2, [1 << 20] * 4)
+    with small_disk(tmp_path / "disk", 1 << 20) as disk, Store(disk / "store") as store:
+        store.add(small[0], small[1]).write(0, small[2][0])
+        with pytest.raises(StoreError, match=r"disk/store.*: \d+ bytes are missing for 4194304") as caught:
+            store.add(large[0], large[1])
+        assert "\n" not in str(caught.value)
+        assert [pack.manifest.version for pack in store.packs()] == [1]
+        assert sorted(path.name for path in (disk / "store").iterdir()) == sorted([small[0].id.hex(), "lock"])
+        assert store.packs()[0].read(0) == small[2][0]
+
+
+@needs_root
+@pytest.mark.root
+def test_a_draft_on_a_full_disk_can_be_abandoned(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk, Store(disk / "store") as store:
+        draft = store.draft()
+        with pytest.raises(StoreError, match="disk is full"):
+            draft.append(bytes(2 << 20))
+        draft.abandon()
+        assert [path.name for path in (disk / "store").iterdir()] == ["lock"]
+
+
+def _damage(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 0x40]))
