@@ -2,9 +2,10 @@
 
     python -m rldemo.local --versions 20 --seed 1
 
-One line a version: mean reward of its rollouts, the share of bf16 elements whose bits changed, and the seconds that
-generation and learning took on one thread. With --lag 1 each batch is rolled out by the version before the newest,
-as it is when rollouts and training overlap.
+One line a version: mean reward of its rollouts, the share of bf16 elements whose bits changed, and the processor
+seconds that generation and learning took (one thread; neighbours on the machine do not count). With --lag 1 each batch
+is rolled out by the version before the newest, as it is when rollouts and training overlap; with --lag 2 by the one
+before that.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class VersionReport:
     version: int  # the one that the rollouts led to
     stats: StepStats
     changed: float  # share of the elements, 0..1
-    generate_s: float
-    learn_s: float
+    generate_s: float  # processor seconds
+    learn_s: float  # processor seconds
 
 
 def snapshot(policy: Policy) -> list[torch.Tensor]:
@@ -57,15 +58,15 @@ def train(config: DemoConfig, policy: Policy, lag: int = 0) -> Iterator[VersionR
         while len(waiting) <= lag:
             waiting.append(_timed_batch(policy, config, version + len(waiting), version - 1))
         results, generate_s = waiting.pop(0)
-        old, start = snapshot(policy), time.perf_counter()
+        old, start = snapshot(policy), time.process_time()
         stats = learner.step([group for result in results for group in result.groups])
-        learn_s = time.perf_counter() - start
+        learn_s = time.process_time() - start
         yield VersionReport(version, stats, changed_fraction(old, snapshot(policy)), generate_s, learn_s)
 
 
 def _timed_batch(policy: Policy, config: DemoConfig, batch: int, version: int) -> tuple[list[RolloutResult], float]:
-    start = time.perf_counter()
-    return roll_out_batch(policy, config, batch, version), time.perf_counter() - start
+    start = time.process_time()
+    return roll_out_batch(policy, config, batch, version), time.process_time() - start
 
 
 def _line(report: VersionReport) -> str:

@@ -157,7 +157,7 @@ def gpu(proc: Path) -> Finding:
         names.append(fields.get("Model", "?").strip())
     names = names or _asked_gpus()
     if not names:
-        return Finding("CUDA GPU", "missing", "only to generate or train on one", "install the NVIDIA driver")
+        return Finding("CUDA GPU", "missing", "none; only to generate or train on one", "install the NVIDIA driver")
     return Finding("CUDA GPU", "ok", ", ".join(f"{names.count(name)} × {name}" for name in sorted(set(names))))
 
 
@@ -229,7 +229,7 @@ def _reflink(place: Path) -> Finding:
         try:
             fcntl.ioctl(copy.fileno(), _FICLONE, source.fileno())
         except OSError:
-            return Finding("reflink", "ok", "not here; p2psync copies instead")
+            return Finding("reflink", "ok", "not here, and not needed")
     return Finding("reflink", "ok", "files can share extents")
 
 

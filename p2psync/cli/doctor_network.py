@@ -44,9 +44,7 @@ def congestion(ipv4: Path) -> Finding:
     if current == "bbr":
         return Finding("congestion", "ok", text)
     if "bbr" in available:
-        mend = (
-            "sysctl -w net.ipv4.tcp_congestion_control=bbr: one stream over a WAN is some 80 times faster at 0.1 % loss"
-        )
+        mend = "sysctl -w net.ipv4.tcp_congestion_control=bbr: it keeps its rate where packets are lost"
         return Finding("congestion", "could be better", text, mend)
     return Finding("congestion", "could be better", text, "modprobe tcp_bbr, as root")
 
@@ -107,7 +105,7 @@ def netem() -> Finding:
     problem = _try(["unshare", "-n", "sh", "-c", script])
     if problem is None:
         return Finding("netem", "ok", "the kernel can delay packets")
-    text = f"only for `p2psync wan`, which delays packets by itself without it: {problem}"
+    text = f"`p2psync wan` delays packets by itself: {problem}"
     return Finding("netem", "missing", text, "modprobe sch_netem, as root, with iproute2 installed")
 
 

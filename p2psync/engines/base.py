@@ -75,7 +75,8 @@ class Engine(Protocol):
         """Recompute the digest of the bits at hand, and take them as `position` if it is that digest.
 
         A digest, as a manifest signs it, names every tensor and its bits, so no manifest of that very version is
-        needed: the base of a delta will do. How a local copy of a base model, or weights of unknown standing after a crash, become a position.
+        needed: the base of a delta will do. How a local copy of a base model, or weights of unknown standing after a
+        crash, become a position.
         """
 
     def stage(self, path: Sequence[Step]) -> Stage:

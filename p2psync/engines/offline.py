@@ -132,7 +132,7 @@ def diff(
         _check_target(out, [old, new], force=force)
         seen = signature(old), signature(new)
         rows = rows_between(before.specs, after.specs)
-        with DeltaFileWriter(out) as writer:
+        with DeltaFileWriter(out, force=force) as writer:
             encoding = Encoding(writer, rows, profile=profile)
             base = _encode(encoding, before, after, progress)
             if (signature(old), signature(new)) != seen:
@@ -228,7 +228,7 @@ def _derive(
         ends = chain[0].manifest.base_digest, chain[-1].manifest.digest
         total = sum(row.spec.nbytes for row in rows)
         starts = _offsets(rows)
-        writer = stack.enter_context(DeltaFileWriter(out))
+        writer = stack.enter_context(DeltaFileWriter(out, force=force))
         encoding = Encoding(writer, rows)
         for block in blocks:
             encoding.take_block(block)

@@ -47,9 +47,11 @@ class PeerTable:
         """`streams`: parallel connections dialled to each peer."""
         self._hello = hello
         self._events = events
-        self._streams = min(streams, MAX_STREAMS_PER_PEER)
+        self._streams = max(1, min(streams, MAX_STREAMS_PER_PEER))
         self._links: dict[str, _Links] = {}
         self._all: set[PeerStream] = set()
+        self._accepted: set[PeerStream] = set()
+        self._dialled: dict[PeerStream, str] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._token = 0
@@ -74,6 +76,7 @@ class PeerTable:
         """Close everything."""
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for stream in list(self._all):
             stream.close("this node is stopping")
         if self._server is not None:
@@ -82,7 +85,7 @@ class PeerTable:
                 await asyncio.wait_for(self._server.wait_closed(), 2)
 
     def dial(self, info: NodeInfo) -> None:
-        """Connect to a member in the background; `dial_failed` if no stream can be had."""
+        """Connect to a member in the background; `dial_failed` if it cannot be reached, or does not greet by that name."""
         self._spawn(self._dial(info))
 
     def send(self, name: str, message: Control) -> None:
@@ -100,15 +103,27 @@ class PeerTable:
         return True
 
     def hang_up(self, name: str, reason: str) -> None:
-        """Close every stream to a peer."""
+        """Close every stream to a peer. It is down at once; a connection that it makes now is a new one."""
         links = self._links.get(name)
         for stream in list(links.streams) if links else []:
             stream.close(reason)
+            self._drop(stream)
 
     # ---- StreamOwner -----------------------------------------------------------------------------------------------
 
+    def opened(self, stream: PeerStream) -> None:
+        """A connection stands; one too many is closed."""
+        self._all.add(stream)
+        if stream not in self._dialled:
+            self._accepted.add(stream)
+            if len(self._accepted) > MAX_CONNECTIONS:
+                stream.close("too many connections")
+
     def greeted(self, stream: PeerStream, hello: Hello) -> None:
         """A connection says whose it is."""
+        meant = self._dialled.pop(stream, hello.node)
+        if meant != hello.node:
+            self._missed(meant)
         if hello.node == self._hello.node:
             stream.close("this node dialled itself")
             return
@@ -139,12 +154,22 @@ class PeerTable:
 
     def flushed(self, stream: PeerStream, size: int) -> None:
         """Room again."""
-        if stream.peer is not None:
+        links = self._links.get(stream.peer) if stream.peer is not None else None
+        if links is not None and stream.peer is not None and stream in links.streams:
             self._events.flushed(stream.peer, size)
 
     def closed(self, stream: PeerStream, reason: str) -> None:
         """One stream less; the peer is down with its last."""
         self._all.discard(stream)
+        self._accepted.discard(stream)
+        meant = self._dialled.pop(stream, None)
+        if meant is not None:
+            self._missed(meant)
+        self._drop(stream)
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _drop(self, stream: PeerStream) -> None:
         name = stream.peer
         links = self._links.get(name) if name is not None else None
         if name is None or links is None or stream not in links.streams:
@@ -154,14 +179,13 @@ class PeerTable:
             del self._links[name]
             self._events.down(name)
 
-    # ---- inside ----------------------------------------------------------------------------------------------------
+    def _missed(self, name: str) -> None:
+        """A dialled connection came to nothing: the dial has failed, unless another one may still do."""
+        if name not in self._links and name not in self._dialled.values():
+            self._events.dial_failed(name)
 
     def _accept(self) -> PeerStream:
-        stream = PeerStream(self, self._hello)
-        if len(self._all) >= MAX_CONNECTIONS:
-            asyncio.get_running_loop().call_soon(stream.close, "too many connections")
-        self._all.add(stream)
-        return stream
+        return PeerStream(self, self._hello)
 
     def _replace(self, links: _Links) -> bool:
         """A new instance greets: believe it only if the old one has been silent, so that names cannot be hijacked."""
@@ -172,20 +196,22 @@ class PeerTable:
             return False
         for stream in list(links.streams):
             stream.close("a newer instance of this peer has come")
-            self.closed(stream, "replaced")
+            self._drop(stream)
         return True
 
     async def _dial(self, info: NodeInfo) -> None:
-        results = await asyncio.gather(*(self._connect(info) for _ in range(self._streams)), return_exceptions=True)
-        if all(isinstance(result, BaseException) for result in results) and info.node not in self._links:
-            self._events.dial_failed(info.node)
+        await asyncio.gather(*(self._connect(info) for _ in range(self._streams)))
 
     async def _connect(self, info: NodeInfo) -> None:
         loop = asyncio.get_running_loop()
         stream = PeerStream(self, self._hello)
-        connecting = loop.create_connection(lambda: stream, info.host, info.port, family=socket.AF_UNSPEC)
-        await asyncio.wait_for(connecting, DIAL_TIMEOUT)
-        self._all.add(stream)
+        self._dialled[stream] = info.node
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT):
+                await loop.create_connection(lambda: stream, info.host, info.port, family=socket.AF_UNSPEC)
+        except (OSError, TimeoutError, ValueError):  # ValueError: a host name that is none
+            if self._dialled.pop(stream, None) is not None:
+                self._missed(info.node)
 
     async def _watch(self) -> None:
         """Ping every stream now and then, and close those that have long been silent."""

@@ -1,37 +1,27 @@
 """The asyncio shell of a node: carries out what `NodeCore` decides, over sockets, the hub, the store and an engine.
 
-One loop, one task per call to the hub or dialled peer, and one worker thread for the engine, in whose queue the
-engine's calls keep their order. After anything has happened the core's actions are drained once per turn of the loop.
+One loop, one task per call to the hub or to the engine (`EngineDriver`). After anything has happened the core's
+actions are drained once per turn of the loop. What can be expected to fail is answered to the core; anything else, and
+what a restart alone can mend, ends the node: `until_broken` raises it, and whoever runs the node stops.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from p2psync.engines.base import Commit, Engine, Stage
-from p2psync.errors import DigestMismatchError, EngineError, LeaseError, P2PSyncError, TrustError
+from p2psync.engines.base import Engine
+from p2psync.errors import LeaseError, P2PSyncError, TrustError
 from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall
 from p2psync.membership.records import HUB_HOST, NodeInfo, View
+from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_client import HubClient
 from p2psync.net.peers import PeerEvents, PeerTable
-from p2psync.observe.events import (
-    Committed,
-    Event,
-    Fetching,
-    HubAway,
-    HubJoined,
-    PeerBanned,
-    PeerDown,
-    PeerUp,
-    Trouble,
-)
+from p2psync.observe.events import Event, HubAway, HubJoined, PeerBanned, PeerDown, PeerUp, Trouble
 from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
 from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Hello, Message
 from p2psync.protocol.versions import Position
@@ -41,7 +31,6 @@ from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
     CommitStage,
-    EngineAction,
     Fetch,
     GetManifest,
     OpenStage,
@@ -53,8 +42,8 @@ from p2psync.swarm.transfer import Bits
 
 #: How long one long poll of the view lasts (seconds).
 VIEW_WAIT = 20.0
-
-T = TypeVar("T")
+#: The same trouble is told again after so long (seconds).
+SAY_AGAIN = 60.0
 
 
 class NodeRunner:
@@ -78,38 +67,45 @@ class NodeRunner:
         self.store = store
         self._hub = hub
         self._trusted = trusted
-        self._engine = engine
         self._emit = on_event
         self._on_view = on_view
         self._on_told = on_told
         hello = Hello(MAGIC, PROTOCOL, core.info.node, instance, core.info.region)
         events = PeerEvents(self._peer_up, self._peer_down, self._message, self._flushed, self._dial_failed)
         self._peers = PeerTable(hello, events, streams)
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._stage: Stage | None = None
+        self.driver: EngineDriver | None = None
+        if engine is not None:
+            self.driver = EngineDriver(engine, core, store, on_event=on_event, on_trouble=self._trouble)
         self._signed: dict[bytes, SignedManifest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._draining = False
         self._stopped = False
         self._hub_away = False
-        self._began: tuple[float, int] = (0.0, 0)
+        self._was_member = False
+        self._troubles: dict[str, float] = {}
+        self._loop = asyncio.get_running_loop()
+        self._broken: asyncio.Future[None] = self._loop.create_future()
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
-    async def start(self, host: str, port: int | None) -> int:
-        """Listen for peers, offer what the store holds, join the hub. Returns the port. Raises `P2PSyncError`.
+    async def listen(self, host: str, port: int | None) -> None:
+        """Take the port at which peers connect: 0 takes any. Raises `P2PSyncError`.
 
-        port: 0 takes any; None listens nowhere: this node only dials out, and serves over what it dialled.
+        None: listen nowhere; this node only dials out, and serves over what it dialled.
         """
-        self._loop = asyncio.get_running_loop()
-        bound = await self._peers.listen(host, port) if port is not None else 0
+        self.core.listening(await self._peers.listen(host, port) if port is not None else 0)
+
+    def start(self) -> None:
+        """Offer what the store holds, and join the hub. `listen` comes first."""
         self._peers.watch()
-        self.core.listening(bound)
         for pack in self.store.packs():
             self._know(pack)
         self._kick()
-        return bound
+
+    async def until_broken(self) -> None:
+        """Never returns; raises what this node cannot go on after."""
+        await asyncio.shield(self._broken)
 
     async def stop(self) -> None:
         """Leave the hub, close the peers, and wait for the engine to finish what it is doing."""
@@ -126,7 +122,9 @@ class NodeRunner:
             except (P2PSyncError, TimeoutError) as error:
                 self._emit(Trouble(f"could not take leave of the hub: {error}"))
         await self._peers.close()
-        await self._loop.run_in_executor(None, self._worker.shutdown)
+        if self.driver is not None:
+            await self.driver.stop()
+        self._broken.cancel()
 
     def offer(self, pack: Pack) -> None:
         """Serve a pack that was just made here."""
@@ -160,11 +158,14 @@ class NodeRunner:
         self._draining = False
         if self._stopped:
             return
-        self.core.poll(self._loop.time())
-        while actions := self.core.actions():
-            for action in actions:
-                self._do(action)
-        self._arm()
+        try:
+            self.core.poll(self._loop.time())
+            while actions := self.core.actions():
+                for action in actions:
+                    self._do(action)
+            self._arm()
+        except Exception as error:  # in a call of the loop: nobody else would hear of it
+            self._break(error)
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -197,11 +198,20 @@ class NodeRunner:
             case Fetch():
                 self._fetch(action)
             case Adopt() | OpenStage() | Put() | CommitStage():
-                self._spawn(self._run_engine(action))
+                self._drive(lambda driver: driver.run(action))
             case AbandonStage():
-                self._spawn(self._abandon())
+                self._drive(EngineDriver.abandon)
             case Retire():
-                self._retire(action.id)
+                self._signed.pop(action.id, None)
+                self._drive(lambda driver: self._remove(driver, action.id))
+
+    def _drive(self, call: Callable[[EngineDriver], Coroutine[Any, Any, None]]) -> None:
+        assert self.driver is not None
+        self._spawn(self._driven(call(self.driver)))
+
+    async def _driven(self, call: Coroutine[Any, Any, None]) -> None:
+        await call
+        self._kick()
 
     def _reachable(self, info: NodeInfo) -> NodeInfo:
         if info.host != HUB_HOST:
@@ -211,7 +221,24 @@ class NodeRunner:
     def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
+
+    def _trouble(self, message: str) -> None:
+        """Tell of a trouble, but not of the same one all the time."""
+        now = self._loop.time()
+        self._troubles = {told: at for told, at in self._troubles.items() if now - at < SAY_AGAIN}
+        if message not in self._troubles:
+            self._troubles[message] = now
+            self._emit(Trouble(message))
 
     # ---- peers -----------------------------------------------------------------------------------------------------
 
@@ -248,12 +275,10 @@ class NodeRunner:
             pack = self.store.get(action.id)
             data = pack.view(action.index) if pack is not None else None
         except P2PSyncError as error:
-            self._emit(Trouble(str(error)))
+            self._trouble(str(error))
             data = None
         if data is None:
-            self._emit(
-                Trouble(f"chunk {action.index} of {action.id.hex()[:12]} is damaged or gone here; fetching it anew")
-            )
+            self._trouble(f"chunk {action.index} of {action.id.hex()[:12]} is damaged or gone here; fetching it anew")
             self.core.swarm.lost(action.id, action.index, now)
         size = len(data) if data is not None else 0
         if data is None or not self._peers.send_chunk(action.peer, action.id[:SHORT_ID_BYTES], action.index, data):
@@ -266,7 +291,7 @@ class NodeRunner:
                 raise P2PSyncError(f"the store lost the pack {action.id.hex()[:12]}")
             pack.write(action.index, action.data)
         except P2PSyncError as error:
-            self._emit(Trouble(str(error)))
+            self._trouble(str(error))
             self.core.store_failed(action.id, str(error), self._loop.time())
             return
         self.core.saved(action)
@@ -280,7 +305,7 @@ class NodeRunner:
         try:
             await self._loop.run_in_executor(None, pack.seal)
         except P2PSyncError as error:
-            self._emit(Trouble(str(error)))
+            self._trouble(str(error))
 
     def _fetch(self, action: Fetch) -> None:
         signed = self._signed.get(action.step.id)
@@ -292,28 +317,24 @@ class NodeRunner:
                     raise P2PSyncError("the manifest to fetch is not at hand any more; trying again")
                 pack = self.store.add(signed, action.step.manifest)
         except P2PSyncError as error:
-            self._emit(Trouble(str(error)))
+            self._trouble(str(error))
             self.core.store_failed(action.step.id, str(error), now)
             return
         self.core.fetch(action, _flags(pack), now)
 
-    def _retire(self, id: bytes) -> None:
-        self._signed.pop(id, None)
-        self._spawn(self._remove(id))
-
-    async def _remove(self, id: bytes) -> None:
+    async def _remove(self, driver: EngineDriver, id: bytes) -> None:
         # In the engine's thread, so that it is not reading there.
         try:
-            await self._loop.run_in_executor(self._worker, self.store.remove, id)
+            await driver.in_worker(lambda: self.store.remove(id))
         except P2PSyncError as error:
-            self._emit(Trouble(str(error)))
+            self._trouble(str(error))
 
     def _know(self, pack: Pack) -> None:
         """Offer a pack of an earlier life, if its manifest is one that this node trusts."""
         try:
             open_signed(pack.signed.to_bytes(), self._trusted)
         except P2PSyncError as error:
-            self._emit(Trouble(f"leaving the pack {pack.signed.id.hex()[:12]} alone: {error}"))
+            self._trouble(f"leaving the pack {pack.signed.id.hex()[:12]} alone: {error}")
             return
         now = self._loop.time()
         self._signed[pack.signed.id] = pack.signed
@@ -329,7 +350,7 @@ class NodeRunner:
                 lease = await self._hub.join(call.request.info, call.request.version, call.request.digest)
                 self.core.joined(lease, self._loop.time())
                 self._on_told()
-                self._hub_away = False
+                self._hub_away, self._was_member = False, True
                 self._emit(HubJoined(str(self._hub.url)))
             elif isinstance(call, CallRenew):
                 request = call.request
@@ -349,7 +370,10 @@ class NodeRunner:
         self._kick()
 
     def _hub_failed(self, call: HubCall, error: P2PSyncError) -> None:
-        if not self._hub_away or isinstance(error, TrustError):
+        if isinstance(error, TrustError) and not self._was_member:
+            self._break(error)  # a wrong join token: asking again mends nothing
+            return
+        if not self._hub_away:
             self._emit(HubAway(str(error)))
         self._hub_away = True
         self.core.hub_failed(call, self._loop.time())
@@ -363,7 +387,10 @@ class NodeRunner:
             self._signed[signed.id] = signed
             follower.manifest(action.id, manifest, self._loop.time())
         except P2PSyncError as error:
-            self._emit(Trouble(str(error)))
+            if isinstance(error, TrustError) and follower.position is None and not self._signed:
+                self._break(error)  # nothing here was ever signed by whom we trust: a wrong key, or a wrong hub
+                return
+            self._trouble(str(error))
             follower.no_manifest(action.id, str(error), self._loop.time())
         self._kick()
 
@@ -372,122 +399,6 @@ class NodeRunner:
         if signed.id.hex() != id:
             raise TrustError("the hub gave another manifest than the one it announced; not used")
         return manifest, signed
-
-    # ---- engine ----------------------------------------------------------------------------------------------------
-
-    async def _run_engine(self, action: EngineAction) -> None:
-        assert self._engine is not None
-        try:
-            await getattr(self, f"_engine_{type(action).__name__.lower()}")(action)
-        except P2PSyncError as error:
-            if not self._is_current(action):
-                return
-            self._emit(Trouble(str(error)))
-            vouched = await self._vouched(isinstance(error, DigestMismatchError))
-            self.core.engine_failed(action, str(error), vouched, self._loop.time())
-        self._kick()
-
-    def _is_current(self, action: EngineAction) -> bool:
-        return self.core.follower is not None and self.core.follower.cares(action)
-
-    async def _vouched(self, doubtful: bool) -> Position | None:
-        """What is live; where it is in doubt, only if its bits are still those that were committed."""
-        engine = self._engine
-        assert engine is not None
-
-        def look() -> Position | None:
-            if engine.position is None or (doubtful and not engine.scrub()):
-                return None
-            return engine.position
-
-        return await self._in_worker(look)
-
-    async def _engine_adopt(self, action: Adopt) -> None:
-        engine = self._engine
-        assert engine is not None
-        taken = await self._in_worker(lambda: engine.adopt(action.position))
-        self.core.adopted(action, action.position if taken else None, self._loop.time())
-
-    async def _engine_openstage(self, action: OpenStage) -> None:
-        engine = self._engine
-        assert engine is not None
-        self._began = (self._loop.time(), self.core.swarm.received_bytes)
-
-        def open_stage() -> tuple[Stage, list[list[int]]]:
-            stage = engine.stage(action.path)
-            return stage, [list(stage.wanted(i)) for i in range(len(action.path))]
-
-        self._stage, wanted = await self._in_worker(open_stage)
-        held = []
-        missing = 0
-        for step, chunks in zip(action.path, wanted, strict=True):
-            pack = self.store.get(step.id)
-            held.append([i for i in chunks if pack is not None and pack.have[i]])
-            missing += sum(step.manifest.sizes[i] for i in set(chunks) - set(held[-1]))
-        last = action.path[-1].manifest
-        self._emit(Fetching(last.version, len(action.path), action.path[0].manifest.base is None, missing))
-        follower = self.core.follower
-        assert follower is not None
-        follower.opened(action, wanted, held)
-
-    async def _engine_put(self, action: Put) -> None:
-        stage = self._stage
-        follower = self.core.follower
-        assert follower is not None
-        if stage is None:
-            return
-
-        def put() -> bool:
-            if self._stage is not stage:
-                return True
-            pack = self.store.get(action.id)
-            data = pack.read(action.chunk) if pack is not None else None
-            if data is not None:
-                stage.put(action.step, action.chunk, data)
-            return data is not None
-
-        if await self._in_worker(put):
-            follower.was_put(action)
-        else:
-            self.core.unput(action, self._loop.time())
-
-    async def _engine_commitstage(self, action: CommitStage) -> None:
-        stage, follower = self._stage, self.core.follower
-        assert follower is not None
-        if stage is None:
-            raise EngineError("there is no stage to commit")
-        commit = await self._in_worker(stage.commit)
-        self._stage = None
-        self._tell_commit(commit)
-        self.core.committed(action, commit.position, self._loop.time())
-
-    def _tell_commit(self, commit: Commit) -> None:
-        began, received = self._began
-        self._emit(
-            Committed(
-                version=commit.position.version,
-                digest=commit.position.digest.hex(),
-                changed=commit.changed,
-                total=self._total(),
-                fetched_bytes=self.core.swarm.received_bytes - received,
-                seconds=self._loop.time() - began,
-                pause_seconds=commit.pause_seconds,
-                stage_seconds=commit.stage_seconds,
-                at=time.time(),
-            )
-        )
-
-    def _total(self) -> int:
-        assert self._engine is not None
-        return sum(spec.count for spec in self._engine.table())
-
-    async def _abandon(self) -> None:
-        stage, self._stage = self._stage, None
-        if stage is not None:
-            await self._in_worker(stage.abandon)
-
-    async def _in_worker(self, call: Callable[[], T]) -> T:
-        return await self._loop.run_in_executor(self._worker, call)
 
 
 def _flags(pack: Pack) -> Bits:

@@ -18,12 +18,18 @@ from p2psync.protocol.messages import Control, Hello, Message, encode_chunk_head
 #: Bytes that may wait in user space on one connection before its peer's next chunk is held back.
 WRITE_HIGH = 512 << 10
 WRITE_LOW = 128 << 10
+#: A peer that lets more than this wait for it in user space does not read: it is hung up on. Above what is ever
+#: handed out ahead of one (`SwarmConfig.flush_limit` and a chunk), so that only answers to a flood reach it.
+MAX_BACKLOG = 16 << 20
 #: A connection that has not greeted by then is closed (seconds).
 GREETING_TIMEOUT = 10.0
 
 
 class StreamOwner(Protocol):
     """Who hears of a stream's life."""
+
+    def opened(self, stream: PeerStream) -> None:
+        """The connection stands."""
 
     def greeted(self, stream: PeerStream, hello: Hello) -> None:
         """The other side said who it is."""
@@ -67,6 +73,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self.heard_at = self._loop.time()
         self._greeting = self._loop.call_later(GREETING_TIMEOUT, self.close, "the peer did not say who it is")
         self.send(self._hello)
+        self._owner.opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """asyncio: where received bytes go."""
@@ -122,14 +129,17 @@ class PeerStream(asyncio.BufferedProtocol):
         return f"{name[0]}:{name[1]}" if name else "?"
 
     def send(self, message: Control) -> None:
-        """Send a control message; dropped if the connection is gone."""
-        if self._transport is not None:
-            self._transport.write(encode_control(message))
+        """Send a control message; dropped if the connection is gone. A peer that does not read is hung up on."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(encode_control(message))
+        if self.backlog > MAX_BACKLOG:
+            self.close("the peer does not read")
 
     def send_chunk(self, manifest: bytes, index: int, data: bytes | memoryview) -> None:
         """Send a chunk (manifest: short id). `flushed` follows, always."""
         self.waiting += len(data)
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_chunk_header(manifest, index, len(data)))
             self._transport.write(data)
         # A transport that took all at once calls neither pause_writing nor resume_writing.
@@ -137,8 +147,8 @@ class PeerStream(asyncio.BufferedProtocol):
 
     def close(self, reason: str) -> None:
         """Close at once, dropping what waits."""
-        self._reason = reason
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._reason = reason
             self._transport.abort()
 
     def _on_hello(self, hello: Hello) -> None:

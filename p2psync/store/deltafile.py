@@ -24,7 +24,8 @@ from blake3 import blake3
 
 from p2psync.errors import FormatError, StoreError
 from p2psync.protocol.manifest import MAX_BODY_BYTES, Manifest, SignedManifest, decode_body
-from p2psync.store.disk import Bytes, disk_errors, sync_directory, write_all
+from p2psync.store.disk import Bytes, disk_errors, write_all
+from p2psync.store.staging import Staging
 
 MAGIC = b"P2PDELTA"
 _FOOTER = struct.Struct("<32sQ8s")
@@ -36,16 +37,16 @@ class DeltaFileWriter:
     Use it as a context manager: `append` each chunk in order, then `finish`.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Begin a file that will stand at `path`. Raises `StoreError`."""
+    def __init__(self, path: Path, *, force: bool = False) -> None:
+        """Begin a file that will stand at `path`. force: replace a file there. Raises `StoreError`."""
         self.path = path
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with disk_errors(path):
-            self._file = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        self._size = 0
+        self._staging = Staging(path, directory=False, force=force)
+        self._file, self._size = -1, 0
         try:
+            with disk_errors(path):
+                self._file = os.open(self._staging.path, os.O_WRONLY | os.O_CLOEXEC)
             self.append(MAGIC)
-        except StoreError:
+        except BaseException:
             self.abandon()
             raise
 
@@ -70,9 +71,7 @@ class DeltaFileWriter:
         with disk_errors(self.path):
             self._append(tail)
             self._append(_FOOTER.pack(blake3(tail).digest(), len(tail), MAGIC))
-            os.fsync(self._file)
-            self._temporary.replace(self.path)
-            sync_directory(self.path.parent)
+        self._staging.place()
         self.abandon()
 
     def abandon(self) -> None:
@@ -80,7 +79,7 @@ class DeltaFileWriter:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-            self._temporary.unlink(missing_ok=True)
+        self._staging.close()
 
     def _append(self, data: Bytes) -> None:
         write_all(self._file, data, self._size)

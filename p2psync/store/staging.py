@@ -39,9 +39,11 @@ class Staging:
         whole = target.resolve() if target.name in ("", "..") else target
         self.target = whole.parent.resolve() / whole.name
         self._force = force
-        self._removed: Path | None = None
         if not force:
             refuse_existing(self.target)
+        elif self.target.exists() and self.target.is_dir() != directory:
+            made = "directory" if directory else "file"
+            raise StoreError(f"{target} is no {made}, so it is not replaced by one: choose another place")
         #: Where the file or directory is made.
         self.path = self.target.with_name(f".{self.target.name}.{os.getpid()}.tmp")
         with disk_errors(target):
@@ -59,8 +61,14 @@ class Staging:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _remove(self.path)
-        os.close(self._lock)
+        self.close()
+
+    def close(self) -> None:
+        """Remove what is not placed; no effect when called again."""
+        if self._lock >= 0:
+            _remove(self.path)
+            os.close(self._lock)
+            self._lock = -1
 
     def place(self) -> None:
         """Make everything durable, and move it to the target. Raises `StoreError`; then the target is as it was."""

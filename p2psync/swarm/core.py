@@ -74,14 +74,15 @@ class Swarm:
     def begin(self, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, now: float) -> None:
         """Exchange the chunks of a manifest: offer `held`, fetch what is `wanted` and not held (flags per chunk).
 
-        Beginning a known manifest again widens what is wanted. Emits `Complete` at once if nothing is missing.
+        Beginning a known manifest again widens what is wanted, and takes the store's word on what is held. Emits
+        `Complete` at once if nothing is missing.
         """
         short = id[:SHORT_ID_BYTES]
         known = self._transfers.get(short)
         if known is not None:
-            more = wanted & ~known.held & ~known.needed
-            known.needed |= more
-            known.open |= more
+            for index in np.flatnonzero(known.held & ~held):
+                self.lost(id, int(index), now)
+            known.widen(held, wanted)
             if known.complete:
                 self._actions.append(Complete(id))
             self._fill_all(now)
@@ -332,6 +333,9 @@ class Swarm:
         size = len(chunk.data)
         self.wasted_bytes += size
         peer.late.discard((chunk.manifest, chunk.index))
+        transfer = self._transfers.get(chunk.manifest)
+        if transfer is not None:
+            self._forget_request(transfer, chunk.index, peer.name)
         peer.surplus += max(0, size - peer.owed)
         peer.owed = max(0, peer.owed - size)
         if peer.surplus > 2 * self._config.window_most:

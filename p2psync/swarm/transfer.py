@@ -55,6 +55,13 @@ class Transfer:
         spread = np.random.default_rng(rng.getrandbits(63)).random(n)
         return cls(id, manifest, held.copy(), needed, needed.copy(), np.zeros(n, np.int32), spread)
 
+    def widen(self, held: Bits, wanted: Bits) -> None:
+        """More is wanted, or held, than before."""
+        self.held |= held
+        more = wanted & ~self.held & ~self.needed
+        self.needed = (self.needed | more) & ~self.held
+        self.open = (self.open | more) & ~self.held
+
     @property
     def complete(self) -> bool:
         """Nothing is needed any more."""

@@ -99,9 +99,7 @@ class Run:
     def anchor(self, version: int, checkpoint: Checkpoint | Path) -> Step:
         """Publish a version whole."""
         with _opened(checkpoint) as new:
-            rows = [
-                Row(spec, False, True, digest_bytes(digest_units(spec, new.units(spec)))) for spec in new.specs
-            ]
+            rows = [Row(spec, False, True, digest_bytes(digest_units(spec, new.units(spec)))) for spec in new.specs]
             return self._publish(None, version, rows, {}, {spec: new.units(spec) for spec in new.specs})
 
     def delta(self, base: int, version: int, old: Checkpoint | Path, new: Checkpoint | Path) -> Step:

@@ -16,7 +16,11 @@ from p2psync.errors import FormatError
 
 FILES: Files = {
     "model-00001-of-00002.safetensors": {"b": tensor(1, "BF16", 5, 3), "a": tensor(2, "F8_E4M3", 7)},
-    "model-00002-of-00002.safetensors": {"c": tensor(3, "F32", 2), "none": tensor(4, "BF16", 0, 4), "one": tensor(5, "I64")},
+    "model-00002-of-00002.safetensors": {
+        "c": tensor(3, "F32", 2),
+        "none": tensor(4, "BF16", 0, 4),
+        "one": tensor(5, "I64"),
+    },
     "config.json": b'{"x": 1}',
     "empty.txt": b"",
     "tokenizer/vocab.txt": b"hello\n",

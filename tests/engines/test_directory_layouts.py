@@ -7,7 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_parts import Files, Run, Weights, bring, header_of, perturb, position, put_all, safetensors, tensor, tree, write_files
+from engine_parts import (
+    Files,
+    Run,
+    Weights,
+    bring,
+    header_of,
+    perturb,
+    position,
+    put_all,
+    safetensors,
+    tensor,
+    tree,
+    write_files,
+)
 
 from p2psync.delta.tensors import DTYPE_BITS, Kind, Row, TensorSpec
 from p2psync.engines.base import Step
@@ -122,7 +135,9 @@ def test_a_hostile_manifest_writes_nothing_outside_and_leaves_the_live_version(
 ) -> None:
     run, good = Run(), write_files(tmp_path / "good", BASE)
     first = run.anchor(0, good)
-    units = {TensorSpec(int(kind), name, "U8", (len(data),)): np.frombuffer(data, np.uint8) for kind, name, data in rows}
+    units = {
+        TensorSpec(int(kind), name, "U8", (len(data),)): np.frombuffer(data, np.uint8) for kind, name, data in rows
+    }
     evil = run._publish(None, 1, [Row(spec, False, True) for spec in sorted(units)], {}, units)
     outside = tree(tmp_path)
     with DirectoryEngine(tmp_path / "box" / "dir", run.reader) as engine:

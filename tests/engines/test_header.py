@@ -55,7 +55,9 @@ HOSTILE = {
     "lone surrogate": '{"\\ud800": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}',
     "deep nesting": '{"w":' + "[" * 100_000,
     "huge number": '{"w": {"dtype": "U8", "shape": [' + "9" * 5000 + '], "data_offsets": [0, 0]}}',
-    "overlap": json.dumps({n: {"dtype": "U8", "shape": [4], "data_offsets": [o, o + 4]} for n, o in [("a", 0), ("b", 3)]}),
+    "overlap": json.dumps(
+        {n: {"dtype": "U8", "shape": [4], "data_offsets": [o, o + 4]} for n, o in [("a", 0), ("b", 3)]}
+    ),
     "hole": json.dumps({n: {"dtype": "U8", "shape": [4], "data_offsets": [o, o + 4]} for n, o in [("a", 0), ("b", 5)]}),
     "twice the same place": json.dumps({n: {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]} for n in "ab"}),
 }
@@ -77,7 +79,12 @@ def test_a_length_beyond_the_limit_or_the_file_is_refused_before_anything_is_rea
 
 
 def test_a_sound_header_tells_where_each_tensor_begins() -> None:
-    weights = {"b": tensor(1, "F32", 3), "scalar": tensor(2, "BF16"), "none": tensor(3, "I8", 0, 5), "a": tensor(4, "U8", 7)}
+    weights = {
+        "b": tensor(1, "F32", 3),
+        "scalar": tensor(2, "BF16"),
+        "none": tensor(3, "I8", 0, 5),
+        "a": tensor(4, "U8", 7),
+    }
     header = header_of(weights, note="x", pad=1)
     entries, size = parse_header(header, "f")
     n = len(header)
@@ -117,7 +124,9 @@ def test_the_canonical_header_is_that_of_the_safetensors_library() -> None:
     for index, (dtype, kind) in enumerate(TORCH.items()):
         for name in (f"{names[index % 8]}.{index}", f"{index % 3}.x{index}"):
             shape = (index % 4, 3) if index % 5 else ()
-            tensors[name] = torch.zeros(shape, dtype=torch.uint8).to(kind) if kind != torch.bool else torch.zeros(shape, dtype=kind)
+            tensors[name] = (
+                torch.zeros(shape, dtype=torch.uint8).to(kind) if kind != torch.bool else torch.zeros(shape, dtype=kind)
+            )
             specs.append(TensorSpec(2, name, dtype, shape))
     whole = save(tensors, metadata={"format": "pt"})
     header = canonical_header(sorted(specs), "model.safetensors")

@@ -14,7 +14,10 @@ from collections.abc import Callable
 from types import FrameType
 
 CHANGES = frozenset(
-    "pwrite write replace rename unlink remove mkdir rmdir symlink fsync sendfile posix_fallocate truncate open".split()
+    [
+        *("pwrite", "write", "sendfile", "posix_fallocate", "truncate", "fsync", "open"),
+        *("replace", "rename", "unlink", "remove", "mkdir", "rmdir", "symlink"),
+    ]
 )
 
 

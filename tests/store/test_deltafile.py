@@ -65,8 +65,8 @@ def test_every_flipped_or_missing_byte_is_noticed(tmp_path: Path) -> None:
     whole = (tmp_path / "d").read_bytes()
     rng = random.Random(1)
     damaged = [whole[:n] for n in (0, 7, 20, len(whole) - 1, len(whole) // 2)] + [whole + b"x"]
-    for at in rng.sample(range(len(whole)), 300):
-        damaged.append(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
+    places = rng.sample(range(len(whole)), 300)
+    damaged += [whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :] for at in places]
     for data in damaged:
         (tmp_path / "e").write_bytes(data)
         with pytest.raises(FormatError), DeltaFile(tmp_path / "e") as file:

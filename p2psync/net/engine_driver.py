@@ -1,0 +1,159 @@
+"""Carries out what the follower wants of the engine: one thread, in the order of asking, answers back on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from p2psync.engines.base import Commit, Engine, Stage
+from p2psync.errors import DigestMismatchError, EngineError, P2PSyncError
+from p2psync.observe.events import Committed, Event, Fetching
+from p2psync.protocol.versions import Position
+from p2psync.store.packs import Store
+from p2psync.swarm.follower import Adopt, CommitStage, EngineAction, Follower, OpenStage, Put
+from p2psync.swarm.node import NodeCore
+
+T = TypeVar("T")
+
+
+class EngineDriver:
+    """The engine of one actor, as the runner uses it; on the runner's loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        core: NodeCore,
+        store: Store,
+        *,
+        on_event: Callable[[Event], None],
+        on_trouble: Callable[[str], None],
+    ) -> None:
+        assert core.follower is not None
+        self.engine = engine
+        self._core = core
+        self._follower: Follower = core.follower
+        self._store = store
+        self._emit = on_event
+        self._trouble = on_trouble
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._stage: Stage | None = None
+        self._began: tuple[float, int] = (0.0, 0)
+
+    async def run(self, action: EngineAction) -> None:
+        """Carry out one action and tell the core how it went."""
+        try:
+            await self._run(action)
+        except (P2PSyncError, OSError, MemoryError) as error:
+            if not self._follower.cares(action):
+                return
+            message = str(error) or type(error).__name__
+            self._trouble(message)
+            vouched = await self._vouched(isinstance(error, DigestMismatchError))
+            self._core.engine_failed(action, message, vouched, _now())
+
+    async def abandon(self) -> None:
+        """Drop the open stage."""
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            await self.in_worker(stage.abandon)
+
+    async def in_worker(self, call: Callable[[], T]) -> T:
+        """Call something in the engine's thread, after all that was asked before."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, call)
+
+    async def stop(self) -> None:
+        """Wait for the engine to finish what it is doing; what was asked and not begun is dropped."""
+        await asyncio.to_thread(self._worker.shutdown, cancel_futures=True)
+
+    async def _run(self, action: EngineAction) -> None:
+        match action:
+            case Adopt():
+                taken = await self.in_worker(lambda: self.engine.adopt(action.position))
+                self._core.adopted(action, action.position if taken else None, _now())
+            case OpenStage():
+                await self._open(action)
+            case Put():
+                await self._put(action)
+            case CommitStage():
+                await self._commit(action)
+
+    async def _open(self, action: OpenStage) -> None:
+        self._began = (_now(), self._core.swarm.received_bytes)
+
+        def open_stage() -> tuple[Stage, list[list[int]]]:
+            stage = self.engine.stage(action.path)
+            return stage, [list(stage.wanted(i)) for i in range(len(action.path))]
+
+        self._stage, wanted = await self.in_worker(open_stage)
+        if not self._follower.cares(action):
+            return
+        held = []
+        missing = 0
+        for step, chunks in zip(action.path, wanted, strict=True):
+            pack = self._store.get(step.id)
+            held.append([i for i in chunks if pack is not None and pack.have[i]])
+            missing += sum(step.manifest.sizes[i] for i in set(chunks) - set(held[-1]))
+        last = action.path[-1].manifest
+        self._emit(Fetching(last.version, len(action.path), action.path[0].manifest.base is None, missing))
+        self._follower.opened(action, wanted, held)
+
+    async def _put(self, action: Put) -> None:
+        stage = self._stage
+        if stage is None:
+            return
+
+        def put() -> bool:
+            if self._stage is not stage:
+                return True
+            pack = self._store.get(action.id)
+            data = pack.read(action.chunk) if pack is not None else None
+            if data is not None:
+                stage.put(action.step, action.chunk, data)
+            return data is not None
+
+        if await self.in_worker(put):
+            self._follower.was_put(action)
+        else:
+            self._core.unput(action, _now())
+
+    async def _commit(self, action: CommitStage) -> None:
+        stage = self._stage
+        if stage is None:
+            raise EngineError("there is no stage to commit")
+        commit = await self.in_worker(stage.commit)
+        self._stage = None
+        self._tell(commit)
+        self._core.committed(action, commit.position, _now())
+
+    def _tell(self, commit: Commit) -> None:
+        began, received = self._began
+        self._emit(
+            Committed(
+                version=commit.position.version,
+                digest=commit.position.digest.hex(),
+                changed=commit.changed,
+                total=sum(spec.count for spec in self.engine.table()),
+                fetched_bytes=self._core.swarm.received_bytes - received,
+                seconds=_now() - began,
+                pause_seconds=commit.pause_seconds,
+                stage_seconds=commit.stage_seconds,
+                at=time.time(),
+            )
+        )
+
+    async def _vouched(self, doubtful: bool) -> Position | None:
+        """What is live; where it is in doubt, only if its bits are still those that were committed."""
+
+        def look() -> Position | None:
+            if self.engine.position is None or (doubtful and not self.engine.scrub()):
+                return None
+            return self.engine.position
+
+        return await self.in_worker(look)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

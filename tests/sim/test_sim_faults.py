@@ -1,0 +1,61 @@
+"""One scenario for each kind of fault and each liar, alone and often."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2psync.membership.records import NodeInfo, Role
+from p2psync.sim.build import SimConfig, Simulation
+from p2psync.sim.faults import KINDS
+from p2psync.sim.liars import LIARS
+from p2psync.sim.run import run_sim
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_the_swarm_recovers_from_each_fault(kind: str) -> None:
+    for seed in range(3):
+        run_sim(seed, SimConfig(faults=(kind,), fault_count=3, liars=()))
+
+
+@pytest.mark.parametrize("kind", sorted(LIARS))
+def test_the_swarm_bears_each_liar(kind: str) -> None:
+    for seed in range(4):
+        run_sim(seed, SimConfig(faults=(), liars=(kind, kind)))
+
+
+def test_without_faults_every_version_reaches_every_actor_and_nobody_is_banned() -> None:
+    for seed in range(5):
+        report = run_sim(seed, SimConfig(faults=(), liars=(), actors=4))
+        assert report.bans == 0
+        assert report.makespans and max(report.makespans) < 10.0
+        # A star would send each actor a copy.
+        assert report.trainer_bytes < 4 * report.payload_bytes
+
+
+def test_whoever_sends_wrong_chunks_is_banned_by_those_it_sent_them_to() -> None:
+    reports = [run_sim(seed, SimConfig(faults=(), liars=("corrupter",), actors=4)) for seed in range(4)]
+    assert sum(report.bans for report in reports) > 0
+
+
+def test_whoever_floods_is_banned() -> None:
+    reports = [run_sim(seed, SimConfig(faults=(), liars=("flooder",), actors=4)) for seed in range(4)]
+    assert sum(report.bans for report in reports) > 0
+
+
+def test_a_copy_of_an_old_version_saves_the_anchor() -> None:
+    def joiner_bytes(kind: str) -> int:
+        config = SimConfig(faults=(kind,), fault_count=1, liars=(), actors=3)
+        return sum(run_sim(seed, config).received_bytes for seed in range(4))
+
+    assert joiner_bytes("join_with_copy") < joiner_bytes("join_with_nothing")
+
+
+def test_everyone_behind_a_nat_but_the_trainer_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Simulation._info
+
+    def info(self: Simulation, role: Role, *, reachable: bool) -> NodeInfo:
+        return original(self, role, reachable=role == "trainer")
+
+    monkeypatch.setattr(Simulation, "_info", info)
+    for seed in range(4):
+        run_sim(seed, SimConfig(faults=(), liars=(), actors=3))

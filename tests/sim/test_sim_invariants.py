@@ -1,0 +1,80 @@
+"""Each invariant can fail: with a part of the core taken out, the simulation notices."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2psync.membership.records import Announcement
+from p2psync.protocol.manifest import Manifest
+from p2psync.sim import engine, run
+from p2psync.sim.build import SimConfig
+from p2psync.sim.run import SimFailure, run_sim
+from p2psync.swarm.core import Swarm
+from p2psync.swarm.follower import Follower
+from p2psync.swarm.node import NodeCore
+
+CALM = SimConfig(faults=(), liars=(), bound=20.0)
+
+
+def failure(config: SimConfig, seeds: int = 12) -> SimFailure:
+    """The first failure among some seeds."""
+    for seed in range(seeds):
+        try:
+            run_sim(seed, config)
+        except SimFailure as error:
+            return error
+    raise AssertionError("no invariant failed")
+
+
+def test_wrong_bits_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Manifest, "verify_chunk", lambda self, index, data: True)
+    monkeypatch.setattr(engine, "check_digest", lambda found, wanted: None)
+    assert failure(SimConfig(faults=(), liars=("corrupter",), bound=20.0)).kind == "bits"
+
+
+def test_the_digest_alone_keeps_wrong_bits_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Manifest, "verify_chunk", lambda self, index, data: True)
+    assert failure(SimConfig(faults=(), liars=("corrupter",), bound=20.0)).kind != "bits"
+
+
+def test_a_way_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def there_and_back(self: Follower) -> Announcement | None:
+        if self._view is None or self._head is None or self.position is None or self.position.version == 0:
+            return self._head if self.position is None or (self._head and self._head.version) else None
+        return next((a for a in self._view.lineage if a.version < self.position.version), None)
+
+    monkeypatch.setattr(Follower, "target", there_and_back)
+    monkeypatch.setattr(Follower, "_check", lambda self, walk: None)
+    assert failure(CALM).kind == "rising"
+
+
+def test_a_node_that_never_arrives_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NodeCore, "_dial_due", lambda self, now: None)
+    error = failure(CALM)
+    assert error.kind == "converge"
+    assert f"python -m p2psync.sim --seeds {error.seed}:{error.seed + 1}" in str(error)
+
+
+def test_an_unjust_ban_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What comes from peers is in a bytearray, what comes from the disk is not.
+    monkeypatch.setattr(Manifest, "verify_chunk", lambda self, index, data: not isinstance(data, bytearray))
+    assert failure(CALM).kind == "honest"
+
+
+def test_a_liar_that_goes_free_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Swarm, "_ban", lambda self, name, reason, now: None)
+    assert failure(SimConfig(faults=(), liars=("corrupter",))).kind == "blame"
+
+
+def test_waste_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(self: Swarm, peer: object, chunk: object, now: float) -> None:
+        self.wasted_bytes += len(chunk.data)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Swarm, "_on_surplus", count)
+    assert failure(SimConfig(faults=(), liars=("flooder",))).kind == "waste"
+
+
+def test_running_in_circles_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MAX_EVENTS", 20_000)
+    monkeypatch.setattr(NodeCore, "next_wake", lambda self, now: now)
+    assert failure(CALM).kind == "busy"
