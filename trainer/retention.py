@@ -1,10 +1,16 @@
-"""What the trainer keeps: enough for every live member and every joiner, and no more. Pure."""
+"""What the trainer keeps: enough for every live member and every joiner, and no more. Pure.
+
+The versions that lead to the head by deltas alone are its *chain*. A delta is of use only to who would rather go along
+the chain than take the newest anchor, which is whoever is so near the head that the way there is fewer bytes. So what
+members need is bounded by the size of a model, however far behind one of them stays.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from p2psync.membership.records import Announcement
+from p2psync.membership.records import Announcement, Member
+from p2psync.protocol.lineage import head, place_after
 
 
 def anchor_due(lineage: Sequence[Announcement], ratio: float) -> bool:
@@ -12,24 +18,56 @@ def anchor_due(lineage: Sequence[Announcement], ratio: float) -> bool:
 
     From there on, a joiner would fetch less by a fresh anchor than by the old one and the chain.
     """
-    anchor = max((a for a in lineage if a.base is None), key=lambda a: (a.epoch, a.version), default=None)
+    anchor = _newest_anchor(lineage)
     if anchor is None:
         return False
     since = sum(a.payload_bytes for a in lineage if a.base is not None and a.version > anchor.version)
     return since > ratio * anchor.payload_bytes
 
 
-def to_retire(lineage: Sequence[Announcement], members: Iterable[int | None], keep: int) -> list[Announcement]:
-    """Manifests that nobody needs: anchors before the newest, and deltas before every use.
+def to_retire(lineage: Sequence[Announcement], members: Iterable[Member], keep: int) -> list[Announcement]:
+    """Manifests that nobody needs: older anchors, deltas before every use, and what a fork left behind.
 
-    A delta is of use to whoever runs its base or an earlier version: the live `members` (their versions; None: one that
-    starts from nothing), joiners who fetch the newest anchor, and, for `keep` versions back, whoever was away.
+    A delta of the chain is kept for the live `members` that run its base or an earlier version and would use it; for
+    joiners, who fetch an anchor and go on from it; and, for `keep` versions back, for whoever was away. While a member
+    runs nothing yet, it may be fetching the anchor before the newest one, which is kept until it is done.
     """
-    anchors = [a for a in lineage if a.base is None]
-    if not anchors:
+    anchor = _newest_anchor(lineage)
+    if anchor is None:
         return []
-    newest_anchor = max(anchors, key=lambda a: (a.epoch, a.version))
-    head = max(a.version for a in lineage)
-    first_needed = min([newest_anchor.version, head - keep, *(v for v in members if v is not None)])
-    stale = [a for a in anchors if a is not newest_anchor and a.version < newest_anchor.version]
-    return stale + [a for a in lineage if a.base is not None and a.base < first_needed]
+    members = list(members)
+    anchors = {anchor.id: anchor}
+    if any(member.version is None for member in members):
+        older = [a for a in lineage if a.base is None and (a.epoch, a.version) < (anchor.epoch, anchor.version)]
+        if older:
+            before = max(older, key=lambda a: (a.epoch, a.version))
+            anchors[before.id] = before
+    chain = _chain(lineage)
+    start = min(a.version for a in anchors.values())
+    wanted = [version for member in members if (version := member.version) is not None]
+    newest = chain[0].version if chain else anchor.version
+    floor = min([newest - keep, *wanted])
+    needed = set(anchors)
+    bytes_left = anchor.payload_bytes + sum(a.payload_bytes for a in chain if a.version > anchor.version)
+    for delta in chain:  # from the head backwards
+        bytes_left -= delta.payload_bytes
+        base = -1 if delta.base is None else delta.base
+        if base >= start or (base >= floor and bytes_left >= 0):
+            needed.add(delta.id)
+    return [a for a in lineage if a.id not in needed]
+
+
+def _newest_anchor(lineage: Sequence[Announcement]) -> Announcement | None:
+    return max((a for a in lineage if a.base is None), key=lambda a: (a.epoch, a.version), default=None)
+
+
+def _chain(lineage: Sequence[Announcement]) -> list[Announcement]:
+    """The deltas that lead to the head, the last one first."""
+    leading = {place_after(a): a for a in lineage if a.base is not None}
+    newest = head(lineage)
+    chain: list[Announcement] = []
+    place = place_after(newest) if newest is not None else None
+    while place is not None and (delta := leading.get(place)) is not None and delta.base is not None:
+        chain.append(delta)
+        place = (delta.base, delta.base_digest)
+    return chain

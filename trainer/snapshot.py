@@ -51,14 +51,23 @@ class Snapshot:
         self._root = root
         self._map: mmap.mmap | None = None
         self._offsets: dict[TensorSpec, int] = {}
-        with disk_errors(root):
-            root.mkdir(parents=True, exist_ok=True)
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Take what is on disk; whatever an error left in memory is forgotten. Raises `StoreError`."""
+        self._map = None
+        with disk_errors(self._root):
+            self._root.mkdir(parents=True, exist_ok=True)
             self._state = self._load()
-            for stale in root.glob("bits-*"):
+            for stale in self._root.glob("bits-*"):
                 if stale.name != self._state.file:
                     stale.unlink()
             self._open()
         self._recheck()
+
+    def distrust(self) -> None:
+        """The bits turned out not to be what they should be: nothing is vouched for until the next anchor."""
+        self._save(msgspec.structs.replace(self._state, applying=True))
 
     @property
     def position(self) -> Position | None:

@@ -7,8 +7,9 @@ anyone hear of the version.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.tensors import Row
-from p2psync.errors import StoreError
+from p2psync.errors import DigestMismatchError, StoreError
 from p2psync.membership.records import Announcement
+from p2psync.protocol.keys import public_text
 from p2psync.protocol.lineage import resolve
 from p2psync.protocol.manifest import Manifest, SignedManifest, sign
 from p2psync.protocol.versions import Position
@@ -39,16 +41,20 @@ class Made:
 class VersionMaker:
     """Makes the versions of one run, one at a time. Blocking: to be called from a worker thread."""
 
-    def __init__(self, store: Store, root: Path, key: Ed25519PrivateKey, run: str, epoch: int) -> None:
-        """`root`: where the snapshot lives. Raises `StoreError`.
+    def __init__(self, store: Store, root: Path, key: Ed25519PrivateKey, run: str, epoch: int = 0) -> None:
+        """`root`: where the snapshot lives. epoch: of the versions to be made; may be set later. Raises `StoreError`.
 
         A snapshot that is behind the store, or cannot be vouched for, is brought up from the store's packs.
         """
         self.store = store
-        self.snapshot = Snapshot(root)
+        self.epoch = epoch
+        self._root = root
         self._key = key
         self._run = run
-        self._epoch = epoch
+        self._stopped = threading.Event()
+        self._check_key()
+        self.snapshot = Snapshot(root)
+        self._doubtful = True
         self._recover()
 
     @property
@@ -56,21 +62,31 @@ class VersionMaker:
         """The newest version made; None before the first."""
         return self.snapshot.position
 
-    def make(self, source: Source, *, settled: Callable[[], bool] = lambda: True) -> Made | None:
+    def stop(self) -> None:
+        """Have what is being made given up soon, with `StoreError`; for any thread."""
+        self._stopped.set()
+
+    def make(
+        self,
+        source: Source,
+        *,
+        settled: Callable[[], bool] = lambda: True,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> Made | None:
         """The next version, from `source`: an anchor if it is the first, else a delta. None if no bit differs.
 
         `settled` is asked after everything was read: False drops the version, since the source changed meanwhile.
+        `given_up` is asked now and then: True ends it with `StoreError`, as `stop` does. Whatever is raised, nothing
+        was made.
         """
         began = time.monotonic()
+        if self._doubtful:
+            self._recover()
         live = self.snapshot.position
         rows = rows_between(self.snapshot.specs, source.specs)
         draft = self.store.draft()
         try:
-            encode = Encoding(draft, rows, anchor=live is None)
-            for index, row in enumerate(rows):
-                old = self.snapshot.units(row.spec) if row.before else None
-                encode.take(index, old, source.units(row.spec) if row.after else None)
-            encode.finish()
+            encode = self._encode(draft, rows, source, given_up, anchor=live is None)
             if not settled():
                 raise StoreError("the checkpoint changed while it was read: not published")
             unchanged = encode.changed == 0 and all(row.before == row.after for row in rows)
@@ -80,7 +96,7 @@ class VersionMaker:
             base_digest = digest_from_bytes(live.digest) if live else 0
             position = Position(
                 run=self._run,
-                epoch=self._epoch,
+                epoch=self.epoch,
                 version=live.version + 1 if live else 0,
                 digest=digest_bytes((base_digest + encode.digest_change) % MODULUS),
             )
@@ -92,29 +108,48 @@ class VersionMaker:
             self._advance(pack)
         except BaseException:
             # The pack was never announced; without it the store leads to the version before.
+            self._doubtful = True
             self.store.remove(pack.signed.id)
-            self._recover()
             raise
         return Made(pack, position, time.monotonic() - began)
 
     def make_anchor(self) -> Made:
-        """The newest version written out whole, for those who start from nothing. `StoreError` if there is none."""
+        """The newest version written out whole, for those who start from nothing.
+
+        Raises `StoreError` if there is no version, and `DigestMismatchError` if the snapshot turns out to be damaged;
+        it is then made anew from the store before anything else is published.
+        """
         began = time.monotonic()
+        if self._doubtful:
+            self._recover()
         live = self.snapshot.position
         if live is None:
             raise StoreError("there is no version to write out yet")
         rows = [Row(spec, False, True) for spec in self.snapshot.specs]
         draft = self.store.draft()
         try:
-            encode = Encoding(draft, rows, anchor=True)
-            for index, row in enumerate(rows):
-                encode.take(index, None, self.snapshot.units(row.spec))
-            encode.finish()
+            encode = self._encode(draft, rows, self.snapshot, lambda: False, anchor=True)
+            if digest_bytes(encode.digest_change % MODULUS) != live.digest:
+                self._doubtful = True
+                self.snapshot.distrust()
+                raise DigestMismatchError(f"{self._root}: damaged on disk; it is made anew from the store")
             pack = self._seal(draft, encode, live, None)
         except BaseException:
             draft.abandon()
             raise
         return Made(pack, live, time.monotonic() - began)
+
+    def _encode(
+        self, draft: Draft, rows: Sequence[Row], source: Source, given_up: Callable[[], bool], *, anchor: bool
+    ) -> Encoding:
+        encode = Encoding(draft, rows, anchor=anchor)
+        for index, row in enumerate(rows):
+            if self._stopped.is_set() or given_up():
+                raise StoreError("stopped while a version was being made: not published")
+            old = self.snapshot.units(row.spec) if row.before else None
+            encode.take(index, old, source.units(row.spec) if row.after else None)
+        encode.finish()
+        return encode
 
     def _seal(self, draft: Draft, encode: Encoding, position: Position, base: Position | None) -> Pack:
         manifest = encode.manifest(
@@ -138,20 +173,38 @@ class VersionMaker:
         self.snapshot.advance(pack.manifest, chunk, position_of(pack.manifest))
 
     def _recover(self) -> None:
-        """Bring the snapshot to the newest version of this run that the store leads to."""
-        packs = [pack for pack in self.store.packs() if pack.manifest.run == self._run and pack.sealed]
-        if not packs:
-            return
-        newest = max(packs, key=lambda pack: (pack.manifest.epoch, pack.manifest.version)).manifest
-        live = self.snapshot.position
-        start = (live.version, live.digest.hex()) if live else None
-        target = (newest.version, newest.digest.hex())
-        by_id = {pack.signed.id.hex(): pack for pack in packs}
-        path = resolve([announcement_of(pack.signed, pack.manifest) for pack in packs], start, target)
-        if path is None:
-            raise StoreError(f"{self.store.root} holds no way to version {newest.version}: start with an empty --store")
-        for announced in path:
-            self._advance(by_id[announced.id])
+        """Bring the snapshot to the newest version of this run that the store leads to. Raises `StoreError`."""
+        self.snapshot.reopen()
+        packs = self._packs()
+        if packs:
+            newest = max(packs, key=lambda pack: (pack.manifest.epoch, pack.manifest.version)).manifest
+            live = self.snapshot.position
+            start = (live.version, live.digest.hex()) if live else None
+            target = (newest.version, newest.digest.hex())
+            by_id = {pack.signed.id.hex(): pack for pack in packs}
+            path = resolve([announcement_of(pack.signed, pack.manifest) for pack in packs], start, target)
+            if path is None:
+                raise StoreError(
+                    f"{self.store.root} holds no way to version {newest.version}: start with an empty --store"
+                )
+            for announced in path:
+                self._advance(by_id[announced.id])
+        elif self.snapshot.position is not None:
+            raise StoreError(f"{self.store.root} lost its versions: restore them, or start with an empty --store")
+        self._doubtful = False
+
+    def _packs(self) -> list[Pack]:
+        return [pack for pack in self.store.packs() if pack.manifest.run == self._run and pack.sealed]
+
+    def _check_key(self) -> None:
+        """Actors trust one key: versions that another one signed cannot be announced beside ours."""
+        mine = self._key.public_key().public_bytes_raw()
+        theirs = next((pack.signed.key for pack in self._packs() if pack.signed.key != mine), None)
+        if theirs is not None:
+            raise StoreError(
+                f"{self.store.root}: its versions were signed with {public_text(theirs)}: give that --key, or an empty "
+                "--store"
+            )
 
 
 def announcement_of(signed: SignedManifest, manifest: Manifest) -> Announcement:
@@ -164,7 +217,7 @@ def announcement_of(signed: SignedManifest, manifest: Manifest) -> Announcement:
         digest=manifest.digest.hex(),
         base_digest=manifest.base_digest.hex(),
         payload_bytes=manifest.payload_bytes,
-        manifest_bytes=len(signed.body),
+        manifest_bytes=len(signed.to_bytes()),
     )
 
 

@@ -24,6 +24,7 @@ class PeerEvents:
 @dataclass
 class _Links:
     instance: str
+    region: str
     ends: list[End] = field(default_factory=list)
 
 
@@ -134,7 +135,7 @@ class Links:
                 self._events.dial_failed(dialled)
             return
         peer.append(name)
-        self._links.setdefault(name, _Links(hello.instance)).ends.append(end)
+        self._links.setdefault(name, _Links(hello.instance, hello.region)).ends.append(end)
 
     def _drop(self, name: str, end: End) -> None:
         links = self._links.get(name)
@@ -144,6 +145,8 @@ class Links:
         if not links.ends:
             del self._links[name]
             self._events.down(name)
+        else:
+            self._events.up(name, links.region)
 
 
 def _feed(network: Network, reader: FrameReader, data: bytes) -> list[Message]:

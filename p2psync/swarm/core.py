@@ -155,15 +155,15 @@ class Swarm:
     def peer_up(self, name: str, near: bool, now: float) -> bool:
         """A peer is connected; False if it is banned and must be hung up on.
 
-        For a peer that is up already (one more connection to it) nothing changes. If it was started anew meanwhile, it
-        has forgotten what was said: say `peer_down` first.
+        To be said again of a peer that is up when one more connection to it is greeted, or one of several is lost: news
+        may have been lost with a connection, or the peer may have noticed the loss of its last one sooner than this
+        node; what is held is told again, and nothing else changes. If the peer was started anew, say `peer_down` first.
         """
         if self._banned.get(name, now) > now:
             return False
         self._banned.pop(name, None)
-        if name in self._peers:
-            return True
-        self._peers[name] = Peer(name, near, last_arrival=now)
+        if name not in self._peers:
+            self._peers[name] = Peer(name, near, last_arrival=now)
         for short, transfer in self._transfers.items():
             if transfer.held.any():
                 self._actions.append(Send(name, Have(short, pack_bitmap(transfer.held))))

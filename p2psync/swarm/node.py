@@ -158,7 +158,8 @@ class NodeCore:
     def peer_up(self, name: str, region: str, now: float) -> bool:
         """A connection to a peer is greeted; False if it must be closed: it is banned, this node, or one too many.
 
-        One more connection to a peer that is up changes nothing. If it was started anew, say `peer_down` first.
+        To be said again at each further connection, and when one of several is lost: see `Swarm.peer_up`. If the peer
+        was started anew, say `peer_down` first.
         """
         near = bool(region) and region == self.info.region
         self._dial_wake = now

@@ -13,7 +13,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from p2psync.cli import doctor, doctor_machine, doctor_network
-from p2psync.cli.finding import Finding
+from p2psync.cli.finding import Finding, State
 
 _ENDLESS = resource.RLIM_INFINITY
 
@@ -60,16 +60,16 @@ def test_json_holds_the_same_findings(command: Typer, tmp_path: Path) -> None:
     assert {finding["state"] for finding in report["findings"]} <= {"ok", "could be better", "missing"}
 
 
-def test_only_something_needed_that_is_missing_ends_in_failure(command: Typer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def findings(directory: Path) -> list[Finding]:
-        return [Finding("numba", state, "broken", "mend it", needed=True)]
-
+@pytest.mark.parametrize(("state", "code"), [("missing", 1), ("could be better", 0)])
+def test_only_something_needed_that_is_missing_ends_in_failure(
+    command: Typer, monkeypatch: pytest.MonkeyPatch, state: State, code: int
+) -> None:
+    found = [Finding("numba", state, "broken", "mend it", needed=True)]
+    monkeypatch.setattr(doctor_machine, "findings", lambda directory: found)
     monkeypatch.setattr(doctor_network, "findings", lambda: [Finding("netem", "missing", "no", "modprobe")])
-    monkeypatch.setattr(doctor_machine, "findings", findings)
-    for state, code in (("missing", 1), ("could be better", 0)):
-        result = CliRunner().invoke(command, [])
-        assert result.exit_code == code
-        assert "→ mend it" in result.stdout
+    result = CliRunner().invoke(command, [])
+    assert result.exit_code == code
+    assert "→ mend it" in result.stdout
 
 
 def test_an_old_python_is_missing() -> None:

@@ -1,5 +1,6 @@
 """Chunks: what goes in comes out, bit for bit, in any order; sizes, digests and counts are as promised."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -139,6 +140,14 @@ def three_rows(seed=2, density=0.02):
 def test_the_same_input_gives_the_same_bytes():
     delta = three_rows()
     assert encode(*delta)[0] == encode(*delta)[0]
+
+
+def test_threads_do_not_disturb_one_another():
+    deltas = [three_rows(seed) for seed in range(4)]
+    alone = [encode(*delta)[0] for delta in deltas]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            assert [chunks for chunks, _ in pool.map(lambda delta: encode(*delta), deltas)] == alone
 
 
 def test_blocks_give_the_same_chunks_as_the_tensors_that_they_were_taken_from():

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from delta_parts import DTYPES, WIDTHS, change, misaligned, pairs, random_units, special, spec
+from delta_parts import DTYPES, WIDTHS, change, misaligned, pairs, random_units, spec, special
 from hypothesis import given, settings
 
 from p2psync.delta.algebra import apply_block

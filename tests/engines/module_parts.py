@@ -24,7 +24,8 @@ class Policy(torch.nn.Module):
     def __init__(self, seed: int) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.embed = torch.nn.Embedding(300, 32, dtype=torch.bfloat16)
+        table = torch.randn(300, 32, generator=generator).bfloat16()
+        self.embed = torch.nn.Embedding.from_pretrained(table, freeze=False)
         self.head = torch.nn.Linear(32, 300, bias=False, dtype=torch.bfloat16)
         self.head.weight = self.embed.weight
         self.big = torch.nn.Parameter(torch.randn(70, 1000, generator=generator).bfloat16())

@@ -28,19 +28,19 @@ class Witness:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        #: The bits before each step, by the chunks' bytes.
-        self.before: dict[bytes, Bits] = {}
+        #: The bits before each step, by the step's table and the chunk's bytes.
+        self.before: dict[tuple[Sequence[Row], bytes], Bits] = {}
         self.compared = 0
 
     def step(self, base: int | None, version: int, before: Bits) -> None:
         for data in self.run.data(self.run.steps[base, version]):
-            self.before[data] = before
+            self.before[self.run.steps[base, version].manifest.rows(), data] = before
 
     def decode(self, data: bytes, rows: Sequence[Row], block_units: int, base: Callable[[int], Units]) -> list[Block]:
         blocks = decode_chunk(data, rows, block_units, base)
         for block in blocks:
             spec = rows[block.row].spec
-            truth = self.before[bytes(data)].get(spec, np.zeros(spec.count, spec.unit))
+            truth = self.before[rows, bytes(data)].get(spec, np.zeros(spec.count, spec.unit))
             given = base(block.row)
             assert given.shape == truth.shape
             window = slice(block.start, block.start + block.count)

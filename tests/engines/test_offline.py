@@ -32,7 +32,7 @@ from p2psync.errors import (
 from p2psync.protocol.manifest import Manifest, pack_table
 from p2psync.store.deltafile import DeltaFile, DeltaFileWriter
 
-exactly = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+exactly = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture

@@ -1,0 +1,153 @@
+"""Getting what was published to the hub: claiming the run, announcing every version, retiring what nobody needs.
+
+It goes on until the hub has every manifest that the trainer keeps, and starts again when the hub has forgotten (it was
+restarted) or could not be reached. A later epoch, or a later run at the same hub, ends it: this trainer was replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from p2psync.errors import FencedError, LeaseError, P2PSyncError, StoreError
+from p2psync.membership.records import Announcement, View
+from p2psync.net.hub_client import HubClient
+from p2psync.observe.events import Event, Note, Trouble
+from p2psync.store.packs import Store
+from trainer.retention import to_retire
+from trainer.runstate import RunState
+from trainer.versions import announcement_of
+
+RETRY_FIRST, RETRY_LAST = 0.2, 5.0
+
+
+class Announcer:
+    """The announcements of one trainer at one epoch; on one loop."""
+
+    def __init__(
+        self,
+        hub: HubClient,
+        key: Ed25519PrivateKey,
+        state: RunState,
+        store: Store,
+        *,
+        keep: int,
+        withdraw: Callable[[bytes], None],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        """withdraw: stops serving a manifest (32 bytes) that is about to be removed."""
+        self.fenced: FencedError | None = None
+        self._hub = hub
+        self._key = key
+        self._state = state
+        self._store = store
+        self._keep = keep
+        self._withdraw = withdraw
+        self._emit = on_event
+        self._view: View | None = None
+        self._known_at_hub: set[str] = set()
+        self._token: str | None = None
+        self._wake = asyncio.Event()
+        self._told = asyncio.Event()
+
+    def wake(self) -> None:
+        """There is something new to announce."""
+        self._wake.set()
+
+    def lineage(self) -> list[Announcement]:
+        """The versions of this run that are durable in the store."""
+        packs = [p for p in self._store.packs() if p.sealed and p.manifest.run == self._state.run]
+        return [announcement_of(p.signed, p.manifest) for p in packs]
+
+    async def claim(self) -> None:
+        """Take the run over. Raises `TrustError`, `FencedError`, `HubError`."""
+        state = self._state
+        claimed = await self._hub.claim(self._key, node=state.node, run=state.run, epoch=state.epoch)
+        self._token = claimed.token
+        self._known_at_hub.clear()
+
+    async def announced(self) -> None:
+        """Wait until the hub has everything that was published. Raises `FencedError`."""
+        while self.fenced is None and self._unannounced():
+            self._told.clear()
+            await self._told.wait()
+        if self.fenced is not None:
+            raise self.fenced
+
+    def viewed(self, view: View) -> None:
+        """The hub's view changed: members come and go, the hub was restarted, or another trainer has come."""
+        before, self._view = self._view, view
+        ahead = (view.run, view.epoch) > (self._state.run, self._state.epoch)
+        if ahead:
+            what = "this run" if view.run == self._state.run else "the hub with a later run"
+            self._fence(FencedError(f"another trainer took {what} over at epoch {view.epoch}: this one stops"))
+        elif before is not None and before.instance != view.instance:
+            # Another hub process: it knows only what is told to it from now on.
+            self._known_at_hub.clear()
+            self._token = None
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Announce until fenced."""
+        pause = RETRY_FIRST
+        while self.fenced is None:
+            self._wake.clear()
+            try:
+                await self._announce()
+                pause = RETRY_FIRST
+                await self._wake.wait()
+            except FencedError as error:
+                self._fence(error)
+            except P2PSyncError as error:
+                if isinstance(error, LeaseError):
+                    self._token = None  # the hub does not know the claim: claim again
+                else:
+                    self._emit(Trouble(f"not announced yet: {error}"))
+                await asyncio.sleep(pause)
+                pause = min(RETRY_LAST, pause * 2)
+
+    async def _announce(self) -> None:
+        if self._token is None:
+            await self.claim()
+        token = self._token
+        assert token is not None
+        retire = self._retirable()
+        gone = {a.id for a in retire}
+        new = [a for a in self._unannounced() if a.id not in gone]
+        known = sorted(gone & self._known_at_hub)
+        if new or known:
+            # In rising order of versions: followers count as gone only what the head has passed.
+            new.sort(key=lambda a: (a.epoch, a.version, -1 if a.base is None else a.base))
+            packs = [self._store.get(bytes.fromhex(a.id)) for a in new]
+            await self._hub.announce(token, [pack.signed.to_bytes() for pack in packs if pack is not None], known)
+            self._known_at_hub |= {a.id for a in new}
+            self._known_at_hub -= gone
+        await self._remove(retire)
+        self._told.set()
+
+    async def _remove(self, retired: list[Announcement]) -> None:
+        for announced in retired:
+            self._withdraw(bytes.fromhex(announced.id))
+            try:
+                await asyncio.to_thread(self._store.remove, bytes.fromhex(announced.id))
+            except StoreError as error:
+                self._emit(Trouble(str(error)))
+            else:
+                self._emit(Note(f"retired {'anchor' if announced.base is None else 'delta'} {announced.version}"))
+
+    def _unannounced(self) -> list[Announcement]:
+        return [a for a in self.lineage() if a.id not in self._known_at_hub]
+
+    def _retirable(self) -> list[Announcement]:
+        # Before the first view nobody is known to need anything, which is not to be acted on.
+        if self._view is None:
+            return []
+        return to_retire(self.lineage(), [m for m in self._view.members if m.info.role != "trainer"], self._keep)
+
+    def _fence(self, error: FencedError) -> None:
+        if self.fenced is None:
+            self.fenced = error
+            self._wake.set()
+            self._told.set()
