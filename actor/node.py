@@ -15,7 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from actor.scrub import Scrubber
 from p2psync.engines.base import Engine
+from p2psync.engines.directory import DirectoryEngine
 from p2psync.errors import StoreError
 from p2psync.membership.records import NodeInfo, Role
 from p2psync.net.hub_client import HubClient
@@ -34,7 +36,7 @@ class ActorConfig:
 
     hub_url: where to join. trusted: raw public keys whose manifests are believed. store: directory of chunks.
     host, port: where peers connect (port 0: any; None: this actor cannot be reached and only dials out).
-    advertise: address told to peers, "" lets the hub see it.
+    advertise: address told to peers, "" lets the hub see it. scrub_share: see `Scrubber`.
     """
 
     hub_url: str
@@ -46,6 +48,7 @@ class ActorConfig:
     region: str = ""
     token: str | None = None
     streams: int = 2
+    scrub_share: float = 0.02
 
 
 class _Identity(msgspec.Struct, frozen=True):
@@ -70,6 +73,7 @@ class ActorNode:
         self._local_digest = local_digest
         self._emit = on_event
         self._moved = asyncio.Event()
+        self._engine: Engine | None = None
 
     async def start(self) -> None:
         """Open store and engine, listen, and join. An unreachable hub is no error: it is tried again.
@@ -80,7 +84,7 @@ class ActorNode:
         self.client = HubClient(config.hub_url, config.token)
         self.store = await asyncio.to_thread(Store, config.store / "packs")
         try:
-            self.engine = await asyncio.to_thread(self._engine_of, self.store)
+            self._engine = await asyncio.to_thread(self._engine_of, self.store)
             follower = Follower(self.engine.position, self._local_digest)
             info = NodeInfo(
                 node=self._identity(), role=_ROLE, region=config.region, host=config.advertise, port=config.port or 0
@@ -96,20 +100,51 @@ class ActorNode:
                 on_event=self._on_event,
                 on_told=self._moved.set,
             )
-            await self.runner.start(config.host, config.port)
+            await self.runner.listen(config.host, config.port)
+            self.runner.start()
         except BaseException:
-            self.store.close()
+            self._close()
             await self.client.close()
             raise
+        if config.scrub_share > 0:
+            self.runner.run_beside(self._scrub())
 
     async def stop(self) -> None:
         """Leave, wait for the engine to finish what it is doing, and close everything."""
         await self.runner.stop()
         await self.client.close()
-        self.store.close()
+        self._close()
 
     async def until(self, version: int) -> None:
-        """Wait until `version` or a later one is live and the hub was told."""
+        """Wait until `version` or a later one is live and the hub was told. Raises as `until_broken`."""
+        moved = asyncio.create_task(self._until(version))
+        broken = asyncio.create_task(self.until_broken())
+        try:
+            done, _ = await asyncio.wait({moved, broken}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            moved.cancel()
+            broken.cancel()
+
+    async def until_broken(self) -> None:
+        """Never returns; raises what this actor cannot go on after, such as a wrong join token or key."""
+        await self.runner.until_broken()
+
+    def _close(self) -> None:
+        if isinstance(self._engine, DirectoryEngine):
+            self._engine.close()
+        self.store.close()
+
+    async def _scrub(self) -> None:
+        assert self.runner.driver is not None
+
+        def doubt(position: Position) -> None:
+            self.runner.doubt(f"bits of version {position.version} were damaged here; fetching it anew")
+
+        await Scrubber(self.engine, self.runner.driver.in_worker, self.config.scrub_share).run(doubt)
+
+    async def _until(self, version: int) -> None:
         while self.position is None or self.position.version < version or self.runner.core.membership.untold:
             self._moved.clear()
             await self._moved.wait()
@@ -122,6 +157,12 @@ class ActorNode:
     def position(self) -> Position | None:
         """What is live."""
         return self.engine.position
+
+    @property
+    def engine(self) -> Engine:
+        """Where the live version is; after `start`."""
+        assert self._engine is not None, "not started"
+        return self._engine
 
     def _identity(self) -> str:
         path = self.config.store / "node.json"

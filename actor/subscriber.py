@@ -11,7 +11,6 @@ during a commit waits for it: milliseconds, for what changed.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from actor.gate import Gate
 from actor.node import ActorConfig, ActorNode
 from actor.work_client import WorkClient
 from p2psync.engines.module import ModuleEngine
@@ -38,9 +38,9 @@ class Subscriber:
         self, module: nn.Module, config: ActorConfig, *, on_event: Callable[[Event], None] = lambda event: None
     ) -> None:
         """on_event: called in the node's thread."""
-        self.engine = ModuleEngine(module)
+        self._gate = Gate()
+        self.engine = ModuleEngine(module, pause=self._gate.closed)
         self._loop = BackgroundLoop("p2psync-actor")
-        self._first = threading.Event()
         self._on_event = on_event
         self.node = self._loop.call(_make(lambda: ActorNode(config, lambda store: self.engine, on_event=self._hear)))
         self._work: WorkClient | None = None
@@ -57,19 +57,22 @@ class Subscriber:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loop.call(self.node.stop())
-        self._loop.close()
+        self._gate.end()
+        try:
+            self._loop.call(self.node.stop())
+        finally:
+            self._loop.close()
 
     @contextmanager
     def serving(self) -> Iterator[Position]:
-        """Hold the live version still. Waits for the first version."""
-        while True:
-            self._first.wait()
-            with self.engine.lock:
-                position = self.engine.position
-                if position is not None:
-                    yield position
-                    return
+        """Hold the live version still. Waits for the first version. Any number of threads may serve at a time.
+
+        Blocks may be nested. Raises `UsageError` once the subscriber is closed.
+        """
+        with self._gate.held(lambda: self.engine.position is not None):
+            position = self.engine.position
+            assert position is not None
+            yield position
 
     def wait_for(self, version: int, timeout: float) -> None:
         """Wait until `version` or a later one is live and acknowledged. Raises TimeoutError."""
@@ -90,8 +93,7 @@ class Subscriber:
         return self._loop.call(call)
 
     def _hear(self, event: Event) -> None:
-        if self.engine.position is not None:
-            self._first.set()
+        self._gate.look()
         self._on_event(event)
 
 

@@ -56,9 +56,9 @@ class Announcer:
         """There is something new to announce."""
         self._wake.set()
 
-    def lineage(self) -> list[Announcement]:
-        """The versions of this run that are durable in the store."""
-        packs = [p for p in self._store.packs() if p.sealed and p.manifest.run == self._state.run]
+    def lineage(self, *, whole: bool = True) -> list[Announcement]:
+        """What the store has of this run. whole: without packs of which chunks were found damaged."""
+        packs = [p for p in self._store.packs() if p.manifest.run == self._state.run and (p.sealed or not whole)]
         return [announcement_of(p.signed, p.manifest) for p in packs]
 
     async def claim(self) -> None:
@@ -90,7 +90,7 @@ class Announcer:
         self._wake.set()
 
     async def run(self) -> None:
-        """Announce until fenced."""
+        """Announce for ever. Raises `FencedError` once another trainer has taken over."""
         pause = RETRY_FIRST
         while self.fenced is None:
             self._wake.clear()
@@ -107,6 +107,7 @@ class Announcer:
                     self._emit(Trouble(f"not announced yet: {error}"))
                 await asyncio.sleep(pause)
                 pause = min(RETRY_LAST, pause * 2)
+        raise self.fenced
 
     async def _announce(self) -> None:
         if self._token is None:
@@ -144,7 +145,8 @@ class Announcer:
         # Before the first view nobody is known to need anything, which is not to be acted on.
         if self._view is None:
             return []
-        return to_retire(self.lineage(), [m for m in self._view.members if m.info.role != "trainer"], self._keep)
+        members = [member for member in self._view.members if member.info.role == "actor"]
+        return to_retire(self.lineage(whole=False), members, self._keep)
 
     def _fence(self, error: FencedError) -> None:
         if self.fenced is None:

@@ -9,16 +9,18 @@ from pathlib import Path
 
 import msgspec
 
-from p2psync.engines.checkpoint import Checkpoint
-from p2psync.errors import P2PSyncError, StoreError, UsageError
+from p2psync.engines.checkpoint import Checkpoint, signature
+from p2psync.errors import FormatError, StoreError, UsageError
 from p2psync.observe.events import Event, Note, Published, Trouble
 from p2psync.store.disk import disk_errors, write_durably
 from trainer.node import TrainerNode
-from trainer.source import CheckpointSource
-from trainer.watch import Signature, Watcher
+from trainer.source import CheckpointSource, Signature
+from trainer.watch import Found, Watcher
 
 #: How often the directory is looked at (seconds). A look reads names and times only, until something is complete.
 LOOK_EVERY = 0.2
+#: Pauses before a checkpoint for which the disk had no room is tried again (seconds).
+RETRY_FIRST, RETRY_LAST = 0.5, 10.0
 
 
 class WatchDaemon:
@@ -41,46 +43,62 @@ class WatchDaemon:
         self._memory = trainer.config.store / "watched.json"
         self._watcher = Watcher(root, marker, settle, _load(self._memory))
         self._told: dict[str, str] = {}
+        self._pause = RETRY_FIRST
+        self._unsaved = False
 
     async def run(self) -> None:
-        """Publish until cancelled. Raises `FencedError` once another trainer has taken the run over."""
+        """Publish until cancelled. Raises `FencedError` once another trainer has taken the run over, and what no other
+        checkpoint could mend."""
         while True:
-            if self._trainer.fenced is not None:
-                raise self._trainer.fenced
-            for path in await self._look():
-                await self._publish(path)
-            await asyncio.sleep(LOOK_EVERY)
+            pause = LOOK_EVERY
+            for found in await self._look():
+                if not await self._publish(found):
+                    pause, self._pause = self._pause, min(RETRY_LAST, 2 * self._pause)
+                    break
+                self._pause = RETRY_FIRST
+            if self._unsaved:
+                await self._save()
+            await asyncio.sleep(pause)
 
-    async def _look(self) -> list[Path]:
+    async def _look(self) -> list[Found]:
+        root = str(self._watcher.root)
         try:
             found = await asyncio.to_thread(self._watcher.scan, time.monotonic())
         except OSError as error:
-            self._complain(str(self._watcher.root), f"{self._watcher.root}: {error.strerror}; still watching")
+            self._complain(root, f"{root}: {error.strerror or error}; still watching")
             return []
+        self._told.pop(root, None)
         for path, message in self._watcher.complaints.items():
             self._complain(path, f"not complete yet: {message}")
         return found
 
-    async def _publish(self, path: Path) -> None:
+    async def _publish(self, found: Found) -> bool:
+        """Publish one checkpoint, or tell why not. False: to be tried again, since it changed or the disk is full."""
+        name = found.path.name
         try:
-            event = await self.publish_checkpoint(path)
-        except P2PSyncError as error:
-            if self._trainer.fenced is not None:
-                raise
-            # Another state of the files is another try; this one is not tried again unless the disk was to blame.
-            self._complain(str(path), f"{path.name} is not published: {error}")
-            if not isinstance(error, StoreError):
-                self._watcher.deal_with(path)
-            return
-        if event is None:
-            self._emit(Note(f"{path.name} holds the same bits as the last version: nothing to publish"))
-        self._watcher.deal_with(path)
-        with disk_errors(self._memory):
-            await asyncio.to_thread(write_durably, self._memory, msgspec.json.encode(self._watcher.done))
+            event = await publish_checkpoint(self._trainer, found.path, found.signature)
+            if event is None:
+                self._emit(Note(f"{name} holds the same bits as the last version: nothing to publish"))
+        except (StoreError, OSError) as error:
+            self._complain(str(found.path), f"{name} is not published yet: {error}")
+            return False
+        except FormatError as error:
+            # Another state of the files is another try; this one is not tried again.
+            self._emit(Trouble(f"{name} is not published: {error}"))
+        self._watcher.deal_with(found)
+        self._told.pop(str(found.path), None)
+        self._unsaved = True
+        return True
 
-    async def publish_checkpoint(self, path: Path) -> Published | None:
-        """Publish one checkpoint; None if it holds the same bits as the last version. Raises `P2PSyncError`."""
-        return await publish_checkpoint(self._trainer, path)
+    async def _save(self) -> None:
+        """Remember what was dealt with. If it cannot be, that costs a reading after the next restart."""
+        try:
+            with disk_errors(self._memory):
+                await asyncio.to_thread(write_durably, self._memory, msgspec.json.encode(self._watcher.done))
+        except StoreError as error:
+            self._complain(str(self._memory), f"{error}; what was published is not remembered yet")
+        else:
+            self._unsaved = False
 
     def _complain(self, path: str, message: str) -> None:
         if self._told.get(path) != message:
@@ -88,11 +106,23 @@ class WatchDaemon:
             self._emit(Trouble(message))
 
 
-async def publish_checkpoint(trainer: TrainerNode, path: Path) -> Published | None:
-    """Publish the checkpoint at `path`; None if it holds the same bits as the last version. Raises `P2PSyncError`."""
+async def publish_checkpoint(trainer: TrainerNode, path: Path, before: Signature | None = None) -> Published | None:
+    """Publish the checkpoint at `path`; None if it holds the same bits as the last version. Raises `P2PSyncError`.
+
+    before: the state of its files that is meant; by default what it is now. Another one is not published.
+    """
+    if before is None:
+        before = await asyncio.to_thread(_signature, path)
     with await asyncio.to_thread(Checkpoint.open, path) as checkpoint:
-        source = CheckpointSource(checkpoint)
+        source = CheckpointSource(checkpoint, before)
         return await trainer.publish(source, source.unchanged)
+
+
+def _signature(path: Path) -> Signature:
+    try:
+        return signature(path)
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror}: not a readable checkpoint") from None
 
 
 def _load(path: Path) -> dict[str, Signature]:

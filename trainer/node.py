@@ -79,7 +79,6 @@ class TrainerNode:
         self._publishing = asyncio.Lock()
         self._stopping = False
         self._anchoring: asyncio.Task[None] | None = None
-        self._announcing: asyncio.Task[None] | None = None
         self._client: HubClient | None = None
         self._store: Store | None = None
         self._versions: VersionMaker | None = None
@@ -133,17 +132,14 @@ class TrainerNode:
         runner.start()
         if versions.position is not None:
             runner.running(versions.position)
-        self._announcing = asyncio.create_task(self._announcer.run())
+            self._anchor_if_due()
+        runner.run_beside(self._announcer.run())
 
     async def stop(self) -> None:
         """Give up what is being made, leave, and close everything."""
         self._stopping = True
         if self._versions is not None:
             self._versions.stop()
-        tasks = [task for task in (self._announcing, self._anchoring) if task is not None]
-        if self._announcing is not None:
-            self._announcing.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         async with self._publishing:  # a version that was being made reads the store and the snapshot
             if self._runner is not None:
                 await self._runner.stop()
@@ -158,20 +154,7 @@ class TrainerNode:
 
     async def until_broken(self) -> None:
         """Never returns; raises what this trainer cannot go on after, `FencedError` once it was replaced."""
-        watch = {asyncio.create_task(self.runner.until_broken()), asyncio.create_task(self._until_fenced())}
-        try:
-            done, _ = await asyncio.wait(watch, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in watch:
-                task.cancel()
-
-    async def _until_fenced(self) -> None:
-        assert self._announcing is not None
-        await asyncio.shield(self._announcing)
-        if self.fenced is not None:
-            raise self.fenced
+        await self.runner.until_broken()
 
     # ---- publishing ------------------------------------------------------------------------------------------------
 
@@ -205,7 +188,7 @@ class TrainerNode:
 
         A hub that is away is waited for.
         """
-        while not await self._all_run(actors):
+        while not await self._all_run(actors):  # noqa: ASYNC110 (acknowledgements raise no revision to wait for)
             await asyncio.sleep(ASK_EVERY)
 
     @property
@@ -250,10 +233,13 @@ class TrainerNode:
             if made is None:
                 return None
             event = self._offer(made)
+        self._anchor_if_due()
+        return event
+
+    def _anchor_if_due(self) -> None:
         if self._anchoring is None and anchor_due(self.announcer.lineage(), self.config.anchor_ratio):
             # Beside the training, which need not wait for it.
             self._anchoring = asyncio.create_task(self._make_anchor())
-        return event
 
     async def _make_anchor(self) -> None:
         try:

@@ -93,8 +93,10 @@ class Publisher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loop.call(self.node.stop())
-        self._loop.close()
+        try:
+            self._loop.call(self.node.stop())
+        finally:
+            self._loop.close()
 
     @property
     def hub_url(self) -> str:

@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from p2psync.membership.records import Announcement, Member
-from p2psync.protocol.lineage import head, place_after
+from p2psync.protocol.lineage import head, place_after, resolve
 
 
 def anchor_due(lineage: Sequence[Announcement], ratio: float) -> bool:
-    """Whether the deltas since the newest anchor have grown past `ratio` of it in bytes.
+    """Whether the deltas since the newest anchor have grown past `ratio` of it in bytes, or there is no way from it.
 
     From there on, a joiner would fetch less by a fresh anchor than by the old one and the chain.
     """
-    anchor = _newest_anchor(lineage)
-    if anchor is None:
+    newest = head(lineage)
+    if newest is None:
         return False
+    anchor = _newest_anchor(lineage)
+    if anchor is None or resolve(lineage, None, place_after(newest)) is None:
+        return True
     since = sum(a.payload_bytes for a in lineage if a.base is not None and a.version > anchor.version)
     return since > ratio * anchor.payload_bytes
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.checkpoint import Checkpoint, signature
 from p2psync.errors import FormatError
+
+#: What `signature` gives: tells one state of a checkpoint's files from another.
+Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 
 class Source(Protocol):
@@ -30,9 +33,10 @@ class CheckpointSource:
     only an error. `unchanged` tells afterwards whether all reads saw the same files.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, before: Signature) -> None:
+        """before: the signature of the files, taken before `checkpoint` was opened."""
         self.checkpoint = checkpoint
-        self._before = signature(checkpoint.root)
+        self._before = before
 
     @property
     def specs(self) -> Sequence[TensorSpec]:

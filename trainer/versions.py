@@ -175,23 +175,27 @@ class VersionMaker:
     def _recover(self) -> None:
         """Bring the snapshot to the newest version of this run that the store leads to. Raises `StoreError`."""
         self.snapshot.reopen()
-        packs = self._packs()
-        if packs:
-            newest = max(packs, key=lambda pack: (pack.manifest.epoch, pack.manifest.version)).manifest
-            live = self.snapshot.position
-            start = (live.version, live.digest.hex()) if live else None
-            target = (newest.version, newest.digest.hex())
-            by_id = {pack.signed.id.hex(): pack for pack in packs}
-            path = resolve([announcement_of(pack.signed, pack.manifest) for pack in packs], start, target)
-            if path is None:
-                raise StoreError(
-                    f"{self.store.root} holds no way to version {newest.version}: start with an empty --store"
-                )
-            for announced in path:
-                self._advance(by_id[announced.id])
-        elif self.snapshot.position is not None:
+        live, packs = self.snapshot.position, self._packs()
+        if live is not None and not packs:
             raise StoreError(f"{self.store.root} lost its versions: restore them, or start with an empty --store")
+        for pack in self._way(live, packs):
+            self._advance(pack)
         self._doubtful = False
+
+    def _way(self, live: Position | None, packs: list[Pack]) -> list[Pack]:
+        """The packs that lead from `live` to the newest version."""
+        if not packs:
+            return []
+        newest = max(packs, key=lambda pack: (pack.manifest.epoch, pack.manifest.version)).manifest
+        if live is not None and (live.epoch, live.version) >= (newest.epoch, newest.version):
+            return []  # there already; or beyond, and the pack that led there was damaged since
+        start = (live.version, live.digest.hex()) if live else None
+        by_id = {pack.signed.id.hex(): pack for pack in packs}
+        lineage = [announcement_of(pack.signed, pack.manifest) for pack in packs]
+        path = resolve(lineage, start, (newest.version, newest.digest.hex()))
+        if path is None:
+            raise StoreError(f"{self.store.root} holds no way to version {newest.version}: start with an empty --store")
+        return [by_id[announced.id] for announced in path]
 
     def _packs(self) -> list[Pack]:
         return [pack for pack in self.store.packs() if pack.manifest.run == self._run and pack.sealed]

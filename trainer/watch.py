@@ -17,20 +17,27 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
 from p2psync.engines.checkpoint import Checkpoint, signature
 from p2psync.errors import FormatError
+from trainer.source import Signature
 
-Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]
 _UNFINISHED = re.compile(r"\.(tmp|temp|part|partial|incomplete|writing)$|^tmp-", re.IGNORECASE)
 _INDEX = ".safetensors.index.json"
 
 
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint that is complete, in the state that this signature names."""
+
+    path: Path
+    signature: Signature
 
 
 @dataclass(slots=True)
@@ -53,29 +60,36 @@ class Watcher:
     complaints: dict[str, str] = field(default_factory=dict)
     _seen: dict[Path, _Seen] = field(default_factory=dict)
 
-    def scan(self, now: float) -> list[Path]:
+    def scan(self, now: float) -> list[Found]:
         """Checkpoints that are complete and not dealt with, oldest first. Raises OSError if `root` cannot be read."""
         ready = []
-        for path in self._candidates():
+        present = self._candidates()
+        for path in present:
             current = signature(path)
             if self.done.get(str(path)) == current or not self._is_settled(path, current, now):
                 continue
             if self._is_whole(path):
-                ready.append((_age(current), _natural(path.name), path))
-        return [path for _, _, path in sorted(ready)]
+                ready.append(Found(path, current))
+        self._forget_all_but({str(path) for path in present})
+        return sorted(ready, key=lambda found: (_age(found.signature), _natural(found.path.name), found.path))
 
-    def deal_with(self, path: Path) -> None:
-        """This state of the checkpoint was published, or refused: it is not to be offered again."""
-        self.done[str(path)] = signature(path)
-        present = {str(candidate) for candidate in self._candidates()}
-        for gone in [name for name in self.done if name not in present]:
-            del self.done[gone]
+    def deal_with(self, found: Found) -> None:
+        """This state of the checkpoint was published, or refused: it is not to be offered again. A later one is."""
+        self.done[str(found.path)] = found.signature
+
+    def _forget_all_but(self, present: set[str]) -> None:
+        self.done = {name: value for name, value in self.done.items() if name in present}
+        self.complaints = {name: value for name, value in self.complaints.items() if name in present}
+        self._seen = {path: seen for path, seen in self._seen.items() if str(path) in present}
 
     def _candidates(self) -> list[Path]:
         entries = sorted(path for path in self.root.iterdir() if not path.name.startswith("."))
         if any(path.suffix == ".safetensors" and path.is_file() for path in entries):
             return [self.root]
-        return [path for path in entries if path.is_dir() and not _UNFINISHED.search(path.name)]
+        entries = [path for path in entries if path.is_dir() and not _UNFINISHED.search(path.name)]
+        # A link beside its target, such as `latest`, is not another checkpoint.
+        targets = {path.resolve() for path in entries if not path.is_symlink()}
+        return [path for path in entries if not (path.is_symlink() and path.resolve() in targets)]
 
     def _is_settled(self, path: Path, current: Signature, now: float) -> bool:
         if self.marker is not None:

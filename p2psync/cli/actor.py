@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from p2psync.cli import daemon
-from p2psync.errors import UsageError
-from p2psync.observe.events import Note
+from p2psync.errors import FormatError, UsageError
+from p2psync.net.hub_client import check_url
+from p2psync.observe.events import Note, Trouble
 
 
 def actor(
@@ -22,12 +23,15 @@ def actor(
     ] = None,
     store: Annotated[Path | None, typer.Option(help="Where chunks are kept [DIR/.p2psync/swarm].")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.")] = 0,
+    port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 0,
     listen: Annotated[bool, typer.Option(help="--no-listen: cannot be reached from outside; dial out only.")] = True,
     advertise: Annotated[str, typer.Option(help="Address told to peers [what the hub sees].")] = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
-    streams: Annotated[int, typer.Option(help="Parallel connections to each peer.")] = 2,
+    streams: Annotated[int, typer.Option(help="Parallel connections to each peer.", min=1, max=16)] = 2,
+    scrub: Annotated[
+        float, typer.Option(help="Percent of a core for reading all weights again in search of damage.", min=0, max=100)
+    ] = 2.0,
     until: Annotated[int | None, typer.Option(help="Stop once this version is live.")] = None,
     reader_limit: Annotated[float, typer.Option(help="Seconds to wait for readers that hold a lock.")] = 30.0,
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
@@ -35,6 +39,7 @@ def actor(
     """Keep DIR/current byte-identical to the published checkpoint."""
     show = daemon.Show(json)
     trusted = daemon.trusted_keys(trust)
+    check_url(join)
     if base is not None and not base.exists():
         raise UsageError(f"--base {base} does not exist")
 
@@ -52,11 +57,17 @@ def actor(
             region=region,
             token=token,
             streams=streams,
+            scrub_share=scrub / 100,
         )
-        digest = await asyncio.to_thread(local_digest, into, base)
+        copy = base
+        try:
+            digest = await asyncio.to_thread(local_digest, into, copy)
+        except FormatError as error:
+            show(Trouble(f"--base is of no use, everything is fetched: {error}"))
+            copy, digest = None, ""
         node = ActorNode(
             config,
-            lambda packs: open_directory(into, packs, base, reader_limit),
+            lambda packs: open_directory(into, packs, copy, reader_limit),
             local_digest=digest,
             on_event=show,
         )
@@ -65,7 +76,8 @@ def actor(
             live = node.position
             if live is not None:
                 show(Note(f"version {live.version} is live in {into / 'current'}"))
-            await daemon.until_stopped(*([asyncio.create_task(node.until(until))] if until is not None else []))
+            running = node.until(until) if until is not None else node.until_broken()
+            await daemon.until_stopped(asyncio.create_task(running))
         finally:
             await node.stop()
 

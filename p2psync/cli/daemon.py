@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 import signal
 import sys
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 import msgspec
+import typer
 import uvloop
 
 from p2psync.errors import P2PSyncError, UsageError
@@ -31,6 +34,7 @@ class Show:
     def __init__(self, json: str | None) -> None:
         """`json`: a path or "-". Raises `P2PSyncError` if it cannot be written."""
         self._json: TextIO | None = None
+        self._refused = False
         self._colour = sys.stderr.isatty()
         if json == "-":
             self._json = sys.stdout
@@ -41,33 +45,62 @@ class Show:
                 raise P2PSyncError(f"--json {json}: {error.strerror}") from None
 
     def __call__(self, event: Event) -> None:
-        """Show one event."""
+        """Show one event. An output that refuses (a full disk, a closed pipe) stops nothing; it misses events."""
         line = f"{time.strftime('%H:%M:%S')}  {event.line()}"
         if self._colour and event.severity == "warning":
             line = f"\x1b[33m{line}\x1b[0m"
-        print(line, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
         if self._json is not None:
-            self._json.write(msgspec.json.encode(event).decode() + "\n")
-            self._json.flush()
+            self._write(self._json, msgspec.json.encode(event).decode() + "\n")
+
+    def _write(self, out: TextIO, line: str) -> None:
+        try:
+            out.write(line)
+            out.flush()
+        except OSError as error:
+            if not self._refused:
+                with contextlib.suppress(OSError):
+                    print(f"p2psync: --json: {error.strerror}; events are missing there", file=sys.stderr, flush=True)
+            self._refused = True
+        else:
+            self._refused = False
+
+
+class InterruptedByUser(Exception):
+    """Ctrl-C: everything was left cleanly."""
 
 
 async def until_stopped(*tasks: asyncio.Task[None]) -> None:
-    """Return when the process is told to stop (SIGINT, SIGTERM), or raise what one of the tasks raises."""
+    """Return when the process is told to stop (SIGTERM), or when one of the tasks ends; raise what that task raises.
+
+    Raises `InterruptedByUser` after SIGINT. A second signal ends the process at once.
+    """
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+    told: list[signal.Signals] = []
+    stopped = asyncio.Event()
+
+    def stop(number: signal.Signals) -> None:
+        for other in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(other)
+        told.append(number)
+        stopped.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    waiting = asyncio.create_task(_wait(stop))
+        loop.add_signal_handler(number, stop, number)
+    waiting = asyncio.create_task(_wait(stopped))
     done, pending = await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
     for task in done:
         task.result()
+    if signal.SIGINT in told:
+        raise InterruptedByUser
 
 
-async def _wait(stop: asyncio.Event) -> None:
-    await stop.wait()
+async def _wait(stopped: asyncio.Event) -> None:
+    await stopped.wait()
 
 
 def trusted_keys(given: list[str]) -> frozenset[bytes]:
@@ -76,17 +109,34 @@ def trusted_keys(given: list[str]) -> frozenset[bytes]:
 
 
 def _one_key(text: str) -> bytes:
-    path = Path(text)
-    if not text.startswith("ed25519:") and path.is_file():
-        text = path.read_text(encoding="utf-8", errors="replace")
-        if text.startswith("p2psync-private-"):
-            return parse_private(text).public_key().public_bytes_raw()
     try:
         return parse_public(text)
     except P2PSyncError as error:
-        raise UsageError(f"--trust: {error}") from None
+        wrong = error
+    try:
+        found = Path(text).read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        raise UsageError(f"--trust: {wrong}") from None
+    try:
+        if found.startswith("p2psync-private-"):
+            return parse_private(found).public_key().public_bytes_raw()
+        return parse_public(found)
+    except P2PSyncError:
+        raise UsageError(f"--trust: {text} holds no key; make one with `p2psync keys new FILE`") from None
 
 
 def in_loop(build: Callable[[], Coroutine[object, object, None]]) -> None:
     """Run a daemon whose objects must be made on its loop."""
-    run(build())
+    _raise_file_limit()
+    try:
+        run(build())
+    except InterruptedByUser:
+        raise typer.Exit(130) from None
+
+
+def _raise_file_limit() -> None:
+    """Every pack and every connection is an open file: take what the system gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

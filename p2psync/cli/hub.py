@@ -13,9 +13,9 @@ from p2psync.observe.events import Note
 def hub(
     trust: Annotated[list[str], typer.Option(help="A trainer's public key, or a file with it; may be repeated.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="Port (HTTP); 0: any.")] = 7070,
+    port: Annotated[int, typer.Option(help="Port (HTTP); 0: any.", min=0, max=65535)] = 7070,
     token: Annotated[str | None, typer.Option(help="Join token that every node must know.")] = None,
-    ttl: Annotated[float, typer.Option(help="Seconds of a lease.")] = 10.0,
+    ttl: Annotated[float, typer.Option(help="Seconds of a lease.", min=1)] = 10.0,
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
 ) -> None:
     """Run the hub alone: leases, announcements, members."""

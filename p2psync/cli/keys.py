@@ -30,15 +30,23 @@ def show(file: Annotated[Path, typer.Argument(help="A private key file.")]) -> N
 def make_key(file: Path) -> Ed25519PrivateKey:
     """A new private key in a new file that only its owner can read. Raises `P2PSyncError`."""
     key = Ed25519PrivateKey.generate()
+    # Linked into place when it is whole and durable: a key file is never empty, whatever happens meanwhile.
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            with os.fdopen(descriptor, "w") as out:
+                out.write(private_text(key))
+                out.flush()
+                os.fsync(out.fileno())
+            file.hardlink_to(temporary)
+        finally:
+            temporary.unlink()
     except FileExistsError:
         raise P2PSyncError(f"{file} exists; a key is never written over: choose another name") from None
     except OSError as error:
         raise P2PSyncError(f"{file}: {error.strerror}; choose a place that can be written") from None
-    with os.fdopen(descriptor, "w") as out:
-        out.write(private_text(key))
     return key
 
 

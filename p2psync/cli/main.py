@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from p2psync.cli import actor, delta, demo, doctor, hub, keys, publish, status, trainer, verify
+from p2psync.cli import actor, bench, delta, demo, doctor, hub, keys, publish, status, trainer, verify
 from p2psync.errors import P2PSyncError, UsageError
 
 app = typer.Typer(
@@ -52,6 +52,7 @@ for command, name in (
 ):
     app.command(name)(command)
 app.add_typer(keys.app, name="keys")
+app.add_typer(bench.app, name="bench")
 app.add_typer(delta.app, name="delta")
 
 

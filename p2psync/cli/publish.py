@@ -20,12 +20,12 @@ def publish(
     key: Annotated[Path, typer.Option(help="The signing key; the hub must trust it.")],
     store: Annotated[Path, typer.Option(help="Where versions are kept from one publish to the next.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.")] = 0,
+    port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 0,
     advertise: Annotated[str, typer.Option(help="Address told to peers [what the hub sees].")] = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
-    actors: Annotated[int, typer.Option(help="Seed until so many actors run it, and all that are there.")] = 1,
-    timeout: Annotated[float, typer.Option(help="Give up seeding after so many seconds.")] = 600.0,
+    actors: Annotated[int, typer.Option(help="Seed until so many actors run it, and all that are there.", min=0)] = 1,
+    timeout: Annotated[float, typer.Option(help="Give up seeding after so many seconds.", min=0)] = 600.0,
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
 ) -> None:
     """Publish one checkpoint to a hub that runs by itself."""
@@ -47,15 +47,21 @@ def publish(
             token=token,
         )
         node = TrainerNode(config, show)
-        await node.start()
-        try:
+
+        async def seed() -> None:
             if await publish_checkpoint(node, directory) is None:
                 show(Note("the checkpoint holds the same bits as the last version: nothing to publish"))
-            await node.announced()
-            seeding = asyncio.create_task(node.until_running(actors))
-            await asyncio.wait_for(daemon.until_stopped(seeding), timeout)
-        except TimeoutError:
-            raise P2PSyncError(f"not every actor has it after {timeout:.0f} s; it stays published") from None
+            await node.anchored()
+            try:
+                async with asyncio.timeout(timeout):
+                    await node.announced()
+                    await node.until_running(actors)
+            except TimeoutError:
+                raise P2PSyncError(f"not every actor has it after {timeout:.0f} s; it stays published") from None
+
+        await node.start()
+        try:
+            await daemon.until_stopped(asyncio.create_task(seed()), asyncio.create_task(node.until_broken()))
         finally:
             await node.stop()
 

@@ -23,19 +23,23 @@ def trainer(
     ] = None,
     hub: Annotated[str | None, typer.Option(help="Use the hub at this URL instead of embedding one.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    hub_port: Annotated[int, typer.Option(help="Port of the embedded hub (HTTP).")] = 7070,
-    port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.")] = 7071,
+    hub_port: Annotated[int, typer.Option(help="Port of the embedded hub (HTTP); 0: any.", min=0, max=65535)] = 7070,
+    port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 7071,
     advertise: Annotated[str, typer.Option(help="Address told to peers [what the hub sees].")] = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
     token: Annotated[str | None, typer.Option(help="Join token that every node must know.")] = None,
     marker: Annotated[str | None, typer.Option(help="A checkpoint is complete once this file is in it.")] = None,
-    settle: Annotated[float, typer.Option(help="Without a marker: seconds without a change; 0: atomic renames.")] = 1.0,
-    streams: Annotated[int, typer.Option(help="Parallel connections to each peer.")] = 2,
+    settle: Annotated[
+        float, typer.Option(help="Without a marker: seconds without a change; 0: atomic renames.", min=0)
+    ] = 1.0,
+    streams: Annotated[int, typer.Option(help="Parallel connections to each peer.", min=1, max=16)] = 2,
     keep: Annotated[
-        int, typer.Option(help="Versions that an absent actor may be behind and still get by deltas.")
+        int, typer.Option(help="Versions that an absent actor may be behind and still get by deltas.", min=0)
     ] = 64,
-    anchor_ratio: Annotated[float, typer.Option(help="A new anchor once deltas outweigh the last by this.")] = 1.0,
-    ttl: Annotated[float, typer.Option(help="Seconds of a lease at the embedded hub.")] = 10.0,
+    anchor_ratio: Annotated[
+        float, typer.Option(help="A new anchor once deltas outweigh the last by this.", min=0.01)
+    ] = 1.0,
+    ttl: Annotated[float, typer.Option(help="Seconds of a lease at the embedded hub.", min=1)] = 10.0,
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
 ) -> None:
     """Publish each checkpoint that appears in a directory; embeds the hub."""
@@ -73,7 +77,7 @@ def trainer(
             show(
                 Note(f"hub at {node.hub_url}; actors: p2psync actor --join {node.hub_url} --trust {public} --into DIR")
             )
-            await daemon.until_stopped(asyncio.create_task(watching.run()))
+            await daemon.until_stopped(asyncio.create_task(watching.run()), asyncio.create_task(node.until_broken()))
         finally:
             await node.stop()
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +14,7 @@ import typer
 from p2psync.cli import daemon
 from p2psync.cli.output import report_json
 from p2psync.errors import DigestMismatchError, P2PSyncError, TrustError
+from p2psync.membership.records import View
 from p2psync.protocol.manifest import Manifest
 
 
@@ -24,8 +29,8 @@ def verify(
     """Check every bit of a checkpoint against what the trainer signed; exit 1 if it differs."""
     from p2psync.engines.checkpoint import Checkpoint
 
-    manifest = daemon.run(_manifest(join, token, version, daemon.trusted_keys(trust)))
-    with Checkpoint.open(directory) as checkpoint:
+    manifest, view = daemon.run(_manifest(join, token, version, daemon.trusted_keys(trust)))
+    with _held_still(directory) as place, Checkpoint.open(place) as checkpoint:
         digest = checkpoint.digest()
     result = {
         "directory": str(directory),
@@ -37,15 +42,38 @@ def verify(
     if json is not None:
         report_json(result, json)
     if digest != manifest.digest:
+        what = next(
+            (f"it is version {a.version}" for a in view.lineage if a.digest == digest.hex()), "no version is it"
+        )
         raise DigestMismatchError(
-            f"{directory} is not version {manifest.version}: its digest is {digest.hex()}, {manifest.digest.hex()} was "
-            f"signed"
+            f"{directory} is not version {manifest.version}, {what}: its digest is {digest.hex()}, "
+            f"{manifest.digest.hex()} was signed"
         )
     if json != "-":
         print(f"{directory} is version {manifest.version}, every bit: digest {digest.hex()}")
 
 
-async def _manifest(url: str, token: str | None, version: int | None, trusted: frozenset[bytes]) -> Manifest:
+@contextmanager
+def _held_still(directory: Path) -> Iterator[Path]:
+    """Where the files are: an actor does not patch what someone reads under this lock."""
+    if not directory.is_dir():
+        yield directory
+        return
+    while True:
+        place = directory.resolve()
+        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if directory.resolve() == place:
+                yield place
+                return
+        finally:
+            os.close(descriptor)
+
+
+async def _manifest(
+    url: str, token: str | None, version: int | None, trusted: frozenset[bytes]
+) -> tuple[Manifest, View]:
     from p2psync.net.hub_client import HubClient
     from p2psync.protocol.manifest import open_signed
 
@@ -61,4 +89,4 @@ async def _manifest(url: str, token: str | None, version: int | None, trusted: f
         manifest, signed = open_signed(await client.manifest(newest.id), trusted)
         if signed.id.hex() != newest.id:
             raise TrustError("the hub gave another manifest than the one it announced")
-        return manifest
+        return manifest, view

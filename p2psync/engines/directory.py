@@ -207,15 +207,15 @@ class DirectoryEngine:
     # ---- staging
 
     def _new_patch(self, path: Sequence[Step]) -> Patch:
-        first = path[0].manifest
-        if first.base is None:
+        needed = max(sum(spec.nbytes for spec in rows_after(step.manifest.rows())) for step in path)
+        if path[0].manifest.base is None:
             local = self._local_copy()
-            second = self._begin_second(sum(spec.nbytes for spec in rows_after(first.rows())))
+            second = self._begin_second(needed)
             with disk_refusals(self._home.slot(second)):
                 remove_others(self._home.slot(second), {})
             return self._patch_of(second, None, b"", path, local)
         assert self._live is not None and self.position is not None
-        second = self._begin_second(self._live.layout.nbytes)
+        second = self._begin_second(max(needed, self._live.layout.nbytes))
         self._bring_up(second)
         base = Checkpoint.open(self._home.slot(second), writable=True)
         return self._patch_of(second, base, self.position.digest, path, LocalCopy([]))

@@ -20,6 +20,8 @@ from p2psync.errors import FormatError
 #: All FILE blobs of a checkpoint together. Configurations and tokenizers take megabytes, so what is over this is
 #: weights in a format that is not read as tensors (.bin, .pt, .gguf): it would travel whole at every version.
 MAX_FILE_BYTES = 2 << 30
+#: All HEADERs of a checkpoint together: they are patched in memory. 40,000 tensors take about 5 MB.
+MAX_HEADERS_BYTES = 256 << 20
 
 
 class Place(NamedTuple):
@@ -62,6 +64,8 @@ def layout(headers: Mapping[str, bytes], files: Mapping[str, int] | None = None)
     for path in sorted(headers):
         parsed[path], sizes[path] = parse_header(headers[path], path)
     _check_files(headers, files)
+    if (total := sum(map(len, headers.values()))) > MAX_HEADERS_BYTES:
+        raise FormatError(f"{total} bytes of headers are over the limit of {MAX_HEADERS_BYTES}")
     places = {blob_spec(Kind.HEADER, path, len(data)): Place(path, 0) for path, data in headers.items()}
     places |= {blob_spec(Kind.FILE, path, size): Place(path, 0) for path, size in files.items()}
     seen = Counter(entry.spec.name for entries in parsed.values() for entry in entries)
@@ -78,20 +82,23 @@ def layout(headers: Mapping[str, bytes], files: Mapping[str, int] | None = None)
 
 def check_rows(specs: Iterable[TensorSpec]) -> None:
     """Raise `FormatError` if a manifest's specs have file names, kinds or sizes that no checkpoint has."""
-    total = 0
+    sizes = {int(kind): 0 for kind in Kind}
     seen: set[tuple[int, str]] = set()
     for spec in specs:
         if (spec.kind, spec.name) in seen:
             raise FormatError(f"the manifest has {spec.name!r} twice")
         seen.add((spec.kind, spec.name))
-        if spec.kind == Kind.TENSOR:
-            continue
-        if spec.kind not in (Kind.HEADER, Kind.FILE) or spec.dtype != "U8" or len(spec.shape) != 1:
-            raise FormatError(f"the manifest's file {spec.name!r} is not a run of bytes")
-        _check_name(spec.name, spec.kind)
-        total += spec.count if spec.kind == Kind.FILE else 0
-    if total > MAX_FILE_BYTES:
-        raise FormatError(f"{total} bytes of files beside the weights are over the limit of {MAX_FILE_BYTES}")
+        if spec.kind not in sizes:
+            raise FormatError(f"the manifest has {spec.name!r} of unknown kind {spec.kind}; update p2psync")
+        sizes[spec.kind] += spec.nbytes
+        if spec.kind != Kind.TENSOR:
+            if spec.dtype != "U8" or len(spec.shape) != 1:
+                raise FormatError(f"the manifest's file {spec.name!r} is not a run of bytes")
+            _check_name(spec.name, spec.kind)
+    if sizes[Kind.FILE] > MAX_FILE_BYTES:
+        raise FormatError(f"{sizes[Kind.FILE]} bytes of files beside the weights are over the limit: {MAX_FILE_BYTES}")
+    if sizes[Kind.HEADER] > MAX_HEADERS_BYTES:
+        raise FormatError(f"{sizes[Kind.HEADER]} bytes of headers are over the limit of {MAX_HEADERS_BYTES}")
 
 
 def _check_files(headers: Iterable[str], files: Mapping[str, int]) -> None:

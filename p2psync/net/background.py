@@ -9,7 +9,11 @@ from typing import TypeVar
 
 import uvloop
 
+from p2psync.errors import UsageError
+
 T = TypeVar("T")
+#: How long a coroutine whose caller gave up is waited for (seconds).
+CANCEL_LIMIT = 10.0
 
 
 class BackgroundLoop:
@@ -17,22 +21,35 @@ class BackgroundLoop:
 
     def __init__(self, name: str) -> None:
         self._loop = uvloop.new_event_loop()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def call(self, coroutine: Coroutine[object, object, T], timeout: float | None = None) -> T:
-        """Run a coroutine there and wait for what it returns or raises. `TimeoutError` after `timeout` seconds."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Run a coroutine there and wait for what it returns or raises. `TimeoutError` after `timeout` seconds.
+
+        When the caller gives up (a time-out, Ctrl-C) the coroutine is cancelled, and has ended when this raises.
+        Raises `UsageError` after `close`, and in the loop's own thread, where it would wait for itself.
+        """
+        if self._closed or threading.current_thread() is self._thread:
+            coroutine.close()
+            where = "it is closed" if self._closed else "its own thread must not wait for it"
+            raise UsageError(f"{self._thread.name}: {where}; call it from another thread, before it is closed")
+        ended = threading.Event()
+        future = asyncio.run_coroutine_threadsafe(_telling(coroutine, ended), self._loop)
         try:
             return future.result(timeout)
         except BaseException:
-            future.cancel()
+            if future.cancel():
+                ended.wait(CANCEL_LIMIT)
             raise
 
     def close(self) -> None:
-        """Stop the loop; whatever still runs there is cancelled."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        """Stop the loop; whatever still runs there is cancelled. Again: no effect."""
+        if not self._closed:
+            self._closed = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -44,3 +61,10 @@ class BackgroundLoop:
             self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
         finally:
             self._loop.close()
+
+
+async def _telling(coroutine: Coroutine[object, object, T], ended: threading.Event) -> T:
+    try:
+        return await coroutine
+    finally:
+        ended.set()

@@ -85,7 +85,7 @@ class PeerTable:
                 await asyncio.wait_for(self._server.wait_closed(), 2)
 
     def dial(self, info: NodeInfo) -> None:
-        """Connect to a member in the background; `dial_failed` if it cannot be reached, or does not greet by that name."""
+        """Connect to a member in the background; `dial_failed` if it cannot be reached, or greets as another."""
         self._spawn(self._dial(info))
 
     def send(self, name: str, message: Control) -> None:

@@ -141,6 +141,16 @@ class NodeRunner:
         self.core.membership.running(position.version, position.digest.hex(), self._loop.time())
         self._kick()
 
+    def doubt(self, message: str) -> None:
+        """What is live turned out to be other bits than were committed: have the engine brought there anew."""
+        self._trouble(message)
+        self.core.doubted(message, self._loop.time())
+        self._kick()
+
+    def run_beside(self, coroutine: Coroutine[object, object, None]) -> None:
+        """Run something as long as this node; what it raises ends the node."""
+        self._spawn(coroutine)
+
     @property
     def peers(self) -> int:
         """How many peers are connected."""

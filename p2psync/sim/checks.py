@@ -16,7 +16,7 @@ from p2psync.swarm.actions import Ban
 
 #: A process may receive this many times the bytes that were of use to it, and this much more (bytes): what was under
 #: way when it was cancelled, what came twice at the end; and, of each liar, what it sends before it is shut out.
-WASTE_FACTOR = 2.0
+WASTE_FACTOR = 2.5
 WASTE_SLACK = 20_000
 LIAR_SLACK = 70_000
 

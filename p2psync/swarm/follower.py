@@ -248,6 +248,19 @@ class Follower:
             self.position = position
             self._fail(message, [a.id for a in self._walk.announced], now)
 
+    def doubted(self, message: str, now: float) -> bool:
+        """What is live turned out to be other bits than were committed: only an anchor leads on from here.
+
+        False during a commit, which takes its outcome from elsewhere; ask again after it.
+        """
+        if self.phase is Phase.COMMIT:
+            return False
+        self.last_error = message
+        self.position = None
+        self._drop_walk()
+        self._advance(now)
+        return True
+
     def broken(self, message: str, now: float) -> None:
         """Something that the walk under way needs is not to be had (the disk is full): give up for a while."""
         if self._walk is not None and self.phase in (Phase.GATHER, Phase.OPEN, Phase.FETCH):

@@ -10,9 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import numpy as np
 from hypothesis import strategies as st
 
 from p2psync.delta.tensors import DTYPE_BITS, Kind, TensorSpec
+from p2psync.engines import offline
 
 
 class Tensor(NamedTuple):
@@ -61,6 +63,43 @@ def scratch() -> Iterator[Path]:
         yield Path(place)
         shutil.rmtree(place, ignore_errors=True)
         Path(place).mkdir()
+
+
+def bf16(*bits: int) -> Tensor:
+    return Tensor("BF16", (len(bits),), np.array(bits, "<u2").tobytes())
+
+
+def bump(tensor: Tensor, every: int, seed: int = 0) -> Tensor:
+    """The tensor with one unit in `every` changed by a small step."""
+    units = np.frombuffer(tensor.data, "<u2").copy()
+    where = np.random.default_rng(seed).choice(units.size, max(1, units.size // every), replace=False)
+    units[where] += np.random.default_rng(seed + 1).choice(np.array([1, 65535, 2, 900], "<u2"), where.size)
+    return tensor._replace(data=units.tobytes())
+
+
+def model(units: int = 300_000, seed: int = 0) -> Files:
+    """A matrix of several blocks, a scalar, an empty tensor, and a configuration."""
+    data = np.random.default_rng(seed).integers(0, 1 << 16, units, np.uint16).tobytes()
+    tensors = {
+        "w": Tensor("BF16", (units,), data),
+        "scale": Tensor("F32", (), b"\0\0\x80\x3f"),
+        "none": Tensor("F16", (0, 4), b""),
+    }
+    return {"model.safetensors": tensors, "config.json": b'{"a": 1}'}
+
+
+def step(files: Files, seed: int = 0) -> Files:
+    weights = files["model.safetensors"]
+    assert isinstance(weights, dict)
+    return {**files, "model.safetensors": {**weights, "w": bump(weights["w"], 100, seed)}}
+
+
+def round_trip(place: Path, old: Files, new: Files) -> offline.DiffReport:
+    a, b = write(place / "a", old), write(place / "b", new)
+    report = offline.diff(a, b, place / "d")
+    offline.apply(a, place / "d", place / "out")
+    assert contents(place / "out") == contents(b)
+    return report
 
 
 _NAMES = ("embed", "layer.0.weight", "layer.0.bias", "norm", "é")

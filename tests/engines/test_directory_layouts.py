@@ -21,11 +21,12 @@ from engine_parts import (
     tree,
     write_files,
 )
+from msgspec import structs
 
 from p2psync.delta.tensors import DTYPE_BITS, Kind, Row, TensorSpec
 from p2psync.engines.base import Step
 from p2psync.engines.directory import DirectoryEngine
-from p2psync.errors import FormatError
+from p2psync.errors import EngineError, FormatError
 from p2psync.protocol.manifest import pack_table
 
 W: Weights = {"a": tensor(1, "BF16", 80_000), "b": tensor(2, "F32", 300), "c": tensor(3, "I8", 5)}
@@ -150,15 +151,28 @@ def test_a_hostile_manifest_writes_nothing_outside_and_leaves_the_live_version(
     assert not Path("/tmp/evil").exists()
 
 
-def test_rows_that_claim_a_huge_file_are_refused_before_anything_is_allocated(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "name"), [(Kind.FILE, "big.txt"), (Kind.HEADER, "m.safetensors")])
+def test_rows_that_claim_a_huge_file_are_refused_before_anything_is_allocated(
+    tmp_path: Path, kind: Kind, name: str
+) -> None:
     run, good = Run(), write_files(tmp_path / "good", BASE)
-    step = run.anchor(0, good)
-    rows = [Row(TensorSpec(1, "big.bin", "U8", (1 << 50,)), False, True)]
-    manifest = type(step.manifest)(**{**_fields(step), "table": pack_table(rows)})
+    step = _with_rows(run.anchor(0, good), [Row(TensorSpec(int(kind), name, "U8", (1 << 50,)), False, True)])
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine, pytest.raises(FormatError, match="over the limit"):
-        engine.stage([Step(step.id, manifest)])
+        engine.stage([step])
     assert not (tmp_path / "dir").exists()
 
 
-def _fields(step: Step) -> dict[str, object]:
-    return {name: getattr(step.manifest, name) for name in step.manifest.__struct_fields__}
+def test_rows_that_claim_a_huge_tensor_do_not_fit_the_disk(tmp_path: Path) -> None:
+    run, good = Run(), write_files(tmp_path / "good", BASE)
+    first = run.anchor(0, good)
+    huge = TensorSpec(2, "huge", "BF16", (1 << 60,))
+    with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
+        bring(run, engine, first)
+        rows = [Row(row.spec, True, True) for row in first.manifest.rows()] + [Row(huge, False, True)]
+        with pytest.raises(EngineError, match="bytes are missing"):
+            engine.stage([_with_rows(run.delta(0, 1, good, good), sorted(rows, key=lambda row: row.spec))])
+        assert tree((tmp_path / "dir" / "current").resolve()) == tree(good)
+
+
+def _with_rows(step: Step, rows: list[Row]) -> Step:
+    return Step(step.id, structs.replace(step.manifest, table=pack_table(rows)))

@@ -42,11 +42,11 @@ def test_a_delta_that_nobody_signed_says_so(tmp_path: Path) -> None:
 
 def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     chunks = _write(tmp_path / "d")
-    with pytest.raises(RuntimeError), DeltaFileWriter(tmp_path / "d") as writer:
+    with pytest.raises(RuntimeError), DeltaFileWriter(tmp_path / "d", force=True) as writer:
         writer.append(b"new")
         raise RuntimeError
     _, manifest, _ = make_pack(2, SIZES)
-    with pytest.raises(StoreError, match="0 bytes of chunks"), DeltaFileWriter(tmp_path / "d") as writer:
+    with pytest.raises(StoreError, match="0 bytes of chunks"), DeltaFileWriter(tmp_path / "d", force=True) as writer:
         writer.finish(manifest)
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
     with DeltaFile(tmp_path / "d") as file:

@@ -1,0 +1,65 @@
+"""Who may use the live weights when: readers together, or one commit alone, and a commit never waits for long.
+
+A commit that waits keeps new readers out, so that a loop that reads without pause does not starve it: it waits for the
+readers of the moment and no others. A reader inside may enter again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from p2psync.errors import UsageError
+
+
+class Gate:
+    """Any number of readers, or one writer, who goes first."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._readers: dict[int, int] = {}
+        self._writers = 0
+        self._ended = False
+
+    @contextmanager
+    def held(self, ready: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """Keep writers out meanwhile. Waits until `ready` (see `look`). Raises `UsageError` after `end`."""
+        me = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or me in self._readers or (not self._writers and ready()))
+            if self._ended and me not in self._readers:
+                raise UsageError("the subscriber is closed: serve inside its with-block")
+            self._readers[me] = self._readers.get(me, 0) + 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._readers[me] -= 1
+                if not self._readers[me]:
+                    del self._readers[me]
+                    self._changed.notify_all()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Keep readers out meanwhile; waits for those inside, however long they stay."""
+        with self._changed:
+            self._writers += 1
+            self._changed.wait_for(lambda: not self._readers)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._writers -= 1
+                self._changed.notify_all()
+
+    def look(self) -> None:
+        """Have waiting readers look again whether they are ready."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Send waiting readers away, and those to come."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()

@@ -1,0 +1,84 @@
+"""Control messages: what they bound, and what they refuse."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from p2psync.errors import FormatError
+from p2psync.protocol.manifest import MAX_CHUNKS
+from p2psync.protocol.messages import (
+    MAGIC,
+    MAX_REQUEST,
+    PROTOCOL,
+    Control,
+    Gone,
+    Have,
+    HaveMore,
+    Hello,
+    Request,
+    decode_control,
+    encode_control,
+)
+
+SHORT = b"12345678"
+
+
+def decode(message: Control) -> Control:
+    """Through bytes and back."""
+    frame = encode_control(message)
+    return decode_control(frame[4], frame[5:])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Hello("not p2psync", PROTOCOL, "n", "i", ""),
+        Hello(MAGIC, PROTOCOL + 1, "n", "i", ""),
+        Hello(MAGIC, PROTOCOL, "", "i", ""),
+        Hello(MAGIC, PROTOCOL, "n" * 65, "i", ""),
+        Hello(MAGIC, PROTOCOL, "n", "", ""),
+        Hello(MAGIC, PROTOCOL, "n", "i", "r" * 65),
+        Have(b"short", b""),
+        Have(SHORT, bytes(MAX_CHUNKS // 8 + 1)),
+        HaveMore(SHORT, [MAX_CHUNKS]),
+        HaveMore(SHORT, [-1]),
+        Request(SHORT, [0] * (MAX_REQUEST + 1)),
+        Gone(b"123456789"),
+    ],
+)
+def test_out_of_bounds_is_refused(message: Control) -> None:
+    with pytest.raises(FormatError):
+        decode(message)
+
+
+def test_at_the_bounds_is_taken() -> None:
+    for message in (
+        Hello(MAGIC, PROTOCOL, "n" * 64, "i" * 64, "r" * 64),
+        Have(SHORT, bytes(MAX_CHUNKS // 8)),
+        HaveMore(SHORT, [MAX_CHUNKS - 1] * MAX_REQUEST),
+    ):
+        assert decode(message) == message
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    body = msgspec.msgpack.encode([SHORT, [1, 2], "new"])
+    assert decode_control(5, body) == Request(SHORT, [1, 2])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\x90",
+        b"\xc1",
+        msgspec.msgpack.encode(["x", 1, 2]),
+        # Text that is not UTF-8.
+        b"\x95\xa2\xff\xfe\x01\xa1n\xa1i\xa0",
+        # Nested without end, where a later version's field would stand.
+        b"\x96\xa7p2psync\x01\xa1n\xa1i\xa0" + b"\x91" * 200_000,
+    ],
+)
+def test_broken_bodies_are_format_errors(body: bytes) -> None:
+    with pytest.raises(FormatError):
+        decode_control(1, body)

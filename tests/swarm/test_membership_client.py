@@ -1,0 +1,193 @@
+"""A node's side of membership, in virtual time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from swarm_parts import view_of
+
+from p2psync.membership.client import FIRST_PAUSE, LAST_PAUSE, CallJoin, CallRenew, CallView, HubCall, MembershipClient
+from p2psync.membership.records import Lease, NodeInfo
+
+TTL = 9.0
+
+
+def client() -> MembershipClient:
+    """A client that has done nothing yet."""
+    return MembershipClient(NodeInfo(node="n", role="actor"), random.Random(1))
+
+
+def lease(name: str = "l") -> Lease:
+    """What a hub grants."""
+    return Lease(lease=name, ttl=TTL, revision=1)
+
+
+def member() -> MembershipClient:
+    """A client that joined at time 0, and whose long poll is open."""
+    made = client()
+    made.poll(0.0)
+    made.joined(lease(), 0.0)
+    assert [type(call) for call in made.poll(0.0)] == [CallView]
+    return made
+
+
+def calls(made: MembershipClient, now: float) -> list[type[HubCall]]:
+    """The kinds of calls made at a time."""
+    return [type(call) for call in made.poll(now)]
+
+
+def test_it_joins_first_and_only_once() -> None:
+    made = client()
+    assert calls(made, 0.0) == [CallJoin]
+    assert calls(made, 1.0) == []
+    assert made.next_wake() == float("inf")
+
+
+def test_once_in_it_keeps_one_long_poll_open() -> None:
+    made = member()
+    assert calls(made, 1.0) == []
+    made.viewed(view_of(revision=4), 1.0)
+    (call,) = made.poll(1.0)
+    assert call == CallView("hub", 4)
+
+
+def test_an_unchanged_view_keeps_the_last_one() -> None:
+    made = member()
+    view = view_of(revision=4)
+    made.viewed(view, 1.0)
+    made.poll(1.0)
+    made.viewed(None, 11.0)
+    assert made.view is view
+
+
+def test_it_renews_at_a_third_of_the_ttl() -> None:
+    made = member()
+    assert made.next_wake() == pytest.approx(TTL / 3)
+    assert calls(made, TTL / 3 - 0.01) == []
+    assert calls(made, TTL / 3) == [CallRenew]
+    made.renewed(lease(), 3.1)
+    assert calls(made, 5.9) == []
+    assert calls(made, 6.0) == [CallRenew]
+
+
+def test_a_new_version_is_told_at_once() -> None:
+    made = member()
+    made.running(5, "ab", 1.0)
+    assert made.untold
+    (call,) = made.poll(1.0)
+    assert isinstance(call, CallRenew) and (call.request.version, call.request.digest) == (5, "ab")
+    made.renewed(lease(), 1.1)
+    assert not made.untold
+
+
+def test_a_version_that_changes_while_a_renewal_is_under_way_is_told_after_it() -> None:
+    made = member()
+    made.poll(TTL / 3)
+    made.running(5, "ab", 3.05)
+    assert calls(made, 3.05) == []
+    made.renewed(lease(), 3.1)
+    assert calls(made, 3.1) == [CallRenew]
+
+
+def test_a_version_that_changes_while_the_join_is_under_way_is_told_after_it() -> None:
+    made = client()
+    made.poll(0.0)
+    made.running(5, "ab", 0.1)
+    made.joined(lease(), 0.2)
+    assert CallRenew in calls(made, 0.2)
+
+
+def test_pauses_between_failed_joins_grow_with_jitter_up_to_a_limit() -> None:
+    made = client()
+    now, pauses = 0.0, []
+    for _ in range(12):
+        (call,) = made.poll(now)
+        assert isinstance(call, CallJoin)
+        made.failed(call, now)
+        wake = made.next_wake()
+        assert calls(made, (now + wake) / 2) == []
+        pauses.append(wake - now)
+        now = wake
+    assert FIRST_PAUSE * 0.75 <= pauses[0] <= FIRST_PAUSE * 1.25
+    assert LAST_PAUSE * 0.75 <= pauses[-1] <= LAST_PAUSE * 1.25
+
+
+def test_a_success_makes_pauses_short_again() -> None:
+    made = client()
+    for _ in range(6):
+        (call,) = made.poll(made.next_wake() if made.next_wake() > 0 else 0.0)
+        made.failed(call, 100.0)
+    made.poll(200.0)
+    made.joined(lease(), 200.0)
+    made.poll(200.0)
+    made.lease_lost(200.0)
+    (call,) = made.poll(200.0)
+    made.failed(call, 200.0)
+    assert made.next_wake() - 200.0 <= FIRST_PAUSE * 1.25
+
+
+def test_a_failed_renewal_is_tried_again_soon_and_the_lease_lives_on() -> None:
+    made = member()
+    (call,) = made.poll(3.0)
+    made.failed(call, 3.0)
+    assert made.lease == "l"
+    assert 3.0 < made.next_wake() <= 3.0 + FIRST_PAUSE * 1.25
+    assert calls(made, 3.3) == [CallRenew]
+
+
+def test_a_failed_long_poll_is_opened_again_after_a_pause() -> None:
+    made = member()
+    made.failed(CallView("", -1), 1.0)
+    assert calls(made, 1.0) == []
+    assert calls(made, 1.3) == [CallView]
+
+
+def test_a_lease_that_the_hub_does_not_know_is_joined_anew_at_once() -> None:
+    made = member()
+    made.poll(3.0)
+    made.lease_lost(3.1)
+    assert made.lease is None
+    assert calls(made, 3.1) == [CallJoin]
+
+
+def test_a_lease_that_ran_out_unrenewed_is_joined_anew() -> None:
+    made = member()
+    (call,) = made.poll(3.0)
+    made.failed(call, 8.9)
+    assert calls(made, 9.2) == [CallJoin]
+
+
+def test_the_last_view_stays_in_use_while_the_hub_is_away() -> None:
+    made = member()
+    view = view_of(revision=4)
+    made.viewed(view, 1.0)
+    made.poll(1.0)
+    made.failed(CallView("hub", 4), 2.0)
+    made.lease_lost(2.0)
+    assert made.view is view
+
+
+def test_it_never_asks_to_be_woken_at_once_when_there_is_nothing_to_do() -> None:
+    made = member()
+    now = 0.0
+    rng = random.Random(5)
+    for _ in range(500):
+        for call in made.poll(now):
+            outcome = rng.random()
+            if outcome < 0.3:
+                made.failed(call, now)
+            elif isinstance(call, CallView):
+                continue
+            elif isinstance(call, CallJoin):
+                made.joined(lease(), now)
+            elif outcome < 0.5:
+                made.lease_lost(now)
+            else:
+                made.renewed(lease(), now)
+        made.poll(now)
+        wake = made.next_wake()
+        if wake == float("inf"):
+            break
+        assert wake > now
+        now = wake

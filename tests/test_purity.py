@@ -1,0 +1,130 @@
+"""Who may import whom: the rooms of docs/architecture.md, held by reading every file's imports."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PURE_ROOMS = ("delta", "protocol", "swarm", "membership")
+PURE_MODULES = {f"p2psync.{room}" for room in PURE_ROOMS} | {"p2psync.errors"}
+#: Nothing here opens a file or socket, reads a clock, or starts a thread.
+IMPURE = {
+    "aiohttp", "asyncio", "concurrent", "fcntl", "http", "io", "mmap", "multiprocessing", "os", "pathlib", "pickle",
+    "requests", "secrets", "select", "selectors", "shutil", "signal", "socket", "socketserver", "ssl", "subprocess",
+    "tempfile", "threading", "time", "torch", "urllib", "uvloop", "vllm",
+}  # fmt: skip
+OUTER = {"trainer", "actor", "topology", "rldemo", "bench"}
+ENGINE_LIBRARIES = {"torch", "vllm", "transformers"}
+
+
+def files(*folders: str) -> list[Path]:
+    """All modules in these folders of the repository."""
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def imports(path: Path, *, inside_functions: bool = True) -> Iterator[str]:
+    """Full names of the modules a file imports (of `from a.b import c`: a.b)."""
+    tree = ast.parse(path.read_text())
+    nested = {
+        node
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if node in nested and not inside_functions:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            yield node.module or ""
+
+
+def name(path: Path) -> str:
+    """How a failure names a file."""
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", files(*(f"p2psync/{room}" for room in PURE_ROOMS)), ids=name)
+def test_a_pure_room_imports_neither_io_nor_clocks_nor_other_rooms(path: Path) -> None:
+    for module in imports(path):
+        assert module.split(".")[0] not in IMPURE, f"{name(path)} imports {module}: it belongs into a shell"
+        assert module.split(".")[0] not in OUTER
+        if module.startswith("p2psync"):
+            assert ".".join(module.split(".")[:2]) in PURE_MODULES, f"{name(path)} imports {module}, of an outer room"
+
+
+@pytest.mark.parametrize("path", files(*(f"p2psync/{room}" for room in PURE_ROOMS)), ids=name)
+def test_a_pure_room_uses_no_randomness_but_what_it_is_given(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.module != "random" or {alias.name for alias in node.names} == {"Random"}
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random":
+            assert node.attr == "Random", f"{name(path)} uses random.{node.attr}: take a random.Random as an argument"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in ("open", "print", "input", "exec", "eval"), f"{name(path)} calls {node.func.id}"
+
+
+@pytest.mark.parametrize("path", files("p2psync"), ids=name)
+def test_arrows_point_inward(path: Path) -> None:
+    in_cli = path.is_relative_to(ROOT / "p2psync" / "cli")
+    for module in imports(path, inside_functions=not in_cli):
+        assert module.split(".")[0] not in OUTER, f"{name(path)} imports {module}: only p2psync/cli may, in functions"
+
+
+@pytest.mark.parametrize("path", files("p2psync", "topology"), ids=name)
+def test_torch_and_vllm_are_imported_only_where_weights_live(path: Path) -> None:
+    if path.is_relative_to(ROOT / "p2psync" / "engines"):
+        return
+    for module in imports(path):
+        assert module.split(".")[0] not in ENGINE_LIBRARIES, f"{name(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", files("p2psync", "trainer", "actor", "topology"), ids=name)
+def test_nothing_is_pickled(path: Path) -> None:
+    assert not {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"} & set(imports(path))
+
+
+def loaded_after(statement: str, *modules: str) -> list[str]:
+    """Which of these modules a fresh interpreter has loaded after a statement."""
+    code = f"import sys\n{statement}\nprint(*(m for m in {modules!r} if m in sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return run.stdout.split()
+
+
+def module_of(path: Path) -> str:
+    """A file's module name."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_importing_the_pure_rooms_loads_no_event_loop() -> None:
+    # What the libraries that the pure rooms build on load by themselves is not ours.
+    libraries = "import blake3, cryptography.hazmat.primitives.asymmetric.ed25519, msgspec, numba, numpy, zstandard, lz4"
+    suspects = ("asyncio", "ssl", "aiohttp", "uvloop", "torch", "vllm", "multiprocessing.pool", "http.client")
+    rooms = [module_of(path) for path in files(*(f"p2psync/{room}" for room in PURE_ROOMS))]
+    before = set(loaded_after(libraries, *suspects))
+    after = set(loaded_after(f"{libraries}\nimport {', '.join(rooms)}", *suspects))
+    assert after <= before
+
+
+def test_the_command_line_starts_without_torch_and_without_compiling() -> None:
+    if not (ROOT / "p2psync" / "cli" / "main.py").exists():
+        pytest.skip("there is no command line yet")
+    assert loaded_after("import p2psync.cli.main", "torch", "vllm", "transformers") == []
+    code = """
+import sys
+import p2psync.cli.main
+if "numba" in sys.modules:
+    # Compiled signatures of any kernel that was loaded: an import must not compile.
+    kernels = sys.modules.get("p2psync.delta.kernels")
+    compiled = [n for n, f in vars(kernels).items() if getattr(f, "signatures", None)] if kernels else []
+    assert not compiled, compiled
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
