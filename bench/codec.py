@@ -29,6 +29,7 @@ from p2psync.delta.container import ChunkEncoder, EncodedChunk, decode_chunk
 from p2psync.delta.digest import MODULUS
 from p2psync.delta.tensors import Row
 from p2psync.errors import DigestMismatchError
+from p2psync.store.encoding import DELTA_BLOCK, DELTA_CHUNK
 
 _MEBIBYTE = 1 << 20
 _Pair = tuple[NDArray[np.uint16], NDArray[np.uint16]]
@@ -87,8 +88,8 @@ def run_codec_bench(
     seed: int = 0,
     *,
     profile: str = "fast",
-    block_units: int = 1 << 19,
-    chunk_bytes: int = 1 << 20,
+    block_units: int = DELTA_BLOCK,
+    chunk_bytes: int = DELTA_CHUNK,
     rounds: int = 5,
     progress: Callable[[str], None] = lambda line: None,
 ) -> CodecReport:

@@ -48,7 +48,7 @@ SLOPPY = Teacher(works=0.25, right_with_work=0.96, right_without=0.0)
 
 
 def slip(prompt: str, rng: np.random.Generator) -> str:
-    """A wrong sum of a usual kind: no carry, one or ten too many or too few."""
+    """A wrong sum of a usual kind: one or ten (a carry) too many or too few."""
     right = sum(operands(prompt))
     choices = [right + 1, right - 1, right + 10, right - 10]
     return str(choices[rng.integers(len(choices))])

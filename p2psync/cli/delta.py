@@ -31,7 +31,7 @@ def diff(
     old: Old,
     new: Annotated[Path, typer.Argument(metavar="NEW", help="Another, to which the delta leads.")],
     out: Out,
-    profile: Annotated[str, typer.Option(help="How it is coded: fast or tight.")] = "fast",
+    profile: Annotated[str, typer.Option(help="How it is coded.")] = "fast",
     force: Force = False,
     json: JsonTarget = None,
 ) -> None:
@@ -104,8 +104,7 @@ def _figures(made: InfoReport) -> list[tuple[str, str]]:
     return [
         (
             made.kind,
-            f"{made.delta}: {output.size(made.file_bytes)} for {output.size(made.model_bytes)} "
-            f"({made.ratio:,.1f}× smaller)",
+            f"{made.delta}: {output.size(made.file_bytes)} for {output.size(made.model_bytes)} ({_ratio(made.ratio)})",
         ),
         ("tensors", tensors),
         ("changed", f"{made.changed:,} of {made.total:,} elements, {output.share(made.changed_fraction)}{bits}"),
@@ -126,6 +125,12 @@ def _origin(found: InfoReport) -> list[tuple[str, str]]:
 def _derived(made: DerivedReport) -> list[tuple[str, str]]:
     read = f"{_count(len(made.inputs), 'delta')} of {output.size(made.input_bytes)} in {output.seconds(made.seconds)}"
     return [*_figures(made), ("took", read)]
+
+
+def _ratio(times: float) -> str:
+    if times < 1:
+        return "larger than the model"
+    return f"{times:,.{1 if times < 1000 else 0}f}× smaller"
 
 
 def _count(number: int, what: str) -> str:

@@ -29,7 +29,7 @@ from p2psync.store.deltafile import DeltaFile
 from p2psync.store.encoding import DELTA_BLOCK
 
 #: Profiles whose chunks can be decoded without the weights they start from.
-_BASELESS = ("fast",)
+BASELESS = ("fast",)
 
 
 def blocks_of(delta: DeltaFile, base: Callable[[int], Units] | None = None) -> Iterator[Block]:
@@ -126,7 +126,7 @@ def _place(block: Block) -> tuple[int, int]:
 
 
 def _check_baseless(delta: DeltaFile) -> None:
-    if delta.manifest.profile not in _BASELESS:
+    if delta.manifest.profile not in BASELESS:
         raise UsageError(
             f"{delta.path} is of profile {delta.manifest.profile}, which only those can read who have its base: "
             "apply it, and use `p2psync delta diff` on what comes out"

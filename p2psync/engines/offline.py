@@ -22,7 +22,7 @@ from p2psync.delta.block import Block
 from p2psync.delta.container import PROFILES
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
-from p2psync.engines.chains import blocks_of, inverted, squashed
+from p2psync.engines.chains import BASELESS, blocks_of, inverted, squashed
 from p2psync.engines.checkpoint import Checkpoint, signature
 from p2psync.engines.names import SAFETENSORS
 from p2psync.engines.rebuild import Progress, check_base_table, rebuild, worker_count
@@ -126,11 +126,11 @@ def diff(
     began = time.monotonic()
     if profile not in PROFILES:
         raise UsageError(f"unknown profile {profile!r}; known: {', '.join(PROFILES)}")
+    seen = signature(old), signature(new)
     with _checkpoint(old) as before, _checkpoint(new) as after:
         if old.is_dir() != new.is_dir():
             raise UsageError(f"{old} and {new}: name two .safetensors files, or two directories")
         _check_target(out, [old, new], force=force)
-        seen = signature(old), signature(new)
         rows = rows_between(before.specs, after.specs)
         with DeltaFileWriter(out, force=force) as writer:
             encoding = Encoding(writer, rows, profile=profile)
@@ -185,7 +185,7 @@ def info(delta: Path) -> InfoReport:
     Raises `FormatError`, `TrustError` for a signature that is wrong, `StoreError`.
     """
     with _delta(delta, anchors=True) as opened:
-        if opened.manifest.profile == "fast":
+        if opened.manifest.profile in BASELESS:
             for _ in blocks_of(opened):
                 pass
         else:

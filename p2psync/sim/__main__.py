@@ -51,6 +51,7 @@ def _summarize(reports: list[SimReport], failures: int, seconds: float) -> None:
     if not reports:
         return
     spans = sorted(span for report in reports for span in report.makespans) or [0.0]
+    slowest = max(reports, key=lambda report: report.converged_after)
     received = sum(report.received_bytes for report in reports)
     print(
         f"events {sum(r.events for r in reports)}, commits {sum(r.commits for r in reports)}, "
@@ -58,8 +59,8 @@ def _summarize(reports: list[SimReport], failures: int, seconds: float) -> None:
     )
     print(
         f"makespan p50 {statistics.median(spans):.2f} s, p99 {spans[len(spans) * 99 // 100]:.2f} s; at the head after "
-        f"{max(r.converged_after for r in reports):.1f} s at most; wasted {_share(reports, received):.1%} of what was "
-        f"received; trainers sent {_copies(reports):.2f} copies"
+        f"{slowest.converged_after:.1f} s at most (seed {slowest.seed}); wasted {_share(reports, received):.1%} of "
+        f"what was received; trainers sent {_copies(reports):.2f} copies"
     )
 
 

@@ -15,7 +15,8 @@ from p2psync.sim.weights import History, Name
 from p2psync.swarm.actions import Ban
 
 #: A process may receive this many times the bytes that were of use to it, and this much more (bytes): what was under
-#: way when it was cancelled, what came twice at the end; and, of each liar, what it sends before it is shut out.
+#: way when it was cancelled, what came twice at the end; and, of each liar, what it sends each time before it is shut
+#: out (a ban ends when its time is up, and a clock may jump).
 WASTE_FACTOR = 2.5
 WASTE_SLACK = 20_000
 LIAR_SLACK = 70_000
@@ -40,12 +41,17 @@ class Referee:
     published_at: dict[tuple[int, int], float] = field(default_factory=dict)
     committed_at: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
     highest: dict[str, tuple[str, int, int]] = field(default_factory=dict)
-    bans: int = 0
+    bans_by: dict[str, int] = field(default_factory=dict)
     commits: int = 0
     received_bytes: int = 0
     wasted_bytes: int = 0
     trainer_bytes: int = 0
     payload_bytes: int = 0
+
+    @property
+    def bans(self) -> int:
+        """By all nodes."""
+        return sum(self.bans_by.values())
 
     # ---- at every moment -------------------------------------------------------------------------------------------
 
@@ -85,7 +91,7 @@ class Referee:
 
     def banned(self, node: SimNode, ban: Ban) -> None:
         """Only liars are shut out."""
-        self.bans += 1
+        self.bans_by[node.info.node] = self.bans_by.get(node.info.node, 0) + 1
         if ban.peer not in self.liars and node.info.node not in self.liars:
             raise InvariantError("honest", f"{_name(node)} banned the honest {ban.peer[:6]}: {ban.reason}")
 
@@ -103,7 +109,7 @@ class Referee:
         """No process receives much more than was of use."""
         swarm = node.core.swarm
         useful = swarm.received_bytes - swarm.wasted_bytes
-        slack = WASTE_SLACK + LIAR_SLACK * len(self.liars)
+        slack = WASTE_SLACK + LIAR_SLACK * (len(self.liars) + self.bans_by.get(node.info.node, 0))
         if node.info.node not in self.liars and swarm.received_bytes > WASTE_FACTOR * useful + slack:
             raise InvariantError(
                 "waste", f"{_name(node)} received {swarm.received_bytes} bytes and could use {useful} of them"

@@ -13,9 +13,10 @@ from p2psync.delta.digest import MODULUS, digest_bytes
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.protocol.manifest import Manifest, pack_table
 
-#: Units per block and bytes per chunk: small chunks for deltas, which are latency; larger ones for anchors.
-DELTA_BLOCK, ANCHOR_BLOCK = 1 << 18, 1 << 17
-DELTA_CHUNK, ANCHOR_CHUNK = 128 << 10, 512 << 10
+#: Units per block and bytes per chunk before compression: small chunks for deltas, which are latency; larger ones for
+#: anchors. A delta's block costs Python's overhead once, so it is large; an anchor's must fit a chunk whole.
+DELTA_BLOCK, ANCHOR_BLOCK = 1 << 19, 1 << 17
+DELTA_CHUNK, ANCHOR_CHUNK = 256 << 10, 512 << 10
 
 
 class Sink(Protocol):

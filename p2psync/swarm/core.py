@@ -15,8 +15,8 @@ Serving: requests wait here, not in socket buffers. The next chunk for a peer is
 room; chunks that this node has sent the fewest times go first, so a trainer sends each chunk once before any twice.
 
 Trust: a chunk is verified against the signed manifest before it is kept, offered or passed on. A peer whose chunk is
-wrong is banned; the blame is certain, since nobody else touched that chunk. So is one that sends, beyond what it was
-ever asked for, more useless bytes than two windows.
+wrong is banned; the blame is certain, since nobody else touched that chunk. So is one whose useless bytes, beyond what
+it was ever asked for, outweigh its useful ones by more than two windows.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ from p2psync.swarm.transfer import Bits, Transfer, pack_bitmap, unpack_bitmap
 
 __all__ = ["Action", "Ban", "Complete", "Save", "Send", "SendChunk", "Swarm", "SwarmConfig"]
 
+#: Peers that went and whose useless bytes are remembered.
+MAX_ACCOUNTS = 1024
 _NEVER = float("inf")
 
 
@@ -60,6 +62,8 @@ class Swarm:
         self._transfers: dict[bytes, Transfer] = {}
         self._peers: dict[str, Peer] = {}
         self._banned: dict[str, float] = {}
+        # Useless bytes of peers that went, and when they did: coming back does not clear the account.
+        self._surplus: dict[str, tuple[int, float]] = {}
         self._actions: list[Action] = []
         self._news: dict[bytes, list[int]] = {}
         self._news_due = _NEVER
@@ -163,7 +167,8 @@ class Swarm:
             return False
         self._banned.pop(name, None)
         if name not in self._peers:
-            self._peers[name] = Peer(name, near, last_arrival=now)
+            surplus, _ = self._surplus.pop(name, (0, now))
+            self._peers[name] = Peer(name, near, last_arrival=now, surplus=surplus)
         for short, transfer in self._transfers.items():
             if transfer.held.any():
                 self._actions.append(Send(name, Have(short, pack_bitmap(transfer.held))))
@@ -174,12 +179,19 @@ class Swarm:
         peer = self._peers.pop(name, None)
         if peer is None:
             return
+        self._keep_surplus(peer, now)
         for short, theirs in peer.holds.items():
             self._transfers[short].rarity -= theirs
         for transfer in self._transfers.values():
             for index in [i for i, asked in transfer.asked.items() if any(a.peer == name for a in asked)]:
                 transfer.release(index, name)
         self._fill_all(now)
+
+    def _keep_surplus(self, peer: Peer, now: float) -> None:
+        recent = now - self._config.ban
+        self._surplus = {name: account for name, account in self._surplus.items() if account[1] > recent}
+        if peer.surplus and len(self._surplus) < MAX_ACCOUNTS:
+            self._surplus[peer.name] = (peer.surplus, now)
 
     @property
     def peers(self) -> Iterable[Peer]:
@@ -339,6 +351,7 @@ class Swarm:
         peer.surplus += max(0, size - peer.owed)
         peer.owed = max(0, peer.owed - size)
         if peer.surplus > 2 * self._config.window_most:
+            peer.surplus = 0
             self._ban(peer.name, "it keeps sending chunks that nobody asked it for", now)
         else:
             self._fill(peer, now)
@@ -348,6 +361,7 @@ class Swarm:
         was_late = (short, chunk.index) in peer.late
         peer.late.discard((short, chunk.index))
         peer.owed = max(0, peer.owed - size)
+        peer.surplus = max(0, peer.surplus - size)
         for request in transfer.gain(chunk.index):
             other = self._peers[request.peer]
             other.asked_bytes -= size

@@ -14,13 +14,39 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
 
 from p2psync.errors import BaseMismatchError, ReplayError
 from p2psync.membership.records import Announcement, View
 from p2psync.protocol.lineage import Place, head, resolve
 from p2psync.protocol.manifest import Manifest, check_meets
 from p2psync.protocol.versions import Position, Step
+from p2psync.swarm.wishes import (
+    AbandonStage,
+    Adopt,
+    CommitStage,
+    EngineAction,
+    Fetch,
+    FollowerAction,
+    GetManifest,
+    OpenStage,
+    Put,
+    Retire,
+)
+
+__all__ = [
+    "AbandonStage",
+    "Adopt",
+    "CommitStage",
+    "EngineAction",
+    "Fetch",
+    "Follower",
+    "FollowerAction",
+    "GetManifest",
+    "OpenStage",
+    "Phase",
+    "Put",
+    "Retire",
+]
 
 FIRST_PAUSE = 0.5
 LAST_PAUSE = 30.0
@@ -36,75 +62,6 @@ class Phase(Enum):
     OPEN = "open"
     FETCH = "fetch"
     COMMIT = "commit"
-
-
-@dataclass(frozen=True, slots=True)
-class GetManifest:
-    """Get a manifest by its id in hex (inline: its bytes are at hand), check it; answer `manifest` or `no_manifest`."""
-
-    id: str
-    inline: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class Adopt:
-    """Take the local copy as this position if its digest agrees; answer `adopted`. walk: as in `OpenStage`."""
-
-    walk: int
-    position: Position
-
-
-@dataclass(frozen=True, slots=True)
-class OpenStage:
-    """Open a stage along this path; answer `opened` or `failed`.
-
-    walk: numbers the attempts, so that an answer to an attempt that was given up is known as such.
-    """
-
-    walk: int
-    path: tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Have the swarm fetch these chunks of a manifest (and offer them)."""
-
-    step: Step
-    wanted: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """Give this chunk, which the store holds, to the stage; answer `was_put`, `unput` or `failed`."""
-
-    walk: int
-    step: int
-    id: bytes
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class CommitStage:
-    """Commit the stage; answer `committed` or `failed`."""
-
-    walk: int
-
-
-@dataclass(frozen=True, slots=True)
-class AbandonStage:
-    """Drop the stage; no answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retire:
-    """No lineage needs this manifest any more: stop exchanging it and remove its pack."""
-
-    id: bytes
-
-
-#: What the engine is asked to do, and answers.
-EngineAction: TypeAlias = Adopt | OpenStage | Put | CommitStage
-FollowerAction: TypeAlias = GetManifest | Adopt | OpenStage | Fetch | Put | CommitStage | AbandonStage | Retire
 
 
 @dataclass(slots=True)

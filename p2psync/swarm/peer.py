@@ -60,8 +60,9 @@ class Peer:
 
     early: its word on manifests that this node does not know yet. queue: chunks it asked for, in order of asking.
     flushing: bytes handed to its connections and not yet taken by the kernel. owed: bytes it was asked for, whether or
-    not the request was given up, and has not sent. surplus: bytes it sent beyond that to no use. late: chunks that it
-    was asked for in vain so far; they may still come. patience: factor on how long it is waited for.
+    not the request was given up, and has not sent. surplus: bytes it sent beyond that to no use, less those of use.
+    late: chunks that it was asked for in vain so far; they may still come. patience: factor on how long it is waited
+    for.
     """
 
     name: str

@@ -77,7 +77,7 @@ def bump(tensor: Tensor, every: int, seed: int = 0) -> Tensor:
     return tensor._replace(data=units.tobytes())
 
 
-def model(units: int = 300_000, seed: int = 0) -> Files:
+def model(units: int = 600_000, seed: int = 0) -> Files:
     """A matrix of several blocks, a scalar, an empty tensor, and a configuration."""
     data = np.random.default_rng(seed).integers(0, 1 << 16, units, np.uint16).tobytes()
     tensors = {

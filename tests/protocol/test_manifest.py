@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import msgspec
@@ -109,10 +110,8 @@ def test_mutated_bodies_of_the_trusted_key_raise_nothing_but_format_errors() -> 
         data = bytearray(body)
         for _ in range(rng.randint(1, 3)):
             data[rng.randrange(len(data))] = rng.choice([rng.randrange(256), 0, 0xFF, 0x91, 0xDB])
-        try:
+        with contextlib.suppress(FormatError):
             decode_body(bytes(data))
-        except FormatError:
-            pass
 
 
 def test_too_many_bytes_are_refused_before_they_are_decoded() -> None:
@@ -192,7 +191,7 @@ def test_chunks_are_verified_by_size_and_hash() -> None:
 
 
 def test_a_chunk_may_hold_blocks_of_the_rows_from_its_first_to_the_next_ones_first() -> None:
-    assert [GOOD.chunk_rows(i) for i in range(3)] == [range(0, 1), range(0, 3), range(2, 3)]
+    assert [GOOD.chunk_rows(i) for i in range(3)] == [range(1), range(3), range(2, 3)]
 
 
 def test_a_manifest_of_no_chunks_is_fine() -> None:

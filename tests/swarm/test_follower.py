@@ -98,7 +98,7 @@ def path_of(action: OpenStage) -> list[tuple[int | None, int]]:
     return [(step.manifest.base, step.manifest.version) for step in action.path]
 
 
-# ---- the way -----------------------------------------------------------------------------------------------------------
+# ---- the way -------------------------------------------------------------------------------------------------------
 
 
 def test_a_node_with_nothing_takes_an_anchor_and_the_deltas_after_it() -> None:
@@ -180,7 +180,7 @@ def test_after_a_commit_the_next_version_is_begun() -> None:
     assert path_of(actor.one(OpenStage)) == [(1, 2)]
 
 
-# ---- answers that come late ----------------------------------------------------------------------------------------------
+# ---- answers that come late ----------------------------------------------------------------------------------------
 
 
 def test_late_answers_to_an_abandoned_walk_are_ignored() -> None:
@@ -239,7 +239,7 @@ def test_a_walk_to_a_version_of_a_fenced_trainer_is_abandoned_though_its_number_
     assert AbandonStage() in actor.actions()
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------------------------------------
 
 
 def test_a_hub_of_an_earlier_epoch_or_run_is_not_believed() -> None:
@@ -289,7 +289,7 @@ def test_a_later_epoch_wins_over_a_higher_version() -> None:
     assert actor.follower.position == at(1, epoch=2)
 
 
-# ---- failures -------------------------------------------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------------------------------------------------
 
 
 def fail_once(actor: Actor) -> float:
@@ -346,7 +346,7 @@ def test_without_a_way_it_waits_and_goes_on_as_soon_as_there_is_one() -> None:
     assert [a for a in actor.actions() if isinstance(a, GetManifest)]
 
 
-# ---- a local copy -----------------------------------------------------------------------------------------------------------
+# ---- a local copy --------------------------------------------------------------------------------------------------
 
 
 def test_a_local_copy_of_a_known_version_is_adopted_and_only_deltas_travel() -> None:
@@ -388,7 +388,7 @@ def test_the_same_bits_under_a_later_epoch_are_adopted_without_a_byte() -> None:
     assert actor.follower.target() is None
 
 
-# ---- what is retired ----------------------------------------------------------------------------------------------------------
+# ---- what is retired -----------------------------------------------------------------------------------------------
 
 
 def test_manifests_that_are_no_longer_announced_are_retired_but_not_those_of_the_walk() -> None:

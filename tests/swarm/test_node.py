@@ -191,7 +191,7 @@ def test_who_is_no_member_any_more_is_not_dialled() -> None:
     assert node.dials(50.0) == []
 
 
-# ---- how the parts hang together ----------------------------------------------------------------------------------------
+# ---- how the parts hang together -----------------------------------------------------------------------------------
 
 
 def test_nothing_to_do_means_no_alarm_at_once() -> None:

@@ -115,7 +115,7 @@ def test_beginning_with_everything_held_completes_at_once() -> None:
     assert bench.done(Complete) == [Complete(bench.id)]
 
 
-# ---- endgame ---------------------------------------------------------------------------------------------------------
+# ---- endgame -------------------------------------------------------------------------------------------------------
 
 
 def test_at_the_end_a_chunk_is_asked_of_a_second_peer_and_the_slower_one_is_cancelled() -> None:
@@ -152,7 +152,7 @@ def test_a_second_copy_counts_as_waste_and_is_not_saved_again() -> None:
     assert (bench.swarm.received_bytes, bench.swarm.wasted_bytes) == (2 * CHUNK, CHUNK)
 
 
-# ---- late ------------------------------------------------------------------------------------------------------------
+# ---- late ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_late_request_is_cancelled_and_given_to_another_peer() -> None:
@@ -211,7 +211,7 @@ def test_polling_early_finds_nothing_and_sets_no_alarm_in_the_past() -> None:
     assert wake is None or wake > CONFIG.late_after
 
 
-# ---- peers come and go ------------------------------------------------------------------------------------------------
+# ---- peers come and go ---------------------------------------------------------------------------------------------
 
 
 def test_what_a_vanished_peer_was_asked_for_is_asked_of_another() -> None:
@@ -325,7 +325,7 @@ def test_a_lost_chunk_is_fetched_again_at_once_then_after_growing_pauses() -> No
     assert pauses == sorted(pauses) and pauses[-1] > 2 * pauses[0] > 0
 
 
-# ---- trust -----------------------------------------------------------------------------------------------------------
+# ---- trust ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_liar_alone_is_banned_and_its_chunks_are_asked_of_others() -> None:
@@ -387,6 +387,29 @@ def test_what_was_asked_for_and_cancelled_does_not_count_as_a_flood() -> None:
     assert next(p for p in bench.swarm.peers if p.name == "slow").surplus == 0
 
 
+def test_a_flooder_that_comes_back_finds_its_account_as_it_was() -> None:
+    bench = Bench(1)
+    bench.seed_all()
+    for visit in range(3):
+        bench.peer("flooder", now=float(visit))
+        for _ in range(CONFIG.window_most // CHUNK):
+            bench.chunk("flooder", 0, float(visit))
+        if visit < 2:
+            assert bench.done(Ban) == []
+            bench.swarm.peer_down("flooder", float(visit))
+    assert [ban.peer for ban in bench.done(Ban)] == ["flooder"]
+
+
+def test_useful_chunks_make_up_for_useless_ones() -> None:
+    bench = Bench(200)
+    bench.fetch_all()
+    bench.peer("a", 0)
+    (peer,) = bench.swarm.peers
+    peer.surplus = 5 * CHUNK
+    bench.chunk("a", 0, 1.0)
+    assert peer.surplus == 4 * CHUNK
+
+
 def test_a_boast_beyond_the_manifests_chunks_is_ignored() -> None:
     bench = Bench(3)
     bench.fetch_all()
@@ -406,7 +429,7 @@ def test_chunks_of_unknown_manifests_and_of_strangers_are_ignored() -> None:
     assert bench.done(Save) == []
 
 
-# ---- words that come early --------------------------------------------------------------------------------------------
+# ---- words that come early -----------------------------------------------------------------------------------------
 
 
 def test_what_peers_say_of_a_manifest_before_it_is_known_is_remembered() -> None:

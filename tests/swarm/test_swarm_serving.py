@@ -1,4 +1,4 @@
-"""What a node serves: only what it holds, to whom there is room, each chunk once before any twice; and what it tells."""
+"""What a node serves: only what it holds, where there is room, each chunk once before any twice; and what it tells."""
 
 from __future__ import annotations
 

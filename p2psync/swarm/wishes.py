@@ -1,0 +1,77 @@
+"""What a follower asks its shell to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from p2psync.protocol.versions import Position, Step
+
+
+@dataclass(frozen=True, slots=True)
+class GetManifest:
+    """Get a manifest by its id in hex (inline: its bytes are at hand), check it; answer `manifest` or `no_manifest`."""
+
+    id: str
+    inline: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Take the local copy as this position if its digest agrees; answer `adopted`. walk: as in `OpenStage`."""
+
+    walk: int
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStage:
+    """Open a stage along this path; answer `opened` or `failed`.
+
+    walk: numbers the attempts, so that an answer to an attempt that was given up is known as such.
+    """
+
+    walk: int
+    path: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Have the swarm fetch these chunks of a manifest (and offer them)."""
+
+    step: Step
+    wanted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Give this chunk, which the store holds, to the stage; answer `was_put`, `unput` or `failed`."""
+
+    walk: int
+    step: int
+    id: bytes
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitStage:
+    """Commit the stage; answer `committed` or `failed`."""
+
+    walk: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonStage:
+    """Drop the stage; no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """No lineage needs this manifest any more: stop exchanging it and remove its pack."""
+
+    id: bytes
+
+
+#: What the engine is asked to do, and answers.
+EngineAction: TypeAlias = Adopt | OpenStage | Put | CommitStage
+FollowerAction: TypeAlias = GetManifest | Adopt | OpenStage | Fetch | Put | CommitStage | AbandonStage | Retire

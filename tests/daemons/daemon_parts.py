@@ -1,0 +1,195 @@
+"""Daemons as real processes, heard by the events that they write. Nothing here sleeps: it waits for an event."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from p2psync.protocol.keys import private_text, public_text
+from checkpoint_parts import Model, sums
+
+Event = dict[str, Any]
+#: No wait is longer (seconds): what takes longer has failed.
+LIMIT = 40.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Process:
+    """One `python -m p2psync …`: its events, its exit code, its stderr."""
+
+    def __init__(self, *args: object, log: Path) -> None:
+        self.args = [str(arg) for arg in args]
+        self.events: list[Event] = []
+        self.output = ""
+        self._log = log
+        self._changed = threading.Condition()
+        self._over = False
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "p2psync", *self.args],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                env=environment,
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def stderr(self) -> str:
+        """What it told people so far."""
+        return self._log.read_text(errors="replace")
+
+    def wait_for(self, kind: str, seen: int = 0, limit: float = LIMIT, **fields: object) -> Event:
+        """The first event of this type, after the first `seen` events, with these fields (a function: that holds)."""
+        found = self.wait_until(lambda events: next((e for e in events[seen:] if _matches(e, kind, fields)), None), limit)
+        assert isinstance(found, dict), f"no {kind} with {fields}: {self.args[0]} wrote\n{self.stderr[-3000:]}"
+        return found
+
+    def wait_until(self, look: Callable[[list[Event]], object], limit: float = LIMIT) -> object:
+        """Wait until `look` gives something for the events so far; returns that, or None when the process is over."""
+        deadline = time.monotonic() + limit
+        with self._changed:
+            while not (found := look(self.events)):
+                if self._over or not self._changed.wait(deadline - time.monotonic()):
+                    return None
+            return found
+
+    def find(self, kind: str, **fields: object) -> list[Event]:
+        """Events of this type so far."""
+        return [event for event in list(self.events) if _matches(event, kind, fields)]
+
+    def exit_code(self, limit: float = LIMIT) -> int:
+        """Wait for its end."""
+        code = self.process.wait(limit)
+        self._reader.join(limit)
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
+        self.process.kill()
+        self.exit_code()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Tell it to stop, and wait for its end."""
+        self.process.send_signal(number)
+        return self.exit_code()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.output += line.decode()
+                if line.startswith(b'{"type"'):
+                    self.events.append(json.loads(line))
+                self._changed.notify_all()
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+
+def _matches(event: Event, kind: str, fields: dict[str, object]) -> bool:
+    if event["type"] != kind:
+        return False
+    return all(value(event[key]) if callable(value) else event[key] == value for key, value in fields.items())
+
+
+class Swarm:
+    """A directory of daemons. Those still running are killed at the end."""
+
+    def __init__(self, place: Path, key: Any) -> None:
+        self.place = place
+        self.watch = place / "checkpoints"
+        self.watch.mkdir()
+        self.key_file = place / "key"
+        self.key_file.write_text(private_text(key))
+        self.public = public_text(key.public_key().public_bytes_raw())
+        self.url = ""
+        self.processes: list[Process] = []
+        self.sums: dict[int, dict[str, str]] = {}
+        self._logs = itertools.count()
+        self._names = itertools.count()
+
+    def run(self, *args: object) -> Process:
+        """Start a command."""
+        process = Process(*args, log=self.place / f"log-{next(self._logs)}-{args[0]}")
+        self.processes.append(process)
+        return process
+
+    def hub(self, port: int = 0, **options: object) -> Process:
+        """Start a hub alone; `url` is its address."""
+        process = self.run("hub", "--trust", self.key_file, "--port", port, *LOCAL, *_flags(options))
+        return self._found(process)
+
+    def trainer(self, *more: object, hub: bool = True, **options: object) -> Process:
+        """Start the trainer; with `hub`, it embeds one, at the port of the last one."""
+        flags = {"watch": self.watch, "store": self.place / "store", "key": self.key_file, "port": 0, "settle": 0}
+        flags |= {"hub_port": self.port} if hub else {"hub": self.url}
+        process = self.run("trainer", *LOCAL, *_flags(flags | options), *more)
+        return self._found(process) if hub else process
+
+    def actor(self, name: str, *more: object, **options: object) -> Process:
+        """Start an actor that keeps `place/name`."""
+        flags = {"join": self.url, "trust": self.public, "into": self.place / name} | options
+        return self.run("actor", *LOCAL, *_flags(flags), *more)
+
+    def publish(self, model: Model, trainer: Process | None = None) -> int:
+        """Write a checkpoint for the trainer; returns the version that it becomes, if a trainer is named."""
+        name = f"step-{next(self._names)}"
+        seen = len(trainer.events) if trainer else 0
+        files = model.write(self.watch / name)
+        if trainer is None:
+            return -1
+        version = int(trainer.wait_for("Published", seen)["version"])
+        self.sums[version] = files
+        return version
+
+    def current(self, name: str) -> dict[str, str]:
+        """The files of an actor."""
+        return sums(self.place / name / "current")
+
+    def converged(self, actor: Process, name: str, version: int, seen: int = 0) -> Event:
+        """Wait until an actor runs `version`, and check every bit."""
+        event = actor.wait_for("Committed", seen, version=version)
+        assert self.current(name) == self.sums[version]
+        return event
+
+    @property
+    def port(self) -> int:
+        """The hub's port; 0 before the first."""
+        return int(self.url.rsplit(":", 1)[1]) if self.url else 0
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        for process in self.processes:
+            if process.process.poll() is None:
+                process.process.kill()
+        for process in self.processes:
+            process.exit_code()
+
+    def _found(self, process: Process) -> Process:
+        message = process.wait_for("Note", message=lambda m: m.startswith("hub at "))["message"]
+        found = re.search(r"http://[0-9.]+:[0-9]+", message)
+        assert found is not None
+        self.url = found.group()
+        return process
+
+
+#: How every daemon of the tests is started.
+LOCAL = ("--host", "127.0.0.1", "--json", "-")
+
+
+def _flags(options: dict[str, Any]) -> list[object]:
+    return [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
