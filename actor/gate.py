@@ -7,6 +7,7 @@ readers of the moment and no others. A reader inside may enter again.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,7 @@ class Gate:
         self._changed = threading.Condition()
         self._readers: dict[int, int] = {}
         self._writers = 0
+        self._kept_waiting: float | None = None
         self._ended = False
 
     @contextmanager
@@ -27,6 +29,8 @@ class Gate:
         """Keep writers out meanwhile. Waits until `ready` (see `look`). Raises `UsageError` after `end`."""
         me = threading.get_ident()
         with self._changed:
+            if self._writers and me not in self._readers and self._kept_waiting is None:
+                self._kept_waiting = time.perf_counter()
             self._changed.wait_for(lambda: self._ended or me in self._readers or (not self._writers and ready()))
             if self._ended and me not in self._readers:
                 raise UsageError("the subscriber is closed: serve inside its with-block")
@@ -41,16 +45,22 @@ class Gate:
                     self._changed.notify_all()
 
     @contextmanager
-    def closed(self) -> Iterator[None]:
-        """Keep readers out meanwhile; waits for those inside, however long they stay."""
+    def closed(self) -> Iterator[float]:
+        """Keep readers out meanwhile; waits for those inside, however long they stay.
+
+        Gives the moment (`time.perf_counter`) since which readers have had to wait: while the writer waits for the end
+        of a batch, nobody is kept from anything until another reader comes.
+        """
         with self._changed:
             self._writers += 1
             self._changed.wait_for(lambda: not self._readers)
+            since = self._kept_waiting if self._kept_waiting is not None else time.perf_counter()
         try:
-            yield
+            yield since
         finally:
             with self._changed:
                 self._writers -= 1
+                self._kept_waiting = None
                 self._changed.notify_all()
 
     def look(self) -> None:

@@ -193,8 +193,14 @@ class DirectoryEngine:
         return position
 
     def scrub(self) -> bool:
-        """See `Engine.scrub`."""
-        return self._live is None or (self.position is not None and self._live.digest() == self.position.digest)
+        """See `Engine.scrub`. A live slot with wrong bits is dirty from then on: there is no position any more."""
+        if self._live is None or self._state.live is None:
+            return True
+        if self.position is not None and self._live.digest() == self.position.digest:
+            return True
+        self._drop_patch()
+        self._save(self._state.with_slot(self._state.live, None, undo=False))
+        return False
 
     def close(self) -> None:
         """Give the directory back; `current` stays as it is."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +44,9 @@ __all__ = [
 ]
 
 #: Makes a context in which nothing reads the weights.
-Pause = Callable[[], AbstractContextManager[object]]
+#: Stops readers while it is held. Gives the moment (`time.perf_counter`) since which they wait, or None: since it was
+#: asked for.
+Pause = Callable[[], AbstractContextManager[float | None]]
 Write = Callable[[], None]
 # From about this many blocks on, threads save more than it takes to wake them.
 _PARALLEL_BLOCKS = 64
@@ -206,10 +208,9 @@ class ModuleEngine:
 
         `then` runs at the end of the pause: who reads weights and position under the lock sees both of one version.
         """
-        begun = time.perf_counter()
-        with self._pause() if self._pause is not None else self.lock:
-            if self._pause is None:
-                begun = time.perf_counter()  # to wait for the lock is our waiting, not the readers'
+        asked = time.perf_counter()
+        with self._pause() if self._pause is not None else self._alone() as since:
+            begun = asked if since is None else since
             try:
                 self._run(writes)
                 _settle(changes)
@@ -223,6 +224,11 @@ class ModuleEngine:
                 raise
             then()
         return time.perf_counter() - begun
+
+    @contextmanager
+    def _alone(self) -> Iterator[float]:
+        with self.lock:
+            yield time.perf_counter()  # to wait for the lock was our waiting, not the readers'
 
     def _run(self, writes: Sequence[Write]) -> None:
         if len(writes) < _PARALLEL_BLOCKS or self._threads == 1:

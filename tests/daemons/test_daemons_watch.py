@@ -35,15 +35,15 @@ def test_a_checkpoint_whose_shards_come_slowly_is_published_once_whole(
     shared: Swarm, trainer: Process, model: Model
 ) -> None:
     contents = model.contents()
+    shards = sorted(name for name in contents if name.endswith(".safetensors"))
     place = shared.watch / "slow-1"
-    write_files(place, {name: contents.pop(name) for name in ["model.safetensors.index.json", "config.json"]})
-    for name in sorted(contents):
-        seen = len(trainer.events)
-        trainer.wait_until(lambda events, seen=seen: len(events) > seen, limit=SETTLE)
+    write_files(place, {name: data for name, data in contents.items() if name not in shards})
+    for shard, missing in zip(shards, shards[1:], strict=False):
+        write_files(place, {shard: contents[shard]})
+        trainer.wait_for("Trouble", message=lambda m, missing=missing: f"{missing} of its index is missing" in m)
         assert not trainer.find("Published")
-        write_files(place, {name: contents[name]})
+    write_files(place, {shards[-1]: contents[shards[-1]]})
     trainer.wait_for("Published", version=0)
-    assert trainer.find("Trouble", message=lambda m: "of its index is missing" in m)
 
 
 def test_the_same_bits_again_are_not_published(shared: Swarm, trainer: Process, model: Model) -> None:

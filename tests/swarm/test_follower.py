@@ -232,10 +232,10 @@ def test_a_walk_is_not_abandoned_while_a_trainer_announces_again_in_rising_order
 
 
 def test_a_walk_to_a_version_of_a_fenced_trainer_is_abandoned_though_its_number_is_higher() -> None:
-    actor = Actor(at(0))
-    actor.open(D1, D2, D3)
+    actor = Actor(at(2))
+    assert path_of(actor.open(D1, D2, D3)) == [(2, 3)]
     actor.actions()
-    actor.see(FORK, epoch=2)
+    actor.see(ANCHOR, FORK, epoch=2)
     assert AbandonStage() in actor.actions()
 
 

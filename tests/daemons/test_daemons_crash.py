@@ -1,0 +1,17 @@
+"""SIGKILL at any moment, and the same command again: the swarm gets to the newest version, bit for bit."""
+
+from __future__ import annotations
+
+import random
+
+from daemon_parts import Swarm
+from soak import Soak
+
+
+def test_killed_at_many_moments_the_swarm_converges_again(swarm: Swarm) -> None:
+    soak = Soak(swarm, random.Random(3))
+    soak.begin()
+    for _ in soak.rounds(12):
+        pass
+    assert soak.kills == 12
+    assert sorted(soak.told) == list(range(len(soak.told))), "no version is missing"
