@@ -68,9 +68,14 @@ class Scrubber:
             await asyncio.sleep(max(self._least_pause, spent / self._share - spent))
         if digest_bytes(total % MODULUS) == position.digest:
             return True
-        # The engine's own look is what counts, and has it distrust those bits.
-        sound = await self._in_worker(self._engine.scrub)
-        return bool(sound)
+        return bool(await self._in_worker(self._scrub))
+
+    def _scrub(self) -> bool:
+        """The engine's own look, after which it does not trust those bits itself."""
+        try:
+            return self._engine.scrub()
+        except (P2PSyncError, OSError):
+            return False
 
     def _digest(self, spec: TensorSpec, position: Position) -> int | None:
         """None if the bits cannot be read at all."""

@@ -57,7 +57,7 @@ def publish(
                     await node.announced()
                     await node.until_running(actors)
             except TimeoutError:
-                raise P2PSyncError(f"not every actor has it after {timeout:.0f} s; it stays published") from None
+                raise P2PSyncError(f"not every actor has it after {timeout:g} s; it stays published") from None
 
         await node.start()
         try:

@@ -81,7 +81,7 @@ def decode_error(body: bytes, status: int, url: str) -> P2PSyncError:
     """The exception that an answer with an error status stands for; `HubError` when no hub wrote it."""
     try:
         refusal = msgspec.json.decode(body, type=Refusal)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         refusal = None
     kind = None if refusal is None else _KINDS.get(refusal.error)
     if refusal is None or kind is None:
@@ -93,7 +93,7 @@ def decode(body: bytes, kind: type[T], what: str, refusal: type[P2PSyncError] = 
     """Decode JSON. Raises `refusal` in one line that names `what`."""
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise refusal(one_line(f"{what} is not what it should be: {error}")) from None
 
 

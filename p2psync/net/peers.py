@@ -37,6 +37,7 @@ class _Links:
     """The streams to one peer. instance: which start of its daemon they belong to."""
 
     instance: str
+    region: str
     streams: list[PeerStream] = field(default_factory=list)
 
 
@@ -131,12 +132,11 @@ class PeerTable:
         if links is not None and links.instance != hello.instance and not self._replace(links):
             stream.close("another instance of this node is connected and alive")
             return
-        links = self._links.get(hello.node)
-        if links is None:
-            if not self._events.up(hello.node, hello.region):
-                stream.close("this peer is shut out")
-                return
-            links = self._links[hello.node] = _Links(hello.instance)
+        # Told at every stream, so that what was lost with an older one is said again.
+        if not self._events.up(hello.node, hello.region):
+            stream.close("this peer is shut out")
+            return
+        links = self._links.setdefault(hello.node, _Links(hello.instance, hello.region))
         if len(links.streams) >= MAX_STREAMS_PER_PEER:
             stream.close("too many streams of one peer")
             return
@@ -175,7 +175,10 @@ class PeerTable:
         if name is None or links is None or stream not in links.streams:
             return
         links.streams.remove(stream)
-        if not links.streams:
+        if links.streams:
+            # What was on its way on that stream is gone; who holds what is said anew on the others.
+            self._events.up(name, links.region)
+        else:
             del self._links[name]
             self._events.down(name)
 

@@ -254,8 +254,9 @@ class NodeRunner:
 
     def _peer_up(self, name: str, region: str) -> bool:
         # The links are registered once this returns; what the core sends meanwhile goes out in the next turn.
+        known = any(peer.name == name for peer in self.core.swarm.peers)
         accepted = self.core.peer_up(name, region, self._loop.time())
-        if accepted:
+        if accepted and not known:
             self._emit(PeerUp(name, region))
         self._kick()
         return accepted
@@ -290,7 +291,7 @@ class NodeRunner:
         if data is None:
             self._trouble(f"chunk {action.index} of {action.id.hex()[:12]} is damaged or gone here; fetching it anew")
             self.core.swarm.lost(action.id, action.index, now)
-        size = len(data) if data is not None else 0
+        size = self.core.swarm.chunk_bytes(action.id, action.index)
         if data is None or not self._peers.send_chunk(action.peer, action.id[:SHORT_ID_BYTES], action.index, data):
             self.core.swarm.flushed(action.peer, size, now)
 

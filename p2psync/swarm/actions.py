@@ -14,7 +14,8 @@ class SwarmConfig:
 
     window_least, window_most: bounds of what is asked of one peer at a time. horizon: how far ahead requests reach.
     late_after: a request counts as late this long after the peer's own pace would have brought it. flush_limit: bytes
-    given to one peer's connections ahead of the kernel. endgame_copies: peers asked for the same chunk at the end.
+    given to one peer's connections ahead of the kernel. endgame_copies: peers asked for the same chunk at the end,
+    once it is `endgame_after` and half as much again as the first one's pace would take overdue.
     have_delay: how long news of held chunks may wait for company. ban: how long a liar is shut out.
     """
 
@@ -24,6 +25,7 @@ class SwarmConfig:
     late_after: float = 8.0
     flush_limit: int = 1 << 20
     endgame_copies: int = 2
+    endgame_after: float = 0.2
     have_delay: float = 0.01
     ban: float = 600.0
 

@@ -69,6 +69,7 @@ class Swarm:
         self._news_due = _NEVER
         self._late_due = _NEVER
         self._rest_due = _NEVER
+        self._hope_due = _NEVER
         self.received_bytes = 0
         self.sent_bytes = 0
         self.wasted_bytes = 0
@@ -249,10 +250,13 @@ class Swarm:
             self._give_up_late(now)
         if now >= self._rest_due:
             self._reopen(now)
+        if now >= self._hope_due:
+            self._hope_due = _NEVER
+            self._fill_all(now)
 
     def next_wake(self) -> float | None:
         """When `poll` must be called next at the latest, if nothing else happens."""
-        wake = min(self._news_due, self._late_due, self._rest_due)
+        wake = min(self._news_due, self._late_due, self._rest_due, self._hope_due)
         return None if wake == _NEVER else wake
 
     def actions(self) -> list[Action]:
@@ -280,7 +284,8 @@ class Swarm:
                 continue
             chosen = transfer.pick(theirs, room)
             if not chosen and not peer.snubbed:
-                chosen = transfer.pick_again(peer.name, theirs, room, config.endgame_copies)
+                chosen, later = transfer.pick_again(peer.name, theirs, room, config.endgame_copies, now)
+                self._hope_due = min(self._hope_due, later)
             if chosen:
                 self._ask(peer, transfer, chosen, now)
 
@@ -290,7 +295,8 @@ class Swarm:
             peer.owed += transfer.manifest.sizes[index]
             pace = peer.asked_bytes / peer.rate if peer.rate else 0.0
             due = now + self._config.late_after * peer.patience + 2 * pace
-            transfer.ask(index, peer.name, now, due)
+            hoped = now + max(self._config.endgame_after, 1.5 * (pace + peer.round_trip))
+            transfer.ask(index, peer.name, now, due, hoped)
             self._late_due = min(self._late_due, due)
         self._actions.append(Send(peer.name, Request(transfer.id[:SHORT_ID_BYTES], chunks)))
 

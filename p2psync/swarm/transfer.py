@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -18,11 +19,16 @@ LAST_REST = 60.0
 
 @dataclass(slots=True)
 class Asked:
-    """One outstanding request for a chunk: of whom, when it was sent, when it counts as late (seconds)."""
+    """One outstanding request for a chunk: of whom, and when it was sent (seconds).
+
+    due: from then on it is late, and the chunk is open to others. hoped: from then on it is overdue, and the endgame
+    may ask somebody else as well.
+    """
 
     peer: str
     at: float
     due: float
+    hoped: float
 
 
 @dataclass(slots=True)
@@ -76,23 +82,25 @@ class Transfer:
         order = self.rarity[candidates] + self.spread[candidates]
         return [int(i) for i in candidates[np.argsort(order)]]
 
-    def pick_again(self, peer: str, theirs: Bits, count: int, copies: int) -> list[int]:
-        """Endgame: chunks under way elsewhere that `peer` holds too, those asked for longest first.
+    def pick_again(self, peer: str, theirs: Bits, count: int, copies: int, now: float) -> tuple[list[int], float]:
+        """Endgame: chunks that should have come by now from elsewhere and that `peer` holds too, longest overdue first.
 
-        A chunk is asked of at most `copies` peers at a time.
+        A chunk is asked of at most `copies` peers at a time. Also returns when the next such chunk will be overdue.
         """
         if self.open.any():
-            return []
+            return [], math.inf
         rivals = [
-            (asked[0].at, index)
+            (asked[0].hoped, index)
             for index, asked in self.asked.items()
             if theirs[index] and len(asked) < copies and all(a.peer != peer for a in asked)
         ]
-        return [index for _, index in sorted(rivals)[:count]]
+        overdue = sorted(rival for rival in rivals if rival[0] <= now)
+        later = min((hoped for hoped, _ in rivals if hoped > now), default=math.inf)
+        return [index for _, index in overdue[:count]], later
 
-    def ask(self, index: int, peer: str, now: float, due: float) -> None:
-        """A request for `index` goes to `peer`."""
-        self.asked.setdefault(index, []).append(Asked(peer, now, due))
+    def ask(self, index: int, peer: str, now: float, due: float, hoped: float) -> None:
+        """A request for `index` goes to `peer`; see `Asked`."""
+        self.asked.setdefault(index, []).append(Asked(peer, now, due, hoped))
         self.open[index] = False
 
     def release(self, index: int, peer: str) -> Asked | None:

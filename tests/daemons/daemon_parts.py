@@ -131,14 +131,14 @@ class Swarm:
     def hub(self, port: int = 0, **options: object) -> Process:
         """Start a hub alone; `url` is its address."""
         process = self.run("hub", "--trust", self.key_file, "--port", port, *LOCAL, *_flags(options))
-        return self._found(process)
+        return self.found(process)
 
     def trainer(self, *more: object, hub: bool = True, **options: object) -> Process:
         """Start the trainer; with `hub`, it embeds one, at the port of the last one."""
         flags = {"watch": self.watch, "store": self.place / "store", "key": self.key_file, "port": 0, "settle": 0}
         flags |= {"hub_port": self.port} if hub else {"hub": self.url}
         process = self.run("trainer", *LOCAL, *_flags(flags | options), *more)
-        return self._found(process) if hub else process
+        return self.found(process) if hub else process
 
     def actor(self, name: str, *more: object, **options: object) -> Process:
         """Start an actor that keeps `place/name`."""
@@ -179,7 +179,8 @@ class Swarm:
         for process in self.processes:
             process.exit_code()
 
-    def _found(self, process: Process) -> Process:
+    def found(self, process: Process) -> Process:
+        """Wait for the address of the hub that a process serves."""
         message = process.wait_for("Note", message=lambda m: m.startswith("hub at "))["message"]
         found = re.search(r"http://[0-9.]+:[0-9]+", message)
         assert found is not None

@@ -115,6 +115,10 @@ def test_beginning_with_everything_held_completes_at_once() -> None:
     assert bench.done(Complete) == [Complete(bench.id)]
 
 
+#: By then a first request is overdue, and not yet late (seconds).
+OVERDUE = 1.0
+
+
 # ---- endgame -------------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +142,20 @@ def test_there_is_no_endgame_while_something_nobody_was_asked_for_is_missing() -
     bench.actions()
     bench.peer("b", 0, 1)
     assert asked(bench) == {}
+
+
+def test_the_endgame_waits_until_the_first_one_asked_is_overdue() -> None:
+    bench = Bench(1)
+    bench.fetch_all()
+    bench.peer("a", 0)
+    bench.peer("b", 0)
+    assert asked(bench) == {"a": [0]}
+    wake = bench.swarm.next_wake()
+    assert wake is not None and CONFIG.endgame_after <= wake < OVERDUE < CONFIG.late_after
+    bench.swarm.poll(wake - 0.01)
+    assert asked(bench) == {}
+    bench.swarm.poll(wake)
+    assert asked(bench) == {"b": [0]}
 
 
 def test_a_second_copy_counts_as_waste_and_is_not_saved_again() -> None:
@@ -268,6 +286,7 @@ def test_ending_a_manifest_cancels_every_request_and_tells_everyone() -> None:
     bench.fetch_all()
     bench.peer("a", 0)
     bench.peer("b", 0)
+    bench.swarm.poll(OVERDUE)
     bench.actions()
     bench.swarm.end(bench.id)
     sent = [(a.peer, type(a.message).__name__) for a in bench.actions() if hasattr(a, "message")]

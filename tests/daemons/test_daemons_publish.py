@@ -1,0 +1,69 @@
+"""`p2psync publish` to a hub that runs by itself: each publish is a process that comes, seeds and goes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from checkpoint_parts import Model, sums
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from daemon_parts import LOCAL, Process, Swarm
+
+from p2psync.protocol.keys import private_text
+
+
+def publishing(swarm: Swarm, place: Path, *more: object) -> Process:
+    flags = ["--to", swarm.url, "--key", swarm.key_file, "--store", swarm.place / "store"]
+    return swarm.run("publish", place, *flags, *LOCAL, *more)
+
+
+def test_publish_seeds_until_the_actors_have_it_and_goes(swarm: Swarm) -> None:
+    hub = swarm.hub()
+    model, place = Model(), swarm.place / "checkpoint"
+    actors = {name: swarm.actor(name) for name in ("one", "two")}
+    for version in range(2):
+        swarm.sums[version] = model.step().write(place if version == 0 else swarm.place / "next")
+        done = publishing(swarm, place if version == 0 else swarm.place / "next", "--actors", 2)
+        assert done.exit_code() == 0, done.stderr
+        assert [event["version"] for event in done.find("Published")] == [version]
+        for name, actor in actors.items():
+            swarm.converged(actor, name, version)
+    again = publishing(swarm, swarm.place / "next", "--actors", 2)
+    late = swarm.actor("late", until=1)
+    assert again.exit_code() == 0
+    assert again.find("Note", message=lambda m: "nothing to publish" in m) and not again.find("Published")
+    assert late.exit_code() == 0
+    alone = swarm.actor("alone", until=1)  # no trainer is there any more: the swarm has it
+    assert alone.exit_code() == 0
+    assert swarm.current("alone") == swarm.sums[1]
+    assert hub.stop(signal.SIGINT) == 130
+    assert "Traceback" not in hub.stderr
+
+
+def test_what_another_key_signed_is_not_made_live(swarm: Swarm, tmp_path: Path) -> None:
+    """A hub that was talked into trusting a stranger announces the stranger's run; the actor trusts its own key."""
+    stranger = tmp_path / "stranger"
+    stranger.write_text(private_text(Ed25519PrivateKey.from_private_bytes(bytes(32))))
+    hub = swarm.run("hub", "--trust", swarm.key_file, "--trust", stranger, "--port", 0, *LOCAL)
+    swarm.found(hub)
+    model, place = Model(), swarm.place / "checkpoint"
+    swarm.sums[0] = model.write(place)
+    actor = swarm.actor("actor")
+    assert publishing(swarm, place).exit_code() == 0
+    swarm.converged(actor, "actor", 0)
+    model.step().write(tmp_path / "forged")
+    flags = ["--to", swarm.url, "--key", stranger, "--store", tmp_path / "rival-store"]
+    rival = swarm.run("publish", tmp_path / "forged", *flags, *LOCAL)
+    actor.wait_for("Trouble", message=lambda m: "a key that is not trusted" in m)
+    assert sums(swarm.place / "actor" / "current") == swarm.sums[0]
+    rival.kill()
+    assert actor.stop() == 0
+    assert [event["version"] for event in actor.find("Committed")] == [0]
+
+
+def test_publish_says_so_when_nobody_comes_for_it(swarm: Swarm) -> None:
+    swarm.hub()
+    Model(rows=64).write(swarm.place / "checkpoint")
+    done = publishing(swarm, swarm.place / "checkpoint", "--timeout", 0.5)
+    assert done.exit_code() == 1
+    assert done.stderr.splitlines()[-1] == "p2psync: not every actor has it after 0.5 s; it stays published"

@@ -1,0 +1,257 @@
+"""Connections between nodes over real sockets, on both kinds of loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+import uvloop
+from msgspec.structs import replace
+from peer_parts import SHORT, Raw, Run, Told, hello, until
+
+from p2psync.errors import P2PSyncError
+from p2psync.net import peers, stream
+from p2psync.protocol.messages import Chunk, Ping, Pong, Request
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    found: Run = request.param
+    return found
+
+
+def test_nodes_that_dial_each_other_exchange_messages_and_chunks(run: Run) -> None:
+    async def check() -> None:
+        a, b = await Told("a", streams=3).listen(), await Told("b").listen()
+        a.table.dial(b.info)
+        await until(lambda: a.up == ["b"] and b.up == ["a"])
+        a.table.send("b", Request(SHORT, [1, 2]))
+        data = bytes(range(256)) * 4096
+        assert a.table.send_chunk("b", SHORT, 7, memoryview(data))
+        await until(lambda: len(b.messages) == 2)
+        chunk = next(m for _, m in b.messages if isinstance(m, Chunk))
+        assert (chunk.manifest, chunk.index, bytes(chunk.data)) == (SHORT, 7, data)
+        assert ("a", Request(SHORT, [1, 2])) in b.messages
+        await until(lambda: a.flushed == len(data))
+        await b.table.close()
+        await until(lambda: a.down == ["b"])
+        assert not a.table.send_chunk("b", SHORT, 7, data)
+        await a.table.close()
+
+    run(check())
+
+
+def test_a_port_that_is_taken_is_one_line(run: Run) -> None:
+    async def check() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(P2PSyncError, match="choose another port"):
+            await Told("a").table.listen("127.0.0.1", server.getsockname()[1])
+
+    run(check())
+
+
+def test_a_dial_that_reaches_nobody_has_failed(run: Run) -> None:
+    async def check() -> None:
+        a, gone = Told("a", streams=2), await Told("b").listen()
+        await gone.table.close()
+        a.table.dial(gone.info)
+        await until(lambda: a.failed == ["b"])
+        await a.table.close()
+
+    run(check())
+
+
+def test_a_dial_that_is_hung_up_on_or_reaches_another_has_failed(run: Run) -> None:
+    async def check() -> None:
+        a, b = Told("a", streams=2), await Told("b", refuses={"a"}).listen()
+        mute = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        port = mute.sockets[0].getsockname()[1]
+        a.table.dial(replace(b.info, node="mute", port=port))
+        await until(lambda: a.failed == ["mute"])
+        a.table.dial(replace(b.info, node="other"))
+        await until(lambda: "other" in a.failed and a.up)
+        assert a.up[0] == "b"
+        await until(lambda: "b" in a.down)
+        mute.close()
+        await a.table.close()
+        await b.table.close()
+
+    run(check())
+
+
+def test_a_node_does_not_take_itself_for_a_peer(run: Run) -> None:
+    async def check() -> None:
+        a = await Told("a").listen()
+        raw = await Raw.dial(a.port, hello("a"))
+        await raw.hung_up()
+        assert not a.up
+        await a.table.close()
+
+    run(check())
+
+
+def test_a_peer_that_is_shut_out_is_hung_up_on(run: Run) -> None:
+    async def check() -> None:
+        a = await Told("a", refuses={"x"}).listen()
+        raw = await Raw.dial(a.port, hello("x"))
+        await raw.hung_up()
+        assert not a.up and not a.down
+        await a.table.close()
+
+    run(check())
+
+
+def test_hung_up_on_a_peer_is_down_at_once_and_asked_about_anew(run: Run) -> None:
+    async def check() -> None:
+        a = await Told("a").listen()
+        first = await Raw.dial(a.port, hello("x"))
+        await until(lambda: a.up)
+        a.table.hang_up("x", "banned")
+        assert a.down == ["x"]
+        a.refuses.add("x")
+        again = await Raw.dial(a.port, hello("x"))
+        await again.hung_up()
+        await first.hung_up()
+        assert a.up == ["x"] and a.down == ["x"]
+        await a.table.close()
+
+    run(check())
+
+
+def test_a_name_cannot_be_taken_while_its_owner_is_alive(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        a = await Told("a").listen()
+        owner = await Raw.dial(a.port, hello("x", "1"))
+        await until(lambda: a.up)
+        thief = await Raw.dial(a.port, hello("x", "2"))
+        await thief.hung_up()
+        assert a.up == ["x"] and not a.down
+        monkeypatch.setattr(peers, "PING_EVERY", -1.0)  # as if the owner had long been silent
+        heir = await Raw.dial(a.port, hello("x", "2"))
+        await until(lambda: a.up == ["x", "x"])
+        assert a.down == ["x"]
+        await owner.hung_up()
+        heir.writer.close()
+        await a.table.close()
+
+    run(check())
+
+
+def test_pings_are_answered_and_never_reach_the_owner(run: Run) -> None:
+    async def check() -> None:
+        a = await Told("a").listen()
+        raw = await Raw.dial(a.port, hello("x"), Ping(9))
+        heard: list[object] = []
+        async with asyncio.timeout(10):
+            while Pong(9) not in heard:
+                heard += await raw.hear()
+        assert not a.messages
+        raw.writer.close()
+        await a.table.close()
+
+    run(check())
+
+
+def test_silence_ends_a_connection(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        monkeypatch.setattr(peers, "PING_EVERY", 0.01)
+        monkeypatch.setattr(peers, "DEAD_AFTER", 0.05)
+        a = await Told("a").listen()
+        a.table.watch()
+        raw = await Raw.dial(a.port, hello("x"))
+        await raw.hung_up()  # it hears pings, and answers none
+        await until(lambda: a.down == ["x"])
+        await a.table.close()
+
+    run(check())
+
+
+def test_who_does_not_greet_in_time_is_hung_up_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        monkeypatch.setattr(stream, "GREETING_TIMEOUT", 0.05)
+        a = await Told("a").listen()
+        raw = await Raw.dial(a.port)
+        raw.writer.write(b"\x00")
+        await raw.hung_up()
+        assert not a.up
+        await a.table.close()
+
+    run(check())
+
+
+def test_connections_are_bounded_and_places_are_given_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        monkeypatch.setattr(peers, "MAX_CONNECTIONS", 3)
+        a = await Told("a").listen()
+        taken = [await Raw.dial(a.port, hello(f"x{i}")) for i in range(3)]
+        await until(lambda: len(a.up) == 3)
+        for _ in range(5):
+            await (await Raw.dial(a.port, hello("y"))).hung_up()
+        assert "y" not in a.up
+        taken[0].writer.close()
+        await until(lambda: a.down == ["x0"])
+        last = await Raw.dial(a.port, hello("y"))
+        await until(lambda: "y" in a.up)
+        for raw in [*taken, last]:
+            raw.writer.close()
+        await a.table.close()
+
+    run(check())
+
+
+def test_streams_of_one_peer_are_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        monkeypatch.setattr(peers, "MAX_STREAMS_PER_PEER", 2)
+        a = await Told("a").listen()
+        raws = [await Raw.dial(a.port, hello("x")) for _ in range(2)]
+        await until(lambda: a.up)
+        await (await Raw.dial(a.port, hello("x"))).hung_up()
+        raws[0].writer.close()
+        await raws[0].hung_up()
+        assert not a.down, "one stream is left"
+        raws[1].writer.close()
+        await until(lambda: a.down == ["x"])
+        await a.table.close()
+
+    run(check())
+
+
+def test_what_waits_for_a_peer_that_does_not_read_is_bounded(run: Run) -> None:
+    async def check() -> None:
+        a = await Told("a").listen()
+        raw = await Raw.dial(a.port, hello("x"))
+        await until(lambda: a.up)
+        raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        links = a.table._links["x"].streams[0]
+        sent = 0
+        answer = Request(SHORT, list(range(1024)))
+        while not a.down and sent < 200_000:
+            a.table.send("x", answer)
+            sent += 1
+            assert links.backlog <= stream.MAX_BACKLOG + (1 << 16)
+            if sent % 1000 == 0:
+                await asyncio.sleep(0)
+        assert a.down == ["x"]
+        raw.writer.close()
+        await a.table.close()
+
+    run(check())
+
+
+def test_every_chunk_is_flushed_even_when_the_connection_is_lost(run: Run) -> None:
+    async def check() -> None:
+        a = await Told("a").listen()
+        raw = await Raw.dial(a.port, hello("x"))
+        await until(lambda: a.up)
+        raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        data = bytes(1 << 20)
+        for _ in range(40):
+            assert a.table.send_chunk("x", SHORT, 0, data)
+        await asyncio.sleep(0)
+        assert a.flushed < 40 << 20, "the peer does not read"
+        raw.writer.close()
+        await until(lambda: a.down)
+        assert a.flushed == 40 << 20
+        await a.table.close()
+
+    run(check())

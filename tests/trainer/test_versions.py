@@ -1,0 +1,236 @@
+"""Making versions, and what a crash or an error in the middle leaves."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from trainer_parts import RUN, Arrays, Bench, spec
+
+from p2psync.errors import DigestMismatchError, StoreError
+from p2psync.store.packs import Store
+from trainer import snapshot as snapshots
+from trainer.versions import VersionMaker
+
+
+class Crash(BaseException):
+    """As if the process ended here."""
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_versions_count_from_0_and_the_snapshot_follows(bench: Bench) -> None:
+    source = Arrays(a=100_000, b=7, empty=0)
+    for version in range(3):
+        made = bench.maker.make(source)
+        assert made is not None
+        assert (made.position.version, made.pack.manifest.base) == (version, version - 1 if version else None)
+        bench.holds(source, version)
+        source.step()
+
+
+def test_the_same_bits_make_no_version(bench: Bench) -> None:
+    source = Arrays(a=1000)
+    bench.maker.make(source)
+    assert bench.maker.make(source) is None
+    assert len(bench.store.packs()) == 1
+
+
+def test_tensors_may_come_go_and_change_their_shape(bench: Bench) -> None:
+    source = Arrays(a=1000, b=500, c=1)
+    bench.maker.make(source)
+    del source.bits[spec("b", 500)]
+    source.add("b", 600)
+    source.add("d", 3)
+    del source.bits[spec("c", 1)]
+    bench.maker.make(source.step())
+    bench.holds(source, 1)
+    bench.again()
+    bench.holds(source, 1)
+    bench.maker.make(source.step())
+    bench.holds(source, 2)
+    assert len(list((bench.place / "snapshot").glob("bits-*"))) == 1
+
+
+def test_a_restart_goes_on_where_it_was(bench: Bench) -> None:
+    source = Arrays(a=1000)
+    bench.maker.make(source)
+    bench.maker.make(source.step())
+    bench.again()
+    bench.holds(source, 1)
+    assert bench.maker.make(source) is None
+
+
+@pytest.mark.parametrize("structural", [False, True], ids=["in place", "laid out anew"])
+@pytest.mark.parametrize("point", ["_apply", "_check", "_save", "_create"])
+def test_a_crash_while_the_snapshot_moves_loses_no_durable_version(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, point: str, structural: bool
+) -> None:
+    source = Arrays(a=1000, b=10)
+    bench.maker.make(source)
+    source.step()
+    if structural:
+        source.add("c", 50)
+        del source.bits[spec("b", 10)]
+    original = getattr(snapshots.Snapshot, point)
+
+    def crash(self: snapshots.Snapshot, *args: object) -> object:
+        original(self, *args)
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots.Snapshot, point, crash)
+        # What a crash does not run: giving up the version.
+        patch.setattr(Store, "remove", lambda self, id: None)
+        if not structural and point == "_create":
+            pytest.skip("nothing is created in place")
+        with pytest.raises(Crash):
+            bench.maker.make(source)
+    bench.again()
+    bench.holds(source, 1)
+    bench.maker.make(source.step())
+    bench.holds(source, 2)
+
+
+@pytest.mark.parametrize("structural", [False, True], ids=["in place", "laid out anew"])
+@pytest.mark.parametrize("point", ["_apply", "_check", "_save", "_create"])
+def test_an_error_while_the_snapshot_moves_leaves_the_version_before(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, point: str, structural: bool
+) -> None:
+    source = Arrays(a=1000, b=10)
+    bench.maker.make(source)
+    source.step()
+    if structural:
+        source.add("c", 50)
+        del source.bits[spec("b", 10)]
+    elif point == "_create":
+        pytest.skip("nothing is created in place")
+
+    def refuse(self: snapshots.Snapshot, *args: object) -> object:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots.Snapshot, point, refuse)
+        for _ in range(2):
+            with pytest.raises(StoreError):
+                bench.maker.make(source)
+    assert [pack.manifest.version for pack in bench.store.packs()] == [0]
+    made = bench.maker.make(source)
+    assert made is not None and made.position.version == 1
+    bench.holds(source, 1)
+
+
+def test_a_source_that_changed_while_it_was_read_is_dropped(bench: Bench) -> None:
+    source = Arrays(a=1000)
+    bench.maker.make(source)
+    with pytest.raises(StoreError, match="changed while it was read"):
+        bench.maker.make(source.step(), settled=lambda: False)
+    assert not list((bench.place / "packs").glob("*.new"))
+    assert bench.maker.make(source) is not None
+
+
+def test_giving_up_and_stopping_end_it_soon(bench: Bench) -> None:
+    source = Arrays(a=1000, b=1000)
+    with pytest.raises(StoreError, match="stopped"):
+        bench.maker.make(source, given_up=lambda: True)
+    bench.maker.stop()
+    with pytest.raises(StoreError, match="stopped"):
+        bench.maker.make(source)
+    assert bench.maker.position is None
+
+
+def test_after_another_boot_the_digest_decides(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Arrays(a=1000)
+    bench.maker.make(source)
+    bench.maker.make(source.step())
+    monkeypatch.setattr(snapshots, "boot_id", lambda: "another")
+    bench.again()
+    bench.holds(source, 1)
+    monkeypatch.setattr(snapshots, "boot_id", lambda: "a third")
+    bits = next((bench.place / "snapshot").glob("bits-*"))
+    damaged = bytearray(bits.read_bytes())
+    damaged[100] ^= 1
+    bench.maker.snapshot.close()
+    bits.write_bytes(damaged)
+    bench.again()
+    bench.holds(source, 1)
+
+
+def test_a_snapshot_that_was_lost_is_made_anew(bench: Bench) -> None:
+    source = Arrays(a=1000)
+    bench.maker.make(source)
+    bench.maker.make(source.step())
+    shutil.rmtree(bench.place / "snapshot")
+    bench.again()
+    bench.holds(source, 1)
+
+
+def test_an_anchor_is_the_version_it_is_of(bench: Bench) -> None:
+    source = Arrays(a=1000, b=3)
+    bench.maker.make(source)
+    made = bench.maker.make(source.step())
+    assert made is not None
+    anchor = bench.maker.make_anchor()
+    assert anchor.position == made.position
+    assert anchor.pack.manifest.base is None and anchor.pack.manifest.digest == source.digest
+
+
+def test_a_rotten_snapshot_is_not_signed_but_made_anew(bench: Bench) -> None:
+    source = Arrays(a=1000)
+    bench.maker.make(source)
+    bench.maker.make(source.step())
+    bench.maker.snapshot.units(spec("a", 1000))[500] ^= 4
+    with pytest.raises(DigestMismatchError):
+        bench.maker.make_anchor()
+    assert bench.maker.make_anchor().pack.manifest.digest == source.digest
+    bench.holds(source, 1)
+
+
+def test_an_anchor_of_nothing_is_an_error(bench: Bench) -> None:
+    with pytest.raises(StoreError, match="no version"):
+        bench.maker.make_anchor()
+
+
+def test_versions_of_another_key_are_not_gone_on_with(bench: Bench) -> None:
+    bench.maker.make(Arrays(a=10))
+    stranger = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    with pytest.raises(StoreError, match="were signed with"):
+        VersionMaker(bench.store, bench.place / "snapshot", stranger, RUN)
+
+
+def test_lost_versions_are_an_error_and_never_counted_anew(bench: Bench) -> None:
+    bench.maker.make(Arrays(a=10))
+    bench.store.remove(bench.store.packs()[0].signed.id)
+    with pytest.raises(StoreError, match="lost its versions"):
+        bench.again()
+
+
+def test_a_damaged_newest_pack_takes_nothing_back(bench: Bench) -> None:
+    source = Arrays(a=1000)
+    bench.maker.make(source)
+    made = bench.maker.make(source.step())
+    assert made is not None
+    payload = made.pack.path / "payload"
+    bench.maker.snapshot.close()
+    bench.store.close()
+    (made.pack.path / "done").unlink()
+    payload.write_bytes(bytes(payload.stat().st_size))
+    bench.open()
+    bench.holds(source, 1)
+    again = bench.maker.make(source.step())
+    assert again is not None and again.position.version == 2
+
+
+def test_the_bits_of_an_odd_dtype_are_kept(bench: Bench) -> None:
+    source = Arrays(a=100)
+    source.bits[spec("nan", 4)] = np.array([0x7FC1, 0xFFC1, 0x8000, 0x0000], np.uint16)
+    bench.maker.make(source)
+    source.bits[spec("nan", 4)] = np.array([0x7FC2, 0xFFC1, 0x0000, 0x8000], np.uint16)
+    bench.maker.make(source)
+    bench.holds(source, 1)
