@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from p2psync.errors import UsageError
-
 
 class Gate:
     """Any number of readers, or one writer, who goes first."""
@@ -22,18 +20,20 @@ class Gate:
         self._readers: dict[int, int] = {}
         self._writers = 0
         self._kept_waiting: float | None = None
-        self._ended = False
+        self._ended: Exception | None = None
 
     @contextmanager
     def held(self, ready: Callable[[], bool] = lambda: True) -> Iterator[None]:
-        """Keep writers out meanwhile. Waits until `ready` (see `look`). Raises `UsageError` after `end`."""
+        """Keep writers out meanwhile. Waits until `ready` (see `look`). Raises what `end` was given."""
         me = threading.get_ident()
         with self._changed:
             if self._writers and me not in self._readers and self._kept_waiting is None:
                 self._kept_waiting = time.perf_counter()
-            self._changed.wait_for(lambda: self._ended or me in self._readers or (not self._writers and ready()))
-            if self._ended and me not in self._readers:
-                raise UsageError("the subscriber is closed: serve inside its with-block")
+            self._changed.wait_for(
+                lambda: self._ended is not None or me in self._readers or (not self._writers and ready())
+            )
+            if self._ended is not None and me not in self._readers:
+                raise self._ended
             self._readers[me] = self._readers.get(me, 0) + 1
         try:
             yield
@@ -68,8 +68,8 @@ class Gate:
         with self._changed:
             self._changed.notify_all()
 
-    def end(self) -> None:
-        """Send waiting readers away, and those to come."""
+    def end(self, reason: Exception) -> None:
+        """Send waiting readers away with this error, and those to come. Again: no effect."""
         with self._changed:
-            self._ended = True
+            self._ended = self._ended or reason
             self._changed.notify_all()

@@ -117,15 +117,7 @@ class ActorNode:
 
     async def until(self, version: int) -> None:
         """Wait until `version` or a later one is live and the hub was told. Raises as `until_broken`."""
-        moved = asyncio.create_task(self._until(version))
-        broken = asyncio.create_task(self.until_broken())
-        try:
-            done, _ = await asyncio.wait({moved, broken}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            moved.cancel()
-            broken.cancel()
+        await self.runner.unless_broken(self._until(version))
 
     async def until_broken(self) -> None:
         """Never returns; raises what this actor cannot go on after, such as a wrong join token or key."""
@@ -142,7 +134,10 @@ class ActorNode:
         def doubt(position: Position) -> None:
             self.runner.doubt(f"bits of version {position.version} were damaged here; fetching it anew")
 
-        await Scrubber(self.engine, self.runner.driver.in_worker, self.config.scrub_share).run(doubt)
+        follower = self.runner.core.follower
+        assert follower is not None
+        scrubber = Scrubber(self.engine, self.runner.driver.in_worker, self.config.scrub_share)
+        await scrubber.run(lambda: follower.position, doubt)
 
     async def _until(self, version: int) -> None:
         while self.position is None or self.position.version < version or self.runner.core.membership.untold:

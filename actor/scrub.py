@@ -40,14 +40,17 @@ class Scrubber:
         self._share = share
         self._least_pause = least_pause
 
-    async def run(self, doubt: Callable[[Position], None]) -> None:
-        """Scrub for ever; `doubt` is told of a live version whose bits are not those that were committed."""
-        told: Position | None = None
+    async def run(self, vouched: Callable[[], Position | None], doubt: Callable[[Position], None]) -> None:
+        """Scrub for ever; `doubt` is told of a live version whose bits are not those that were committed.
+
+        vouched: what is believed to be live; None while it is doubted already and being fetched anew.
+        """
         while True:
             await asyncio.sleep(self._least_pause)
-            position = self._engine.position
-            if position is not None and position != told and await self.sound() is False:
-                told = position
+            position = vouched()
+            if position is None or position != self._engine.position:
+                continue
+            if await self.sound() is False and vouched() == position:
                 doubt(position)
 
     async def sound(self) -> bool | None:

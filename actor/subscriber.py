@@ -11,6 +11,7 @@ during a commit waits for it: milliseconds, for what changed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -22,7 +23,7 @@ from actor.gate import Gate
 from actor.node import ActorConfig, ActorNode
 from actor.work_client import WorkClient
 from p2psync.engines.module import ModuleEngine
-from p2psync.errors import HubError, LeaseError
+from p2psync.errors import HubError, LeaseError, UsageError
 from p2psync.membership.work import Verdict, WorkGrant
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Event
@@ -47,7 +48,7 @@ class Subscriber:
 
     def __enter__(self) -> Subscriber:
         try:
-            self._loop.call(self.node.start())
+            self._loop.call(self._start())
         except BaseException:
             self._loop.close()
             raise
@@ -57,7 +58,7 @@ class Subscriber:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._gate.end()
+        self._gate.end(UsageError("the subscriber is closed: serve inside its with-block"))
         try:
             self._loop.call(self.node.stop())
         finally:
@@ -67,7 +68,8 @@ class Subscriber:
     def serving(self) -> Iterator[Position]:
         """Hold the live version still. Waits for the first version. Any number of threads may serve at a time.
 
-        Blocks may be nested. Raises `UsageError` once the subscriber is closed.
+        Blocks may be nested. Raises `UsageError` once the subscriber is closed, and what the node cannot go on after,
+        such as a wrong join token or key.
         """
         with self._gate.held(lambda: self.engine.position is not None):
             position = self.engine.position
@@ -75,7 +77,7 @@ class Subscriber:
             yield position
 
     def wait_for(self, version: int, timeout: float) -> None:
-        """Wait until `version` or a later one is live and acknowledged. Raises TimeoutError."""
+        """Wait until `version` or a later one is live and acknowledged. Raises TimeoutError, and as `serving`."""
         self._loop.call(self.node.until(version), timeout)
 
     def lease_work(self, max_items: int = 1, wait: float = 5.0) -> WorkGrant:
@@ -91,6 +93,16 @@ class Subscriber:
             raise HubError("not started")
         call = self._work.complete(work, item, result, version=position.version, digest=position.digest.hex())
         return self._loop.call(call)
+
+    async def _start(self) -> None:
+        await self.node.start()
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        try:
+            await self.node.until_broken()
+        except Exception as error:  # whatever it is: generation must hear of it
+            self._gate.end(error)
 
     def _hear(self, event: Event) -> None:
         self._gate.look()

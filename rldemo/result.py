@@ -82,8 +82,9 @@ def conclude(
 
 
 def _delay(event: Published, actors: Sequence[Member]) -> float | None:
-    """Seconds from publish to the last commit of that very version; who skipped it or was not there does not count."""
-    commits = [member.commits[event.version].at for member in actors if event.version in member.commits]
+    """Seconds from publish to the last commit of that very version, among actors that ran an earlier one before."""
+    there = [member for member in actors if event.version in member.commits and min(member.commits) < event.version]
+    commits = [member.commits[event.version].at for member in there]
     return max(commits) - event.at if commits else None
 
 

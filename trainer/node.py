@@ -176,7 +176,7 @@ class TrainerNode:
 
     async def announced(self) -> None:
         """Wait until the hub has everything that was published. Raises `FencedError`."""
-        await self.announcer.announced()
+        await self.runner.unless_broken(self.announcer.announced())
 
     async def anchored(self) -> None:
         """Wait until an anchor that is being made is durable."""
@@ -188,8 +188,7 @@ class TrainerNode:
 
         A hub that is away is waited for.
         """
-        while not await self._all_run(actors):  # noqa: ASYNC110 (acknowledgements raise no revision to wait for)
-            await asyncio.sleep(ASK_EVERY)
+        await self.runner.unless_broken(self._until_running(actors))
 
     @property
     def fenced(self) -> FencedError | None:
@@ -259,6 +258,10 @@ class TrainerNode:
         self._emit(event)
         self.announcer.wake()
         return event
+
+    async def _until_running(self, actors: int) -> None:
+        while not await self._all_run(actors):  # noqa: ASYNC110 (acknowledgements raise no revision to wait for)
+            await asyncio.sleep(ASK_EVERY)
 
     async def _all_run(self, actors: int) -> bool:
         assert self._client is not None

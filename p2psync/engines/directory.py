@@ -280,7 +280,8 @@ class DirectoryEngine:
     def _local_copy(self) -> LocalCopy:
         found: list[Checkpoint] = []
         if self._prefill is not None:
-            found.append(Checkpoint.open(self._prefill))
+            with suppress(FormatError):  # it was removed or damaged since: then it is of no use
+                found.append(Checkpoint.open(self._prefill))
         if self._live is not None:
             found.append(self._live)
         return LocalCopy(found)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from p2psync.delta.warm import warm
 from p2psync.engines.base import Engine
 from p2psync.errors import LeaseError, P2PSyncError, TrustError
 from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall
@@ -99,6 +100,7 @@ class NodeRunner:
     def start(self) -> None:
         """Offer what the store holds, and join the hub. `listen` comes first."""
         self._peers.watch()
+        self._spawn(self._warm())
         for pack in self.store.packs():
             self._know(pack)
         self._kick()
@@ -106,6 +108,21 @@ class NodeRunner:
     async def until_broken(self) -> None:
         """Never returns; raises what this node cannot go on after."""
         await asyncio.shield(self._broken)
+
+    async def unless_broken(self, coroutine: Coroutine[object, object, None]) -> None:
+        """Wait for something, or raise what this node cannot go on after."""
+        tasks = [asyncio.create_task(coroutine), asyncio.create_task(self.until_broken())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _warm(self) -> None:
+        # In the engine's thread where there is one, so that its first call finds everything compiled.
+        await (self.driver.in_worker(warm) if self.driver is not None else asyncio.to_thread(warm))
 
     async def stop(self) -> None:
         """Leave the hub, close the peers, and wait for the engine to finish what it is doing."""
@@ -143,7 +160,7 @@ class NodeRunner:
 
     def doubt(self, message: str) -> None:
         """What is live turned out to be other bits than were committed: have the engine brought there anew."""
-        self._trouble(message)
+        self._emit(Trouble(message))
         self.core.doubted(message, self._loop.time())
         self._kick()
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from daemon_parts import Swarm
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from p2psync.protocol.keys import private_text, public_text
 from checkpoint_parts import Model, sums
+
+from p2psync.protocol.keys import private_text, public_text
 
 Event = dict[str, Any]
 #: No wait is longer (seconds): what takes longer has failed.
@@ -54,7 +55,9 @@ class Process:
 
     def wait_for(self, kind: str, seen: int = 0, limit: float = LIMIT, **fields: object) -> Event:
         """The first event of this type, after the first `seen` events, with these fields (a function: that holds)."""
-        found = self.wait_until(lambda events: next((e for e in events[seen:] if _matches(e, kind, fields)), None), limit)
+        found = self.wait_until(
+            lambda events: next((e for e in events[seen:] if _matches(e, kind, fields)), None), limit
+        )
         assert isinstance(found, dict), f"no {kind} with {fields}: {self.args[0]} wrote\n{self.stderr[-3000:]}"
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from dataclasses import dataclass, field
 
@@ -40,7 +41,10 @@ class Liar:
         async with server, HubClient(self.url) as hub:
             port = server.sockets[0].getsockname()[1]
             self._manifests = {}
-            for announced in (await hub.view()).lineage:
+            view = await hub.view()
+            while not view.lineage:
+                view = await hub.view(view.instance, view.revision, wait=10)
+            for announced in view.lineage:
                 manifest, signed = open_signed(await hub.manifest(announced.id), None)
                 self._manifests[signed.id[:SHORT_ID_BYTES]] = manifest
             info = NodeInfo(node=self.node, role="actor", host="127.0.0.1", port=port)
@@ -51,6 +55,11 @@ class Liar:
                 await hub.renew(lease.lease)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await self._talk(reader, writer)
+        writer.close()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(encode_control(hello(self.node)))
         for short, manifest in self._manifests.items():
             writer.write(encode_control(Have(short, b"\xff" * (manifest.chunks // 8 + 1))))

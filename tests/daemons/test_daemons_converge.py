@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from daemon_parts import Process, Swarm
 from checkpoint_parts import Model, copy_of, sums, write_files
+from daemon_parts import Process, Swarm
 
 
 @dataclass
@@ -148,7 +147,7 @@ def test_a_base_that_differs_in_one_tensor_costs_that_tensor(swarm: Swarm) -> No
     model.shards["model-00002-of-00003.safetensors"]["layers.1.weight"][100:110] += 1
     name = "model-00002-of-00003.safetensors"
     write_files(swarm.place / "near", contents | {name: model.contents()[name]})
-    write_files(swarm.place / "far", {name: b"\x10\0\0\0\0\0\0\0garbage" for name in contents})
+    write_files(swarm.place / "far", dict.fromkeys(contents, b"\x10\x00\x00\x00\x00\x00\x00\x00garbage"))
     near = swarm.actor("a", base=swarm.place / "near", until=version)
     event = swarm.converged(near, "a", version)
     assert 100_000 < event["fetched_bytes"] < 400_000, "one of three tensors of 256 KiB, in whole chunks"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def test_a_checkpoint_whose_shards_come_slowly_is_published_once_whole(
     shards = sorted(name for name in contents if name.endswith(".safetensors"))
     place = shared.watch / "slow-1"
     write_files(place, {name: data for name, data in contents.items() if name not in shards})
-    for shard, missing in zip(shards, shards[1:], strict=False):
+    for shard, missing in itertools.pairwise(shards):
         write_files(place, {shard: contents[shard]})
         trainer.wait_for("Trouble", message=lambda m, missing=missing: f"{missing} of its index is missing" in m)
         assert not trainer.find("Published")
@@ -137,6 +138,4 @@ def test_one_checkpoint_that_is_replaced_in_place(swarm: Swarm) -> None:
         versions.append(trainer.wait_for("Published", seen)["version"])
     actor = swarm.actor("actor", until=versions[-1])
     assert actor.exit_code() == 0
-    assert swarm.current("actor") == {
-        name: hashlib.sha256(data).hexdigest() for name, data in model.contents().items()
-    }
+    assert swarm.current("actor") == {name: hashlib.sha256(data).hexdigest() for name, data in model.contents().items()}

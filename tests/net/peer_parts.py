@@ -54,7 +54,8 @@ class Told:
     def _up(self, name: str, region: str) -> bool:
         if name in self.refuses:
             return False
-        self.up.append(name)
+        if self.up.count(name) == self.down.count(name):  # told of every stream; here the peer counts
+            self.up.append(name)
         return True
 
     def _flushed(self, name: str, size: int) -> None:

@@ -1,0 +1,110 @@
+"""Readers together, or one commit alone, and a commit does not starve."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from actor.gate import Gate
+from p2psync.errors import UsageError
+
+LIMIT = 10.0
+
+
+def started(target: object) -> threading.Thread:
+    assert callable(target)
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_writer_waits_for_readers_and_keeps_new_ones_out() -> None:
+    gate, order = Gate(), []
+    inside, wanted = threading.Event(), threading.Event()
+
+    def write() -> None:
+        wanted.set()
+        with gate.closed():
+            order.append("written")
+
+    def read() -> None:
+        with gate.held():
+            order.append("read")
+
+    with gate.held():
+        writer = started(write)
+        wanted.wait(LIMIT)
+        while not gate._writers:
+            time.sleep(0)
+        reader = started(read)
+        assert not order
+        inside.set()
+    writer.join(LIMIT)
+    reader.join(LIMIT)
+    assert order == ["written", "read"]
+
+
+def test_readers_are_together_and_may_enter_again() -> None:
+    gate, met = Gate(), threading.Barrier(2, timeout=LIMIT)
+
+    def read() -> None:
+        with gate.held(), gate.held():
+            met.wait()
+
+    threads = [started(read) for _ in range(2)]
+    for thread in threads:
+        thread.join(LIMIT)
+    assert not met.broken
+    with gate.closed():
+        pass
+
+
+def test_a_reader_inside_may_enter_again_while_a_writer_waits() -> None:
+    gate = Gate()
+    with gate.held():
+        writer = started(lambda: gate.closed().__enter__())
+        while not gate._writers:
+            time.sleep(0)
+        with gate.held():
+            pass
+    writer.join(LIMIT)
+    assert not writer.is_alive()
+
+
+def test_a_loop_that_reads_without_pause_does_not_starve_a_writer() -> None:
+    gate, done = Gate(), threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            with gate.held():
+                pass
+
+    readers = [started(read) for _ in range(2)]
+    for _ in range(50):
+        with gate.closed():
+            pass
+    done.set()
+    for reader in readers:
+        reader.join(LIMIT)
+        assert not reader.is_alive()
+
+
+def test_who_waits_is_sent_away_at_the_end() -> None:
+    gate, refused = Gate(), threading.Event()
+
+    def wait() -> None:
+        try:
+            with gate.held(lambda: False):
+                pass
+        except UsageError:
+            refused.set()
+
+    thread = started(wait)
+    gate.look()
+    gate.end(UsageError("closed"))
+    assert refused.wait(LIMIT)
+    thread.join(LIMIT)
+    with pytest.raises(UsageError, match="closed"), gate.held():
+        pass

@@ -1,0 +1,103 @@
+"""The background scrub finds what no commit looks at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from actor.scrub import Scrubber
+from p2psync.delta.digest import digest_bytes, digest_units
+from p2psync.delta.tensors import Kind, TensorSpec
+from p2psync.errors import FormatError
+from p2psync.protocol.versions import Position
+
+SPECS = [TensorSpec(int(Kind.TENSOR), name, "BF16", (100,)) for name in "abc"]
+
+
+class Weights:
+    """An engine as far as a scrub needs one."""
+
+    def __init__(self) -> None:
+        self.bits = {spec: np.arange(100, dtype=np.uint16) for spec in SPECS}
+        self.move(0)
+
+    def move(self, version: int) -> None:
+        digest = digest_bytes(sum(digest_units(spec, bits) for spec, bits in self.bits.items()))
+        self.position: Position | None = Position(run="0" * 32, epoch=1, version=version, digest=digest)
+
+    def table(self) -> list[TensorSpec]:
+        return SPECS
+
+    def units(self, spec: TensorSpec) -> np.ndarray:
+        return self.bits[spec]
+
+    def scrub(self) -> bool:
+        found = digest_bytes(sum(digest_units(spec, bits) for spec, bits in self.bits.items()))
+        return self.position is not None and found == self.position.digest
+
+
+async def at_once(call: Callable[[], int | None]) -> int | None:
+    return call()
+
+
+def scrubber(weights: object) -> Scrubber:
+    return Scrubber(weights, at_once, 1.0, least_pause=0.0)  # type: ignore[arg-type]
+
+
+async def test_sound_weights_are_sound_and_a_flipped_bit_is_not() -> None:
+    weights = Weights()
+    assert await scrubber(weights).sound() is True
+    weights.bits[SPECS[1]][7] ^= 1
+    assert await scrubber(weights).sound() is False
+
+
+async def test_nothing_is_said_of_no_version_or_one_that_moved_meanwhile() -> None:
+    weights = Weights()
+    calls = 0
+
+    async def moving(call: Callable[[], int | None]) -> int | None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            weights.move(1)
+        return call()
+
+    assert await Scrubber(weights, moving, 1.0, least_pause=0.0).sound() is None  # type: ignore[arg-type]
+    weights.position = None
+    assert await scrubber(weights).sound() is None
+
+
+async def test_bits_that_cannot_be_read_are_unsound(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = Weights()
+
+    def gone(*args: object) -> np.ndarray:
+        raise FormatError("the file is gone")
+
+    monkeypatch.setattr(weights, "units", gone)
+    monkeypatch.setattr(weights, "scrub", gone)
+    assert await scrubber(weights).sound() is False
+
+
+async def test_damage_is_told_and_looked_for_again_once_something_is_vouched_for() -> None:
+    weights = Weights()
+    told: asyncio.Queue[Position] = asyncio.Queue()
+    vouched = weights.position
+
+    def doubt(position: Position) -> None:
+        nonlocal vouched
+        vouched = None
+        told.put_nowait(position)
+
+    running = asyncio.create_task(scrubber(weights).run(lambda: vouched, doubt))
+    weights.bits[SPECS[2]][0] ^= 1
+    async with asyncio.timeout(10):
+        assert await told.get() == weights.position
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert told.empty(), "it is being mended"
+        vouched = weights.position
+        assert await told.get() == weights.position
+    running.cancel()

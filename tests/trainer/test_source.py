@@ -1,0 +1,67 @@
+"""A checkpoint that changes, shrinks or goes while it is read is not published."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from p2psync.engines.checkpoint import Checkpoint, signature
+from p2psync.errors import FormatError
+from trainer.source import CheckpointSource
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    table = {name: {"dtype": "U8", "shape": [8], "data_offsets": [at, at + 8]} for name, at in (("a", 0), ("b", 8))}
+    header = json.dumps(table).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(range(16)))
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+def opened(place: Path) -> CheckpointSource:
+    return CheckpointSource(Checkpoint.open(place), signature(place))
+
+
+def test_every_file_is_read_whole(place: Path) -> None:
+    source = opened(place)
+    read = {spec.name: source.units(spec).tobytes() for spec in source.specs}
+    assert read["a"] + read["b"] == bytes(range(16))
+    assert read["config.json"] == b"{}"
+    assert source.unchanged()
+
+
+def test_a_file_that_was_cut_short_or_removed_is_an_error(place: Path) -> None:
+    source = opened(place)
+    last = source.specs[-1]
+    os.truncate(place / "m.safetensors", (place / "m.safetensors").stat().st_size - 3)
+    with pytest.raises(FormatError, match="became shorter"):
+        source.units(last)
+    (place / "m.safetensors").unlink()
+    with pytest.raises(FormatError, match="while it was read"):
+        source.units(last)
+
+
+@pytest.mark.parametrize("change", ["new", "gone", "replaced", "written"])
+def test_any_change_of_the_files_is_seen(place: Path, change: str) -> None:
+    source = opened(place)
+    config = place / "config.json"
+    if change == "new":
+        (place / "more.txt").write_text("x")
+    elif change == "gone":
+        config.unlink()
+    elif change == "replaced":
+        (place / ".other").write_text("{}")
+        (place / ".other").replace(config)
+    else:
+        os.utime(config, ns=(1, 1))
+    assert not source.unchanged()
+
+
+def test_a_change_between_the_look_and_the_opening_is_seen(place: Path) -> None:
+    before = signature(place)
+    (place / "config.json").write_text("{ }")
+    assert not CheckpointSource(Checkpoint.open(place), before).unchanged()
