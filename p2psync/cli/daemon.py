@@ -67,36 +67,45 @@ class Show:
             self._refused = False
 
 
-class InterruptedByUser(Exception):
-    """Ctrl-C: everything was left cleanly."""
+class _Signals:
+    """SIGINT and SIGTERM from the first moment on: the first one ends the daemon cleanly, a second one at once."""
+
+    def __init__(self, daemon: asyncio.Task[None]) -> None:
+        self.told: signal.Signals | None = None
+        self.stopped = asyncio.Event()
+        #: Whether the daemon waits for `stopped`; before, it is starting, and is cancelled.
+        self.awaited = False
+        self._daemon = daemon
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._stop, number)
+
+    def _stop(self, number: signal.Signals) -> None:
+        for other in (signal.SIGINT, signal.SIGTERM):
+            self._loop.remove_signal_handler(other)
+        self.told = number
+        self.stopped.set()
+        if not self.awaited:
+            self._daemon.cancel()
+
+
+_signals: _Signals | None = None
 
 
 async def until_stopped(*tasks: asyncio.Task[None]) -> None:
-    """Return when the process is told to stop (SIGTERM), or when one of the tasks ends; raise what that task raises.
+    """Return when the process is told to stop (SIGINT, SIGTERM), or when one of the tasks ends.
 
-    Raises `InterruptedByUser` after SIGINT. A second signal ends the process at once.
+    Raises what that task raises. Only within `in_loop`.
     """
-    loop = asyncio.get_running_loop()
-    told: list[signal.Signals] = []
-    stopped = asyncio.Event()
-
-    def stop(number: signal.Signals) -> None:
-        for other in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(other)
-        told.append(number)
-        stopped.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
-    waiting = asyncio.create_task(_wait(stopped))
+    assert _signals is not None
+    _signals.awaited = True
+    waiting = asyncio.create_task(_wait(_signals.stopped))
     done, pending = await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
     for task in done:
         task.result()
-    if signal.SIGINT in told:
-        raise InterruptedByUser
 
 
 async def _wait(stopped: asyncio.Event) -> None:
@@ -126,12 +135,22 @@ def _one_key(text: str) -> bytes:
 
 
 def in_loop(build: Callable[[], Coroutine[object, object, None]]) -> None:
-    """Run a daemon whose objects must be made on its loop."""
+    """Run a daemon whose objects must be made on its loop. Exit 130 after SIGINT, 0 after SIGTERM."""
     _raise_file_limit()
+    if run(_guarded(build)) == signal.SIGINT:
+        raise typer.Exit(130)
+
+
+async def _guarded(build: Callable[[], Coroutine[object, object, None]]) -> signal.Signals | None:
+    global _signals
+    daemon = asyncio.create_task(build())
+    _signals = _Signals(daemon)
     try:
-        run(build())
-    except InterruptedByUser:
-        raise typer.Exit(130) from None
+        await daemon
+    except asyncio.CancelledError:
+        if _signals.told is None:
+            raise
+    return _signals.told
 
 
 def _raise_file_limit() -> None:

@@ -6,7 +6,6 @@ byte (a memory-mapped safetensors file), and are only read.
 
 from __future__ import annotations
 
-import functools
 import threading
 
 import numpy as np
@@ -19,6 +18,10 @@ from p2psync.delta.tensors import TensorSpec, Units
 
 _Found = tuple[NDArray[np.uint32], Units, Units]
 _local = threading.local()
+#: What stands for an absent tensor: a block of zeros, read-only, which no memory is spent on before it is read. Made
+#: once, and never by two threads: kernels are given its bare address, so it must outlive every call.
+_ZEROS = np.zeros(MAX_BLOCK_BYTES, np.uint8)
+_ZEROS.flags.writeable = False
 
 
 def extract_block(row: int, old: Units | None, new: Units | None, start: int, count: int) -> Block | None:
@@ -114,8 +117,8 @@ class Extraction:
     def _addresses(self, start: int) -> tuple[int, int]:
         offset = start * self._unit.itemsize
         return (
-            kernels.address(_zeros(self._unit)) if self._old is None else self._old_address + offset,
-            kernels.address(_zeros(self._unit)) if self._new is None else self._new_address + offset,
+            kernels.address(_ZEROS) if self._old is None else self._old_address + offset,
+            kernels.address(_ZEROS) if self._new is None else self._new_address + offset,
         )
 
 
@@ -126,11 +129,3 @@ def _scratch(room: int, unit: np.dtype[np.unsignedinteger]) -> _Found:
     if arrays is None or arrays[0].size < room:
         arrays = kept[unit] = np.empty(room, np.uint32), np.empty(room, unit), np.empty(room, unit)
     return arrays
-
-
-@functools.cache
-def _zeros(unit: np.dtype[np.unsignedinteger]) -> Units:
-    """What stands for an absent tensor: a block of zeros, read-only."""
-    zeros = np.zeros(MAX_BLOCK_BYTES // unit.itemsize, unit)
-    zeros.flags.writeable = False
-    return zeros

@@ -162,11 +162,12 @@ def test_a_flipped_bit_under_a_change_is_caught_at_the_commit(tmp_path: Path) ->
         with Checkpoint.open((tmp_path / "dir" / "current").resolve(), writable=True) as live:
             spec = TensorSpec(2, "scalar", "I64", ())
             live.units(spec)[0] ^= 1 << 40
-        assert not engine.scrub()
         stage = engine.stage([run.steps[0, 1]])
         put_all(run, stage, [run.steps[0, 1]])
         with pytest.raises(DigestMismatchError):
             stage.commit()
+        assert not engine.scrub()
+        assert engine.position is None, "wrong bits are no version"
         run.anchor(1, made[1])
         bring(run, engine, run.steps[None, 1])
         assert engine.scrub()
