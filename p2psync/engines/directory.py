@@ -254,6 +254,10 @@ class DirectoryEngine:
             assert self._live is not None
             with disk_refusals(self._home.slot(second)):
                 match(self._live.files, self._home.slot(second))
+            # All of it was read just now anyway: so this is the moment to see that the live bits are still right.
+            with Checkpoint.open(self._home.slot(second)) as copy:
+                if self.position is not None and copy.digest() != self.position.digest:
+                    raise DigestMismatchError(f"{self._home.link} is no longer version {self.position.version}")
         self._hook("brought up")
 
     def _retrace(self, second: SlotName) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import os
@@ -23,6 +24,8 @@ Event = dict[str, Any]
 #: No wait is longer (seconds): what takes longer has failed.
 LIMIT = 40.0
 ROOT = Path(__file__).resolve().parents[2]
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 
 
 class Process:
@@ -44,6 +47,7 @@ class Process:
                 stderr=out,
                 env=environment,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -101,6 +105,11 @@ class Process:
         with self._changed:
             self._over = True
             self._changed.notify_all()
+
+
+def _die_with_parent() -> None:
+    """In the child: however the tests end, no daemon outlives them."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _matches(event: Event, kind: str, fields: dict[str, object]) -> bool:

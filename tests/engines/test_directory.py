@@ -159,10 +159,11 @@ def test_a_flipped_bit_under_a_change_is_caught_at_the_commit(tmp_path: Path) ->
     run, made = published(tmp_path, 2)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         bring(run, engine, run.steps[None, 0])
-        with Checkpoint.open((tmp_path / "dir" / "current").resolve(), writable=True) as live:
-            spec = TensorSpec(2, "scalar", "I64", ())
-            live.units(spec)[0] ^= 1 << 40
+        live = (tmp_path / "dir" / "current").resolve()
         stage = engine.stage([run.steps[0, 1]])
+        for slot in live.parent.iterdir():
+            with Checkpoint.open(slot, writable=True) as checkpoint:
+                checkpoint.units(TensorSpec(2, "scalar", "I64", ()))[0] ^= 1 << 40
         put_all(run, stage, [run.steps[0, 1]])
         with pytest.raises(DigestMismatchError):
             stage.commit()
@@ -172,6 +173,17 @@ def test_a_flipped_bit_under_a_change_is_caught_at_the_commit(tmp_path: Path) ->
         bring(run, engine, run.steps[None, 1])
         assert engine.scrub()
     assert current(tmp_path / "dir") == tree(made[1])
+
+
+def test_a_flipped_bit_is_not_copied_into_the_other_slot(tmp_path: Path) -> None:
+    """The second slot is empty, so the stage copies the live one; it must not carry a wrong bit along."""
+    run, _ = published(tmp_path, 2)
+    with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
+        bring(run, engine, run.steps[None, 0])
+        with Checkpoint.open((tmp_path / "dir" / "current").resolve(), writable=True) as live:
+            live.units(TensorSpec(2, "scalar", "I64", ()))[0] ^= 1 << 40
+        with pytest.raises(DigestMismatchError, match="no longer version 0"):
+            engine.stage([run.steps[0, 1]])
 
 
 def test_a_path_that_does_not_start_at_the_live_version_is_refused(tmp_path: Path) -> None:
