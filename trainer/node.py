@@ -11,9 +11,10 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -23,11 +24,11 @@ from p2psync.membership.records import HUB_HOST, NodeInfo, View
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.runner import NodeRunner
-from p2psync.observe.events import Event, Published, Trouble
+from p2psync.observe.events import Event, HubAway, Published, Trouble
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
 from p2psync.swarm.node import NodeConfig, NodeCore
-from trainer.announcer import Announcer
+from trainer.announcer import RETRY_FIRST, RETRY_LAST, Announcer
 from trainer.retention import anchor_due
 from trainer.runstate import load_run, save_run
 from trainer.source import Source
@@ -35,6 +36,8 @@ from trainer.versions import Made, VersionMaker
 
 #: How often `until_running` asks the hub (seconds).
 ASK_EVERY = 0.2
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,7 @@ class TrainerConfig:
     store: directory of versions and snapshot. hub_url: an external hub; None: one is embedded at (host, hub_port).
     host, port: where peers connect (0: any port). advertise: address told to peers, "" lets the hub see it.
     anchor_ratio, keep: see `trainer.retention`. ttl: seconds of a lease at the embedded hub.
+    wait_for_hub: where an external hub cannot be reached at the start, try again until it can.
     """
 
     store: Path
@@ -59,6 +63,7 @@ class TrainerConfig:
     anchor_ratio: float = 1.0
     keep: int = 64
     ttl: float = 10.0
+    wait_for_hub: bool = False
 
 
 class TrainerNode:
@@ -121,13 +126,13 @@ class TrainerNode:
             on_view=self._on_view,
         )
         await runner.listen(config.host, config.port)
-        state = found.next_epoch(await client.view())
+        state = found.next_epoch(await self._from_hub(client.view))
         # Durable before it is used: a restart must not use the same epoch for something else.
         await asyncio.to_thread(save_run, run_file, state)
         self._announcer = Announcer(
             client, config.key, state, store, keep=config.keep, withdraw=runner.withdraw, on_event=self._emit
         )
-        await self._announcer.claim()
+        await self._from_hub(self._announcer.claim)
         versions.epoch = state.epoch
         runner.start()
         if versions.position is not None:
@@ -272,6 +277,21 @@ class TrainerNode:
         live = self.position
         running = [m.digest for m in members if m.info.role == "actor"]
         return len(running) >= actors and all(digest == (live.digest.hex() if live else "") for digest in running)
+
+    async def _from_hub(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the hub; where the trainer was told to wait for it, until it answers."""
+        pause, told = RETRY_FIRST, False
+        while True:
+            try:
+                return await ask()
+            except HubError as error:
+                if not self.config.wait_for_hub:
+                    raise
+                if not told:
+                    self._emit(HubAway(f"{error}; waiting for it"))
+                told = True
+            await asyncio.sleep(pause)
+            pause = min(RETRY_LAST, pause * 2)
 
     async def _embed_hub(self, trusted: frozenset[bytes]) -> str:
         self.hub = HubService(HubConfig(trusted=trusted, ttl=self.config.ttl), token=self.config.token)

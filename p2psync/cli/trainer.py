@@ -58,6 +58,7 @@ def trainer(
             store=store,
             key=signing,
             hub_url=hub,
+            wait_for_hub=hub is not None,
             host=host,
             hub_port=hub_port,
             port=port,

@@ -402,7 +402,7 @@ class NodeRunner:
             self._break(error)  # a wrong join token: asking again mends nothing
             return
         if not self._hub_away:
-            self._emit(HubAway(str(error)))
+            self._emit(HubAway(f"{error}; carrying on with the peers at hand"))
         self._hub_away = True
         self.core.hub_failed(call, self._loop.time())
 

@@ -44,7 +44,7 @@ class HubAway(Warned, frozen=True):
 
     def line(self) -> str:
         """One line for people."""
-        return f"{self.message}; carrying on with the peers at hand"
+        return self.message
 
 
 class PeerUp(Event, frozen=True):

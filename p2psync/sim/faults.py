@@ -139,9 +139,11 @@ def shut_one_way(sim: Simulation, seconds: float) -> None:
 
 
 def slow_down(sim: Simulation, seconds: float) -> None:
-    """A node's link becomes twenty times slower."""
+    """A node's link becomes twenty times slower; never slower still, or no bound on time would mean anything."""
     host = sim.rng.choice(sim.nodes).host
-    host.up, host.down = host.up / 20, host.down / 20
+    if host.slow:
+        return
+    host.slow, host.up, host.down = True, host.up / 20, host.down / 20
     _later(sim, seconds, _speed_up, host)
 
 
@@ -244,7 +246,7 @@ def _start(node: SimNode) -> None:
 
 
 def _speed_up(host: Host) -> None:
-    host.up, host.down = host.up * 20, host.down * 20
+    host.slow, host.up, host.down = False, host.up * 20, host.down * 20
 
 
 def _mend_hub(sim: Simulation) -> None:

@@ -24,6 +24,7 @@ class Host:
     """A machine's place in the network. up, down: bytes a second. delay: its share of a one-way delay (seconds).
 
     shut: hosts that cannot dial this one (asymmetric reachability). alive: whether its process runs.
+    slow: whether its link is slowed down now.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Host:
     delay: float
     loss: float = 0.0
     alive: bool = True
+    slow: bool = False
     shut: set[str] = field(default_factory=set)
     up_free: float = 0.0
     down_free: float = 0.0

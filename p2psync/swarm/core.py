@@ -43,6 +43,7 @@ from p2psync.protocol.messages import (
     Request,
 )
 from p2psync.swarm.actions import Action, Ban, Complete, Save, Send, SendChunk, SwarmConfig
+from p2psync.swarm.downlink import Downlink
 from p2psync.swarm.peer import MAX_QUEUED, Peer
 from p2psync.swarm.transfer import Bits, Transfer, pack_bitmap, unpack_bitmap
 
@@ -70,6 +71,7 @@ class Swarm:
         self._late_due = _NEVER
         self._rest_due = _NEVER
         self._hope_due = _NEVER
+        self._downlink = Downlink()
         self.received_bytes = 0
         self.sent_bytes = 0
         self.wasted_bytes = 0
@@ -290,10 +292,15 @@ class Swarm:
                 self._ask(peer, transfer, chosen, now)
 
     def _ask(self, peer: Peer, transfer: Transfer, chunks: list[int], now: float) -> None:
+        if not any(p.asked_bytes for p in self._peers.values()):
+            self._downlink.begin(now)
+        owed = sum(p.owed for p in self._peers.values())
         for index in chunks:
             peer.asked_bytes += transfer.manifest.sizes[index]
             peer.owed += transfer.manifest.sizes[index]
+            owed += transfer.manifest.sizes[index]
             pace = peer.asked_bytes / peer.rate if peer.rate else 0.0
+            pace = max(pace, self._downlink.queue_seconds(owed, now))
             due = now + self._config.late_after * peer.patience + 2 * pace
             hoped = now + max(self._config.endgame_after, 1.5 * (pace + peer.round_trip))
             transfer.ask(index, peer.name, now, due, hoped)
@@ -338,6 +345,7 @@ class Swarm:
     def _on_chunk(self, peer: Peer, chunk: Chunk, now: float) -> None:
         transfer = self._transfers.get(chunk.manifest)
         self.received_bytes += len(chunk.data)
+        self._downlink.arrived(len(chunk.data), now)
         if transfer is None or not self.needs(chunk.manifest, chunk.index):
             self._on_surplus(peer, chunk, now)
         elif transfer.manifest.verify_chunk(chunk.index, chunk.data):

@@ -163,6 +163,16 @@ def test_a_hub_that_is_not_there_yet_is_waited_for(swarm: Swarm) -> None:
     assert actor.exit_code() == 0
 
 
+def test_a_trainer_too_waits_for_a_hub_of_its_own(swarm: Swarm) -> None:
+    swarm.hub()
+    assert swarm.processes[-1].stop() == 0
+    trainer = swarm.trainer(hub=False)
+    trainer.wait_for("HubAway")
+    swarm.hub(swarm.port)
+    actor = swarm.actor("patient", until=0)
+    swarm.converged(actor, "patient", swarm.publish(Model(rows=64), trainer))
+
+
 def test_a_second_trainer_fences_the_first(swarm: Swarm) -> None:
     swarm.hub()
     first = swarm.trainer(hub=False)

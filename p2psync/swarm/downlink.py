@@ -1,0 +1,40 @@
+"""How fast chunks come in over all peers together, while they come: what a node's own downlink seems to give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Seconds: before this much of a busy time there is no estimate; what is older than this counts half.
+_SETTLE = 1.0
+_MEMORY = 10.0
+#: No queue is believed to be longer than this (seconds).
+LONGEST = 60.0
+
+
+@dataclass(slots=True)
+class Downlink:
+    """Bytes that came since `begun`, the beginning of the busy time (seconds)."""
+
+    begun: float = 0.0
+    nbytes: float = 0.0
+
+    def begin(self, now: float) -> None:
+        """The first request after an idle time: what was measured before says nothing of now."""
+        self.begun, self.nbytes = now, 0.0
+
+    def arrived(self, size: int, now: float) -> None:
+        """A chunk came."""
+        self.nbytes += size
+        if now - self.begun > _MEMORY:
+            self.begun, self.nbytes = (self.begun + now) / 2, self.nbytes / 2
+
+    def queue_seconds(self, owed: int, now: float) -> float:
+        """How long `owed` bytes will take to come at this pace; 0 while there is no estimate.
+
+        Where the own downlink is the narrow place, everybody is slow. To take each peer for late, and ask others for
+        the same chunks, would fill the queue with copies.
+        """
+        busy = now - self.begun
+        if busy < _SETTLE or not self.nbytes:
+            return 0.0
+        return min(LONGEST, owed * busy / self.nbytes)
