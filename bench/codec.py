@@ -25,6 +25,7 @@ from rich.table import Table
 from bench.bounds import Bounds, measure_bounds
 from bench.policy import draw_step, model_rows
 from p2psync.delta.algebra import apply_block, apply_with_digest, invert
+from p2psync.delta.block import Block
 from p2psync.delta.container import ChunkEncoder, EncodedChunk, decode_chunk
 from p2psync.delta.digest import MODULUS
 from p2psync.delta.tensors import Row
@@ -108,6 +109,7 @@ def run_codec_bench(
     progress("one round to warm up")
     work.read()
     encode_extra = _peak_extra(work.encode)
+    work.remember()
     decode_extra = _peak_extra(work.apply)
     work.undo()
     reads, encodes, decodes = [], [], []
@@ -198,6 +200,7 @@ class _Work:
         }
         self.chunks: list[EncodedChunk] = []
         self.changed = 0
+        self._inverse: list[Block] = []
         self._digest_change = 0
 
     def read(self) -> int:
@@ -221,16 +224,24 @@ class _Work:
         """Decode every chunk, add it to the old copy in place, and check the change of the digest."""
         change = 0
         for chunk in self.chunks:
-            for block in decode_chunk(chunk.data, self._rows, self._options["block_units"]):
+            for block in decode_chunk(chunk.data, self._rows, self._options["block_units"], self._base):
                 change += apply_with_digest(self._rows[block.row].spec, self._pairs[block.row][0], block)
         if change % MODULUS != self._digest_change:
             raise DigestMismatchError("a round of the benchmark did not end in the new weights")
 
+    def remember(self) -> None:
+        """Keep what undoes the step: a profile may not be decodable against anything but the old copy."""
+        for chunk in self.chunks:
+            for block in decode_chunk(chunk.data, self._rows, self._options["block_units"], self._base):
+                self._inverse.append(invert(block))
+
+    def _base(self, row: int) -> NDArray[np.uint16]:
+        return self._pairs[row][0]
+
     def undo(self) -> None:
         """Put the old copy back."""
-        for chunk in self.chunks:
-            for block in decode_chunk(chunk.data, self._rows, self._options["block_units"]):
-                apply_block(self._pairs[block.row][0], invert(block))
+        for block in self._inverse:
+            apply_block(self._pairs[block.row][0], block)
 
 
 @numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]

@@ -1,0 +1,185 @@
+"""Which scales of the old weight are told apart, chosen from what is seen to change.
+
+An element changes with a probability that about halves with every step of its exponent, and by steps that shrink too.
+Positions and steps, coded for each class alone, take the fewest bits if classes are runs of scales that behave alike:
+dynamic programming over 16 scales in a row finds the best cut into so many classes, from a histogram.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2psync.delta.kernels import kernel, load
+from p2psync.delta.ranks import WINDOW, count_scales
+from p2psync.delta.symbols import EXTRAS, extra_of, magnitude_of
+from p2psync.delta.tensors import Units
+
+#: Kinds of steps that the choice tells apart: ±1, ±2, and each extra symbol.
+_KINDS = 2 + EXTRAS
+#: Classes in use: one more would save less than 0.02 bits a change, and costs time in each 64 units.
+CLASSES = 8
+#: A choice is looked at again when twice as many changes are known, and given up if another saves this share.
+_BETTER = 0.015
+
+_U = np.uint64
+Counts = NDArray[np.int64]
+
+
+@kernel
+def count_steps(base: int, positions: NDArray[np.uint32], steps: Units, counts: Counts) -> None:
+    """Add the changes of a block at `base` to `counts` (256 scales, 17 kinds of steps)."""
+    for j in range(_U(positions.size)):
+        scale = (load(base, np.int64(positions[j]), steps) >> _U(7)) & _U(255)
+        magnitude = magnitude_of(_U(steps[j]))
+        counts[scale, magnitude - _U(1) if magnitude < _U(3) else _U(2) + extra_of(magnitude)] += 1
+
+
+@kernel
+def _bits(units: float, counts: NDArray[np.float64]) -> float:
+    """Bits that positions and kinds of steps take in a class of `units`, by entropy."""
+    changed, bits = 0.0, 0.0
+    for count in counts:
+        changed += count
+        if count > 0:
+            bits -= count * np.log2(count)
+    units = max(units, changed)
+    # n·log2(n) of the kinds' entropy and of the positions' cancel out.
+    if changed > 0:
+        bits += units * np.log2(units)
+        if units > changed:
+            bits -= (units - changed) * np.log2(units - changed)
+    return bits
+
+
+@kernel
+def _fold(first: int, units: Counts, counts: Counts, sums: NDArray[np.float64]) -> None:
+    """Running sums over the window at `first` of units (column 0) and changes; `sums` is (WINDOW + 1, 1 + kinds)."""
+    sums[:] = 0
+    for scale in range(256):
+        place = min(max(scale - first, 0), WINDOW - 1) + 1
+        sums[place, 0] += units[scale]
+        for kind in range(counts.shape[1]):
+            sums[place, 1 + kind] += counts[scale, kind]
+    for place in range(WINDOW):
+        sums[place + 1] += sums[place]
+
+
+@kernel
+def _cut(sums: NDArray[np.float64], most: int, classes: NDArray[np.uint8]) -> float:
+    """The best cut of a window into `most` classes at most; returns its bits."""
+    cost = np.full((most + 1, WINDOW + 1), np.inf)
+    back = np.zeros((most + 1, WINDOW + 1), np.int64)
+    cost[0, 0] = 0
+    for low in range(WINDOW):
+        for high in range(low + 1, WINDOW + 1):
+            part = sums[high] - sums[low]
+            bits = _bits(part[0], part[1:])
+            for k in range(most):
+                if cost[k, low] + bits < cost[k + 1, high]:
+                    cost[k + 1, high] = cost[k, low] + bits
+                    back[k + 1, high] = low
+        # Rows are complete for `low + 1` now: every cut that ends there has been tried.
+    best = 1
+    for k in range(2, most + 1):
+        if cost[k, WINDOW] < cost[best, WINDOW]:
+            best = k
+    high = WINDOW
+    for k in range(best, 0, -1):
+        low = back[k, high]
+        classes[low:high] = k - 1
+        high = low
+    return float(cost[best, WINDOW])
+
+
+@kernel
+def _cost(sums: NDArray[np.float64], classes: NDArray[np.uint8]) -> float:
+    """Bits that a given cut takes."""
+    bits, low = 0.0, 0
+    for place in range(1, WINDOW + 1):
+        if place == WINDOW or classes[place] != classes[low]:
+            part = sums[place] - sums[low]
+            bits += _bits(part[0], part[1:])
+            low = place
+    return bits
+
+
+class Seen(NamedTuple):
+    """What a block changes: how often each scale (256), and the bits that it may take."""
+
+    changes: Counts
+    bits: float
+
+
+class Classes:
+    """The classes in use, and the histograms that they come from: one for each encoder.
+
+    window: a scale, and the classes of it and the next 15; scales below and above count as the first and the last.
+    """
+
+    def __init__(self) -> None:
+        self.window: NDArray[np.uint8] | None = None
+        self._units, self._changes = np.zeros(256, np.int64), np.zeros((256, _KINDS), np.int64)
+        self._sums = np.empty((WINDOW + 1, 1 + _KINDS))
+        self._known = 0
+
+    @property
+    def number(self) -> int:
+        """How many classes there are."""
+        assert self.window is not None
+        return int(self.window[-1]) + 1
+
+    def see(self, base: int, count: int, positions: NDArray[np.uint32], steps: Units) -> Seen:
+        """Take a block at address `base` into account."""
+        seen, units = np.zeros((256, _KINDS), np.int64), np.zeros(256, np.int64)
+        count_steps(base, positions, steps, seen)
+        count_scales(base, count, units, steps)
+        units = units * count // max(1, int(units.sum()))
+        self._units += units
+        self._changes += seen
+        if self.window is None:
+            self.choose()
+        assert self.window is not None
+        _fold(int(self.window[0]), units, seen, self._sums)
+        raw = positions.size + float(seen[:, 2:].sum(axis=0) @ np.arange(EXTRAS))
+        return Seen(seen.sum(axis=1), _cost(self._sums, self.window[1:]) + raw)
+
+    def sizes(self, seen: Seen) -> Counts:
+        """Changes of a block in each class."""
+        assert self.window is not None
+        below = int(self.window[0])
+        places = np.clip(np.arange(256) - below, 0, WINDOW - 1)
+        return np.bincount(self.window[1:][places], seen.changes, self.number).astype(np.int64)
+
+    def stale(self) -> bool:
+        """Whether other classes are worth a chunk of their own; if so they are chosen."""
+        changed = int(self._changes.sum())
+        if self.window is None or changed < 2 * self._known:
+            return False
+        old = self.window
+        _fold(int(old[0]), self._units, self._changes, self._sums)
+        bits = _cost(self._sums, old[1:])
+        better = self.choose()
+        if bits > (1 + _BETTER) * better + 4096:
+            return True
+        self.window = old
+        return False
+
+    def begin(self) -> None:
+        """A new chunk: what was seen long ago counts less."""
+        self._units >>= 1
+        self._changes >>= 1
+        self._known >>= 1
+
+    def choose(self) -> float:
+        """Choose classes by all that was seen; returns the bits they take."""
+        changes = self._changes.sum(axis=1)
+        self._known = int(changes.sum())
+        reach = np.convolve(changes, np.ones(WINDOW, np.int64))[WINDOW - 1 :][: 256 - WINDOW + 1]
+        first = int(np.argmax(reach))
+        self.window = np.zeros(WINDOW + 1, np.uint8)
+        self.window[0] = first
+        _fold(first, self._units, self._changes, self._sums)
+        return _cut(self._sums, CLASSES, self.window[1:])
