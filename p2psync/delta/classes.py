@@ -7,13 +7,11 @@ dynamic programming over 16 scales in a row finds the best cut into so many clas
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels import kernel, load
-from p2psync.delta.ranks import WINDOW, count_scales
+from p2psync.delta.kernels import kernel
+from p2psync.delta.ranks import SAMPLED, WINDOW, class_of, count_scales
 from p2psync.delta.symbols import EXTRAS, extra_of, magnitude_of
 from p2psync.delta.tensors import Units
 
@@ -29,12 +27,22 @@ Counts = NDArray[np.int64]
 
 
 @kernel
-def count_steps(base: int, positions: NDArray[np.uint32], steps: Units, counts: Counts) -> None:
-    """Add the changes of a block at `base` to `counts` (256 scales, 17 kinds of steps)."""
-    for j in range(_U(positions.size)):
-        scale = (load(base, np.int64(positions[j]), steps) >> _U(7)) & _U(255)
+def count_steps(olds: Units, steps: Units, counts: Counts) -> None:
+    """Add changes to `counts` (256 scales, 17 kinds of steps)."""
+    for j in range(_U(steps.size)):
+        scale = (_U(olds[j]) >> _U(7)) & _U(255)
         magnitude = magnitude_of(_U(steps[j]))
         counts[scale, magnitude - _U(1) if magnitude < _U(3) else _U(2) + extra_of(magnitude)] += 1
+
+
+@kernel
+def count_classes(olds: Units, window: NDArray[np.uint8], sizes: Counts) -> None:
+    """How many changes each class has."""
+    table = np.empty(256, np.uint8)
+    for scale in range(_U(256)):
+        table[scale] = class_of(scale, window)
+    for old in olds:
+        sizes[table[(_U(old) >> _U(7)) & _U(255)]] += 1
 
 
 @kernel
@@ -106,13 +114,6 @@ def _cost(sums: NDArray[np.float64], classes: NDArray[np.uint8]) -> float:
     return bits
 
 
-class Seen(NamedTuple):
-    """What a block changes: how often each scale (256), and the bits that it may take."""
-
-    changes: Counts
-    bits: float
-
-
 class Classes:
     """The classes in use, and the histograms that they come from: one for each encoder.
 
@@ -123,7 +124,7 @@ class Classes:
         self.window: NDArray[np.uint8] | None = None
         self._units, self._changes = np.zeros(256, np.int64), np.zeros((256, _KINDS), np.int64)
         self._sums = np.empty((WINDOW + 1, 1 + _KINDS))
-        self._known = 0
+        self._changed = self._known = 0
 
     @property
     def number(self) -> int:
@@ -131,35 +132,29 @@ class Classes:
         assert self.window is not None
         return int(self.window[-1]) + 1
 
-    def see(self, base: int, count: int, positions: NDArray[np.uint32], steps: Units) -> Seen:
-        """Take a block at address `base` into account."""
-        seen, units = np.zeros((256, _KINDS), np.int64), np.zeros(256, np.int64)
-        count_steps(base, positions, steps, seen)
+    def see(self, base: int, count: int, olds: Units, steps: Units) -> None:
+        """Take a block of `count` units at address `base` into account."""
+        units = np.zeros(256, np.int64)
         count_scales(base, count, units, steps)
-        units = units * count // max(1, int(units.sum()))
         self._units += units
-        self._changes += seen
+        count_steps(olds, steps, self._changes)
+        self._changed += steps.size
         if self.window is None:
             self.choose()
-        assert self.window is not None
-        _fold(int(self.window[0]), units, seen, self._sums)
-        raw = positions.size + float(seen[:, 2:].sum(axis=0) @ np.arange(EXTRAS))
-        return Seen(seen.sum(axis=1), _cost(self._sums, self.window[1:]) + raw)
 
-    def sizes(self, seen: Seen) -> Counts:
-        """Changes of a block in each class."""
+    def sizes(self, olds: Units) -> Counts:
+        """Changes in each class, by their old bits."""
         assert self.window is not None
-        below = int(self.window[0])
-        places = np.clip(np.arange(256) - below, 0, WINDOW - 1)
-        return np.bincount(self.window[1:][places], seen.changes, self.number).astype(np.int64)
+        sizes = np.zeros(self.number, np.int64)
+        count_classes(olds, self.window, sizes)
+        return sizes
 
     def stale(self) -> bool:
         """Whether other classes are worth a chunk of their own; if so they are chosen."""
-        changed = int(self._changes.sum())
-        if self.window is None or changed < 2 * self._known:
+        if self.window is None or self._changed < 2 * self._known:
             return False
         old = self.window
-        _fold(int(old[0]), self._units, self._changes, self._sums)
+        self._fold(int(old[0]))
         bits = _cost(self._sums, old[1:])
         better = self.choose()
         if bits > (1 + _BETTER) * better + 4096:
@@ -171,15 +166,18 @@ class Classes:
         """A new chunk: what was seen long ago counts less."""
         self._units >>= 1
         self._changes >>= 1
-        self._known >>= 1
+        self._changed = self._known = int(self._changes.sum())
 
     def choose(self) -> float:
         """Choose classes by all that was seen; returns the bits they take."""
         changes = self._changes.sum(axis=1)
-        self._known = int(changes.sum())
+        self._known = self._changed
         reach = np.convolve(changes, np.ones(WINDOW, np.int64))[WINDOW - 1 :][: 256 - WINDOW + 1]
         first = int(np.argmax(reach))
         self.window = np.zeros(WINDOW + 1, np.uint8)
         self.window[0] = first
-        _fold(first, self._units, self._changes, self._sums)
+        self._fold(first)
         return _cut(self._sums, CLASSES, self.window[1:])
+
+    def _fold(self, first: int) -> None:
+        _fold(first, self._units * SAMPLED, self._changes, self._sums)

@@ -31,7 +31,7 @@ _HEADER_BYTES = 2
 class _Writer(Protocol):
     """What a profile does for an encoder: it looks at each block, then takes it into the chunk at hand or the next."""
 
-    def prepare(self, block: Block, row: Row, old: Units | None) -> Any: ...
+    def prepare(self, block: Block, row: Row, source: Extraction | None) -> Any: ...
     def fits(self, prepared: Any, /) -> bool: ...
     def add(self, prepared: Any, /) -> None: ...
     def close(self) -> tuple[int, bytes]: ...
@@ -97,7 +97,7 @@ class ChunkEncoder:
             block, change = extraction.block_with_digest(row.spec, start, count)
             self.digest_change = (self.digest_change + change) % MODULUS
             if block is not None:
-                yield from self._code(block, old)
+                yield from self._code(block, extraction)
         self._place = (row_index, row.spec.count)
 
     def add_block(self, block: Block) -> Iterator[EncodedChunk]:
@@ -133,8 +133,8 @@ class ChunkEncoder:
             if units is not None and (units.shape != (row.spec.count,) or units.dtype != row.spec.unit):
                 raise ValueError(f"{row.spec.name}: {row.spec.count} units of {row.spec.unit} are wanted")
 
-    def _code(self, block: Block, old: Units | None) -> Iterator[EncodedChunk]:
-        prepared = self._writer.prepare(block, self._rows[block.row], old)
+    def _code(self, block: Block, source: Extraction | None) -> Iterator[EncodedChunk]:
+        prepared = self._writer.prepare(block, self._rows[block.row], source)
         self.changed += prepared.changed
         if self._blocks and not self._writer.fits(prepared):
             yield self._close()

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from p2psync.delta import coding
 from p2psync.delta.algebra import densify
 from p2psync.delta.block import Block, block_span
+from p2psync.delta.extract import Extraction
 from p2psync.delta.heads import Head, HeadWriter, Mode, read_heads
 from p2psync.delta.kernels import plain
 from p2psync.delta.streams import Bytes, pack_streams, unpack_streams
@@ -108,8 +109,8 @@ class FastWriter:
         self._streams = [bytearray() for _ in range(_STREAMS - 1)]
         self._size = 0
 
-    def prepare(self, block: Block, row: Row, old: Units | None) -> Coded:
-        """Code a block; `old` is not used."""
+    def prepare(self, block: Block, row: Row, source: Extraction | None) -> Coded:
+        """Code a block; where it comes from does not matter."""
         return code_block(block, row)
 
     def fits(self, coded: Coded) -> bool:

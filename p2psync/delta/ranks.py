@@ -1,13 +1,13 @@
 """The compiled loops that turn positions into ranks within classes of the old weight, and back.
 
-The *scale* of a 16-bit unit is the byte after its sign bit: of bfloat16 the exponent. Edges cut the scales into classes;
-the units of a block that are of one class, in order, are numbered 0, 1, 2, … : a unit's *rank*. A receiver that holds
-the old weights can count the same ranks.
+The *scale* of a 16-bit unit is the byte after its sign bit: of bfloat16 the exponent. Scales are cut into classes; the
+units of a block that are of one class, in order, are numbered 0, 1, 2, … : a unit's *rank*. A receiver that holds the
+old weights can count the same ranks.
 
 Both directions go through a block in runs of 4096 units, 64 groups of 64. For each class and group there is a mask of
-the units that are of the class, and the number of them up to the group's end: what a position's rank, or a rank's
-position, takes is then one lookup each, whatever the density. The vector code is LLVM's own vector language, which every
-processor has some lowering for; the one instruction that it does not know, pdep, has a plain equivalent.
+the units that are of the class, and the number of them up to the group's end; from these follow the rank of a position
+and the position of a rank. The vector code is LLVM's own vector language, which every processor has some lowering for;
+the two instructions that it does not know, byte shuffles and pdep, have plain equivalents.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from numba.core import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels import kernel, load, popcount, trailing
+from p2psync.delta.kernels import kernel, load, popcount, prefetch, trailing
 from p2psync.delta.tensors import Units
 
 #: Most classes that a table may have.
-MAX_CLASSES = 16
+MAX_CLASSES = 8
+_SHIFT = 3
 GROUP, RUN = 64, 4096
 _GROUPS = RUN // GROUP
 #: One group of so many is looked at to learn how frequent each scale is.
@@ -43,23 +44,37 @@ _SHUFFLES = (
 )
 
 
-def _group(planes: int) -> Any:
-    """The classification of one group, where classes are numbers of `planes` bits."""
+def _classifier(groups: int) -> Any:
+    """The operation that classifies some groups, one after another; counts pass from one to the next in registers."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def operation(
         typing_context: Any, units: Any, valid: Any, window: Any, found: Any, masks: Any, before: Any, ends: Any
     ) -> Any:
-        """Classify 64 units at address `units`; all arguments but `valid` are addresses.
+        """Classify units from address `units` on; all arguments but `valid` are addresses.
 
-        window: a scale, and 16 classes from it on. found: the class of each unit, in bytes. masks: for each class a
-        u64, bit k for unit k, and only bits that are set in `valid`. ends: for each class a u32, the number of units in
-        the mask and `before`.
+        window: a scale, and the classes of 16 scales from it on. found: the class of each unit, in bytes. For each
+        group, masks: for each class a u64, bit k for unit k, and only bits that are set in `valid`; ends: for each
+        class a u32, the number of units in the masks so far and `before`.
         """
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             features = context.codegen()._tm_features.split(",")
-            _generate(builder, features, planes, *args)
+            units, valid, window, found, masks, before, ends = args
+            count = _load(builder, before, ir.VectorType(ir.IntType(32), MAX_CLASSES))
+            first = _splat(builder, _load(builder, window, _BYTE), ir.VectorType(_BYTE, GROUP))
+            row = _load(builder, builder.add(window, _I64(1)), ir.VectorType(_BYTE, WINDOW))
+            for g in range(groups):
+                value = _scales(builder, builder.add(units, _I64(2 * GROUP * g)))
+                value = _call(builder, "llvm.usub.sat", value.type, [value, first])
+                value = _call(builder, "llvm.umin", value.type, [value, ir.Constant(value.type, [WINDOW - 1] * GROUP)])
+                value = _look_up(builder, value, row, features)
+                _store(builder, value, builder.add(found, _I64(GROUP * g)))
+                mask = _masks(builder, value, valid)
+                _store(builder, mask, builder.add(masks, _I64(8 * MAX_CLASSES * g)))
+                ones = _call(builder, "llvm.ctpop", mask.type, [mask])
+                count = builder.add(count, builder.trunc(ones, count.type))
+                _store(builder, count, builder.add(ends, _I64(4 * MAX_CLASSES * g)))
             return context.get_dummy_value()
 
         return types.void(*[types.uint64] * 7), generate
@@ -67,32 +82,27 @@ def _group(planes: int) -> Any:
     return operation
 
 
-def _generate(
-    builder: Any, features: list[str], planes: int, units: Any, valid: Any, window: Any, found: Any, *outs: Any
-) -> None:
-    scales, quads = ir.VectorType(_BYTE, GROUP), ir.VectorType(_I64, 1 << planes)
+def _scales(builder: Any, units: Any) -> Any:
+    """The scales of the 64 units at an address: of each unit, doubled, the upper byte."""
     value = _load(builder, units, ir.VectorType(ir.IntType(16), GROUP))
-    value = builder.trunc(builder.lshr(value, ir.Constant(value.type, [7] * GROUP)), scales)
-    first = _splat(builder, _load(builder, window, _BYTE), scales)
-    value = _call(builder, "llvm.usub.sat", scales, [value, first])
-    value = _call(builder, "llvm.umin", scales, [value, ir.Constant(scales, [WINDOW - 1] * GROUP)])
-    row = _load(builder, builder.add(window, _I64(1)), ir.VectorType(_BYTE, WINDOW))
-    value = _look_up(builder, value, row, features)
-    _store(builder, value, found)
-    mask = _splat(builder, valid, quads)
-    for plane in range(planes):
-        bits = builder.and_(value, ir.Constant(scales, [1 << plane] * GROUP))
-        word = builder.bitcast(builder.icmp_unsigned("!=", bits, ir.Constant(scales, [0] * GROUP)), _I64)
-        flips = [-1 if not c >> plane & 1 else 0 for c in range(1 << planes)]
-        mask = builder.and_(mask, builder.xor(_splat(builder, word, quads), ir.Constant(quads, flips)))
-    masks, before, ends = outs
-    _store(builder, mask, masks)
-    counts = ir.VectorType(ir.IntType(32), 1 << planes)
-    count = builder.trunc(_call(builder, "llvm.ctpop", quads, [mask]), counts)
-    _store(builder, builder.add(count, _load(builder, before, counts)), ends)
+    doubled = builder.bitcast(builder.add(value, value), ir.VectorType(_BYTE, 2 * GROUP))
+    return _shuffle(builder, doubled, range(1, 2 * GROUP, 2))
 
 
-_group_of_8, _group_of_16 = _group(3), _group(4)
+def _masks(builder: Any, value: Any, valid: Any) -> Any:
+    """Of 64 classes in bytes the mask of each class: for each of a class's bits, the lanes where it is as it should."""
+    lanes = ir.VectorType(_I64, MAX_CLASSES)
+    mask = _splat(builder, valid, lanes)
+    for plane in range(_SHIFT):
+        bits = builder.and_(value, ir.Constant(value.type, [1 << plane] * GROUP))
+        word = builder.bitcast(builder.icmp_unsigned("!=", bits, ir.Constant(value.type, [0] * GROUP)), _I64)
+        flips = ir.Constant(lanes, [0 if c >> plane & 1 else -1 for c in range(MAX_CLASSES)])
+        mask = builder.and_(mask, builder.xor(_splat(builder, word, lanes), flips))
+    return mask
+
+
+#: Four at a time: a sum that waited for memory in each group would take twice as long as all the rest.
+_four_groups, _one_group = _classifier(4), _classifier(1)
 
 
 def _load(builder: Any, place: Any, kind: Any) -> Any:
@@ -186,36 +196,41 @@ def _search(builder: Any, mask: Any, rank: Any) -> Any:
 
 @kernel
 def _classify(
-    base: int,
+    base: Any,
     size: Any,
     window: NDArray[np.uint8],
-    shift: Any,
     found: NDArray[np.uint8],
     masks: NDArray[np.uint64],
     ends: NDArray[np.uint32],
 ) -> None:
-    """Classify `size` ≤ 4096 units at `base`, of at most 2^shift classes (shift 3 or 4).
+    """Classify `size` ≤ 4096 units at `base`.
 
-    At `(g << shift) + c` is then in `masks` the mask of class c in group g, and in `ends[1 << shift:]` the number of
-    units of class c up to the group's end, counted on from what stands at the beginning of `ends`.
+    At `8 · g + c` is then in `masks` the mask of class c in group g, and in `ends[8:]` the number of units of class c
+    up to the group's end, counted on from what stands at the beginning of `ends`.
     """
     units, at, line = _U(base), _U(found.ctypes.data), _U(window.ctypes.data)
-    mask, end, step = _U(masks.ctypes.data), _U(ends.ctypes.data), _U(4) << shift
-    for _ in range(size >> _U(6)):
-        if shift == _U(3):
-            _group_of_8(units, ~_U(0), line, at, mask, end, end + step)
-        else:
-            _group_of_16(units, ~_U(0), line, at, mask, end, end + step)
-        units, at, mask, end = units + _U(128), at + _U(64), mask + step + step, end + step
+    mask, end = _U(masks.ctypes.data), _U(ends.ctypes.data)
+    groups = size >> _U(6)
+    for _ in range(groups >> _U(2)):
+        # The next run: whoever waits for ranks in between would leave the memory idle.
+        for ahead in range(_U(2 * RUN), _U(2 * RUN + 512), _U(64)):
+            prefetch(units + ahead)
+        _four_groups(units, ~_U(0), line, at, mask, end, end + _U(32))
+        units, at, mask, end = units + _U(512), at + _U(256), mask + _U(256), end + _U(128)
+    for _ in range(groups & _U(3)):
+        _one_group(units, ~_U(0), line, at, mask, end, end + _U(32))
+        units, at, mask, end = units + _U(128), at + _U(64), mask + _U(64), end + _U(32)
     if size & _U(63):
         last = np.zeros(GROUP, np.uint16)
         for i in range(size & _U(63)):
             last[i] = load(units, np.int64(i), last)
-        valid = (_ONE << (size & _U(63))) - _ONE
-        if shift == _U(3):
-            _group_of_8(_U(last.ctypes.data), valid, line, at, mask, end, end + step)
-        else:
-            _group_of_16(_U(last.ctypes.data), valid, line, at, mask, end, end + step)
+        _one_group(_U(last.ctypes.data), (_ONE << (size & _U(63))) - _ONE, line, at, mask, end, end + _U(32))
+
+
+@kernel
+def class_of(scale: Any, window: NDArray[np.uint8]) -> Any:
+    """The class of a scale. `window` holds the first scale told apart from those below, and 16 classes from it on."""
+    return window[_ONE + min(max(scale, _U(window[0])) - _U(window[0]), _U(WINDOW - 1))]
 
 
 @kernel
@@ -243,39 +258,37 @@ def rank_changes(
     `sizes[c]`, given, is the number of changes of class c; `totals[c]` becomes the number of its units. A gap is the
     rank less that of the change before and 1.
     """
-    shift = _U(3) if sizes.size <= 8 else _U(4)
-    lanes = _ONE << shift
     found = np.empty(RUN, np.uint8)
-    masks = np.empty(_U(_GROUPS) << shift, np.uint64)
-    ends = np.zeros(_U(_GROUPS + 1) << shift, np.uint32)
+    masks = np.empty(_GROUPS << _SHIFT, np.uint64)
+    ends = np.zeros((_GROUPS + 1) << _SHIFT, np.uint32)
     places, seen = np.zeros(MAX_CLASSES, np.uint64), np.zeros(MAX_CLASSES, np.uint64)
-    for c in range(1, sizes.size):
-        places[c] = places[c - 1] + _U(sizes[c - 1])
+    for k in range(1, sizes.size):
+        places[k] = places[k - 1] + _U(sizes[k - 1])
     j, changed = _U(0), _U(positions.size)
     for begin in range(_U(0), _U(count), _U(RUN)):
         size = min(_U(RUN), _U(count) - begin)
-        _classify(_U(base) + (begin << _ONE), size, window, shift, found, masks, ends)
+        _classify(_U(base) + (begin << _ONE), size, window, found, masks, ends)
         while j < changed and _U(positions[j]) < begin + size:
             place = _U(positions[j]) - begin
             c = _U(found[place])
-            at = ((place >> _U(6)) << shift) + c
-            rank = _U(ends[at + lanes]) - popcount(masks[at] >> (place & _U(63)))
+            at = ((place >> _U(6)) << _U(_SHIFT)) + c
+            rank = _U(ends[at + _U(MAX_CLASSES)]) - popcount(masks[at] >> (place & _U(63)))
             out = places[c]
             places[c] = out + _ONE
             gaps[out] = rank - seen[c]
             seen[c] = rank + _ONE
             sorted_steps[out] = steps[j]
             j += _ONE
-        _roll(ends, lanes, size)
-    for c in range(_U(sizes.size)):
-        totals[c] = ends[c]
+        _roll(ends, size)
+    for k in range(sizes.size):
+        totals[k] = ends[k]
 
 
 @kernel
-def _roll(ends: NDArray[np.uint32], lanes: Any, size: Any) -> None:
+def _roll(ends: NDArray[np.uint32], size: Any) -> None:
     """The counts at the end of a run of `size` units become those at the beginning of the next."""
-    last = ((size + _U(63)) >> _U(6)) * lanes
-    for c in range(lanes):
+    last = ((size + _U(63)) >> _U(6)) << _U(_SHIFT)
+    for c in range(_U(MAX_CLASSES)):
         ends[c] = ends[last + c]
 
 
@@ -294,12 +307,10 @@ def place_changes(
 
     `positions` must have room for 2 more entries than there are ranks.
     """
-    shift = _U(3) if sizes.size <= 8 else _U(4)
-    lanes = _ONE << shift
     step_at = np.empty(RUN, np.uint16)
     found, bits = np.empty(RUN, np.uint8), np.zeros(_GROUPS, np.uint64)
-    masks = np.empty(_U(_GROUPS) << shift, np.uint64)
-    ends = np.zeros(_U(_GROUPS + 1) << shift, np.uint32)
+    masks = np.empty(_GROUPS << _SHIFT, np.uint64)
+    ends = np.zeros((_GROUPS + 1) << _SHIFT, np.uint32)
     places, stops = np.zeros(MAX_CLASSES + 1, np.uint64), np.zeros(MAX_CLASSES, np.uint64)
     for c in range(sizes.size):
         stops[c] = places[c] + _U(sizes[c])
@@ -307,40 +318,42 @@ def place_changes(
     filled = _U(0)
     for begin in range(_U(0), _U(count), _U(RUN)):
         size = min(_U(RUN), _U(count) - begin)
-        _classify(_U(base) + (begin << _ONE), size, window, shift, found, masks, ends)
+        _classify(_U(base) + (begin << _ONE), size, window, found, masks, ends)
         groups = (size + _U(63)) >> _U(6)
         # Groups that this short run does not have end where its last one does.
         for g in range(groups, _U(_GROUPS)):
-            for c in range(lanes):
-                ends[((g + _ONE) << shift) + c] = ends[(groups << shift) + c]
+            for c in range(_U(MAX_CLASSES)):
+                ends[((g + _ONE) << _U(_SHIFT)) + c] = ends[(groups << _U(_SHIFT)) + c]
         for c in range(_U(sizes.size)):
-            end = _U(ends[(_U(_GROUPS) << shift) + c])
+            end = _U(ends[_U(_GROUPS << _SHIFT) + c])
             j = places[c]
             while j < stops[c] and _U(ranks[j]) < end:
-                at = _group_with(ends, ranks[j], c, shift)
+                at = _group_with(ends, ranks[j], c)
                 mask = masks[at]
-                bit = _select(mask, _U(ranks[j]) + popcount(mask) - _U(ends[at + lanes]))
-                g = at >> shift
+                bit = _select(mask, _U(ranks[j]) + popcount(mask) - _U(ends[at + _U(MAX_CLASSES)]))
+                g = at >> _U(_SHIFT)
                 bits[g] |= _ONE << bit
                 step_at[(g << _U(6)) + bit] = sorted_steps[j]
                 j += _ONE
             places[c] = j
         filled = _emit(bits, begin, step_at, filled, positions, steps)
-        _roll(ends, lanes, _U(RUN))
+        _roll(ends, _U(RUN))
+    left = _U(0)
     for c in range(sizes.size):
-        if places[c] != stops[c]:
-            return False
-    return True
+        left += stops[c] - places[c]
+    return bool(left == _U(0))
 
 
 @kernel
-def _group_with(ends: NDArray[np.uint32], rank: Any, c: Any, shift: Any) -> Any:
-    """`(g << shift) + c` of the group that has a rank of class c, which the run has: by halves, without branches."""
+def _group_with(ends: NDArray[np.uint32], rank: Any, c: Any) -> Any:
+    """`8 · g + c` of the group g that has a rank of class c, which the run has: by halves, without branches."""
     at = c
-    for k in range(_U(6)):
-        half = _U(32) >> k
-        at += _U(ends[at + (half << shift)] <= rank) << (shift + _U(5) - k)
-    return at
+    at += _U(ends[at + _U(32 << _SHIFT)] <= rank) << _U(5 + _SHIFT)
+    at += _U(ends[at + _U(16 << _SHIFT)] <= rank) << _U(4 + _SHIFT)
+    at += _U(ends[at + _U(8 << _SHIFT)] <= rank) << _U(3 + _SHIFT)
+    at += _U(ends[at + _U(4 << _SHIFT)] <= rank) << _U(2 + _SHIFT)
+    at += _U(ends[at + _U(2 << _SHIFT)] <= rank) << _U(1 + _SHIFT)
+    return at + (_U(ends[at + _U(1 << _SHIFT)] <= rank) << _U(_SHIFT))
 
 
 @kernel

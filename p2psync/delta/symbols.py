@@ -190,7 +190,7 @@ def read_symbols(
             steps[j] = (magnitude ^ (~(bits & _ONE) + _ONE)) + (bits & _ONE)
             rank += _ONE
             j += _ONE
-    return (at + _U(7)) >> _U(3) == _U(end)
+    return bool((at + _U(7)) >> _U(3) == _U(end))
 
 
 @kernel

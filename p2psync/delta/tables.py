@@ -101,7 +101,8 @@ class Tables:
         window = np.empty(1 + WINDOW, np.uint8)
         window[0], window[1::2], window[2::2] = data[0], packed & 15, packed >> 4
         classes = int(window[1:].max()) + 1
-        assert classes <= MAX_CLASSES
+        if classes > MAX_CLASSES:
+            raise FormatError(f"a chunk's tables have {classes} classes; at most {MAX_CLASSES} are possible")
         at = 1 + half
         shifts = np.empty(classes, np.uint8)
         lengths, extras = np.zeros((classes, SYMBOLS), np.uint8), np.zeros((classes, EXTRAS), np.uint8)

@@ -4,16 +4,18 @@ A chunk's body:
 
     varint   bytes of the meta part
     varint   bytes of the symbols
-    then     the meta part (two `streams`: tables, heads), the symbols, and the rest: a body of profile `fast`, or nothing
+    varint   bytes of the rest
+    then     the meta part (two `streams`: tables, heads), the symbols, the rest (a body of profile `fast`, or nothing)
 
-`ranks` says what classes and ranks are, `symbols` how changes are written, `tables` what stands before them. Tensors of
-16-bit units that exist before and after are coded so; all other blocks, and dense ones, are in the `fast` body. A chunk
-that would be no smaller for it is a chunk of profile `fast`.
+`ranks` says what classes and ranks are, `symbols` how changes are written, `tables` what stands before them. Tensors
+of 16-bit units that exist before and after are coded so; all other blocks, and dense ones, are in the `fast` body. A
+chunk that would be no smaller for it is a chunk of profile `fast`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +23,8 @@ from numpy.typing import NDArray
 
 from p2psync.delta import fast, symbols
 from p2psync.delta.block import Block, block_count, block_range, block_span
-from p2psync.delta.classes import Classes, Counts, Seen
+from p2psync.delta.classes import Classes, Counts
+from p2psync.delta.extract import Extraction
 from p2psync.delta.kernels import address
 from p2psync.delta.ranks import place_changes, rank_changes
 from p2psync.delta.streams import Bytes, pack_streams, read_varint, unpack_streams, varint
@@ -36,10 +39,14 @@ WIDTH = 2
 MAX_CHANGED = 1 << 22
 #: A chunk's first block is coded both ways; with less than this share of bits saved, all of the chunk is.
 _SURE = 0.93
+#: A body of fewer bytes than this is always coded both ways.
+_SMALL = 1 << 13
+#: Bytes that a head takes, about, and a change of the first chunk.
+_HEAD_BYTES, _RATE = 16, 0.9
 
 
 class Prepared(NamedTuple):
-    """A block on its way into a chunk. coded: as `fast` has it, where that is settled; seen, base: else."""
+    """A block on its way into a chunk. coded: as `fast` has it, where that is settled; source: else."""
 
     block: Block
     row: Row
@@ -49,8 +56,7 @@ class Prepared(NamedTuple):
     fresh: bool = False
     """Whether new classes begin with it, so that it cannot join the chunk at hand."""
     coded: fast.Coded | None = None
-    seen: Seen | None = None
-    base: int = 0
+    source: Extraction | None = None
 
 
 class _Ranked(NamedTuple):
@@ -68,6 +74,8 @@ class TightWriter:
         """limit: bytes that a chunk should not be larger than."""
         self._block_units, self._limit = block_units, limit
         self._classes = Classes()
+        #: Bytes a change, in the last chunk.
+        self._rate = _RATE
         self._begin()
 
     def _begin(self) -> None:
@@ -77,16 +85,16 @@ class TightWriter:
         self._coded: list[fast.Coded] = []
         self._size = self._changed = 0
 
-    def prepare(self, block: Block, row: Row, old: Units | None) -> Prepared:
-        """Look at a block; `old` are the old units of its whole tensor."""
-        if block.positions is None or block.steps.itemsize != WIDTH or old is None or not row.after:
+    def prepare(self, block: Block, row: Row, source: Extraction | None) -> Prepared:
+        """Look at a block that `source` has just found."""
+        if block.positions is None or block.steps.itemsize != WIDTH or not (row.before and row.after):
             coded = fast.code_block(block, row)
             return Prepared(block, row, coded.changed, coded.size, coded=coded)
-        base = address(old) + WIDTH * block.start
-        seen = self._classes.see(base, block.count, block.positions, block.steps)
-        return Prepared(
-            block, row, block.changed, 24 + int(seen.bits) // 8, self._classes.stale(), seen=seen, base=base
-        )
+        assert source is not None
+        self._classes.see(source.old_at(block.start), block.count, source.olds, block.steps)
+        fresh = self._classes.stale()
+        size = _HEAD_BYTES + int(self._rate * block.changed)
+        return Prepared(block, row, block.changed, size, fresh, source=source)
 
     def fits(self, prepared: Prepared) -> bool:
         """Whether the chunk at hand, which has blocks, should take one more."""
@@ -98,21 +106,19 @@ class TightWriter:
 
     def add(self, prepared: Prepared) -> None:
         """Append a block."""
-        block, seen = prepared.block, prepared.seen
+        block, source = prepared.block, prepared.source
         self._order.append(block)
         self._size += prepared.size
         self._changed += prepared.changed
-        if prepared.coded is not None or seen is None:
-            assert prepared.coded is not None
+        if prepared.coded is not None:
             self._coded.append(prepared.coded)
             return
-        assert block.positions is not None and self._classes.window is not None
-        sizes = self._classes.sizes(seen)
+        assert block.positions is not None and self._classes.window is not None and source is not None
+        sizes = self._classes.sizes(source.olds)
         totals = np.zeros(sizes.size, np.int64)
         gaps, steps = np.empty(block.positions.size, np.uint32), np.empty_like(block.steps)
-        rank_changes(
-            prepared.base, block.count, self._classes.window, block.positions, block.steps, sizes, totals, gaps, steps
-        )
+        base, window = source.old_at(block.start), self._classes.window
+        rank_changes(base, block.count, window, block.positions, block.steps, sizes, totals, gaps, steps)
         self._totals = self._totals + totals if self._ranked else totals
         self._ranked.append(_Ranked(block, prepared.row, sizes, gaps, steps))
 
@@ -124,8 +130,10 @@ class TightWriter:
             first = self._ranked[0]
             writer = fast.FastWriter(self._block_units)
             writer.add(fast.code_block(first.block, first.row))
-            share = first.block.changed / sum(ranked.block.changed for ranked in self._ranked)
-            if len(found[1]) * share > _SURE * len(writer.finish()):
+            changed = sum(ranked.gaps.size for ranked in self._ranked)
+            share = first.gaps.size / changed
+            self._rate = min(3.0, len(found[1]) / changed)
+            if len(found[1]) < _SMALL or len(found[1]) * share > _SURE * len(writer.finish()):
                 body = self._fast_body(rows)
                 if len(body) <= len(found[1]):
                     found = fast.CODE, body
@@ -166,7 +174,7 @@ class TightWriter:
                 writer.add(coded)
             rest = writer.finish()
         bits = b"".join(parts)
-        return b"".join([varint(len(meta)), varint(len(bits)), meta, bits, rest])
+        return b"".join([varint(len(meta)), varint(len(bits)), varint(len(rest)), meta, bits, rest])
 
 
 class _Head(NamedTuple):
@@ -184,11 +192,12 @@ def read_body(
     """Decode a body of at most `limit` bytes against the old units that `base` gives. Raises `FormatError`."""
     length, at = read_varint(data, 0)
     size, at = read_varint(data, at)
-    if at + length + size > len(data):
-        raise FormatError("a chunk ends within its symbols")
+    beside, at = read_varint(data, at)
+    if at + length + size + beside != len(data):
+        raise FormatError("a chunk's length is not what its parts add up to")
     raw_tables, raw_heads = unpack_streams(data[at : at + length], 2, limit)
     tables = Tables.from_bytes(raw_tables)
-    heads = _read_heads(memoryview(raw_heads), rows, block_units, tables.shifts.size)
+    heads = _read_heads(memoryview(raw_heads.data), rows, block_units, tables.shifts.size)
     if not heads or heads[-1].end != size or sum(int(head.sizes.sum()) for head in heads) > MAX_CHANGED:
         raise FormatError("a chunk's blocks are not what its symbols are for")
     bits = np.empty(size + symbols.SLACK, np.uint8)
@@ -196,11 +205,11 @@ def read_body(
     bits[size:] = 0
     readers = tables.readers()
     blocks = [_read_block(head, rows[head.row], tables.window, readers, bits, base) for head in heads]
-    if at + length + size == len(data):
+    if not beside:
         return blocks
     rest = fast.read_body(data[at + length + size :], rows, block_units, limit)
     merged = sorted(blocks + rest, key=_place)
-    if any(_place(a) == _place(b) for a, b in zip(merged, merged[1:], strict=False)):
+    if any(_place(a) == _place(b) for a, b in pairwise(merged)):
         raise FormatError("a chunk has a block twice")
     return merged
 

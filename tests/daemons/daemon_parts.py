@@ -54,9 +54,7 @@ class Process:
 
     def wait_for(self, kind: str, seen: int = 0, limit: float = LIMIT, **fields: object) -> Event:
         """The first event of this type, after the first `seen` events, with these fields (a function: that holds)."""
-        found = self.wait_until(
-            lambda events: next((e for e in events[seen:] if _matches(e, kind, fields)), None), limit
-        )
+        found = self.wait_until(lambda events: next((e for e in events[seen:] if _matches(e, kind, fields)), None), limit)
         assert isinstance(found, dict), f"no {kind} with {fields}: {self.args[0]} wrote\n{self.stderr[-3000:]}"
         return found
 

@@ -137,4 +137,6 @@ def test_one_checkpoint_that_is_replaced_in_place(swarm: Swarm) -> None:
         versions.append(trainer.wait_for("Published", seen)["version"])
     actor = swarm.actor("actor", until=versions[-1])
     assert actor.exit_code() == 0
-    assert swarm.current("actor") == {name: hashlib.sha256(data).hexdigest() for name, data in model.contents().items()}
+    assert swarm.current("actor") == {
+        name: hashlib.sha256(data).hexdigest() for name, data in model.contents().items()
+    }
