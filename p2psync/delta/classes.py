@@ -21,6 +21,8 @@ _KINDS = 2 + EXTRAS
 CLASSES = 8
 #: A choice is looked at again when twice as many changes are known, and given up if another saves this share.
 _BETTER = 0.015
+#: So many changes tell enough to look at a part of those that come then.
+_PLENTY = 1 << 15
 
 _U = np.uint64
 Counts = NDArray[np.int64]
@@ -124,7 +126,7 @@ class Classes:
         self.window: NDArray[np.uint8] | None = None
         self._units, self._changes = np.zeros(256, np.int64), np.zeros((256, _KINDS), np.int64)
         self._sums = np.empty((WINDOW + 1, 1 + _KINDS))
-        self._changed = self._known = 0
+        self._changed = self._known = self._blocks = 0
 
     @property
     def number(self) -> int:
@@ -133,7 +135,10 @@ class Classes:
         return int(self.window[-1]) + 1
 
     def see(self, base: int, count: int, olds: Units, steps: Units) -> None:
-        """Take a block of `count` units at address `base` into account."""
+        """Take a block of `count` units at address `base` into account; of many, one in four."""
+        self._blocks += 1
+        if self._changed > _PLENTY and self._blocks % 4:
+            return
         units = np.zeros(256, np.int64)
         count_scales(base, count, units, steps)
         self._units += units

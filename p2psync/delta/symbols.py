@@ -27,7 +27,7 @@ CODE_BITS, EXTRA_BITS = 11, 8
 FAR_BITS = 20
 MAX_SHIFT = 20
 #: Bytes that the reader may look at after the last that holds bits.
-SLACK = 8
+SLACK = 16
 
 _U = np.uint64
 _ONE = _U(1)
@@ -147,7 +147,9 @@ def read_symbols(
     for (class, next bits), what `symbol_table` puts there.
     """
     base = _U(data.ctypes.data)
-    at, stop, limit = _U(begin) << _U(3), _U(end) << _U(3), _U(count)
+    # `word` holds the next `have` bits, and rubbish above them; what comes next is at `at`.
+    at, word, have = base + _U(begin), _U(0), _U(0)
+    stop, limit = (base + _U(end)) << _U(3), _U(count)
     peek, extra_peek = _U((1 << CODE_BITS) - 1), _U((1 << EXTRA_BITS) - 1)
     j = _U(0)
     for c in range(_U(sizes.size)):
@@ -155,10 +157,12 @@ def read_symbols(
         low = (_ONE << shift) - _ONE
         rank = _U(0)
         for _ in range(sizes[c]):
-            bits = load(base + (at >> _U(3)), 0, _LONG) >> (at & _U(7))
-            entry = _U(tables[c, bits & peek])
+            word |= load(at, 0, _LONG) << have
+            at += (_U(63) - have) >> _U(3)
+            have |= _U(56)
+            entry = _U(tables[c, word & peek])
             size = entry & _U(15)
-            bits >>= size
+            bits = word >> size
             magnitude = (entry >> _PLAIN) & _U(3)
             if magnitude != _U(0):
                 rank += ((entry >> _VALUE) << shift) + (bits & low)
@@ -183,14 +187,15 @@ def read_symbols(
                     value = (bits >> (_ONE + (entry & _U(15)))) & ((_ONE << b) - _ONE)
                     magnitude = _U(2) + (_ONE << b) + value
                     size += (entry & _U(15)) + b
-            at += size
-            if at > stop or rank >= limit:
+            word >>= size
+            have -= size
+            if (at << _U(3)) - have > stop or rank >= limit:
                 return False
             ranks[j] = rank
             steps[j] = (magnitude ^ (~(bits & _ONE) + _ONE)) + (bits & _ONE)
             rank += _ONE
             j += _ONE
-    return bool((at + _U(7)) >> _U(3) == _U(end))
+    return bool(stop - ((at << _U(3)) - have) < _U(8))
 
 
 @kernel
