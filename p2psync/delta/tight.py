@@ -37,6 +37,8 @@ CODE = 2
 WIDTH = 2
 #: Most changed units in the symbols of one chunk: what decoding it takes is bounded by this.
 MAX_CHANGED = 1 << 22
+#: Most tight blocks of one chunk.
+MAX_BLOCKS = 1 << 14
 #: A chunk's first block is coded both ways; with less than this share of bits saved, all of the chunk is.
 _SURE = 0.93
 #: A body of fewer bytes than this is always coded both ways.
@@ -45,26 +47,28 @@ _SMALL = 1 << 13
 _HEAD_BYTES, _RATE = 16, 0.9
 
 
-class Prepared(NamedTuple):
-    """A block on its way into a chunk. coded: as `fast` has it, where that is settled; source: else."""
-
-    block: Block
-    row: Row
-    changed: int
-    size: int
-    """Bytes that it may add to a chunk."""
-    fresh: bool = False
-    """Whether new classes begin with it, so that it cannot join the chunk at hand."""
-    coded: fast.Coded | None = None
-    source: Extraction | None = None
-
-
 class _Ranked(NamedTuple):
+    """A block class after class: changes and units of each, gaps of ranks, steps."""
+
     block: Block
     row: Row
     sizes: Counts
+    totals: Counts
     gaps: NDArray[np.uint32]
     steps: Units
+
+
+class Prepared(NamedTuple):
+    """A block on its way into a chunk: coded as in `fast`, or ranked."""
+
+    block: Block
+    changed: int
+    size: int
+    """Bytes that it may add to a chunk."""
+    coded: fast.Coded | None = None
+    ranked: _Ranked | None = None
+    fresh: bool = False
+    """Whether new classes begin with it, so that it cannot join the chunk at hand."""
 
 
 class TightWriter:
@@ -80,7 +84,7 @@ class TightWriter:
 
     def _begin(self) -> None:
         self._ranked: list[_Ranked] = []
-        self._totals = np.zeros(0, np.int64)
+        self._window: NDArray[np.uint8] | None = None
         self._order: list[Block] = []
         self._coded: list[fast.Coded] = []
         self._size = self._changed = 0
@@ -89,12 +93,23 @@ class TightWriter:
         """Look at a block that `source` has just found."""
         if block.positions is None or block.steps.itemsize != WIDTH or not (row.before and row.after):
             coded = fast.code_block(block, row)
-            return Prepared(block, row, coded.changed, coded.size, coded=coded)
+            return Prepared(block, coded.changed, coded.size, coded)
         assert source is not None
         self._classes.see(source.old_at(block.start), block.count, source.olds, block.steps)
         fresh = self._classes.stale()
-        size = _HEAD_BYTES + int(self._rate * block.changed)
-        return Prepared(block, row, block.changed, size, fresh, source=source)
+        # Ranked at once: what was found lasts only until this thread looks for changes again.
+        ranked = self._rank(block, block.positions, row, source)
+        return Prepared(block, block.changed, _HEAD_BYTES + int(self._rate * block.changed), None, ranked, fresh)
+
+    def _rank(self, block: Block, positions: NDArray[np.uint32], row: Row, source: Extraction) -> _Ranked:
+        window = self._classes.window
+        assert window is not None
+        sizes = self._classes.sizes(source.olds)
+        totals = np.zeros(sizes.size, np.int64)
+        gaps, steps = np.empty(positions.size, np.uint32), np.empty_like(block.steps)
+        base = source.old_at(block.start)
+        rank_changes(base, block.count, window, positions, block.steps, sizes, totals, gaps, steps)
+        return _Ranked(block, row, sizes, totals, gaps, steps)
 
     def fits(self, prepared: Prepared) -> bool:
         """Whether the chunk at hand, which has blocks, should take one more."""
@@ -102,25 +117,22 @@ class TightWriter:
             return False
         # In profile `fast` no change takes more than 3 bytes, but for long gaps.
         worst = 3 * (self._changed + prepared.changed)
+        if len(self._ranked) == MAX_BLOCKS:
+            return False
         return self._size + prepared.size <= self._limit and worst <= min(12 * self._limit, MAX_CHANGED)
 
     def add(self, prepared: Prepared) -> None:
         """Append a block."""
-        block, source = prepared.block, prepared.source
-        self._order.append(block)
+        self._order.append(prepared.block)
         self._size += prepared.size
         self._changed += prepared.changed
         if prepared.coded is not None:
             self._coded.append(prepared.coded)
-            return
-        assert block.positions is not None and self._classes.window is not None and source is not None
-        sizes = self._classes.sizes(source.olds)
-        totals = np.zeros(sizes.size, np.int64)
-        gaps, steps = np.empty(block.positions.size, np.uint32), np.empty_like(block.steps)
-        base, window = source.old_at(block.start), self._classes.window
-        rank_changes(base, block.count, window, block.positions, block.steps, sizes, totals, gaps, steps)
-        self._totals = self._totals + totals if self._ranked else totals
-        self._ranked.append(_Ranked(block, prepared.row, sizes, gaps, steps))
+        if prepared.ranked is not None:
+            # The classes may be others by the time that the chunk is closed.
+            if not self._ranked:
+                self._window = self._classes.window
+            self._ranked.append(prepared.ranked)
 
     def close(self) -> tuple[int, bytes]:
         """The profile's code and the body of the chunk at hand; a new one begins."""
@@ -151,11 +163,13 @@ class TightWriter:
         return writer.finish()
 
     def _body(self) -> bytes:
-        assert self._classes.window is not None
-        tables = Tables.choose(self._classes.window, self._totals, [r[2:] for r in self._ranked])
+        assert self._window is not None
+        totals = np.sum([ranked.totals for ranked in self._ranked], axis=0)
+        blocks = [(ranked.sizes, ranked.gaps, ranked.steps) for ranked in self._ranked]
+        tables = Tables.choose(self._window, totals, blocks)
         heads, parts = bytearray(), []
-        last = (0, -1, np.zeros(self._totals.size, np.int64))
-        for block, _, sizes, gaps, steps in self._ranked:
+        last = (0, -1, np.zeros(totals.size, np.int64))
+        for block, _, sizes, _, gaps, steps in self._ranked:
             out = np.empty(7 * gaps.size + symbols.SLACK, np.uint8)
             size = symbols.write_symbols(sizes, gaps, steps, tables.shifts, tables.book, tables.extra_book, out)
             parts.append(out[:size].tobytes())
@@ -235,6 +249,8 @@ def _read_heads(view: memoryview, rows: Sequence[Row], block_units: int, classes
             change, at = read_varint(view, at)
             sizes[c] += change >> 1 if not change & 1 else -(change + 1 >> 1)
         size, at = read_varint(view, at)
+        if len(heads) == MAX_BLOCKS:
+            raise FormatError(f"a chunk has more than {MAX_BLOCKS} tight blocks")
         start, units = block_range(rows[row].spec, block_units, index)
         if min(sizes) < 0 or not 0 < sum(sizes) <= units:
             raise FormatError("a chunk has a block of more or fewer changes than it can have")

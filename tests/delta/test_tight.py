@@ -19,6 +19,7 @@ from p2psync.delta.block import Block
 from p2psync.delta.container import MAX_CHUNK_BYTES, ChunkEncoder, decode_chunk
 from p2psync.delta.streams import pack_streams, unpack_streams, varint
 from p2psync.delta.tensors import Row
+from p2psync.delta.tight import MAX_BLOCKS
 from p2psync.errors import FormatError
 
 ROOT = Path(__file__).parents[2]
@@ -277,6 +278,43 @@ def test_a_chunk_that_claims_more_changes_than_allowed_is_refused_before_memory_
         decode_chunk(put_together(tables, head + 100 * more, b"", b""), huge, GRID, lambda row: old[0])
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
+
+
+def test_more_blocks_than_allowed_are_refused_before_any_is_read():
+    rows, old, new = mixed(1, 0.002)
+    (data,), _ = encode(rows, old, new)
+    tables = taken_apart(data)[0]
+    classes = max(reference_tight.read_tables(bytes(tables))[0][1:]) + 1
+    huge = [Row(spec("BF16", (1 << 40,), "a"), True, True)]
+    heads = b"\0\0\2" + bytes(classes) + (b"\0\0" + bytes(classes) + b"\0") * MAX_BLOCKS
+    with pytest.raises(FormatError, match="tight blocks"):
+        decode_chunk(put_together(tables, heads, b"", b""), huge, GRID, lambda row: old[0])
+
+
+def test_tensors_of_other_scales_get_classes_of_their_own():
+    """The first tensor's weights are a thousand times the second's, and they are few; its classes would tell nothing."""
+    old, new = weights(6 * GRID, 0.01, 3)
+    few, more = weights(GRID, 0.01, 4)
+    rows = [Row(spec("BF16", (n,), name), True, True) for n, name in ((GRID, "a"), (6 * GRID, "b"))]
+    scaled = [(units + (10 << 7)).astype(np.uint16) for units in (few, more)]
+    both = round_trip(rows, [scaled[0], old], [scaled[1], new], chunk_bytes=1 << 20)
+    alone = round_trip(rows[1:], [old], [new], chunk_bytes=1 << 20)
+    first = round_trip(rows[:1], scaled[:1], scaled[1:], chunk_bytes=1 << 20)
+    assert len(both) > 1
+    assert sum(map(len, both)) < 1.12 * (sum(map(len, alone)) + sum(map(len, first)))
+
+
+def test_two_encoders_on_one_thread_do_not_disturb_each_other():
+    """A consumer of chunks may do anything in between, also encode something else."""
+    rows, old, new = mixed(5)
+    alone = encode(rows, old, new, chunk_bytes=4096)[0]
+    encoder = ChunkEncoder(rows, block_units=GRID, chunk_bytes=4096, profile="tight")
+    found = []
+    for k in range(len(rows)):
+        for chunk in encoder.add(k, old[k], new[k]):
+            encode(*mixed(6), chunk_bytes=4096)
+            found.append(chunk.data)
+    assert found + [chunk.data for chunk in encoder.finish()] == alone
 
 
 SCRIPT = """
