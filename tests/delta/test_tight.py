@@ -292,7 +292,7 @@ def test_more_blocks_than_allowed_are_refused_before_any_is_read():
 
 
 def test_tensors_of_other_scales_get_classes_of_their_own():
-    """The first tensor's weights are a thousand times the second's, and they are few; its classes would tell nothing."""
+    """The first tensor's weights are a thousand times the second's, and few: its classes would tell little."""
     old, new = weights(6 * GRID, 0.01, 3)
     few, more = weights(GRID, 0.01, 4)
     rows = [Row(spec("BF16", (n,), name), True, True) for n, name in ((GRID, "a"), (6 * GRID, "b"))]
