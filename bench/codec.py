@@ -25,7 +25,8 @@ from rich.table import Table
 from bench.bounds import Bounds, measure_bounds
 from bench.policy import draw_step, model_rows
 from p2psync.delta.algebra import apply_block, apply_with_digest, invert
-from p2psync.delta.container import ChunkEncoder, EncodedChunk, decode_chunk
+from p2psync.delta.block import Block
+from p2psync.delta.container import PROFILES, ChunkEncoder, EncodedChunk, decode_chunk
 from p2psync.delta.digest import MODULUS
 from p2psync.delta.tensors import Row
 from p2psync.errors import DigestMismatchError
@@ -53,6 +54,8 @@ class CodecReport(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int
     payload_bytes: int
     bits_per_changed: float
+    other_profiles: dict[str, float]
+    """Bits per changed unit that the profiles take which were not measured."""
     full_to_payload: float
     read_rates: list[float]
     encode_ratios: list[float]
@@ -108,6 +111,7 @@ def run_codec_bench(
     progress("one round to warm up")
     work.read()
     encode_extra = _peak_extra(work.encode)
+    work.remember()
     decode_extra = _peak_extra(work.apply)
     work.undo()
     reads, encodes, decodes = [], [], []
@@ -119,7 +123,14 @@ def run_codec_bench(
         reads += [2 * units / seconds for seconds in (before, between, after)]
         encodes.append((before + between) / 2 / encode)
         decodes.append((between + after) / 2 / apply)
-    payload = sum(len(chunk.data) for chunk in work.chunks)
+    payload = work.payload
+    others = {}
+    for name in PROFILES:
+        if name != profile:
+            progress(f"profile {name}, for its size")
+            other = _Work(rows, pairs, name, block_units, chunk_bytes)
+            other.encode()
+            others[name] = 8 * other.payload / max(1, other.changed)
     return CodecReport(
         profile=profile,
         model_bytes=2 * units,
@@ -133,6 +144,7 @@ def run_codec_bench(
         chunks=len(work.chunks),
         payload_bytes=payload,
         bits_per_changed=8 * payload / max(1, work.changed),
+        other_profiles=others,
         full_to_payload=2 * units / max(1, payload),
         read_rates=reads,
         encode_ratios=encodes,
@@ -159,12 +171,13 @@ def print_codec_report(report: CodecReport, console: Console | None = None) -> N
         speed.add_row(name, f"{ratio * rate / 1e9:.2f}", f"{ratio:.2f}")
     size = Table("format", "bits per changed unit", title="Size", title_justify="left")
     bounds = report.bounds
+    profiles = dict(sorted({report.profile: report.bits_per_changed, **report.other_profiles}.items()))
     for name, bits in (
         ("32-bit index, value", bounds.int32_raw),
         ("LEB128 gaps, values (SparrowRL)", bounds.leb128_raw),
         ("16-bit gaps, values, zstd-1 (near PULSE)", bounds.gaps16_zstd),
         ("LEB128 gaps, XOR, zstd-1 (near NeMo-RL)", bounds.gaps_xor_zstd),
-        (f"p2psync {report.profile}, all headers in", report.bits_per_changed),
+        *((f"p2psync {name}, all headers in", bits) for name, bits in profiles.items()),
         ("entropy of gaps and steps", bounds.entropy),
         ("entropy given the old exponent", bounds.entropy_given_exponent),
     ):
@@ -198,7 +211,13 @@ class _Work:
         }
         self.chunks: list[EncodedChunk] = []
         self.changed = 0
+        self._inverse: list[Block] = []
         self._digest_change = 0
+
+    @property
+    def payload(self) -> int:
+        """Bytes of all chunks."""
+        return sum(len(chunk.data) for chunk in self.chunks)
 
     def read(self) -> int:
         """Every word of both copies, summed."""
@@ -221,16 +240,24 @@ class _Work:
         """Decode every chunk, add it to the old copy in place, and check the change of the digest."""
         change = 0
         for chunk in self.chunks:
-            for block in decode_chunk(chunk.data, self._rows, self._options["block_units"]):
+            for block in decode_chunk(chunk.data, self._rows, self._options["block_units"], self._base):
                 change += apply_with_digest(self._rows[block.row].spec, self._pairs[block.row][0], block)
         if change % MODULUS != self._digest_change:
             raise DigestMismatchError("a round of the benchmark did not end in the new weights")
 
+    def remember(self) -> None:
+        """Keep what undoes the step: a profile may not be decodable against anything but the old copy."""
+        for chunk in self.chunks:
+            for block in decode_chunk(chunk.data, self._rows, self._options["block_units"], self._base):
+                self._inverse.append(invert(block))
+
+    def _base(self, row: int) -> NDArray[np.uint16]:
+        return self._pairs[row][0]
+
     def undo(self) -> None:
         """Put the old copy back."""
-        for chunk in self.chunks:
-            for block in decode_chunk(chunk.data, self._rows, self._options["block_units"]):
-                apply_block(self._pairs[block.row][0], invert(block))
+        for block in self._inverse:
+            apply_block(self._pairs[block.row][0], block)
 
 
 @numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]

@@ -27,6 +27,7 @@ def codec(
     density: Annotated[float, typer.Option(help="Share of the elements that change.", min=1e-5, max=0.5)] = 0.01,
     rounds: Annotated[int, typer.Option(help="Paired rounds; medians are shown.", min=1)] = 7,
     seed: Annotated[int, typer.Option(help="Of the drawn policy step.")] = 1,
+    profile: Annotated[str, typer.Option(help="How it is coded: fast or tight.")] = "fast",
     json: JsonTarget = None,
 ) -> None:
     """Encode, and decode and apply, one policy step on one core, beside merely reading both versions."""
@@ -34,7 +35,7 @@ def codec(
 
     from bench.codec import print_codec_report, run_codec_bench
 
-    report = run_codec_bench(parse_size(size), density, seed, rounds=rounds)
+    report = run_codec_bench(parse_size(size), density, seed, profile=profile, rounds=rounds)
     print_codec_report(report, Console(file=sys.stderr if json == "-" else sys.stdout))
     if json is not None:
         report_json(report, json)

@@ -1,7 +1,7 @@
 """The chunk: consecutive blocks, decodable alone and in any order, given the manifest's table.
 
     1 byte   0x70
-    1 byte   code of the profile (1: fast)
+    1 byte   code of the profile (1: fast, 2: tight)
     then     the profile's body
 
 `docs/format.md` describes it byte by byte.
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from p2psync.delta import fast
+from p2psync.delta import fast, tight
 from p2psync.delta.block import Block, block_count, block_range, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
 from p2psync.delta.extract import Extraction
@@ -25,8 +26,20 @@ MAX_CHUNK_BYTES = MAX_TARGET_BYTES + 65536
 MIN_TARGET_BYTES = 4096
 _MAGIC = 0x70
 _HEADER_BYTES = 2
+
+
+class _Writer(Protocol):
+    """What a profile does for an encoder: it looks at each block, then takes it into the chunk at hand or the next."""
+
+    def prepare(self, block: Block, row: Row, source: Extraction | None) -> Any: ...
+    def fits(self, prepared: Any, /) -> bool: ...
+    def add(self, prepared: Any, /) -> None: ...
+    def close(self) -> tuple[int, bytes]: ...
+
+
+_WRITERS: dict[str, Callable[[int, int], _Writer]] = {fast.NAME: fast.FastWriter, tight.NAME: tight.TightWriter}
 #: Profiles by name, in the order of their introduction.
-PROFILES: tuple[str, ...] = (fast.NAME,)
+PROFILES: tuple[str, ...] = tuple(_WRITERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +71,10 @@ class ChunkEncoder:
             raise ValueError(f"chunks of {chunk_bytes} bytes; {MIN_TARGET_BYTES} to {MAX_TARGET_BYTES} are possible")
         self._rows = rows
         self._block_units = block_units
-        self._limit = chunk_bytes
         self._place = (-1, -1)
-        self._writer = fast.FastWriter(block_units)
+        self._writer = _WRITERS[profile](block_units, chunk_bytes)
         self._first_row = self._last_row = -1
-        self._size = self._blocks = 0
+        self._blocks = 0
         #: What all added rows add to the digest, mod 2^128. Blocks do not tell it: after `add_block` it is not known.
         self.digest_change = 0
         #: Units whose bits differ; of an added or removed tensor, those that are not zero.
@@ -85,14 +97,17 @@ class ChunkEncoder:
             block, change = extraction.block_with_digest(row.spec, start, count)
             self.digest_change = (self.digest_change + change) % MODULUS
             if block is not None:
-                yield from self._code(block)
+                yield from self._code(block, extraction)
         self._place = (row_index, row.spec.count)
 
     def add_block(self, block: Block) -> Iterator[EncodedChunk]:
         """Code a block that exists already (squashing, inverting). The digest is not updated.
 
-        Run the iterator to its end. Raises `ValueError` for a block off the grid, of a wrong unit, or out of order.
+        Run the iterator to its end. Raises `ValueError` for a block off the grid, of a wrong unit, or out of order, and
+        if the profile is one that codes against the old weights, which a block does not hold.
         """
+        if isinstance(self._writer, tight.TightWriter):
+            raise ValueError(f"profile {tight.NAME} codes against old weights: blocks alone take profile {fast.NAME}")
         spec = self._rows[block.row].spec
         span = block_span(spec.width, self._block_units)
         if block.steps.dtype != spec.unit or block.start % span or not 0 <= block.start < spec.count:
@@ -102,7 +117,7 @@ class ChunkEncoder:
         if (block.row, block.start) < self._place:
             raise ValueError("blocks must come in rising order")
         self._place = (block.row, block.start + block.count)
-        yield from self._code(block)
+        yield from self._code(block, None)
 
     def finish(self) -> Iterator[EncodedChunk]:
         """The last chunk, if there is one."""
@@ -118,23 +133,21 @@ class ChunkEncoder:
             if units is not None and (units.shape != (row.spec.count,) or units.dtype != row.spec.unit):
                 raise ValueError(f"{row.spec.name}: {row.spec.count} units of {row.spec.unit} are wanted")
 
-    def _code(self, block: Block) -> Iterator[EncodedChunk]:
-        coded = fast.code_block(block, self._rows[block.row])
-        self.changed += coded.changed
-        if self._blocks and self._size + coded.size > self._limit:
+    def _code(self, block: Block, source: Extraction | None) -> Iterator[EncodedChunk]:
+        prepared = self._writer.prepare(block, self._rows[block.row], source)
+        self.changed += prepared.changed
+        if self._blocks and not self._writer.fits(prepared):
             yield self._close()
         if not self._blocks:
             self._first_row = block.row
-        self._writer.add(coded)
+        self._writer.add(prepared)
         self._last_row = block.row
-        self._size += coded.size
         self._blocks += 1
 
     def _close(self) -> EncodedChunk:
-        data = bytes((_MAGIC, fast.CODE)) + self._writer.finish()
-        chunk = EncodedChunk(data, self._first_row, self._last_row, self._blocks)
-        self._writer = fast.FastWriter(self._block_units)
-        self._size = self._blocks = 0
+        code, body = self._writer.close()
+        chunk = EncodedChunk(bytes((_MAGIC, code)) + body, self._first_row, self._last_row, self._blocks)
+        self._blocks = 0
         return chunk
 
 
@@ -156,6 +169,7 @@ def decode_chunk(
         raise FormatError(f"a chunk of {len(view)} bytes; at most {MAX_CHUNK_BYTES} are possible")
     if view[0] != _MAGIC:
         raise FormatError("not a chunk of p2psync")
-    if view[1] != fast.CODE:
+    read = {fast.CODE: fast.read_body, tight.CODE: tight.read_body}.get(view[1])
+    if read is None:
         raise FormatError(f"a chunk of unknown profile {view[1]}; update p2psync")
-    return fast.read_body(view[_HEADER_BYTES:], rows, block_units, MAX_CHUNK_BYTES, base)
+    return read(view[_HEADER_BYTES:], rows, block_units, MAX_CHUNK_BYTES, base)

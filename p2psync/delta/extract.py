@@ -59,6 +59,8 @@ class Extraction:
                 raise ValueError("old and new must be contiguous")
         self._row, self._old, self._new = row, old, new
         self._size, self._unit = given.size, given.dtype
+        #: The old bits of what the last block with a digest changes; they last until this thread scans again.
+        self.olds: Units = np.empty(0, self._unit)
         self._old_address = 0 if old is None else kernels.address(old)
         self._new_address = 0 if new is None else kernels.address(new)
 
@@ -83,6 +85,7 @@ class Extraction:
             return self._whole(start, count), change
         found = self._scan(start, count)
         positions, olds, steps = found
+        self.olds = olds
         if not positions.size:
             return None, 0
         sums = kernels.sum_change(positions, olds, steps, positions.size, start, tensor_key(spec))
@@ -113,6 +116,11 @@ class Extraction:
             return Block(self._row, start, count, None, self._new[start : start + count].copy())
         assert self._old is not None
         return Block(self._row, start, count, None, np.negative(self._old[start : start + count]))
+
+    def old_at(self, start: int) -> int:
+        """The address of old unit `start`; the tensor must have an old side."""
+        assert self._old is not None
+        return self._addresses(start)[0]
 
     def _addresses(self, start: int) -> tuple[int, int]:
         offset = start * self._unit.itemsize

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from p2psync.delta import coding
 from p2psync.delta.algebra import densify
 from p2psync.delta.block import Block, block_span
+from p2psync.delta.extract import Extraction
 from p2psync.delta.heads import Head, HeadWriter, Mode, read_heads
 from p2psync.delta.kernels import plain
 from p2psync.delta.streams import Bytes, pack_streams, unpack_streams
@@ -98,14 +99,28 @@ def _turn(row: Row) -> int:
 class FastWriter:
     """The body of one chunk in the making. Blocks come in rising order."""
 
-    def __init__(self, block_units: int) -> None:
-        self._block_units = block_units
+    def __init__(self, block_units: int, limit: int = 0) -> None:
+        """limit: bytes, before compression, that `fits` goes by."""
+        self._block_units, self._limit = block_units, limit
+        self._begin()
+
+    def _begin(self) -> None:
         self._heads = HeadWriter()
         self._streams = [bytearray() for _ in range(_STREAMS - 1)]
+        self._size = 0
+
+    def prepare(self, block: Block, row: Row, source: Extraction | None) -> Coded:
+        """Code a block; where it comes from does not matter."""
+        return code_block(block, row)
+
+    def fits(self, coded: Coded) -> bool:
+        """Whether the chunk at hand, which has blocks, should take one more."""
+        return self._size + coded.size <= self._limit
 
     def add(self, coded: Coded) -> None:
         """Append a block."""
         block, streams = coded.block, self._streams
+        self._size += coded.size
         self._heads.add(block, block_span(block.steps.itemsize, self._block_units), coded.mode)
         for stream, part in zip(streams, coded.parts, strict=False):
             stream += part
@@ -113,9 +128,15 @@ class FastWriter:
             for stream, plane in zip(streams[4:], coded.planes, strict=False):
                 stream += plane.data
 
+    def close(self) -> tuple[int, bytes]:
+        """The profile's code, and the body of the chunk at hand; a new one begins."""
+        return CODE, self.finish()
+
     def finish(self) -> bytes:
-        """The body."""
-        return pack_streams([self._heads.data, *self._streams])
+        """The body alone."""
+        body = pack_streams([self._heads.data, *self._streams])
+        self._begin()
+        return body
 
 
 def read_body(

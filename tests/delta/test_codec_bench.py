@@ -47,8 +47,9 @@ def test_knowing_the_exponent_saves_bits_and_no_format_beats_its_bound(step):
     assert bounds.entropy < bounds.gaps_xor_zstd < bounds.gaps16_zstd < bounds.leb128_raw < bounds.int32_raw
 
 
-def test_a_report_holds_every_figure_and_can_be_written_and_printed():
-    report = run_codec_bench(8 << 20, 0.01, 5, rounds=2)
+@pytest.mark.parametrize("profile", ["fast", "tight"])
+def test_a_report_holds_every_figure_and_can_be_written_and_printed(profile):
+    report = run_codec_bench(8 << 20, 0.01, 5, profile=profile, rounds=2)
     assert len(report.encode_ratios) == len(report.decode_ratios) == 2
     assert report.bounds.entropy_given_exponent < report.bits_per_changed < 12
     assert report.full_to_payload > 100

@@ -1,0 +1,188 @@
+"""Which scales of the old weight are told apart, chosen from what is seen to change.
+
+An element changes with a probability that about halves with every step of its exponent, and by steps that shrink too.
+Positions and steps, coded for each class alone, take the fewest bits if classes are runs of scales that behave alike:
+dynamic programming over 16 scales in a row finds the best cut into so many classes, from a histogram.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2psync.delta.kernels import kernel
+from p2psync.delta.ranks import SAMPLED, WINDOW, class_of, count_scales
+from p2psync.delta.symbols import EXTRAS, extra_of, magnitude_of
+from p2psync.delta.tensors import Units
+
+#: Kinds of steps that the choice tells apart: ±1, ±2, and each extra symbol.
+_KINDS = 2 + EXTRAS
+#: Classes in use: one more would save less than 0.02 bits a change, and costs time in each 64 units.
+CLASSES = 8
+#: A choice is looked at again when twice as many changes are known, and given up if another saves this share.
+_BETTER = 0.015
+#: So many changes tell enough to look at a part of those that come then.
+_PLENTY = 1 << 15
+
+_U = np.uint64
+Counts = NDArray[np.int64]
+
+
+@kernel
+def count_steps(olds: Units, steps: Units, counts: Counts) -> None:
+    """Add changes to `counts` (256 scales, 17 kinds of steps)."""
+    for j in range(_U(steps.size)):
+        scale = (_U(olds[j]) >> _U(7)) & _U(255)
+        magnitude = magnitude_of(_U(steps[j]))
+        counts[scale, magnitude - _U(1) if magnitude < _U(3) else _U(2) + extra_of(magnitude)] += 1
+
+
+@kernel
+def count_classes(olds: Units, window: NDArray[np.uint8], sizes: Counts) -> None:
+    """How many changes each class has."""
+    table = np.empty(256, np.uint8)
+    for scale in range(_U(256)):
+        table[scale] = class_of(scale, window)
+    for old in olds:
+        sizes[table[(_U(old) >> _U(7)) & _U(255)]] += 1
+
+
+@kernel
+def _bits(units: float, counts: NDArray[np.float64]) -> float:
+    """Bits that positions and kinds of steps take in a class of `units`, by entropy."""
+    changed, bits = 0.0, 0.0
+    for count in counts:
+        changed += count
+        if count > 0:
+            bits -= count * np.log2(count)
+    units = max(units, changed)
+    # n·log2(n) of the kinds' entropy and of the positions' cancel out.
+    if changed > 0:
+        bits += units * np.log2(units)
+        if units > changed:
+            bits -= (units - changed) * np.log2(units - changed)
+    return bits
+
+
+@kernel
+def _fold(first: int, units: Counts, counts: Counts, sums: NDArray[np.float64]) -> None:
+    """Running sums over the window at `first` of units (column 0) and changes; `sums` is (WINDOW + 1, 1 + kinds)."""
+    sums[:] = 0
+    for scale in range(256):
+        place = min(max(scale - first, 0), WINDOW - 1) + 1
+        sums[place, 0] += units[scale]
+        for kind in range(counts.shape[1]):
+            sums[place, 1 + kind] += counts[scale, kind]
+    for place in range(WINDOW):
+        sums[place + 1] += sums[place]
+
+
+@kernel
+def _cut(sums: NDArray[np.float64], most: int, classes: NDArray[np.uint8]) -> float:
+    """The best cut of a window into `most` classes at most; returns its bits."""
+    cost = np.full((most + 1, WINDOW + 1), np.inf)
+    back = np.zeros((most + 1, WINDOW + 1), np.int64)
+    cost[0, 0] = 0
+    for low in range(WINDOW):
+        for high in range(low + 1, WINDOW + 1):
+            part = sums[high] - sums[low]
+            bits = _bits(part[0], part[1:])
+            for k in range(most):
+                if cost[k, low] + bits < cost[k + 1, high]:
+                    cost[k + 1, high] = cost[k, low] + bits
+                    back[k + 1, high] = low
+        # Rows are complete for `low + 1` now: every cut that ends there has been tried.
+    best = 1
+    for k in range(2, most + 1):
+        if cost[k, WINDOW] < cost[best, WINDOW]:
+            best = k
+    high = WINDOW
+    for k in range(best, 0, -1):
+        low = back[k, high]
+        classes[low:high] = k - 1
+        high = low
+    return float(cost[best, WINDOW])
+
+
+@kernel
+def _cost(sums: NDArray[np.float64], classes: NDArray[np.uint8]) -> float:
+    """Bits that a given cut takes."""
+    bits, low = 0.0, 0
+    for place in range(1, WINDOW + 1):
+        if place == WINDOW or classes[place] != classes[low]:
+            part = sums[place] - sums[low]
+            bits += _bits(part[0], part[1:])
+            low = place
+    return bits
+
+
+class Classes:
+    """The classes in use, and the histograms that they come from: one for each encoder.
+
+    window: a scale, and the classes of it and the next 15; scales below and above count as the first and the last.
+    """
+
+    def __init__(self) -> None:
+        self.window: NDArray[np.uint8] | None = None
+        self._units, self._changes = np.zeros(256, np.int64), np.zeros((256, _KINDS), np.int64)
+        self._sums = np.empty((WINDOW + 1, 1 + _KINDS))
+        self._changed = self._known = self._blocks = 0
+
+    @property
+    def number(self) -> int:
+        """How many classes there are."""
+        assert self.window is not None
+        return int(self.window[-1]) + 1
+
+    def see(self, base: int, count: int, olds: Units, steps: Units) -> None:
+        """Take a block of `count` units at address `base` into account; of many, one in four."""
+        self._blocks += 1
+        if self._changed > _PLENTY and self._blocks % 4:
+            return
+        units = np.zeros(256, np.int64)
+        count_scales(base, count, units, steps)
+        self._units += units
+        count_steps(olds, steps, self._changes)
+        self._changed += steps.size
+        if self.window is None:
+            self.choose()
+
+    def sizes(self, olds: Units) -> Counts:
+        """Changes in each class, by their old bits."""
+        assert self.window is not None
+        sizes = np.zeros(self.number, np.int64)
+        count_classes(olds, self.window, sizes)
+        return sizes
+
+    def stale(self) -> bool:
+        """Whether other classes are worth a chunk of their own; if so they are chosen."""
+        if self.window is None or self._changed < 2 * self._known:
+            return False
+        old = self.window
+        self._fold(int(old[0]))
+        bits = _cost(self._sums, old[1:])
+        better = self.choose()
+        if bits > (1 + _BETTER) * better + 4096:
+            return True
+        self.window = old
+        return False
+
+    def begin(self) -> None:
+        """A new chunk: what was seen long ago counts less."""
+        self._units >>= 1
+        self._changes >>= 1
+        self._changed = self._known = int(self._changes.sum())
+
+    def choose(self) -> float:
+        """Choose classes by all that was seen; returns the bits they take."""
+        changes = self._changes.sum(axis=1)
+        self._known = self._changed
+        reach = np.convolve(changes, np.ones(WINDOW, np.int64))[WINDOW - 1 :][: 256 - WINDOW + 1]
+        first = int(np.argmax(reach))
+        self.window = np.zeros(WINDOW + 1, np.uint8)
+        self.window[0] = first
+        self._fold(first)
+        return _cut(self._sums, CLASSES, self.window[1:])
+
+    def _fold(self, first: int) -> None:
+        _fold(first, self._units * SAMPLED, self._changes, self._sums)

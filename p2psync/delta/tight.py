@@ -1,0 +1,281 @@
+"""The profile `tight`: positions and steps coded given the class of the old weight, which the receiver knows.
+
+A chunk's body:
+
+    varint   bytes of the meta part
+    varint   bytes of the symbols
+    varint   bytes of the rest
+    then     the meta part (two `streams`: tables, heads), the symbols, the rest (a body of profile `fast`, or nothing)
+
+`ranks` says what classes and ranks are, `symbols` how changes are written, `tables` what stands before them. Tensors
+of 16-bit units that exist before and after are coded so; all other blocks, and dense ones, are in the `fast` body. A
+chunk that would be no smaller for it is a chunk of profile `fast`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2psync.delta import fast, symbols
+from p2psync.delta.block import Block, block_count, block_range, block_span
+from p2psync.delta.classes import Classes, Counts
+from p2psync.delta.extract import Extraction
+from p2psync.delta.kernels import address
+from p2psync.delta.ranks import place_changes, rank_changes
+from p2psync.delta.streams import Bytes, pack_streams, read_varint, unpack_streams, varint
+from p2psync.delta.tables import Readers, Tables
+from p2psync.delta.tensors import Row, Units
+from p2psync.errors import FormatError
+
+NAME = "tight"
+CODE = 2
+WIDTH = 2
+#: Most changed units in the symbols of one chunk: what decoding it takes is bounded by this.
+MAX_CHANGED = 1 << 22
+#: Most tight blocks of one chunk.
+MAX_BLOCKS = 1 << 14
+#: A chunk's first block is coded both ways; with less than this share of bits saved, all of the chunk is.
+_SURE = 0.93
+#: A body of fewer bytes than this is always coded both ways.
+_SMALL = 1 << 13
+#: Bytes that a head takes, about, and a change of the first chunk.
+_HEAD_BYTES, _RATE = 16, 0.9
+
+
+class _Ranked(NamedTuple):
+    """A block class after class: changes and units of each, gaps of ranks, steps."""
+
+    block: Block
+    row: Row
+    sizes: Counts
+    totals: Counts
+    gaps: NDArray[np.uint32]
+    steps: Units
+
+
+class Prepared(NamedTuple):
+    """A block on its way into a chunk: coded as in `fast`, or ranked."""
+
+    block: Block
+    changed: int
+    size: int
+    """Bytes that it may add to a chunk."""
+    coded: fast.Coded | None = None
+    ranked: _Ranked | None = None
+    fresh: bool = False
+    """Whether new classes begin with it, so that it cannot join the chunk at hand."""
+
+
+class TightWriter:
+    """The chunks of one encoder, one after another. Blocks come in rising order."""
+
+    def __init__(self, block_units: int, limit: int) -> None:
+        """limit: bytes that a chunk should not be larger than."""
+        self._block_units, self._limit = block_units, limit
+        self._classes = Classes()
+        #: Bytes a change, in the last chunk.
+        self._rate = _RATE
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ranked: list[_Ranked] = []
+        self._window: NDArray[np.uint8] | None = None
+        self._order: list[Block] = []
+        self._coded: list[fast.Coded] = []
+        self._size = self._changed = 0
+
+    def prepare(self, block: Block, row: Row, source: Extraction | None) -> Prepared:
+        """Look at a block that `source` has just found."""
+        if block.positions is None or block.steps.itemsize != WIDTH or not (row.before and row.after):
+            coded = fast.code_block(block, row)
+            return Prepared(block, coded.changed, coded.size, coded)
+        assert source is not None
+        self._classes.see(source.old_at(block.start), block.count, source.olds, block.steps)
+        fresh = self._classes.stale()
+        # Ranked at once: what was found lasts only until this thread looks for changes again.
+        ranked = self._rank(block, block.positions, row, source)
+        return Prepared(block, block.changed, _HEAD_BYTES + int(self._rate * block.changed), None, ranked, fresh)
+
+    def _rank(self, block: Block, positions: NDArray[np.uint32], row: Row, source: Extraction) -> _Ranked:
+        window = self._classes.window
+        assert window is not None
+        sizes = self._classes.sizes(source.olds)
+        totals = np.zeros(sizes.size, np.int64)
+        gaps, steps = np.empty(positions.size, np.uint32), np.empty_like(block.steps)
+        base = source.old_at(block.start)
+        rank_changes(base, block.count, window, positions, block.steps, sizes, totals, gaps, steps)
+        return _Ranked(block, row, sizes, totals, gaps, steps)
+
+    def fits(self, prepared: Prepared) -> bool:
+        """Whether the chunk at hand, which has blocks, should take one more."""
+        if prepared.fresh and self._ranked:
+            return False
+        # In profile `fast` no change takes more than 3 bytes, but for long gaps.
+        worst = 3 * (self._changed + prepared.changed)
+        if len(self._ranked) == MAX_BLOCKS:
+            return False
+        return self._size + prepared.size <= self._limit and worst <= min(12 * self._limit, MAX_CHANGED)
+
+    def add(self, prepared: Prepared) -> None:
+        """Append a block."""
+        self._order.append(prepared.block)
+        self._size += prepared.size
+        self._changed += prepared.changed
+        if prepared.coded is not None:
+            self._coded.append(prepared.coded)
+        if prepared.ranked is not None:
+            # The classes may be others by the time that the chunk is closed.
+            if not self._ranked:
+                self._window = self._classes.window
+            self._ranked.append(prepared.ranked)
+
+    def close(self) -> tuple[int, bytes]:
+        """The profile's code and the body of the chunk at hand; a new one begins."""
+        rows = {ranked.block.row: ranked.row for ranked in self._ranked}
+        found = (CODE, self._body()) if self._ranked else (fast.CODE, self._fast_body(rows))
+        if self._ranked:
+            first = self._ranked[0]
+            writer = fast.FastWriter(self._block_units)
+            writer.add(fast.code_block(first.block, first.row))
+            changed = sum(ranked.gaps.size for ranked in self._ranked)
+            share = first.gaps.size / changed
+            self._rate = min(3.0, len(found[1]) / changed)
+            if len(found[1]) < _SMALL or len(found[1]) * share > _SURE * len(writer.finish()):
+                body = self._fast_body(rows)
+                if len(body) <= len(found[1]):
+                    found = fast.CODE, body
+        self._begin()
+        self._classes.begin()
+        return found
+
+    def _fast_body(self, rows: dict[int, Row]) -> bytes:
+        """All blocks, in profile `fast`."""
+        writer = fast.FastWriter(self._block_units)
+        coded = iter(self._coded)
+        ranked = {id(ranked.block) for ranked in self._ranked}
+        for block in self._order:
+            writer.add(fast.code_block(block, rows[block.row]) if id(block) in ranked else next(coded))
+        return writer.finish()
+
+    def _body(self) -> bytes:
+        assert self._window is not None
+        totals = np.sum([ranked.totals for ranked in self._ranked], axis=0)
+        blocks = [(ranked.sizes, ranked.gaps, ranked.steps) for ranked in self._ranked]
+        tables = Tables.choose(self._window, totals, blocks)
+        heads, parts = bytearray(), []
+        last = (0, -1, np.zeros(totals.size, np.int64))
+        for block, _, sizes, _, gaps, steps in self._ranked:
+            out = np.empty(7 * gaps.size + symbols.SLACK, np.uint8)
+            size = symbols.write_symbols(sizes, gaps, steps, tables.shifts, tables.book, tables.extra_book, out)
+            parts.append(out[:size].tobytes())
+            index = block.start // block_span(WIDTH, self._block_units)
+            heads += varint(block.row - last[0])
+            heads += varint(index if block.row > last[0] else index - last[1] - 1)
+            for now, before in zip(sizes.tolist(), last[2].tolist(), strict=True):
+                heads += varint(2 * (now - before) if now >= before else 2 * (before - now) - 1)
+            heads += varint(size)
+            last = block.row, index, sizes
+        meta = pack_streams([tables.to_bytes(), bytes(heads)])
+        rest = b""
+        if self._coded:
+            writer = fast.FastWriter(self._block_units)
+            for coded in self._coded:
+                writer.add(coded)
+            rest = writer.finish()
+        bits = b"".join(parts)
+        return b"".join([varint(len(meta)), varint(len(bits)), varint(len(rest)), meta, bits, rest])
+
+
+class _Head(NamedTuple):
+    row: int
+    start: int
+    units: int
+    sizes: Counts
+    begin: int
+    end: int
+
+
+def read_body(
+    data: memoryview, rows: Sequence[Row], block_units: int, limit: int, base: Callable[[int], Units] | None
+) -> list[Block]:
+    """Decode a body of at most `limit` bytes against the old units that `base` gives. Raises `FormatError`."""
+    length, at = read_varint(data, 0)
+    size, at = read_varint(data, at)
+    beside, at = read_varint(data, at)
+    if at + length + size + beside != len(data):
+        raise FormatError("a chunk's length is not what its parts add up to")
+    raw_tables, raw_heads = unpack_streams(data[at : at + length], 2, limit)
+    tables = Tables.from_bytes(raw_tables)
+    heads = _read_heads(memoryview(raw_heads.data), rows, block_units, tables.shifts.size)
+    if not heads or heads[-1].end != size or sum(int(head.sizes.sum()) for head in heads) > MAX_CHANGED:
+        raise FormatError("a chunk's blocks are not what its symbols are for")
+    bits = np.empty(size + symbols.SLACK, np.uint8)
+    bits[:size] = np.frombuffer(data[at + length : at + length + size], np.uint8)
+    bits[size:] = 0
+    readers = tables.readers()
+    blocks = [_read_block(head, rows[head.row], tables.window, readers, bits, base) for head in heads]
+    if not beside:
+        return blocks
+    rest = fast.read_body(data[at + length + size :], rows, block_units, limit)
+    merged = sorted(blocks + rest, key=_place)
+    if any(_place(a) == _place(b) for a, b in pairwise(merged)):
+        raise FormatError("a chunk has a block twice")
+    return merged
+
+
+def _place(block: Block) -> tuple[int, int]:
+    return block.row, block.start
+
+
+def _read_heads(view: memoryview, rows: Sequence[Row], block_units: int, classes: int) -> list[_Head]:
+    heads: list[_Head] = []
+    row, index, at, end = 0, -1, 0, 0
+    sizes = [0] * classes
+    while at < len(view):
+        step, at = read_varint(view, at)
+        offset, at = read_varint(view, at)
+        row += step
+        index = offset if step else index + 1 + offset
+        if row >= len(rows) or index >= block_count(rows[row].spec, block_units):
+            raise FormatError(f"a chunk has block {index} of row {row}, which is not in the table")
+        if rows[row].spec.width != WIDTH or not (rows[row].before and rows[row].after):
+            raise FormatError(f"a chunk has a tight block of {rows[row].spec.name}, which cannot be coded so")
+        for c in range(classes):
+            change, at = read_varint(view, at)
+            sizes[c] += change >> 1 if not change & 1 else -(change + 1 >> 1)
+        size, at = read_varint(view, at)
+        if len(heads) == MAX_BLOCKS:
+            raise FormatError(f"a chunk has more than {MAX_BLOCKS} tight blocks")
+        start, units = block_range(rows[row].spec, block_units, index)
+        if min(sizes) < 0 or not 0 < sum(sizes) <= units:
+            raise FormatError("a chunk has a block of more or fewer changes than it can have")
+        heads.append(_Head(row, start, units, np.array(sizes, np.int64), end, end + size))
+        end += size
+    return heads
+
+
+def _read_block(
+    head: _Head,
+    row: Row,
+    window: NDArray[np.uint8],
+    readers: Readers,
+    bits: Bytes,
+    base: Callable[[int], Units] | None,
+) -> Block:
+    old = None if base is None else base(head.row)
+    if old is None or old.shape != (row.spec.count,) or old.dtype != row.spec.unit or not old.flags.c_contiguous:
+        raise FormatError(f"a chunk of profile {NAME} is read against the old units of {row.spec.name}")
+    n = int(head.sizes.sum())
+    ranks, sorted_steps = np.empty(n, np.uint32), np.empty(n, row.spec.unit)
+    if not symbols.read_symbols(bits, head.begin, head.end, head.sizes, *readers, head.units, ranks, sorted_steps):
+        raise FormatError("a chunk has broken symbols")
+    positions, steps = np.empty(n + 2, np.uint32), np.empty(n, row.spec.unit)
+    place = address(old) + WIDTH * head.start
+    if not place_changes(place, head.units, window, head.sizes, ranks, sorted_steps, positions, steps):
+        raise FormatError(f"a chunk changes units that {row.spec.name} does not have: another base is wanted")
+    return Block(head.row, head.start, head.units, positions[:n], steps)

@@ -1,0 +1,157 @@
+"""A second implementation of profile `tight` in docs/format.md, in plain Python: what the codec is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import reference
+import zstandard
+
+from p2psync.delta.tensors import Row
+
+Steps = dict[tuple[int, int], int]
+
+
+def read_chunk(data: bytes, rows: Sequence[Row], block_units: int, base: Callable[[int], Sequence[int]]) -> list[Steps]:
+    """For each block, in rising order, the steps, as {(row, unit): step}."""
+    if data[1] == 1:
+        return reference.read_chunk(data, rows, block_units)
+    assert data[:2] == b"\x70\x02"
+    meta_size, at = varint(data, 2)
+    bits_size, at = varint(data, at)
+    rest_size, at = varint(data, at)
+    tables, heads = streams(data[at : at + meta_size])
+    at += meta_size
+    symbols = data[at : at + bits_size]
+    found = []
+    window, shifts, books, extra_books = read_tables(tables)
+    for row, start, units, sizes, first, last in read_heads(heads, rows, block_units, len(shifts)):
+        old = [int(unit) for unit in base(row)[start : start + units]]
+        bits = Bits(symbols[first:last])
+        steps: Steps = {}
+        for c, size in enumerate(sizes):
+            places = [k for k, unit in enumerate(old) if class_of(unit, window) == c]
+            rank = -1
+            for _ in range(size):
+                gap, step = read_change(bits, shifts[c], books[c], extra_books[c])
+                rank += gap + 1
+                steps[row, start + places[rank]] = step
+        assert bits.at <= 8 * len(bits.data) < bits.at + 8
+        found.append(steps)
+    rest = data[at + bits_size :]
+    assert len(rest) == rest_size
+    if rest:
+        found += reference.read_chunk(b"\x70\x01" + rest, rows, block_units)
+    return sorted(found, key=min)
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+
+
+def streams(data: bytes) -> list[bytes]:
+    at, directory = 0, []
+    for _ in range(2):
+        length, at = varint(data, at)
+        stored, at = varint(data, at) if length else (0, at)
+        directory.append((length, stored))
+    out = []
+    for length, stored in directory:
+        raw = data[at : at + (stored or length)]
+        at += len(raw)
+        out.append(zstandard.ZstdDecompressor().decompress(raw) if stored else raw)
+        assert len(out[-1]) == length
+    assert at == len(data)
+    return out
+
+
+def read_tables(data: bytes) -> tuple[list[int], list[int], list[dict], list[dict]]:
+    window = [data[0]] + [data[1 + k // 2] >> 4 * (k % 2) & 15 for k in range(16)]
+    at, shifts, books, extra_books = 9, [], [], []
+    for _ in range(max(window[1:]) + 1):
+        shift, used = data[at : at + 2]
+        at += 2
+        lengths = {48 * kind + b: data[at + kind * used + b] for kind in range(3) for b in range(used)}
+        at += 3 * used
+        extra = data[at]
+        extra_lengths = dict(enumerate(data[at + 1 : at + 1 + extra]))
+        at += 1 + extra
+        shifts.append(shift)
+        books.append(book(lengths))
+        extra_books.append(book(extra_lengths))
+    assert at == len(data)
+    return window, shifts, books, extra_books
+
+
+def book(lengths: dict[int, int]) -> dict[tuple[int, ...], int]:
+    """Symbols by the bits of their codes, in the order of reading."""
+    codes, code = {}, 0
+    for size in range(1, 12):
+        code *= 2
+        for symbol in sorted(lengths):
+            if lengths[symbol] == size:
+                codes[tuple(code >> (size - 1 - k) & 1 for k in range(size))] = symbol
+                code += 1
+    return codes
+
+
+def read_heads(
+    data: bytes, rows: Sequence[Row], block_units: int, classes: int
+) -> list[tuple[int, int, int, list[int], int, int]]:
+    heads, at, row, index, sizes, end = [], 0, 0, -1, [0] * classes, 0
+    while at < len(data):
+        step, at = varint(data, at)
+        offset, at = varint(data, at)
+        index = offset if step else index + 1 + offset
+        row += step
+        for c in range(classes):
+            change, at = varint(data, at)
+            sizes[c] += change // 2 if change % 2 == 0 else -(change + 1) // 2
+        size, at = varint(data, at)
+        span = min(block_units, 1 << 20)
+        units = min(span, rows[row].spec.count - index * span)
+        heads.append((row, index * span, units, list(sizes), end, end + size))
+        end += size
+    return heads
+
+
+def class_of(unit: int, window: list[int]) -> int:
+    return window[1 + min(max((unit >> 7 & 255) - window[0], 0), 15)]
+
+
+class Bits:
+    """Bits of bytes, the lowest of each first."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def take(self, count: int) -> int:
+        value = 0
+        for k in range(count):
+            value |= (self.data[self.at >> 3] >> (self.at & 7) & 1) << k
+            self.at += 1
+        return value
+
+    def symbol(self, codes: dict[tuple[int, ...], int]) -> int:
+        code: tuple[int, ...] = ()
+        while code not in codes:
+            code += (self.take(1),)
+            assert len(code) < 12
+        return codes[code]
+
+
+def read_change(bits: Bits, shift: int, codes: dict, extras: dict) -> tuple[int, int]:
+    kind, bucket = divmod(bits.symbol(codes), 48)
+    gap = (bucket << shift) + bits.take(20 if bucket == 47 else shift)
+    sign = bits.take(1)
+    magnitude = kind + 1
+    if kind == 2:
+        b = bits.symbol(extras)
+        magnitude = 2 + (1 << b) + bits.take(b)
+    return gap, (-magnitude if sign else magnitude) % 65536

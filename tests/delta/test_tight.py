@@ -1,0 +1,350 @@
+"""Profile `tight`: exact, small, deterministic, and safe against whatever base or bytes it is given."""
+
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+import reference_tight
+from delta_parts import GRID, apply_all, change, misaligned, pairs, random_units, spec, special
+from hypothesis import given, settings
+
+from bench.bounds import measure_bounds
+from bench.policy import draw_step, model_rows
+from p2psync.delta.block import Block
+from p2psync.delta.container import MAX_CHUNK_BYTES, ChunkEncoder, decode_chunk
+from p2psync.delta.streams import pack_streams, unpack_streams, varint
+from p2psync.delta.tensors import Row
+from p2psync.delta.tight import MAX_BLOCKS
+from p2psync.errors import FormatError
+
+ROOT = Path(__file__).parents[2]
+
+
+def encode(rows, old, new, *, block_units=GRID, chunk_bytes=1 << 16, profile="tight"):
+    encoder = ChunkEncoder(rows, block_units=block_units, chunk_bytes=chunk_bytes, profile=profile)
+    chunks = [chunk for k in range(len(rows)) for chunk in encoder.add(k, old[k], new[k])]
+    return [chunk.data for chunk in [*chunks, *encoder.finish()]], encoder
+
+
+def decode(chunks, rows, old, block_units=GRID):
+    return [block for data in chunks for block in decode_chunk(data, rows, block_units, lambda row: old[row])]
+
+
+def weights(count, density=0.01, seed=0):
+    """A bf16 tensor, and a step of it by the law of real steps: about `density` of the units change."""
+    rng = np.random.default_rng(seed)
+    masters = rng.standard_normal(count).astype(np.float32) * np.float32(0.03)
+    moved = masters + rng.standard_normal(count).astype(np.float32) * np.float32(1.6e-4 * density)
+    return (masters.view(np.uint32) >> 16).astype(np.uint16), (moved.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def round_trip(rows, old, new, **options):
+    chunks, encoder = encode(rows, old, new, **options)
+    blocks = decode(chunks, rows, old, options.get("block_units", GRID))
+    for row, live, wanted in zip(rows, apply_all(rows, old, blocks), new, strict=True):
+        assert np.array_equal(live, np.zeros(row.spec.count, row.spec.unit) if wanted is None else wanted)
+    assert sum(block.changed for block in blocks) == encoder.changed
+    return chunks
+
+
+@settings(max_examples=150, deadline=None)
+@given(pairs())
+def test_any_change_of_any_dtype_comes_back(drawn):
+    one, old, new = drawn
+    round_trip([Row(one, True, True)], [old], [new])
+
+
+@pytest.mark.parametrize("density", [0.0, 1e-5, 0.003, 0.01, 0.04, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("kind", ["one", "little", "any"])
+def test_any_density_comes_back(density, kind):
+    rng = np.random.default_rng(7)
+    old, _ = weights(5 * GRID + 77)
+    round_trip([Row(spec("BF16", old.shape), True, True)], [old], [change(rng, old, density, kind)])
+
+
+@pytest.mark.parametrize("count", [1, 5, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097, 4096 + 65, GRID - 1, GRID + 1])
+def test_every_length_comes_back_and_nothing_beside_it_counts(count):
+    rng = np.random.default_rng(count)
+    old = random_units(rng, np.dtype("<u2"), count)
+    new = change(rng, old, 0.3, "little")
+    new[-1] = old[-1] + 1
+    new[0] = old[0] - 1
+    round_trip([Row(spec("BF16", (count,)), True, True)], [misaligned(old)], [misaligned(new)])
+
+
+def test_every_bit_pattern_steps_to_every_special_one():
+    old = np.repeat(np.arange(65536, dtype=np.uint16), 3)
+    targets = special(np.dtype("<u2"))
+    new = old.copy()
+    new[::3] = targets[np.arange(65536) % targets.size]
+    chunks = round_trip([Row(spec("BF16", old.shape), True, True)], [old], [new], block_units=1 << 18)
+    assert chunks
+
+
+def mixed(seed=0, density=0.01):
+    rows = [
+        Row(spec("BF16", (3 * GRID + 500,), "a"), True, True),
+        Row(spec("F32", (700,), "b"), True, True),
+        Row(spec("F16", (GRID,), "c"), True, True),
+        Row(spec("BF16", (64,), "d"), False, True),
+        Row(spec("BF16", (GRID + 9,), "e"), True, True),
+        Row(spec("BF16", (300,), "f"), True, False),
+        Row(spec("BF16", (90,), "g"), True, True),
+    ]
+    rng = np.random.default_rng(seed)
+    old, new = (list(side) for side in zip(*(weights(row.spec.count, density, seed) for row in rows), strict=True))
+    old[1] = random_units(rng, np.dtype("<u4"), 700)
+    new[1] = change(rng, old[1], 0.05, "any")
+    new[6] = old[6] + np.uint16(1)
+    old[3], new[5] = None, None
+    return rows, old, new
+
+
+def test_blocks_that_cannot_be_tight_travel_in_the_same_chunk():
+    rows, old, new = mixed()
+    (data,) = round_trip(rows, old, new)
+    assert data[:2] == b"\x70\x02"
+    blocks = decode([data], rows, old)
+    assert [block.row for block in blocks] == [0, 0, 0, 0, 1, 2, 3, 4, 4, 5, 6]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_reference_reads_what_the_codec_writes(seed):
+    rows, old, new = mixed(seed, density=(0.002, 0.01, 0.08)[seed])
+    chunks, _ = encode(rows, old, new, chunk_bytes=6000)
+    for data in chunks:
+        steps = reference_tight.read_chunk(data, rows, GRID, lambda row: old[row])
+        for block, wanted in zip(decode([data], rows, old), steps, strict=True):
+            places = range(block.count) if block.positions is None else block.positions.tolist()
+            found = {(block.row, block.start + p): int(s) for p, s in zip(places, block.steps, strict=True) if s}
+            assert found == wanted
+
+
+def test_chunks_are_read_alone_and_in_any_order():
+    rows, old, new = mixed(3)
+    chunks, _ = encode(rows, old, new, chunk_bytes=4096)
+    assert len(chunks) > 2
+    alone = [decode([data], rows, old) for data in reversed(chunks)]
+    live = apply_all(rows, old, [block for blocks in alone for block in blocks])
+    assert all(np.array_equal(a, b) for a, b in zip(live, new, strict=True) if b is not None)
+
+
+def test_the_same_input_gives_the_same_bytes():
+    rows, old, new = mixed(4)
+    assert encode(rows, old, new)[0] == encode(rows, old, new)[0]
+
+
+@pytest.mark.parametrize("density", [0.003, 0.01, 0.024, 0.04])
+def test_a_drawn_step_takes_at_most_four_percent_more_than_its_bound(density):
+    rows = model_rows(64 << 20)
+    steps = list(draw_step(rows, density, seed=5))
+    chunks, encoder = encode(rows, *zip(*steps, strict=True), block_units=1 << 19, chunk_bytes=256 << 10)
+    bits = 8 * sum(map(len, chunks)) / encoder.changed
+    bound = measure_bounds(steps).entropy_given_exponent
+    # A quarter of a gigabyte is what benchmarks draw; of less, tables are a larger share.
+    assert bound < bits < 1.045 * bound
+
+
+@pytest.mark.parametrize("kind", ["one", "any"])
+@pytest.mark.parametrize("density", [1e-4, 0.01, 0.2, 0.97, 1.0])
+def test_it_is_never_larger_than_fast(density, kind):
+    rng = np.random.default_rng(3)
+    old = random_units(rng, np.dtype("<u2"), 4 * GRID)
+    new = change(rng, old, density, kind)
+    rows = [Row(spec("BF16", old.shape), True, True)]
+    tight, fast = (encode(rows, [old], [new], chunk_bytes=1 << 20, profile=name)[0] for name in ("tight", "fast"))
+    assert sum(map(len, tight)) <= sum(map(len, fast))
+
+
+def test_blocks_alone_are_refused():
+    block = Block(0, 0, 8, np.array([1], np.uint32), np.array([1], np.uint16))
+    encoder = ChunkEncoder([Row(spec(), True, True)], block_units=GRID, chunk_bytes=1 << 16, profile="tight")
+    with pytest.raises(ValueError, match="old weights"):
+        list(encoder.add_block(block))
+
+
+def test_without_the_old_weights_it_is_a_format_error():
+    rows, old, new = mixed()
+    (data,), _ = encode(rows, old, new)
+    for base in (None, lambda row: old[row][:-1], lambda row: old[row].astype(np.uint32)):
+        with pytest.raises(FormatError, match="old units"):
+            decode_chunk(data, rows, GRID, base)
+
+
+def judge(data, rows, old):
+    """Decode, and hold a decode that succeeds to what is promised of it; True if it did."""
+    try:
+        blocks = decode_chunk(data, rows, GRID, lambda row: old[row])
+    except FormatError as error:
+        assert "\n" not in str(error)
+        return False
+    places = [(block.row, block.start) for block in blocks]
+    assert places == sorted(set(places))
+    for block in blocks:
+        if block.positions is not None:
+            assert 0 < block.positions.size == block.steps.size
+            assert int(block.positions[-1]) < block.count
+            assert (np.diff(block.positions.astype(np.int64)) > 0).all()
+            assert block.steps.all()
+    return True
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_wrong_base_gives_an_error_or_valid_blocks(seed):
+    rows, old, new = mixed(seed)
+    (data,), _ = encode(rows, old, new)
+    rng = np.random.default_rng(seed)
+    for other in (
+        [None if units is None else random_units(rng, units.dtype, units.size) for units in old],
+        [None if units is None else np.zeros_like(units) for units in old],
+        [None if units is None else change(rng, units, 0.01, "any") for units in old],
+    ):
+        judge(data, rows, other)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutations_are_refused_or_decode_to_valid_blocks(seed):
+    rows, old, new = mixed(seed, 0.004)
+    (data,), _ = encode(rows, old, new)
+    assert judge(data, rows, old)
+    rng = np.random.default_rng(seed)
+    for _ in range(1500):
+        forged = bytearray(data)
+        for _ in range(int(rng.integers(1, 4))):
+            place = int(rng.integers(2, len(forged)))
+            match int(rng.integers(4)):
+                case 0:
+                    forged[place] ^= 1 << int(rng.integers(8))
+                case 1:
+                    del forged[place : place + int(rng.integers(1, 9))]
+                case 2:
+                    forged[place:place] = rng.bytes(int(rng.integers(1, 9)))
+                case _:
+                    forged[min(place, 200)] = int(rng.choice([0, 1, 127, 128, 255]))
+        judge(forged, rows, old)
+
+
+def taken_apart(data):
+    meta, at = reference_tight.varint(data, 2)
+    bits, at = reference_tight.varint(data, at)
+    _, at = reference_tight.varint(data, at)
+    tables, heads = unpack_streams(memoryview(data)[at : at + meta], 2, MAX_CHUNK_BYTES)
+    at += meta
+    return [bytearray(tables), bytearray(heads), bytearray(data[at : at + bits]), bytearray(data[at + bits :])]
+
+
+def put_together(tables, heads, bits, rest):
+    meta = pack_streams([tables, heads])
+    return b"\x70\x02" + varint(len(meta)) + varint(len(bits)) + varint(len(rest)) + meta + bits + rest
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_mutated_before_packing_are_refused_or_decode_to_valid_blocks(seed):
+    rows, old, new = mixed(seed, 0.004)
+    (data,), _ = encode(rows, old, new)
+    parts = taken_apart(data)
+    assert put_together(*parts) == data
+    rng = np.random.default_rng(50 + seed)
+    for turn in range(2000):
+        forged = [bytearray(part) for part in parts]
+        part = forged[turn % 3]
+        for _ in range(int(rng.integers(1, 4))):
+            part[int(rng.integers(len(part)))] = int(rng.choice([0, 1, 2, 11, 12, 47, 48, 255, rng.integers(256)]))
+        judge(put_together(*forged), rows, old)
+
+
+def test_a_chunk_cut_off_or_with_anything_after_it_is_refused():
+    rows, old, new = mixed(1, 0.002)
+    (data,), _ = encode(rows, old, new)
+    assert not any(judge(data[:size], rows, old) for size in range(2, len(data)))
+    assert not any(judge(data + bytes(tail), rows, old) for tail in (1, 3, 500))
+
+
+def test_a_chunk_that_claims_more_changes_than_allowed_is_refused_before_memory_is_taken():
+    rows, old, new = mixed(1, 0.002)
+    (data,), _ = encode(rows, old, new)
+    tables = taken_apart(data)[0]
+    classes = max(reference_tight.read_tables(bytes(tables))[0][1:]) + 1
+    huge = [Row(spec("BF16", (1 << 40,), "a"), True, True)]
+    head = b"\0\0" + varint(2 * GRID) + bytes(classes - 1) + b"\0"
+    more = b"\0\0" + bytes(classes) + b"\0"
+    tracemalloc.start()
+    with pytest.raises(FormatError):
+        decode_chunk(put_together(tables, head + 100 * more, b"", b""), huge, GRID, lambda row: old[0])
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
+
+
+def test_more_blocks_than_allowed_are_refused_before_any_is_read():
+    rows, old, new = mixed(1, 0.002)
+    (data,), _ = encode(rows, old, new)
+    tables = taken_apart(data)[0]
+    classes = max(reference_tight.read_tables(bytes(tables))[0][1:]) + 1
+    huge = [Row(spec("BF16", (1 << 40,), "a"), True, True)]
+    heads = b"\0\0\2" + bytes(classes) + (b"\0\0" + bytes(classes) + b"\0") * MAX_BLOCKS
+    with pytest.raises(FormatError, match="tight blocks"):
+        decode_chunk(put_together(tables, heads, b"", b""), huge, GRID, lambda row: old[0])
+
+
+def test_tensors_of_other_scales_get_classes_of_their_own():
+    """The first tensor's weights are a thousand times the second's, and few: its classes would tell little."""
+    old, new = weights(6 * GRID, 0.01, 3)
+    few, more = weights(GRID, 0.01, 4)
+    rows = [Row(spec("BF16", (n,), name), True, True) for n, name in ((GRID, "a"), (6 * GRID, "b"))]
+    scaled = [(units + (10 << 7)).astype(np.uint16) for units in (few, more)]
+    both = round_trip(rows, [scaled[0], old], [scaled[1], new], chunk_bytes=1 << 20)
+    alone = round_trip(rows[1:], [old], [new], chunk_bytes=1 << 20)
+    first = round_trip(rows[:1], scaled[:1], scaled[1:], chunk_bytes=1 << 20)
+    assert len(both) > 1
+    assert sum(map(len, both)) < 1.12 * (sum(map(len, alone)) + sum(map(len, first)))
+
+
+def test_two_encoders_on_one_thread_do_not_disturb_each_other():
+    """A consumer of chunks may do anything in between, also encode something else."""
+    rows, old, new = mixed(5)
+    alone = encode(rows, old, new, chunk_bytes=4096)[0]
+    encoder = ChunkEncoder(rows, block_units=GRID, chunk_bytes=4096, profile="tight")
+    found = []
+    for k in range(len(rows)):
+        for chunk in encoder.add(k, old[k], new[k]):
+            encode(*mixed(6), chunk_bytes=4096)
+            found.append(chunk.data)
+    assert found + [chunk.data for chunk in encoder.finish()] == alone
+
+
+SCRIPT = """
+import sys, hashlib
+sys.path.insert(0, "tests/delta")
+from test_tight import encode, mixed, round_trip
+digest = hashlib.sha256()
+for seed in range(2):
+    for data in round_trip(*mixed(seed), chunk_bytes=5000):
+        digest.update(data)
+print(digest.hexdigest())
+"""
+
+
+def test_processors_without_vectors_write_and_read_the_same_bytes(tmp_path):
+    """The same loops compiled for the least of processors, and for this one."""
+    found = set()
+    for name in ("", "generic"):
+        extra = {"NUMBA_CPU_NAME": name, "NUMBA_CACHE_DIR": str(tmp_path)} if name else {}
+        run = subprocess.run(
+            [sys.executable, "-c", SCRIPT], cwd=ROOT, env=os.environ | extra, capture_output=True, text=True, check=True
+        )
+        found.add(run.stdout)
+    assert len(found) == 1
+
+
+def test_both_references_find_the_same_steps():
+    rows, old, new = mixed(2)
+    fast, _ = encode(rows, old, new, profile="fast", chunk_bytes=1 << 20)
+    (data,), _ = encode(rows, old, new)
+    assert reference_tight.read_chunk(data, rows, GRID, lambda row: old[row]) == [
+        steps for chunk in fast for steps in reference.read_chunk(chunk, rows, GRID)
+    ]
