@@ -92,7 +92,7 @@ def free_port(port: int, whose: str) -> Finding:
 
 def namespaces() -> Finding:
     """Network namespaces, which an emulated WAN is made of."""
-    name, use = "namespaces", "only for `p2psync wan`"
+    name, use = "namespaces", "only to emulate a network on this machine"
     problem = _try(["unshare", "-n", "true"])
     if problem is None:
         return Finding(name, "ok", "network namespaces can be made")
@@ -105,7 +105,7 @@ def netem() -> Finding:
     problem = _try(["unshare", "-n", "sh", "-c", script])
     if problem is None:
         return Finding("netem", "ok", "the kernel can delay packets")
-    text = f"`p2psync wan` delays packets by itself: {problem}"
+    text = f"only to delay packets in an emulated network: {problem}"
     return Finding("netem", "missing", text, "modprobe sch_netem, as root, with iproute2 installed")
 
 
