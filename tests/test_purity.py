@@ -123,9 +123,7 @@ def module_of(path: Path) -> str:
 
 def test_importing_the_pure_rooms_loads_no_event_loop() -> None:
     # What the libraries that the pure rooms build on load by themselves is not ours.
-    libraries = (
-        "import blake3, cryptography.hazmat.primitives.asymmetric.ed25519, msgspec, numba, numpy, zstandard"
-    )
+    libraries = "import blake3, cryptography.hazmat.primitives.asymmetric.ed25519, msgspec, numba, numpy, zstandard"
     suspects = ("asyncio", "ssl", "aiohttp", "uvloop", "torch", "vllm", "multiprocessing.pool", "http.client")
     rooms = [module_of(path) for path in files(*(f"p2psync/{room}" for room in PURE_ROOMS))]
     before = set(loaded_after(libraries, *suspects))
