@@ -1,0 +1,43 @@
+"""What a node believes of its own downlink, by which it judges how late a peer really is."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2psync.swarm.downlink import LONGEST, Downlink
+
+
+def test_there_is_no_estimate_before_something_came_for_a_while() -> None:
+    downlink = Downlink()
+    downlink.begin(100.0)
+    assert downlink.queue_seconds(10_000, 105.0) == 0
+    downlink.begin(200.0)
+    downlink.arrived(1000, 200.5)
+    assert downlink.queue_seconds(10_000, 200.5) == 0
+
+
+def test_what_is_owed_takes_as_long_as_the_pace_so_far_says() -> None:
+    downlink = Downlink()
+    downlink.begin(0.0)
+    downlink.arrived(500, 1.0)
+    downlink.arrived(500, 2.0)
+    assert downlink.queue_seconds(5000, 2.0) == pytest.approx(10.0)
+    assert downlink.queue_seconds(10**9, 2.0) == LONGEST
+
+
+def test_an_idle_time_is_not_taken_for_a_slow_one() -> None:
+    downlink = Downlink()
+    downlink.begin(0.0)
+    downlink.arrived(1000, 2.0)
+    downlink.begin(1000.0)
+    assert downlink.queue_seconds(5000, 1000.0) == 0
+
+
+def test_an_old_pace_gives_way_to_the_present_one() -> None:
+    downlink = Downlink()
+    downlink.begin(0.0)
+    for second in range(1, 11):
+        downlink.arrived(10_000, float(second))
+    for second in range(11, 101):
+        downlink.arrived(100, float(second))
+    assert downlink.queue_seconds(1000, 100.0) == pytest.approx(10.0, rel=0.3)
