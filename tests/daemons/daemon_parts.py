@@ -65,6 +65,16 @@ class Process:
         assert isinstance(found, dict), f"no {kind} with {fields}: {self.args[0]} wrote\n{self.stderr[-3000:]}"
         return found
 
+    def published(self, seen: int = 0) -> Event:
+        """The next version published, after the first `seen` events; not an anchor made later of one that is known."""
+        found = self.wait_until(
+            lambda events: next(
+                (e for e in events[seen:] if e["type"] == "Published" and (not e["anchor"] or e["version"] == 0)), None
+            )
+        )
+        assert isinstance(found, dict), f"nothing was published:\n{self.stderr[-3000:]}"
+        return found
+
     def wait_until(self, look: Callable[[list[Event]], object], limit: float = LIMIT) -> object:
         """Wait until `look` gives something for the events so far; returns that, or None when the process is over."""
         deadline = time.monotonic() + limit
@@ -164,7 +174,7 @@ class Swarm:
         files = model.write(self.watch / name)
         if trainer is None:
             return -1
-        version = int(trainer.wait_for("Published", seen)["version"])
+        version = int(trainer.published(seen)["version"])
         self.sums[version] = files
         return version
 
