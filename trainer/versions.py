@@ -142,13 +142,13 @@ class VersionMaker:
     def _encode(
         self, draft: Draft, rows: Sequence[Row], source: Source, given_up: Callable[[], bool], *, anchor: bool
     ) -> Encoding:
-        encode = Encoding(draft, rows, anchor=anchor)
-        for index, row in enumerate(rows):
-            if self._stopped.is_set() or given_up():
-                raise StoreError("stopped while a version was being made: not published")
-            old = self.snapshot.units(row.spec) if row.before else None
-            encode.take(index, old, source.units(row.spec) if row.after else None)
-        encode.finish()
+        with Encoding(draft, rows, anchor=anchor) as encode:
+            for index, row in enumerate(rows):
+                if self._stopped.is_set() or given_up():
+                    raise StoreError("stopped while a version was being made: not published")
+                old = self.snapshot.units(row.spec) if row.before else None
+                encode.take(index, old, source.units(row.spec) if row.after else None)
+            encode.finish()
         return encode
 
     def _seal(self, draft: Draft, encode: Encoding, position: Position, base: Position | None) -> Pack:

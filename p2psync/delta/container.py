@@ -58,7 +58,7 @@ class ChunkEncoder:
     A chunk holds blocks of at most `chunk_bytes` before compression, or a single larger block. The same input gives the
     same bytes (with the same version of the compressor). Memory held: one chunk and one block.
 
-    Rows must come in rising order, and the blocks of a row too; one encoder either adds rows or adds blocks.
+    Rows must come in rising order, and the blocks of a row too; one encoder either adds tensors or adds blocks.
     """
 
     def __init__(self, rows: Sequence[Row], *, block_units: int, chunk_bytes: int, profile: str = fast.NAME) -> None:
@@ -79,26 +79,29 @@ class ChunkEncoder:
         self.digest_change = 0
         #: Units whose bits differ; of an added or removed tensor, those that are not zero.
         self.changed = 0
-        #: Units of all rows that were added, changed or not.
+        #: Units that were looked at, changed or not.
         self.total = 0
 
-    def add(self, row_index: int, old: Units | None, new: Units | None) -> Iterator[EncodedChunk]:
+    def add(
+        self, row_index: int, old: Units | None, new: Units | None, blocks: range | None = None
+    ) -> Iterator[EncodedChunk]:
         """Extract and code one tensor: flat unit arrays of its spec, None where the row says that it does not exist.
 
-        Run the iterator to its end. Raises `ValueError` for arrays that do not fit the row, or rows out of order.
+        blocks: only these of its blocks (by default all). Run the iterator to its end. Raises `ValueError` for arrays
+        that do not fit the row, or rows or blocks out of order.
         """
         row = self._rows[row_index]
-        self._check(row_index, row, old, new)
-        self._place = (row_index, 0)
-        self.total += row.spec.count
+        if blocks is None:
+            blocks = range(block_count(row.spec, self._block_units))
+        self._check(row_index, row, old, new, blocks)
         extraction = Extraction(row_index, old, new)
-        for index in range(block_count(row.spec, self._block_units)):
+        for index in blocks:
             start, count = block_range(row.spec, self._block_units, index)
+            self.total += count
             block, change = extraction.block_with_digest(row.spec, start, count)
             self.digest_change = (self.digest_change + change) % MODULUS
             if block is not None:
                 yield from self._code(block, extraction)
-        self._place = (row_index, row.spec.count)
 
     def add_block(self, block: Block) -> Iterator[EncodedChunk]:
         """Code a block that exists already (squashing, inverting). The digest is not updated.
@@ -124,14 +127,18 @@ class ChunkEncoder:
         if self._blocks:
             yield self._close()
 
-    def _check(self, row_index: int, row: Row, old: Units | None, new: Units | None) -> None:
-        if row_index <= self._place[0]:
-            raise ValueError("rows must be added in rising order")
+    def _check(self, row_index: int, row: Row, old: Units | None, new: Units | None, blocks: range) -> None:
+        span = block_span(row.spec.width, self._block_units)
+        if (row_index, blocks.start * span) < self._place:
+            raise ValueError("rows, and the blocks of a row, must be added in rising order")
+        if blocks.step != 1 or blocks.stop > block_count(row.spec, self._block_units):
+            raise ValueError(f"{row.spec.name}: blocks {blocks} are not all in the tensor")
         if (old is not None, new is not None) != (row.before, row.after):
             raise ValueError(f"{row.spec.name}: the arrays given are not those that the row says exist")
         for units in (old, new):
             if units is not None and (units.shape != (row.spec.count,) or units.dtype != row.spec.unit):
                 raise ValueError(f"{row.spec.name}: {row.spec.count} units of {row.spec.unit} are wanted")
+        self._place = row_index, max(1, blocks.stop * span)
 
     def _code(self, block: Block, source: Extraction | None) -> Iterator[EncodedChunk]:
         prepared = self._writer.prepare(block, self._rows[block.row], source)

@@ -9,7 +9,7 @@ Engines are driven by one thread at a time and know nothing of networks, clocks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.protocol.versions import Position, Step
 
-__all__ = ["ChunkReader", "Commit", "Engine", "Position", "Stage", "Step", "rows_after"]
+__all__ = ["ChunkReader", "Commit", "Data", "Engine", "Position", "Stage", "Step", "rows_after"]
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +32,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     stage_seconds: float
 
 
+Data = bytes | bytearray | memoryview
 #: Reads a verified chunk that the store still holds: (manifest id, chunk index) → bytes, or None if it is gone.
 ChunkReader = Callable[[bytes, int], bytes | None]
 
@@ -42,8 +43,8 @@ class Stage(Protocol):
     def wanted(self, step: int) -> Sequence[int]:
         """Chunks of path[step] that must still be put: all of them, less what a local copy already covers."""
 
-    def put(self, step: int, chunk: int, data: bytes | bytearray | memoryview) -> None:
-        """Decode one chunk of path[step], already verified against its manifest. Any order; each once.
+    def put(self, step: int, chunks: Mapping[int, Data]) -> None:
+        """Decode chunks of path[step] by index, already verified against its manifest, on all cores. Any order.
 
         Raises `FormatError` (the manifest's signer made a bad chunk) or `EngineError`.
         """

@@ -25,6 +25,7 @@ from p2psync.delta.block import Block
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.errors import BaseMismatchError, FormatError, UsageError
+from p2psync.parallel import in_parallel
 from p2psync.store.deltafile import DeltaFile
 from p2psync.store.encoding import DELTA_BLOCK
 
@@ -38,12 +39,15 @@ def blocks_of(delta: DeltaFile, base: Callable[[int], Units] | None = None) -> I
     base: gives the old units of a row to profiles that need them.
     """
     rows, place = delta.manifest.rows(), (-1, -1)
-    for index in range(delta.manifest.chunks):
+
+    def decode(index: int) -> list[Block]:
         data = delta.chunk(index)
         try:
-            blocks = decode_chunk(data, rows, delta.manifest.block_units, base)
+            return decode_chunk(data, rows, delta.manifest.block_units, base)
         except FormatError as error:
             raise FormatError(f"{delta.path}: chunk {index}: {error}") from None
+
+    for index, blocks in enumerate(in_parallel(decode, range(delta.manifest.chunks))):
         for block in blocks:
             if (block.row, block.start) <= place:
                 raise FormatError(f"{delta.path}: chunk {index}: its blocks do not come after those before it")

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.base import ChunkReader, Commit, Position, Step, rows_after
+from p2psync.engines.base import ChunkReader, Commit, Data, Position, Step, rows_after
 from p2psync.engines.checkpoint import Checkpoint
 from p2psync.engines.patch import Hook, LocalCopy, Patch
 from p2psync.engines.paths import check_path, position_of
@@ -48,15 +48,15 @@ class DirectoryStage:
         """See `Stage.wanted`: chunks of path[step] that were not put yet and are not at hand."""
         return self._patch.wanted(step)
 
-    def put(self, step: int, chunk: int, data: bytes | bytearray | memoryview) -> None:
-        """See `Stage.put`. A chunk that was put before, or is not wanted, is passed over.
+    def put(self, step: int, chunks: Mapping[int, Data]) -> None:
+        """See `Stage.put`. Chunks that were put before, or are not wanted, are passed over.
 
         A chunk of a step whose turn has not come is read again through the chunk reader later, so keep it in the store.
         """
         self._check_open()
         begun = time.perf_counter()
         try:
-            self._patch.put(step, chunk, data)
+            self._patch.put(step, chunks)
         finally:
             self._seconds += time.perf_counter() - begun
 
@@ -276,7 +276,7 @@ class DirectoryEngine:
                     data = self._reader(step.id, chunk)
                     if data is None:
                         return False
-                    patch.put(index, chunk, data)
+                    patch.put(index, {chunk: data})
         except (EngineError, FormatError, OSError):
             return False  # whatever it was, comparing with the live slot mends it
         return patch.complete and patch.mismatch is None

@@ -24,7 +24,7 @@ import torch
 
 from p2psync.delta.digest import digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
-from p2psync.engines.base import Commit, Position, Step
+from p2psync.engines.base import Commit, Data, Position, Step
 from p2psync.engines.header import blob_spec, canonical_header
 from p2psync.engines.names import is_weights
 from p2psync.engines.paths import check_path, position_of
@@ -74,11 +74,11 @@ class ModuleStage:
         """See `Stage.wanted`."""
         return self._staging.wanted(step)
 
-    def put(self, step: int, chunk: int, data: bytes | bytearray | memoryview) -> None:
-        """See `Stage.put`. A chunk that was put before is passed over; one of a later step is held as it is."""
+    def put(self, step: int, chunks: Mapping[int, Data]) -> None:
+        """See `Stage.put`. Chunks that were put before are passed over; those of a later step are held as they are."""
         self._check_open()
         begun = time.perf_counter()
-        self._staging.put(step, chunk, data)
+        self._staging.put(step, chunks)
         self._seconds += time.perf_counter() - begun
 
     def commit(self) -> Commit:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,11 +25,12 @@ from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.engines.chains import BASELESS, blocks_of, inverted, squashed
 from p2psync.engines.checkpoint import Checkpoint, signature
 from p2psync.engines.names import SAFETENSORS
-from p2psync.engines.rebuild import Progress, check_base_table, rebuild, worker_count
+from p2psync.engines.rebuild import Progress, check_base_table, rebuild
 from p2psync.errors import FormatError, StoreError, UsageError
+from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import Manifest, open_signed
 from p2psync.store.deltafile import DeltaFile, DeltaFileWriter
-from p2psync.store.encoding import Encoding, rows_between
+from p2psync.store.encoding import Encoding, Sink, rows_between
 from p2psync.store.staging import Staging, refuse_existing
 
 #: The run that deltas belong to which no trainer published.
@@ -133,8 +134,7 @@ def diff(
         _check_target(out, [old, new], force=force)
         rows = rows_between(before.specs, after.specs)
         with DeltaFileWriter(out, force=force) as writer:
-            encoding = Encoding(writer, rows, profile=profile)
-            base = _encode(encoding, before, after, progress)
+            encoding, base = _encode(writer, rows, profile, before, after, progress)
             if (signature(old), signature(new)) != seen:
                 raise FormatError(f"{old} or {new} changed while it was read: leave them alone, and try again")
             digest = digest_bytes((base + encoding.digest_change) % MODULUS)
@@ -244,23 +244,30 @@ def _derive(
     )
 
 
-def _encode(encoding: Encoding, before: Checkpoint, after: Checkpoint, progress: Progress) -> int:
-    """Encode every row; returns the digest of `before`, which other threads sum up meanwhile."""
-    total, done, base = sum(row.spec.nbytes for row in encoding.rows), 0, 0
-    pool = ThreadPoolExecutor(worker_count())
+def _encode(
+    sink: Sink, rows: Sequence[Row], profile: str, before: Checkpoint, after: Checkpoint, progress: Progress
+) -> tuple[Encoding, int]:
+    """Encode every row; returns the encoding, and the digest of `before`, summed up beside it."""
+    total, done, sums = sum(row.spec.nbytes for row in rows), 0, [0]
+
+    def add(part: int) -> None:
+        sums[0] += part
+
+    digests = InOrder(add)
     try:
-        for index, row in enumerate(list(encoding.rows)):
-            old = before.units(row.spec) if row.before else None
-            new = after.units(row.spec) if row.after else None
-            parts = [pool.submit(digest_units, *part) for part in _parts(row.spec, old)]
-            encoding.take(index, old, new)
-            base += sum(part.result() for part in parts)
-            done += row.spec.nbytes
-            progress(done, total)
-        encoding.finish()
+        with Encoding(sink, rows, profile=profile) as encoding:
+            for index, row in enumerate(rows):
+                old = before.units(row.spec) if row.before else None
+                encoding.take(index, old, after.units(row.spec) if row.after else None)
+                for part in _parts(row.spec, old):
+                    digests.ask(partial(digest_units, *part))
+                done += row.spec.nbytes
+                progress(done, total)
+            encoding.finish()
+        digests.finish()
     finally:
-        pool.shutdown(cancel_futures=True)
-    return base % MODULUS
+        digests.give_up()
+    return encoding, sums[0] % MODULUS
 
 
 def _parts(spec: TensorSpec, units: Units | None) -> Iterator[tuple[TensorSpec, Units, int]]:

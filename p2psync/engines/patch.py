@@ -15,7 +15,7 @@ tensor that comes everything, for one that goes minus everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,11 +26,12 @@ from p2psync.delta.block import Block, block_count, block_range
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
-from p2psync.engines.base import ChunkReader, Step
+from p2psync.engines.base import ChunkReader, Data, Step
 from p2psync.engines.checkpoint import Checkpoint
 from p2psync.engines.layout import EMPTY, Layout, layout
 from p2psync.engines.slots import relayout
 from p2psync.errors import EngineError, FormatError
+from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest
 
 #: A point at which a test may end the process: called with its name.
@@ -92,7 +93,7 @@ class StepPatch:
         """The chunks that may hold headers and were not noted; once there are none, `lay_out` may be called."""
         return frozenset(self._header_chunks)
 
-    def note_headers(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
+    def note_headers(self, chunk: int, data: Data) -> None:
         """Before `ready`: take the headers out of a chunk. The chunk itself must be applied once `ready`."""
         if chunk in self._header_chunks:
             for block in self._decode(data):
@@ -115,8 +116,18 @@ class StepPatch:
         self._hook("laid out")
         self._target = self._open(plan)
 
-    def apply(self, data: bytes | bytearray | memoryview) -> None:
-        """Add a chunk's blocks to the files. Raises `FormatError`."""
+    def apply(self, chunks: Iterable[Data]) -> None:
+        """Add the blocks of chunks to the files, on all cores. Raises `FormatError`."""
+        for change, changed, covered in in_parallel(self._add, chunks):
+            self.change += change
+            self.changed += changed
+            for index, start in covered:
+                self._covered[index].add(start)
+
+    def _add(self, data: Data) -> tuple[int, int, list[tuple[int, int]]]:
+        """Add one chunk's blocks; returns the change of the digest, the units changed, and which blocks it covered of
+        tensors that come. Other threads do the same with other chunks: a block is in one chunk only."""
+        change, changed, covered = 0, 0, []
         for block in self._decode(data):
             row = self.rows[block.row]
             if not row.after or block.row in self._headers or block.row in self._found:
@@ -124,13 +135,13 @@ class StepPatch:
             units = self._units(row.spec)
             if block.row in self._covered:
                 apply_block(units, block)
-                window = units[block.start : block.start + block.count]
-                self.change += digest_units(row.spec, window, block.start)
-                self._covered[block.row].add(block.start)
+                change += digest_units(row.spec, units[block.start : block.start + block.count], block.start)
+                covered.append((block.row, block.start))
             else:
-                self.change += apply_with_digest(row.spec, units, block)
-            self.changed += block.changed
+                change += apply_with_digest(row.spec, units, block)
+            changed += block.changed
             self._hook("block")
+        return change, changed, covered
 
     def finish(self) -> Checkpoint:
         """After the last chunk: sum up what no block covered; returns the slot's checkpoint, writable."""
@@ -190,7 +201,7 @@ class StepPatch:
             return self._base.units(row.spec).copy()
         return np.zeros(row.spec.count, row.spec.unit)
 
-    def _decode(self, data: bytes | bytearray | memoryview) -> Sequence[Block]:
+    def _decode(self, data: Data) -> Sequence[Block]:
         return decode_chunk(data, self.rows, self._manifest.block_units, self._base_units)
 
     def _base_units(self, index: int) -> Units:
@@ -254,19 +265,18 @@ class Patch:
         """Chunks of a step that were not put yet and are not at hand."""
         return sorted(self._missing[step])
 
-    def put(self, step: int, chunk: int, data: bytes | bytearray | memoryview) -> None:
-        """Take one verified chunk; one that was put or is not wanted is passed over. Raises as `Stage.put`."""
+    def put(self, step: int, chunks: Mapping[int, Data]) -> None:
+        """Take verified chunks; those that were put or are not wanted are passed over. Raises as `Stage.put`."""
         if self.broken:
             raise EngineError("an error left this stage half applied: stage again")
-        if chunk not in self._missing[step]:
-            return
-        self._missing[step].discard(chunk)
+        wanted = {chunk: data for chunk, data in chunks.items() if chunk in self._missing[step]}
+        self._missing[step] -= wanted.keys()
         with self._breaking():
             if step == self._turn:
-                self._feed(chunk, data)
+                self._feed(wanted)
                 self._advance()
             else:
-                self._waiting[step].append(chunk)
+                self._waiting[step] += wanted
 
     def advance(self) -> None:
         """Do what needs no further chunk: steps of no chunks, layouts whose headers are at hand."""
@@ -304,11 +314,12 @@ class Patch:
         manifest = self.path[self._turn].manifest
         return StepPatch(self._slot, self._build, self._target, manifest, self._local, self._hook)
 
-    def _feed(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
+    def _feed(self, chunks: Mapping[int, Data]) -> None:
         if self._step.ready:
-            self.touched = True
-            self._step.apply(data)
-        else:
+            self.touched = self.touched or bool(chunks)
+            self._step.apply(chunks.values())
+            return
+        for chunk, data in chunks.items():
             self._step.note_headers(chunk, data)
             self._waiting[self._turn].append(chunk)
 
@@ -327,11 +338,9 @@ class Patch:
             self._end_step()
 
     def _drain(self) -> None:
-        waiting = self._waiting[self._turn]
-        while waiting:
-            data = self._read(waiting.pop())
-            self.touched = True
-            self._step.apply(data)
+        waiting, self._waiting[self._turn] = self._waiting[self._turn], []
+        self.touched = self.touched or bool(waiting)
+        self._step.apply(self._read(chunk) for chunk in waiting)
 
     def _read(self, chunk: int) -> bytes:
         data = self._reader(self.path[self._turn].id, chunk)

@@ -14,12 +14,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -31,6 +28,7 @@ from p2psync.engines.chains import blocks_of
 from p2psync.engines.checkpoint import Checkpoint
 from p2psync.engines.layout import Layout, check_rows, layout
 from p2psync.errors import BaseMismatchError, DigestMismatchError, FormatError, StoreError
+from p2psync.parallel import in_parallel
 from p2psync.store.deltafile import DeltaFile
 from p2psync.store.disk import disk_errors, free_bytes, reserve, write_all
 
@@ -40,10 +38,7 @@ Progress = Callable[[int, int], None]
 #: All headers of a checkpoint together: 2,000 files of 100 kB each.
 MAX_HEADERS_BYTES = 256 << 20
 _WINDOW_BYTES = 4 << 20
-_MAX_WORKERS = 8
 _ALREADY = "{} is what {} leads to already: there is nothing to apply"
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,28 +231,6 @@ class _Peekable:
             taken.append(self._next)
             self._next = next(self._blocks, None)
         return taken
-
-
-def worker_count() -> int:
-    """Threads that are worth using: one for each core that we may run on, up to a limit."""
-    return min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
-
-
-def in_parallel(work: Callable[[_T], _R], items: Iterable[_T]) -> Iterator[_R]:
-    """`map` over threads, in order, with a bounded number of items under way. Close it, or run it to its end."""
-    workers = worker_count()
-    waiting: deque[Future[_R]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def _old_units(base: Checkpoint, rows: Sequence[Row]) -> Callable[[int], Units]:

@@ -1,13 +1,15 @@
 """The next version of a live module, made ready beside it: blocks decoded, composed and measured, but not yet written.
 
-Steps are decoded one after the other, because a `tight` chunk needs the bits of its own base; chunks that come before
-their turn are held as they are. A path of one delta is finished block by block as its chunks come. A longer one is
-composed first. A path that begins with an anchor is staged whole, O(N), less the tensors whose digests match already.
+Steps are decoded one after the other, because a `tight` chunk needs the bits of its own base, and the chunks of a step
+on all cores; chunks that come before their turn are held as they are. A path of one delta is finished block by block as
+its chunks come. A longer one is composed first. A path that begins with an anchor is staged whole, O(N), less the
+tensors whose digests match already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +19,10 @@ from p2psync.delta.block import Block
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
-from p2psync.engines.base import Step
+from p2psync.engines.base import Data, Step
 from p2psync.engines.weights import LiveTensor, Positions
 from p2psync.errors import EngineError
+from p2psync.parallel import in_parallel, thread_count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +35,10 @@ class Change:
     positions: Positions
     old: Units
     new: Units
+
+
+#: A block's change, what it adds to the digest, and the number of units that it changes.
+_Measured = tuple[Change, int, int]
 
 
 class Staging:
@@ -57,7 +64,8 @@ class Staging:
         self._changes: list[Change] = []
         self._buffers: dict[TensorSpec, Units] = {}
         self._found: dict[TensorSpec, int] = {}
-        self._base: tuple[int, TensorSpec, Units] | None = None
+        self._lock = threading.Lock()
+        self._bases: tuple[int, dict[TensorSpec, Units]] = (0, {})
         for step in path:
             _check_tensors(step, tensors)
         self._broken = False
@@ -73,19 +81,18 @@ class Staging:
         """Chunks of a step that were not put yet and are not at hand."""
         return sorted(self._missing[step])
 
-    def put(self, step: int, chunk: int, data: bytes | bytearray | memoryview) -> None:
-        """Take one verified chunk. Raises `FormatError`, `EngineError`."""
+    def put(self, step: int, chunks: Mapping[int, Data]) -> None:
+        """Take verified chunks. Raises `FormatError`, `EngineError`."""
         if self._broken:
             raise EngineError("an error left this stage half decoded: stage again")
-        if chunk not in self._missing[step]:
-            return
-        self._missing[step].discard(chunk)
+        wanted = {chunk: data for chunk, data in chunks.items() if chunk in self._missing[step]}
+        self._missing[step] -= wanted.keys()
         try:
             if step == self._turn:
-                self._decode(data)
+                self._decode(wanted.values())
                 self._advance()
             else:
-                self._held[step][chunk] = bytes(data)
+                self._held[step] |= {chunk: bytes(data) for chunk, data in wanted.items()}
         except ValueError as error:
             self._broken = True
             raise EngineError(f"a chunk does not fit the module ({error}): stage again") from error
@@ -100,8 +107,9 @@ class Staging:
             raise EngineError(f"{missing} chunks were not put yet: put them before the commit")
         if self.whole:
             self._finish_whole()
-        for (spec, _), block in sorted(self._blocks.items(), key=lambda item: item[0]):
-            self._measure(spec, block)
+        composed = [(spec, block) for (spec, _), block in sorted(self._blocks.items(), key=lambda item: item[0])]
+        for measured in in_parallel(lambda item: self._measure(*item), composed):
+            self._note(measured)
         self._blocks = {}
         if not self.whole:
             self.digest = (self.digest + _sum(self.blobs, self._live_blobs)) % MODULUS
@@ -139,19 +147,32 @@ class Staging:
     def _advance(self) -> None:
         while not self.complete:
             held = self._held[self._turn]
-            while held:
-                self._decode(held.pop(min(held)))
+            self._decode(held[chunk] for chunk in sorted(held))
+            held.clear()
             if self._missing[self._turn]:
                 return
             self._turn += 1
             if not self.complete:
                 self._begin()
 
-    def _decode(self, data: bytes | bytearray | memoryview) -> None:
+    def _decode(self, chunks: Iterable[Data]) -> None:
+        rows = self._path[self._turn].manifest.rows()
+        for blocks in in_parallel(self._read, chunks):
+            for block, measured in blocks:
+                if measured is not None:
+                    self._note(measured)
+                else:
+                    self._take(rows[block.row], block)
+
+    def _read(self, data: Data) -> list[tuple[Block, _Measured | None]]:
+        """The blocks of a chunk; those that nothing more can change are measured at once. For any thread."""
         manifest = self._path[self._turn].manifest
         rows = manifest.rows()
-        for block in decode_chunk(data, rows, manifest.block_units, self._base_units):
-            self._take(rows[block.row], block)
+        alone = len(self._path) == 1 and not self.whole
+        return [
+            (block, self._measure(rows[block.row].spec, block) if alone and _is_weights(rows[block.row]) else None)
+            for block in decode_chunk(data, rows, manifest.block_units, self._base_units)
+        ]
 
     def _take(self, row: Row, block: Block) -> None:
         spec = row.spec
@@ -164,8 +185,6 @@ class Staging:
         elif self.whole:
             apply_block(self._buffer(spec), block)
             self.changed += block.changed
-        elif len(self._path) == 1:
-            self._measure(spec, block)
         else:
             known = self._blocks.pop((spec, block.start), None)
             # Tables of different steps number their rows differently; here a block is known by its spec.
@@ -174,13 +193,19 @@ class Staging:
             if composed is not None:
                 self._blocks[spec, block.start] = composed
 
-    def _measure(self, spec: TensorSpec, block: Block) -> None:
+    def _measure(self, spec: TensorSpec, block: Block) -> _Measured:
+        """New and old bits of a block, what it adds to the digest, and how many units it changes. For any thread."""
         tensor = self._tensors[spec]
         old = tensor.gather(block.start, block.count, block.positions)
         new = old + block.steps
-        self.digest += digest_change(spec, block.start, block.positions, old, new)
-        self.changed += block.changed
-        self._changes.append(Change(tensor, block.start, block.count, block.positions, old, new))
+        digest = digest_change(spec, block.start, block.positions, old, new)
+        return Change(tensor, block.start, block.count, block.positions, old, new), digest, block.changed
+
+    def _note(self, measured: _Measured) -> None:
+        change, digest, changed = measured
+        self._changes.append(change)
+        self.digest += digest
+        self.changed += changed
 
     def _finish_whole(self) -> None:
         if self._changes:
@@ -213,19 +238,36 @@ class Staging:
             return self._old_blobs[spec] if row.before else _zeros(spec)
         if self.whole:
             return self._buffers.get(spec, self._tensors[spec].units())
-        if self._base is None or self._base[:2] != (self._turn, spec):
-            self._base = (self._turn, spec, self._composed(spec))
-        return self._base[2]
+        if not self._turn:
+            return self._tensors[spec].units()
+        with self._lock:
+            return self._composed_once(spec)
+
+    def _composed_once(self, spec: TensorSpec) -> Units:
+        """The bits that a later step is relative to; those of the last few tensors are kept, one for each thread."""
+        turn, kept = self._bases
+        if turn != self._turn:
+            kept = {}
+            self._bases = self._turn, kept
+        if spec not in kept:
+            if len(kept) > thread_count():
+                del kept[next(iter(kept))]
+            kept[spec] = self._composed(spec)
+        return kept[spec]
 
     def _composed(self, spec: TensorSpec) -> Units:
         live = self._tensors[spec].units()
         blocks = [block for (other, _), block in self._blocks.items() if other == spec]
-        if not self._turn or not blocks:
+        if not blocks:
             return live
         units = live.copy()
         for block in blocks:
             apply_block(units, block)
         return units
+
+
+def _is_weights(row: Row) -> bool:
+    return row.spec.kind == Kind.TENSOR and row.after
 
 
 def _zeros(spec: TensorSpec) -> Units:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -17,6 +17,8 @@ from p2psync.swarm.follower import Adopt, CommitStage, EngineAction, Follower, O
 from p2psync.swarm.node import NodeCore
 
 T = TypeVar("T")
+#: Most chunks that the engine takes at once: others want its thread too.
+MAX_PUTS = 64
 
 
 class EngineDriver:
@@ -41,18 +43,15 @@ class EngineDriver:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._stage: Stage | None = None
         self._began: tuple[float, int] = (0.0, 0)
+        self._puts: list[tuple[Stage, Put]] = []
+        self._putting = False
 
     async def run(self, action: EngineAction) -> None:
         """Carry out one action and tell the core how it went."""
         try:
             await self._run(action)
         except (P2PSyncError, OSError, MemoryError) as error:
-            if not self._follower.cares(action):
-                return
-            message = str(error) or type(error).__name__
-            self._trouble(message)
-            vouched = await self._vouched(isinstance(error, DigestMismatchError))
-            self._core.engine_failed(action, message, vouched, _now())
+            await self._failed(action, error)
 
     async def abandon(self) -> None:
         """Drop the open stage."""
@@ -80,6 +79,14 @@ class EngineDriver:
             case CommitStage():
                 await self._commit(action)
 
+    async def _failed(self, action: EngineAction, error: Exception) -> None:
+        if not self._follower.cares(action):
+            return
+        message = str(error) or type(error).__name__
+        self._trouble(message)
+        vouched = await self._vouched(isinstance(error, DigestMismatchError))
+        self._core.engine_failed(action, message, vouched, _now())
+
     async def _open(self, action: OpenStage) -> None:
         self._began = (_now(), self._core.swarm.received_bytes)
 
@@ -101,23 +108,52 @@ class EngineDriver:
         self._follower.opened(action, wanted, held)
 
     async def _put(self, action: Put) -> None:
-        stage = self._stage
-        if stage is None:
+        """Put what has come: whoever is first takes along what comes until the engine's thread is free."""
+        if self._stage is None:
             return
+        self._puts.append((self._stage, action))
+        if self._putting:
+            return
+        self._putting = True
+        try:
+            while self._puts:
+                # What was meant for a stage that is no more must not reach the one after it.
+                stage = self._stage
+                puts = [action for meant, action in self._puts if meant is stage]
+                self._puts = [(stage, action) for action in puts[MAX_PUTS:] if stage is not None]
+                if stage is not None and puts:
+                    await self._put_batch(stage, puts[:MAX_PUTS])
+        finally:
+            self._putting = False
 
-        def put() -> bool:
+    async def _put_batch(self, stage: Stage, batch: Sequence[Put]) -> None:
+
+        def put() -> list[bool]:
             if self._stage is not stage:
-                return True
-            pack = self._store.get(action.id)
-            data = pack.read(action.chunk) if pack is not None else None
-            if data is not None:
-                stage.put(action.step, action.chunk, data)
-            return data is not None
+                return [True] * len(batch)
+            found = [self._read(action) for action in batch]
+            steps: dict[int, dict[int, bytes]] = {}
+            for action, data in zip(batch, found, strict=True):
+                if data is not None:
+                    steps.setdefault(action.step, {})[action.chunk] = data
+            for step, chunks in steps.items():
+                stage.put(step, chunks)
+            return [data is not None for data in found]
 
-        if await self.in_worker(put):
-            self._follower.was_put(action)
-        else:
-            self._core.unput(action, _now())
+        try:
+            done = await self.in_worker(put)
+        except (P2PSyncError, OSError, MemoryError) as error:
+            await self._failed(batch[0], error)
+            return
+        for action, good in zip(batch, done, strict=True):
+            if good:
+                self._follower.was_put(action)
+            else:
+                self._core.unput(action, _now())
+
+    def _read(self, action: Put) -> bytes | None:
+        pack = self._store.get(action.id)
+        return pack.read(action.chunk) if pack is not None else None
 
     async def _commit(self, action: CommitStage) -> None:
         stage = self._stage

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from p2psync.delta.algebra import apply_with_digest
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.base import Commit
+from p2psync.engines.base import Commit, Data
 from p2psync.errors import BaseMismatchError, DigestMismatchError, EngineError
 from p2psync.protocol.versions import Position, Step
 from p2psync.sim.weights import History, digest_of
@@ -86,15 +86,16 @@ class MemoryStage:
         """Chunks not yet put."""
         return sorted(self._missing[step])
 
-    def put(self, step: int, chunk: int, data: bytes) -> None:
-        """Decode and add a chunk. Raises `FormatError`, `EngineError`."""
-        if chunk not in self._missing[step] or any(self._missing[:step]):
-            raise EngineError(f"chunk {chunk} of step {step} came twice or too early")
+    def put(self, step: int, chunks: Mapping[int, Data]) -> None:
+        """Decode and add chunks. Raises `FormatError`, `EngineError`."""
+        if not chunks.keys() <= self._missing[step] or any(self._missing[:step]):
+            raise EngineError(f"chunks {sorted(chunks)} of step {step} came twice or too early")
         manifest = self._path[step].manifest
-        for block in self._engine.bits.decode(data, manifest.table, manifest.rows()):
-            self._digest += apply_with_digest(self._engine.bits.specs[block.row], self._units[block.row], block)
-            self.changed += block.changed
-        self._missing[step].discard(chunk)
+        for data in chunks.values():
+            for block in self._engine.bits.decode(bytes(data), manifest.table, manifest.rows()):
+                self._digest += apply_with_digest(self._engine.bits.specs[block.row], self._units[block.row], block)
+                self.changed += block.changed
+        self._missing[step] -= chunks.keys()
 
     def commit(self) -> Commit:
         """Check the digest and swap. Raises `EngineError`, `DigestMismatchError`."""

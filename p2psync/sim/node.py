@@ -377,7 +377,7 @@ class SimNode:
             self.core.unput(action, self.now)
             return
         try:
-            self._stage.put(action.step, action.chunk, data)
+            self._stage.put(action.step, {action.chunk: data})
         except P2PSyncError as error:
             self._engine_failed(action, error)
             return

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Protocol
 
 from blake3 import blake3
 
-from p2psync.delta.block import Block
+from p2psync.delta.block import Block, block_span
 from p2psync.delta.container import ChunkEncoder, EncodedChunk
 from p2psync.delta.digest import MODULUS, digest_bytes
 from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import Manifest, pack_table
+from p2psync.store.segments import Segments
 
 #: Units per block and bytes per chunk before compression: small chunks for deltas, which are latency; larger ones for
 #: anchors. A delta's block costs Python's overhead once, so it is large; an anchor's must fit a chunk whole.
@@ -32,48 +36,91 @@ def rows_between(old: Sequence[TensorSpec], new: Sequence[TensorSpec]) -> list[R
     return [Row(spec, spec in before, spec in after) for spec in sorted(before | after)]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Blocks of one tensor that are in one segment."""
+
+    row: int
+    old: Units | None
+    new: Units | None
+    blocks: range
+
+
+@dataclass(slots=True, eq=False)
+class _Coded:
+    """What became of a segment: its chunks with their hashes, and what each of its parts adds to the digest."""
+
+    chunks: list[tuple[EncodedChunk, bytes]] = field(default_factory=list)
+    digests: list[tuple[int, int]] = field(default_factory=list)
+    changed: int = 0
+
+    def add(self, chunks: Iterator[EncodedChunk]) -> None:
+        """Hash and keep chunks."""
+        self.chunks += [(chunk, blake3(chunk.data).digest()) for chunk in chunks]
+
+
 class Encoding:
-    """One manifest's chunks on their way into a sink: `take` every row, or `take_block` every block; then `finish`."""
+    """One manifest's chunks on their way into a sink: `take` every row, or `take_block` every block; then `finish`.
+
+    Segments of the table are encoded side by side on all cores; the sink is only called from the thread that calls
+    here. A context manager: once it is left, the arrays given are not read any more.
+    """
 
     def __init__(self, sink: Sink, rows: Sequence[Row], *, anchor: bool = False, profile: str = "fast") -> None:
         """Raises `FormatError` for a profile that there is not."""
         self.rows = list(rows)
         self.block_units = ANCHOR_BLOCK if anchor else DELTA_BLOCK
+        #: What the rows encoded so far add to the digest, mod 2^128; all of it after `finish`. Blocks do not tell it.
+        self.digest_change = 0
+        #: Units whose bits differ, so far; all of them after `finish`.
+        self.changed = 0
         self._sink = sink
-        self._anchor = anchor
         self._profile = profile
         self._sizes: list[int] = []
         self._hashes: list[bytes] = []
         self._first_rows: list[int] = []
-        chunk = ANCHOR_CHUNK if anchor else DELTA_CHUNK
-        self._encoder = ChunkEncoder(rows, block_units=self.block_units, chunk_bytes=chunk, profile=profile)
+        self._row_digests = [0] * len(rows) if anchor else None
+        self._chunk_bytes = ANCHOR_CHUNK if anchor else DELTA_CHUNK
+        self._segments = Segments(rows, self.block_units)
+        self._parts: list[_Part] = []
+        self._segment = 0
+        self._calls = InOrder(self._keep)
+        self._of_blocks = _Coded()
+        self._encoder = self._new_encoder()
 
-    @property
-    def digest_change(self) -> int:
-        """What the rows taken so far add to the digest; blocks do not tell it."""
-        return self._encoder.digest_change
+    def __enter__(self) -> Encoding:
+        return self
 
-    @property
-    def changed(self) -> int:
-        """Units whose bits differ, so far."""
-        return self._encoder.changed
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._calls.give_up()
 
     def take(self, index: int, old: Units | None, new: Units | None) -> None:
-        """Encode one row. An anchor's rows get their own digests, which tell a joiner what it has already."""
-        before = self._encoder.digest_change
-        self._keep(self._encoder.add(index, old, new))
-        if self._anchor:
-            own = digest_bytes((self._encoder.digest_change - before) % MODULUS)
-            row = self.rows[index]
-            self.rows[index] = Row(row.spec, row.before, row.after, own)
+        """Encode one row; rows come in rising order. An anchor's rows get their own digests, which tell a joiner what
+        it has already. The arrays are read until `finish` returns, or the context is left."""
+        for segment, blocks in self._segments.parts(index):
+            self._begin(segment)
+            self._parts.append(_Part(index, old, new, blocks))
 
     def take_block(self, block: Block) -> None:
         """Encode a block that exists already, on the grid of `block_units`."""
-        self._keep(self._encoder.add_block(block))
+        span = block_span(self.rows[block.row].spec.width, self.block_units)
+        segment = self._segments.of(block.row, block.start // span)
+        if segment != self._segment:
+            self._end_of_blocks()
+            self._segment = segment
+        self._of_blocks.add(self._encoder.add_block(block))
 
     def finish(self) -> None:
-        """The last chunk."""
-        self._keep(self._encoder.finish())
+        """Wait for the last chunk."""
+        self._end_of_blocks()
+        self._begin(-1)
+        self._calls.finish()
+        if self._row_digests is not None:
+            for index, digest in enumerate(self._row_digests):
+                row = self.rows[index]
+                self.rows[index] = Row(row.spec, row.before, row.after, digest_bytes(digest))
 
     def manifest(
         self, *, run: str, epoch: int, version: int, base: int | None, digest: bytes, base_digest: bytes, created: float
@@ -92,14 +139,52 @@ class Encoding:
             sizes=self._sizes,
             hashes=b"".join(self._hashes),
             first_rows=self._first_rows,
-            changed=self._encoder.changed,
+            changed=self.changed,
             total=sum(row.spec.count for row in self.rows),
             created=created,
         )
 
-    def _keep(self, chunks: Iterator[EncodedChunk]) -> None:
-        for chunk in chunks:
+    def _new_encoder(self) -> ChunkEncoder:
+        return ChunkEncoder(
+            self.rows, block_units=self.block_units, chunk_bytes=self._chunk_bytes, profile=self._profile
+        )
+
+    def _begin(self, segment: int) -> None:
+        """Parts of another segment follow: those at hand are encoded."""
+        if segment != self._segment and self._parts:
+            self._calls.ask(self._coding(self._parts))
+            self._parts = []
+        self._segment = segment
+
+    def _coding(self, parts: list[_Part]) -> Callable[[], _Coded]:
+        def code() -> _Coded:
+            encoder, coded = self._new_encoder(), _Coded()
+            for part in parts:
+                before = encoder.digest_change
+                coded.add(encoder.add(part.row, part.old, part.new, part.blocks))
+                coded.digests.append((part.row, encoder.digest_change - before))
+            coded.add(encoder.finish())
+            coded.changed = encoder.changed
+            return coded
+
+        return code
+
+    def _end_of_blocks(self) -> None:
+        """What was coded from blocks goes to the sink."""
+        coded, encoder = self._of_blocks, self._encoder
+        self._of_blocks, self._encoder = _Coded(), self._new_encoder()
+        coded.add(encoder.finish())
+        coded.changed = encoder.changed
+        self._keep(coded)
+
+    def _keep(self, coded: _Coded) -> None:
+        for chunk, fingerprint in coded.chunks:
             self._sink.append(chunk.data)
             self._sizes.append(len(chunk.data))
-            self._hashes.append(blake3(chunk.data).digest())
+            self._hashes.append(fingerprint)
             self._first_rows.append(chunk.first_row)
+        self.changed += coded.changed
+        for row, change in coded.digests:
+            self.digest_change = (self.digest_change + change) % MODULUS
+            if self._row_digests is not None:
+                self._row_digests[row] = (self._row_digests[row] + change) % MODULUS

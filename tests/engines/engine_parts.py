@@ -170,7 +170,7 @@ def put_all(run: Run, stage: Stage, path: Sequence[Step], *, shuffle: int | None
     if shuffle is not None:
         random.Random(shuffle).shuffle(wanted)
     for index, chunk in wanted:
-        stage.put(index, chunk, run.chunks[path[index].id, chunk])
+        stage.put(index, {chunk: run.chunks[path[index].id, chunk]})
     return len(wanted)
 
 

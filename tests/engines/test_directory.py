@@ -204,12 +204,12 @@ def test_a_commit_before_all_chunks_is_refused_and_can_be_made_later(tmp_path: P
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         bring(run, engine, run.steps[None, 0])
         stage = engine.stage([step])
-        stage.put(0, 0, run.chunks[step.id, 0])
+        stage.put(0, {0: run.chunks[step.id, 0]})
         with pytest.raises(EngineError, match=f"{step.manifest.chunks - 1} chunks were not put"):
             stage.commit()
         for _ in range(2):  # a chunk that was put is passed over
             for index in range(step.manifest.chunks):
-                stage.put(0, index, run.chunks[step.id, index])
+                stage.put(0, {index: run.chunks[step.id, index]})
         stage.commit()
         with pytest.raises(EngineError, match="stage again"):
             stage.commit()
@@ -221,12 +221,12 @@ def test_a_stage_that_was_abandoned_or_replaced_does_no_harm(tmp_path: Path) -> 
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         bring(run, engine, run.steps[None, 0])
         first = engine.stage([run.steps[0, 1]])
-        first.put(0, 0, run.chunks[run.steps[0, 1].id, 0])
+        first.put(0, {0: run.chunks[run.steps[0, 1].id, 0]})
         first.abandon()
         squashed = run.delta(0, 2, made[0], made[2])
         second = engine.stage([squashed])
         with pytest.raises(EngineError, match="stage again"):
-            first.put(0, 1, run.chunks[run.steps[0, 1].id, 1])
+            first.put(0, {1: run.chunks[run.steps[0, 1].id, 1]})
         put_all(run, second, [squashed])
         second.commit()
     assert current(tmp_path / "dir") == tree(made[2])
@@ -238,7 +238,7 @@ def test_a_longer_path_goes_on_from_the_work_of_the_shorter_one(tmp_path: Path) 
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         bring(run, engine, run.steps[None, 0])
         stage = engine.stage(path[:1])
-        stage.put(0, 1, run.chunks[path[0].id, 1])
+        stage.put(0, {1: run.chunks[path[0].id, 1]})
         stage = engine.stage(path[:2])
         assert 1 not in stage.wanted(0)
         put_all(run, stage, path[:2])
@@ -256,7 +256,7 @@ def test_a_chunk_of_a_later_step_that_left_the_store_is_an_error_and_the_next_st
         bring(run, engine, run.steps[None, 0])
         stage = engine.stage(path)
         data = run.chunks.pop((path[1].id, 0))
-        stage.put(1, 0, data)
+        stage.put(1, {0: data})
         with pytest.raises(EngineError, match="left the store too early"):
             put_all(run, stage, path)
         run.chunks[path[1].id, 0] = data

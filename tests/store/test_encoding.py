@@ -1,0 +1,144 @@
+"""Encoding a table: segments side by side, the same bytes however many threads, the first chunk early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2psync.delta.block import block_count, block_range
+from p2psync.delta.container import decode_chunk
+from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
+from p2psync.parallel import limit_threads
+from p2psync.store.encoding import DELTA_BLOCK, Encoding
+from p2psync.store.segments import MAX_SEGMENT, Segments
+
+Pair = tuple[Units, Units]
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A limit on threads, for the time of a test."""
+    limit_threads(request.param)
+    yield request.param
+    limit_threads(None)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """No second thread."""
+    limit_threads(1)
+    yield
+    limit_threads(None)
+
+
+class Sink:
+    """Keeps chunks, and asks `at` how far things are when each one comes."""
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+        self.taken = 0
+        self.seen: list[int] = []
+
+    def append(self, data: bytes) -> None:
+        self.chunks.append(data)
+        self.seen.append(self.taken)
+
+
+def row(number: int, *shape: int, dtype: str = "BF16") -> Row:
+    return Row(TensorSpec(Kind.TENSOR, f"{number:04}", dtype, shape), True, True)
+
+
+def model(rows: list[Row], share: float) -> list[Pair]:
+    """Bits before and after a change of this share of each tensor."""
+    rng = np.random.default_rng(5)
+    pairs = []
+    for r in rows:
+        old = rng.integers(0, 1 << 8 * r.spec.width, r.spec.count, r.spec.unit, endpoint=False)
+        new = old.copy()
+        where = rng.random(r.spec.count) < share
+        new[where] += np.ones(int(where.sum()), r.spec.unit)
+        pairs.append((old, new))
+    return pairs
+
+
+def encode(rows: list[Row], pairs: list[Pair], profile: str) -> tuple[Encoding, Sink]:
+    sink = Sink()
+    with Encoding(sink, rows, profile=profile) as encoding:
+        for index, (old, new) in enumerate(pairs):
+            sink.taken += old.nbytes
+            encoding.take(index, old, new)
+        encoding.finish()
+    return encoding, sink
+
+
+MIXED = [row(0, 3_000_000), row(1, 64), *(row(n, 50_000) for n in range(2, 40)), row(40, 700_000, dtype="F32")]
+
+
+@pytest.mark.parametrize("profile", ["fast", "tight"])
+def test_the_bytes_do_not_depend_on_the_number_of_threads(profile: str, threads: int) -> None:
+    pairs = model(MIXED, 0.02)
+    encoding, sink = encode(MIXED, pairs, profile)
+    limit_threads(1)
+    alone, reference = encode(MIXED, pairs, profile)
+    assert sink.chunks == reference.chunks and len(sink.chunks) > 10
+    assert (encoding.digest_change, encoding.changed) == (alone.digest_change, alone.changed)
+
+
+@pytest.mark.parametrize("profile", ["fast", "tight"])
+def test_what_was_encoded_side_by_side_decodes_to_every_new_bit(profile: str, threads: int) -> None:
+    pairs = model(MIXED, 0.02)
+    encoding, sink = encode(MIXED, pairs, profile)
+    made = [old.copy() for old, _ in pairs]
+    for chunk in sink.chunks:
+        for block in decode_chunk(chunk, MIXED, DELTA_BLOCK, lambda index: pairs[index][0]):
+            part = made[block.row][block.start : block.start + block.count]
+            if block.positions is None:
+                part += block.steps
+            else:
+                part[block.positions] += block.steps
+    assert all(np.array_equal(a, new) for a, (_, new) in zip(made, pairs, strict=True))
+    assert encoding.changed == sum(int((old != new).sum()) for old, new in pairs)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_first_chunk_leaves_before_a_twentieth_of_the_model_was_read() -> None:
+    rows = [row(n, 1 << 20) for n in range(40)]
+    _, sink = encode(rows, model(rows, 0.01), "fast")
+    assert sink.seen[0] <= sum(r.spec.nbytes for r in rows) / 20
+
+
+def test_a_wrong_array_is_refused_though_another_thread_finds_it(threads: int) -> None:
+    pairs = model(MIXED, 0.02)
+    with pytest.raises(ValueError, match="units of"), Encoding(Sink(), MIXED) as encoding:
+        for index, (old, new) in enumerate(pairs):
+            encoding.take(index, old, new if index != 1 else new[:5])
+        encoding.finish()
+
+
+@given(
+    counts=st.lists(st.integers(0, 40_000_000), max_size=12),
+    dtypes=st.lists(st.sampled_from(["U8", "BF16", "F32"]), min_size=12, max_size=12),
+)
+def test_segments_hold_every_block_once_in_order_and_are_no_larger_than_a_share(
+    counts: list[int], dtypes: list[str]
+) -> None:
+    rows = [row(n, count, dtype=dtype) for n, (count, dtype) in enumerate(zip(counts, dtypes, strict=False))]
+    segments = Segments(rows, DELTA_BLOCK)
+    total = sum(r.spec.nbytes for r in rows)
+    last, sizes = 0, {0: 0}
+    for index, r in enumerate(rows):
+        seen = []
+        for number, blocks in segments.parts(index):
+            assert number in (last, last + 1) and len(blocks)
+            last = number
+            seen += blocks
+            assert all(segments.of(index, block) == number for block in blocks)
+            units = sum(block_range(r.spec, DELTA_BLOCK, block)[1] for block in blocks)
+            sizes[number] = sizes.get(number, 0) + units * r.spec.width
+        assert seen == list(range(block_count(r.spec, DELTA_BLOCK)))
+    # A segment may go over its share by the block that fills it.
+    assert all(size <= min(MAX_SEGMENT, total / 16) + (2 << 20) for size in sizes.values()) or total < 16
