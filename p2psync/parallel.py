@@ -50,6 +50,15 @@ def _shared() -> ThreadPoolExecutor:
         return _pool
 
 
+def _forget() -> None:
+    global _lock, _pool
+    _lock, _pool = threading.Lock(), None
+
+
+# A forked child inherits the pool, but none of its threads: calls would wait in it for ever.
+os.register_at_fork(after_in_child=_forget)
+
+
 class InOrder(Generic[_R]):
     """Calls that run side by side and whose results are consumed in the order in which they were asked for.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -78,3 +80,12 @@ def test_a_call_given_up_is_waited_for() -> None:
 def test_fewer_than_one_thread_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         limit_threads(0)
+
+
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    assert list(in_parallel(abs, [-1, -2])) == [1, 2]
+    child = os.fork()
+    if not child:
+        signal.alarm(10)  # a child that waits for its parent's threads would wait for ever
+        os._exit(0 if list(in_parallel(abs, [-3, -4])) == [3, 4] else 1)
+    assert os.waitpid(child, 0)[1] == 0
