@@ -165,12 +165,17 @@ def position(step: Step) -> Position:
 
 
 def put_all(run: Run, stage: Stage, path: Sequence[Step], *, shuffle: int | None = None) -> int:
-    """Put every wanted chunk, in order or shuffled over all steps; returns how many."""
+    """Put every wanted chunk: one by one in order, or shuffled over all steps, some at once; returns how many."""
     wanted = [(index, chunk) for index in range(len(path)) for chunk in stage.wanted(index)]
+    dice = random.Random(shuffle)
     if shuffle is not None:
-        random.Random(shuffle).shuffle(wanted)
-    for index, chunk in wanted:
-        stage.put(index, {chunk: run.chunks[path[index].id, chunk]})
+        dice.shuffle(wanted)
+    left = list(wanted)
+    while left:
+        size = 1 if shuffle is None else dice.choice([1, 1, 4, 50])
+        batch, left = left[:size], left[size:]
+        for step in {step for step, _ in batch}:
+            stage.put(step, {chunk: run.chunks[path[step].id, chunk] for s, chunk in batch if s == step})
     return len(wanted)
 
 
