@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2psync.delta.block import block_count, block_range
@@ -119,6 +119,7 @@ def test_a_wrong_array_is_refused_though_another_thread_finds_it(threads: int) -
         encoding.finish()
 
 
+@settings(deadline=None)
 @given(
     counts=st.lists(st.integers(0, 40_000_000), max_size=12),
     dtypes=st.lists(st.sampled_from(["U8", "BF16", "F32"]), min_size=12, max_size=12),
