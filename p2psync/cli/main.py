@@ -19,6 +19,7 @@ import typer
 
 from p2psync.cli import actor, bench, delta, demo, doctor, hub, keys, publish, status, trainer, verify
 from p2psync.errors import P2PSyncError, UsageError
+from p2psync.parallel import limit_threads
 
 app = typer.Typer(
     name="p2psync",
@@ -34,10 +35,14 @@ app = typer.Typer(
 def configure(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="A TOML file with a table of options for each command.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Cores that coding may use [all that this process may run on].", min=1)
+    ] = None,
 ) -> None:
     """Every new policy of a reinforcement-learned model, bit for bit, on every rollout actor."""
     if config is not None:
         context.default_map = _read_config(config)
+    limit_threads(threads)
 
 
 for command, name in (

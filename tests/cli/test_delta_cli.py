@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from p2psync.cli import main, output
+from p2psync.parallel import limit_threads, thread_count
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -70,6 +72,21 @@ def test_diff_and_apply_round_trip_and_say_what_they_did(run: Run, pair: Path) -
     assert (pair / "out/model.safetensors").read_bytes() == (pair / "new/model.safetensors").read_bytes()
     assert load_file(pair / "out/model.safetensors")["s"] == 1.5
     assert names(pair / "out") == names(pair / "new")
+
+
+def test_threads_are_limited_by_flag_or_environment_and_the_bytes_stay(
+    run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        for number, words in enumerate([(), ("--threads", "1")]):
+            assert run(*words, "delta", "diff", pair / "old", pair / "new", "-o", pair / f"d{number}")[0] == 0
+        assert thread_count() == 1
+        monkeypatch.setenv("P2PSYNC_THREADS", "3")
+        run("delta", "info", pair / "d0")
+        assert thread_count() == min(3, len(os.sched_getaffinity(0)))
+    finally:
+        limit_threads(None)
+    assert (pair / "d0").read_bytes() == (pair / "d1").read_bytes()
 
 
 def test_figures_as_json_leave_stdout_to_json_alone(run: Run, pair: Path) -> None:
