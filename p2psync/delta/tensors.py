@@ -95,7 +95,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, order=True):
         if bits >= 8:
             return elements
         if elements * bits % 8:
-            raise FormatError(f"{ascii(self.name[:200])}: {elements} elements of {self.dtype} do not fill whole bytes")
+            raise FormatError(f"{self.name[:200]!a}: {elements} elements of {self.dtype} do not fill whole bytes")
         return elements * bits // 8
 
     @property

@@ -87,7 +87,7 @@ class TightWriter:
         self._window: NDArray[np.uint8] | None = None
         self._order: list[Block] = []
         self._coded: list[fast.Coded] = []
-        self._size = self._changed = 0
+        self._size = self._worst = 0
 
     def prepare(self, block: Block, row: Row, source: Extraction | None) -> Prepared:
         """Look at a block that `source` has just found."""
@@ -115,9 +115,9 @@ class TightWriter:
         """Whether the chunk at hand, which has blocks, should take one more."""
         if prepared.fresh and self._ranked:
             return False
-        # In profile `fast` no change takes more than 3 bytes, but for long gaps.
-        worst = 3 * (self._changed + prepared.changed)
-        if len(self._ranked) == MAX_BLOCKS:
+        # What profile `fast` would take at most: no chunk ever takes more.
+        worst = self._worst + fast.most_bytes(prepared.block)
+        if len(self._ranked) == MAX_BLOCKS or len(self._order) == fast.MAX_BLOCKS:
             return False
         return self._size + prepared.size <= self._limit and worst <= min(12 * self._limit, MAX_CHANGED)
 
@@ -125,7 +125,7 @@ class TightWriter:
         """Append a block."""
         self._order.append(prepared.block)
         self._size += prepared.size
-        self._changed += prepared.changed
+        self._worst += fast.most_bytes(prepared.block)
         if prepared.coded is not None:
             self._coded.append(prepared.coded)
         if prepared.ranked is not None:
@@ -145,7 +145,8 @@ class TightWriter:
             changed = sum(ranked.gaps.size for ranked in self._ranked)
             share = first.gaps.size / changed
             self._rate = min(3.0, len(found[1]) / changed)
-            if len(found[1]) < _SMALL or len(found[1]) * share > _SURE * len(writer.finish()):
+            size = len(found[1])
+            if size < _SMALL or size > self._worst or size * share > _SURE * len(writer.finish()):
                 body = self._fast_body(rows)
                 if len(body) <= len(found[1]):
                     found = fast.CODE, body

@@ -178,7 +178,9 @@ def _spread(seed: int, inputs: int, processes: int) -> tuple[list[Report], list[
         ]
         for worker, place in zip(workers, places, strict=True):
             if worker.wait():
-                dead.append(f"a process ended with {worker.returncode} at input {int(place.with_suffix('.at').read_text())}")
+                dead.append(
+                    f"a process ended with {worker.returncode} at input {int(place.with_suffix('.at').read_text())}"
+                )
                 continue
             report = Report(**json.loads(place.read_text()))
             report.errors, report.mutations = Counter(report.errors), Counter(report.mutations)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import numpy as np
 from fuzz_manifests import KEY
@@ -21,7 +23,7 @@ def chunk(given: Input) -> None:
     blocks = decode_chunk(given.data, given.rows, given.block_units, given.base)
     assert blocks
     places = [(block.row, block.start) for block in blocks]
-    assert all(a < b for a, b in zip(places, places[1:], strict=False))
+    assert all(a < b for a, b in itertools.pairwise(places))
     for block in blocks:
         one = given.rows[block.row].spec
         index, off = divmod(block.start, block_span(one.width, given.block_units))

@@ -15,7 +15,21 @@ from p2psync.protocol.manifest import sign
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 _INTS = (0, 1, -1, 2, 3, 16, 65535, 65536, 1 << 20, (1 << 20) + 1, 1 << 31, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1)
-_OTHER: tuple[Any, ...] = (None, True, 1.5, float("nan"), "", "x" * 300, b"", bytes(16), bytes(33), [], [0], {}, {"a": 1})
+_OTHER: tuple[Any, ...] = (
+    None,
+    True,
+    1.5,
+    float("nan"),
+    "",
+    "x" * 300,
+    b"",
+    bytes(16),
+    bytes(33),
+    [],
+    [0],
+    {},
+    {"a": 1},
+)
 _COMPRESSOR = zstandard.ZstdCompressor(level=1)
 
 
@@ -34,7 +48,9 @@ def draw_body(choice: random.Random, pool: Sequence[Sample]) -> tuple[bytes, str
             del fields[choice.choice(list(fields))]
             return msgspec.msgpack.encode(fields), "manifest without a field"
         case 4 | 5:
-            fields["table"] = _COMPRESSOR.compress(msgspec.msgpack.encode(_table(choice, plain_rows(sample.manifest.rows()))))
+            fields["table"] = _COMPRESSOR.compress(
+                msgspec.msgpack.encode(_table(choice, plain_rows(sample.manifest.rows())))
+            )
             return msgspec.msgpack.encode(fields), "manifest table"
         case _:
             fields["table"] = _packed(choice, sample)
@@ -108,7 +124,9 @@ def _table(choice: random.Random, rows: list[Any]) -> Any:
         case 3:
             spec[3] = [choice.choice(_INTS) for _ in range(choice.choice((0, 1, 2, 3, 70, 3000)))]
         case 4:
-            spec[3] = choice.choice(([1 << 62] * 5000, [2] * 200_000, [0] * 70_000, [0, -5], [1 << 40, 1 << 40], *_OTHER))
+            spec[3] = choice.choice(
+                ([1 << 62] * 5000, [2] * 200_000, [0] * 70_000, [0, -5], [1 << 40, 1 << 40], *_OTHER)
+            )
         case 5:
             row[choice.choice((1, 2))] = choice.choice((False, False, *_OTHER))
         case 6:

@@ -19,6 +19,8 @@ from p2psync.delta.tensors import Row, Units
 #: Numbers at the edges of what a varint, a block, a chunk or a table can hold.
 EXTREMES = (0, 1, 2, 3, 47, 127, 128, 255, 65535, 65536, 1 << 20, (1 << 20) + 1, 1 << 31, (1 << 32) - 1, (1 << 35) - 1)
 _BYTES = (0, 1, 2, 11, 12, 15, 16, 20, 21, 47, 48, 49, 127, 128, 254, 255)
+#: Bytes that a bomb unpacks to; small ones are enough mostly.
+_BOMBS = (1 << 10,) * 6 + (1 << 16,) * 6 + (1 << 20, MAX_CHUNK_BYTES - 16, MAX_CHUNK_BYTES, 16 << 20)
 _FAST, _TIGHT = b"\x70\x01", b"\x70\x02"
 Base = Callable[[int], Units] | None
 
@@ -36,7 +38,8 @@ class Input:
 
 def draw(choice: random.Random, pool: Sequence[Sample]) -> Input:
     """One hostile input."""
-    sample = choice.choice(pool)
+    # The first two are large, and seldom tell more than the others.
+    sample = choice.choice(pool[:2] if choice.random() < 0.04 else pool[2:])
     data = choice.choice(sample.chunks)
     given = Input(data, sample.rows, sample.block_units, sample.old.__getitem__, "")
     if choice.random() < 0.15:
@@ -130,7 +133,8 @@ def cut(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
 
 def extend(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
     """Let something follow."""
-    return data + choice.choice((b"\0", choice.randbytes(9), bytes(5000), data, choice.choice(choice.choice(pool).chunks)))
+    other = choice.choice(choice.choice(pool[2:]).chunks)
+    return data + choice.choice((b"\0", choice.randbytes(9), bytes(5000), data, other))
 
 
 def cross(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
@@ -212,7 +216,9 @@ def _tables(choice: random.Random, tables: bytes) -> bytes:
     """Classes and codes that do not exist, overlap, or are missing."""
     forged = bytearray(tables)
     if choice.random() < 0.25:
-        forged[choice.randrange(min(9, len(forged)))] = choice.choice((0, 7, 8, 0x88, 0x78, 0xFF, choice.randrange(256)))
+        forged[choice.randrange(min(9, len(forged)))] = choice.choice(
+            (0, 7, 8, 0x88, 0x78, 0xFF, choice.randrange(256))
+        )
         return bytes(forged)
     # A class: shift, buckets, codes, extras, codes.
     at, places = 9, []
@@ -249,16 +255,21 @@ def _tables(choice: random.Random, tables: bytes) -> bytes:
 
 def bomb(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
     """Little that claims, or unpacks to, much."""
-    size = choice.choice((1 << 10, 1 << 16, 1 << 20, MAX_CHUNK_BYTES - 16, MAX_CHUNK_BYTES, 16 << 20))
+    size = choice.choice(_BOMBS)
     piece = choice.choice((b"\0", b"\0\0\1", b"\4\0\1", b"\0\0\x80\x80\4", b"\2\0", b"\6\0", b"\xff", b"\1\1\1"))
     raw = piece * (size // len(piece))
     if choice.random() < 0.3:
         claim = choice.choice((size, 1 << 20, 1 << 31, (1 << 35) - 1))
-        return _FAST + varint(claim) + varint(len(_frame(choice, raw))) + bytes(12) + _frame(choice, raw)
+        frame = _frame(choice, raw)
+        return _FAST + varint(claim) + varint(len(frame)) + bytes(12) + frame
+    if choice.random() < 0.3:
+        count = size // 5
+        return _FAST + pack_streams([piece * count, bytes(count), b"\1" * count, *[b""] * 10])
     if data[:2] == _TIGHT and choice.random() < 0.5 and (split := take_apart(data)):
         tables, heads, bits, rest = split
-        which = choice.randrange(3)
-        return put_together(tables, raw if which == 0 else heads, raw[:size] if which == 1 else bits, rest if which else b"")
+        if choice.random() < 0.5:
+            return put_together(tables, raw, bits, b"")
+        return put_together(tables, heads, raw[:size], rest)
     many = [b""] * 13
     many[0] = choice.choice((raw, b"\0\0" + varint(choice.choice(EXTREMES)), b"\0\0\1" * 3))
     for k in range(1, 13):
@@ -350,7 +361,9 @@ def _numbers(choice: random.Random, data: bytes) -> bytes:
         case 1:
             found.insert(k, choice.choice(found))
         case 2:
-            return b"".join(map(varint, found[:k])) + b"\x80" * choice.randrange(1, 7) + b"".join(map(varint, found[k:]))
+            return (
+                b"".join(map(varint, found[:k])) + b"\x80" * choice.randrange(1, 7) + b"".join(map(varint, found[k:]))
+            )
         case _:
             found[k] = _number(choice, found[k])
     return b"".join(map(varint, found)) + data[at:]

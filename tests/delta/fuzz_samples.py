@@ -31,6 +31,11 @@ class Sample:
     chunks: tuple[bytes, ...]
     manifest: Manifest
 
+    @property
+    def tight(self) -> bool:
+        """Whether its chunks are of profile `tight`, or the first of them is."""
+        return self.chunks[0][1] == 2
+
 
 def law_step(rng: np.random.Generator, count: int, density: float) -> tuple[Units, Units]:
     """A bf16 tensor, and a step of it by the law of real steps: about `density` of the units change."""
@@ -74,13 +79,13 @@ def make_sample(seed: int, *, large: bool = False) -> Sample:
 
 
 def make_pool(seed: int, size: int) -> list[Sample]:
-    """Samples that have chunks; one of them is large."""
+    """Samples that have chunks, every other one `tight` ones; the first two are large."""
     pool: list[Sample] = []
     number = seed * 1_000_003
     while len(pool) < size:
-        sample = make_sample(number, large=not pool)
+        sample = make_sample(number, large=len(pool) < 2)
         number += 1
-        if sample.chunks:
+        if sample.chunks and sample.tight == bool(len(pool) % 2):
             pool.append(sample)
     return pool
 
