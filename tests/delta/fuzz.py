@@ -36,7 +36,8 @@ from fuzz_samples import Sample, make_pool
 from p2psync.errors import FormatError, TrustError
 
 #: Inputs that share a pool of honest samples, and how many samples it has.
-BATCH, POOL = 4000, 8
+BATCH, POOL = 10_000, 10
+_DIGITS = re.compile(r"-?\d+")
 #: One input that takes longer (seconds) is a hang: the process is ended with a trace.
 HANG = 60
 
@@ -101,7 +102,7 @@ def _try(report: Report, number: int, how: str, judge: Callable[[], None]) -> No
         message = str(error)
         if "\n" in message or len(message) > 2000:
             report.faults.append(f"{number} ({how}): an error of more than one line: {message[:300]!r}")
-        report.errors[_shape(message)] += 1
+        report.errors[_DIGITS.sub("#", message)[:400]] += 1
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -114,12 +115,13 @@ def _try(report: Report, number: int, how: str, judge: Callable[[], None]) -> No
 
 
 def _shape(message: str) -> str:
-    """An error's text without what differs from input to input."""
+    """An error's text without what else differs from input to input."""
     message = re.sub(r"unpack: .*", "unpack: …", message)
     message = re.sub(r"(broken|signed manifest|not a manifest): .*", r"\1: …", message)
     message = re.sub(r"unknown dtype .*", "unknown dtype …", message)
     message = re.sub(r"(old units of|units that|block of|negative size:|no version:) \S+", r"\1 …", message)
-    return re.sub(r"-?\d+", "#", message)[:160]
+    message = re.sub(r"manifest signed by .*", "manifest signed by …", message)
+    return re.sub(r"(of unknown kind|elements of|: )'?[^ ]*#.*", r"\1 …", message)[:160]
 
 
 def _peak() -> int:
@@ -129,7 +131,9 @@ def _peak() -> int:
 def _figures(reports: list[Report], seconds: float) -> dict[str, Any]:
     times = sorted(spent for report in reports for spent in report.times)
     inputs = len(times)
-    errors = sum((report.errors for report in reports), Counter())
+    errors: Counter[str] = Counter()
+    for message, count in sum((report.errors for report in reports), Counter()).items():
+        errors[_shape(message)] += count
     return {
         "inputs": inputs,
         "accepted": sum(report.accepted for report in reports),

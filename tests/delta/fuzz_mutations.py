@@ -3,6 +3,7 @@ against. Every mutation draws from `random.Random` alone, so that an input can b
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -168,7 +169,7 @@ def streams(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes
     if data[:2] != _FAST:
         return parts(choice, data, pool)
     found = _apart(data[2:], 13)
-    return _FAST + pack_streams(_streams(choice, found)) if found else data
+    return _FAST + _pack(choice, _streams(choice, list(found))) if found else data
 
 
 def _streams(choice: random.Random, found: list[bytes]) -> list[bytes]:
@@ -208,7 +209,7 @@ def parts(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
 def _rest(choice: random.Random, rest: bytes, pool: Sequence[Sample]) -> bytes:
     found = _apart(rest, 13) if rest else None
     if found is not None and choice.random() < 0.7:
-        return pack_streams(_streams(choice, found))
+        return _pack(choice, _streams(choice, list(found)))
     return choice.choice((b"", b"\0", bytes(13), choice.choice(choice.choice(pool).chunks)[2:]))
 
 
@@ -312,7 +313,8 @@ _MUTATIONS = [
 # --- helpers
 
 
-def take_apart(data: bytes) -> list[bytes] | None:
+@functools.lru_cache(maxsize=64)
+def take_apart(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
     """Tables, heads, symbols and rest of a chunk of profile `tight`; None if it has been mutated too much for that."""
     try:
         view = memoryview(data)
@@ -323,7 +325,7 @@ def take_apart(data: bytes) -> list[bytes] | None:
     except Exception:
         return None
     at += meta
-    return [tables.tobytes(), heads.tobytes(), data[at : at + bits], data[at + bits :]]
+    return tables.tobytes(), heads.tobytes(), data[at : at + bits], data[at + bits :]
 
 
 def put_together(tables: bytes, heads: bytes, bits: bytes, rest: bytes) -> bytes:
@@ -332,11 +334,20 @@ def put_together(tables: bytes, heads: bytes, bits: bytes, rest: bytes) -> bytes
     return _TIGHT + varint(len(meta)) + varint(len(bits)) + varint(len(rest)) + meta + bits + rest
 
 
-def _apart(body: bytes, count: int) -> list[bytes] | None:
+@functools.lru_cache(maxsize=64)
+def _apart(body: bytes, count: int) -> tuple[bytes, ...] | None:
     try:
-        return [stream.tobytes() for stream in unpack_streams(memoryview(body), count, MAX_CHUNK_BYTES)]
+        return tuple(stream.tobytes() for stream in unpack_streams(memoryview(body), count, MAX_CHUNK_BYTES))
     except Exception:
         return None
+
+
+def _pack(choice: random.Random, found: Sequence[bytes]) -> bytes:
+    """Streams as an encoder packs them, or, which is faster, each as it is."""
+    if choice.random() < 0.2:
+        return pack_streams(found)
+    head = b"".join(varint(len(stream)) + (b"\0" if stream else b"") for stream in found)
+    return b"".join([head, *found])
 
 
 def _number(choice: random.Random, value: int) -> int:
