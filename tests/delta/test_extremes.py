@@ -164,6 +164,18 @@ def test_changes_that_are_unlike_any_real_ones_come_back(profile, worst, scales)
     round_trip(rows, [old], [WORST[worst](rng, old)], profile, block_units=1 << 20)
 
 
+@pytest.mark.parametrize("units", [256, 2048, 8192])
+def test_many_small_tensors_cost_no_more_in_one_profile_than_in_the_other(units):
+    """Heads are a large share of small blocks, and larger where each tells the changes of every class."""
+    rng = np.random.default_rng(6)
+    rows = [Row(spec("BF16", (units,), f"{k:04d}"), True, True) for k in range(400)]
+    masters = [rng.standard_normal(units).astype(np.float32) * np.float32(0.03) for _ in rows]
+    old = [(weights.view(np.uint32) >> 16).astype(np.uint16) for weights in masters]
+    new = [stepped(weights, np.unique(rng.integers(0, units, 1 + units // 100)), 1) for weights in old]
+    fast, tight = (payload(round_trip(rows, old, new, profile)) for profile in ("fast", "tight"))
+    assert tight <= fast
+
+
 def many_blocks(count):
     """A chunk of `count` blocks of one change each, a few hundred bytes in all."""
     return b"\x70\x01" + pack_streams([b"\0\0\1" * count, bytes(count), b"\1" * count, *[b""] * 10])

@@ -7,11 +7,11 @@ from fuzz_samples import make_pool
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_hostile_inputs_end_in_valid_blocks_or_in_one_typed_error(seed):
-    report = fuzz.run(seed, 0, 2500)
+    report = fuzz.run(seed, 0, 1500)
     assert not report.faults, report.faults[0]
-    assert report.inputs == 2500
+    assert report.inputs == 1500
     # Nothing would be tried in earnest if all were refused, or if few reasons were found.
-    assert report.accepted > 200
+    assert report.accepted > 100
     assert len(report.errors) > 40
 
 
