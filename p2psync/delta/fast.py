@@ -25,7 +25,7 @@ from p2psync.delta import coding
 from p2psync.delta.algebra import densify
 from p2psync.delta.block import Block, block_span
 from p2psync.delta.extract import Extraction
-from p2psync.delta.heads import Head, HeadWriter, Mode, read_heads
+from p2psync.delta.heads import MAX_BLOCKS, Head, HeadWriter, Mode, read_heads
 from p2psync.delta.kernels import plain
 from p2psync.delta.streams import Bytes, pack_streams, unpack_streams
 from p2psync.delta.tensors import Row, Units
@@ -64,6 +64,16 @@ def code_block(block: Block, row: Row) -> Coded:
                 return sparse
         block = Block(block.row, block.start, block.count, None, densify(block))
     return Coded(block, Mode.DENSE, block.changed, _HEAD_BYTES + block.steps.nbytes, (), _cut(block.steps, row))
+
+
+def most_bytes(block: Block) -> int:
+    """No less than the `size` that `code_block` finds, without coding: the block whole, or a byte or so and a unit for
+    each change."""
+    whole = block.count * block.steps.itemsize
+    if block.positions is None:
+        return _HEAD_BYTES + whole
+    gaps = block.positions.size + block.count // coding.ESCAPE
+    return _HEAD_BYTES + min(whole, gaps + block.steps.nbytes)
 
 
 def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row) -> Coded:
@@ -115,7 +125,7 @@ class FastWriter:
 
     def fits(self, coded: Coded) -> bool:
         """Whether the chunk at hand, which has blocks, should take one more."""
-        return self._size + coded.size <= self._limit
+        return self._size + coded.size <= self._limit and self._heads.count < MAX_BLOCKS
 
     def add(self, coded: Coded) -> None:
         """Append a block."""

@@ -15,6 +15,9 @@ from p2psync.delta.streams import Bytes, read_varint, varint
 from p2psync.delta.tensors import Row
 from p2psync.errors import FormatError
 
+#: Most blocks of one body: a block takes some bytes on the wire before compression, and half a kilobyte in memory.
+MAX_BLOCKS = 1 << 15
+
 
 class Mode(IntEnum):
     """How a block's positions and steps are coded."""
@@ -46,6 +49,7 @@ class HeadWriter:
 
     def __init__(self) -> None:
         self.data = bytearray()
+        self.count = 0
         self._row = 0
         self._index = -1
 
@@ -57,6 +61,7 @@ class HeadWriter:
         self.data += varint(index - self._index - 1 if step == 0 else index)
         if mode is not Mode.DENSE:
             self.data += varint(block.steps.size)
+        self.count += 1
         self._row, self._index = block.row, index
 
 
@@ -68,6 +73,8 @@ def read_heads(data: Bytes, rows: Sequence[Row], block_units: int) -> list[Head]
     row, index, at = 0, -1, 0
     blocks = span = width = -1
     while at < len(view):
+        if len(heads) == MAX_BLOCKS:
+            raise FormatError(f"a chunk has more than {MAX_BLOCKS} blocks")
         word, at = read_varint(view, at)
         offset, at = read_varint(view, at)
         step, kind = divmod(word, 4)

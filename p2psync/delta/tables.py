@@ -54,7 +54,9 @@ class Tables:
         """The tables that suit blocks of (sizes, gaps, steps) best; `totals`: units of each class."""
         classes = totals.size
         changed = np.sum([sizes for sizes, _, _ in blocks], axis=0)
-        shifts = np.floor(np.log2(np.maximum(_BUCKET * totals / np.maximum(changed, 1), 1))).astype(np.uint8)
+        # Over many blocks the mean gap of a class may be larger than any block, and so than any gap.
+        buckets = np.clip(_BUCKET * totals / np.maximum(changed, 1), 1, 1 << MAX_SHIFT)
+        shifts = np.floor(np.log2(buckets)).astype(np.uint8)
         counts, extras = np.zeros((classes, SYMBOLS), np.int64), np.zeros((classes, EXTRAS), np.int64)
         for sizes, gaps, steps in blocks:
             symbols.count_symbols(sizes, gaps, steps, shifts, counts, extras)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -49,6 +50,10 @@ _UNITS: dict[int, np.dtype[np.unsignedinteger]] = {
     8: np.dtype("<u8"),
 }
 
+#: Most dimensions of a tensor whose spec comes from elsewhere.
+MAX_DIMENSIONS = 64
+_Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
+
 #: A flat array of unsigned units (u1, u2, u4 or u8): the bits of one tensor.
 Units = NDArray[np.unsignedinteger]
 
@@ -70,7 +75,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, order=True):
     kind: int
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: _Shape
 
     @property
     def width(self) -> int:
@@ -90,7 +95,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, order=True):
         if bits >= 8:
             return elements
         if elements * bits % 8:
-            raise FormatError(f"{self.name}: {elements} elements of {self.dtype} do not fill whole bytes")
+            raise FormatError(f"{self.name[:200]!a}: {elements} elements of {self.dtype} do not fill whole bytes")
         return elements * bits // 8
 
     @property
@@ -116,5 +121,5 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 def _bits(dtype: str) -> int:
     bits = DTYPE_BITS.get(dtype)
     if bits is None:
-        raise FormatError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPE_BITS)}")
+        raise FormatError(f"unknown dtype {dtype[:40]!r}; known: {', '.join(DTYPE_BITS)}")
     return bits

@@ -39,8 +39,9 @@ WIDTH = 2
 MAX_CHANGED = 1 << 22
 #: Most tight blocks of one chunk.
 MAX_BLOCKS = 1 << 14
-#: A chunk's first block is coded both ways; with less than this share of bits saved, all of the chunk is.
-_SURE = 0.93
+#: A chunk's first blocks, of this many changes, are coded both ways; where that saves less than this share of the
+#: bytes, all of the chunk is.
+_SAMPLE, _SURE = 4096, 0.93
 #: A body of fewer bytes than this is always coded both ways.
 _SMALL = 1 << 13
 #: Bytes that a head takes, about, and a change of the first chunk.
@@ -87,7 +88,7 @@ class TightWriter:
         self._window: NDArray[np.uint8] | None = None
         self._order: list[Block] = []
         self._coded: list[fast.Coded] = []
-        self._size = self._changed = 0
+        self._size = self._worst = 0
 
     def prepare(self, block: Block, row: Row, source: Extraction | None) -> Prepared:
         """Look at a block that `source` has just found."""
@@ -115,9 +116,9 @@ class TightWriter:
         """Whether the chunk at hand, which has blocks, should take one more."""
         if prepared.fresh and self._ranked:
             return False
-        # In profile `fast` no change takes more than 3 bytes, but for long gaps.
-        worst = 3 * (self._changed + prepared.changed)
-        if len(self._ranked) == MAX_BLOCKS:
+        # What profile `fast` would take at most: no chunk ever takes more.
+        worst = self._worst + fast.most_bytes(prepared.block)
+        if len(self._ranked) == MAX_BLOCKS or len(self._order) == fast.MAX_BLOCKS:
             return False
         return self._size + prepared.size <= self._limit and worst <= min(12 * self._limit, MAX_CHANGED)
 
@@ -125,7 +126,7 @@ class TightWriter:
         """Append a block."""
         self._order.append(prepared.block)
         self._size += prepared.size
-        self._changed += prepared.changed
+        self._worst += fast.most_bytes(prepared.block)
         if prepared.coded is not None:
             self._coded.append(prepared.coded)
         if prepared.ranked is not None:
@@ -139,19 +140,25 @@ class TightWriter:
         rows = {ranked.block.row: ranked.row for ranked in self._ranked}
         found = (CODE, self._body()) if self._ranked else (fast.CODE, self._fast_body(rows))
         if self._ranked:
-            first = self._ranked[0]
-            writer = fast.FastWriter(self._block_units)
-            writer.add(fast.code_block(first.block, first.row))
-            changed = sum(ranked.gaps.size for ranked in self._ranked)
-            share = first.gaps.size / changed
-            self._rate = min(3.0, len(found[1]) / changed)
-            if len(found[1]) < _SMALL or len(found[1]) * share > _SURE * len(writer.finish()):
+            size, changed = len(found[1]), sum(ranked.gaps.size for ranked in self._ranked)
+            self._rate = min(3.0, size / changed)
+            if size < _SMALL or size > self._worst or size / changed > _SURE * self._fast_rate():
                 body = self._fast_body(rows)
-                if len(body) <= len(found[1]):
+                if len(body) <= size:
                     found = fast.CODE, body
         self._begin()
         self._classes.begin()
         return found
+
+    def _fast_rate(self) -> float:
+        """Bytes a change in profile `fast`, by the chunk's first blocks: one alone may be small, and mostly headers."""
+        writer, changed = fast.FastWriter(self._block_units), 0
+        for ranked in self._ranked:
+            writer.add(fast.code_block(ranked.block, ranked.row))
+            changed += ranked.gaps.size
+            if changed >= _SAMPLE:
+                break
+        return len(writer.finish()) / changed
 
     def _fast_body(self, rows: dict[int, Row]) -> bytes:
         """All blocks, in profile `fast`."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Literal
+import math
+from typing import Annotated, Literal
 
 import msgspec
 import zstandard
@@ -21,7 +22,8 @@ from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from p2psync.delta.tensors import Row
+from p2psync.delta.digest import DIGEST_BYTES
+from p2psync.delta.tensors import Kind, Row
 from p2psync.errors import BaseMismatchError, FormatError, TrustError
 
 FORMAT = 1
@@ -29,11 +31,16 @@ FORMAT = 1
 MAX_BODY_BYTES = 64 << 20
 MAX_TABLE_BYTES = 64 << 20
 MAX_CHUNKS = 1 << 20
+#: Most rows of a table, and bytes of one tensor: what a table may cost its reader in time and memory.
+MAX_ROWS = 1 << 18
+MAX_TENSOR_BYTES = 1 << 50
 MAX_CHUNK_BYTES = (4 << 20) + 65536
 HASH_BYTES = 32
 _SIGN_CONTEXT = b"p2psync manifest v1\0"
 #: What decoding msgpack of untrusted bytes raises: text that is not UTF-8, and nesting without end, have their own.
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_Numbers = Annotated[list[int], msgspec.Meta(max_length=MAX_CHUNKS)]
+_Table = Annotated[tuple[Row, ...], msgspec.Meta(max_length=MAX_ROWS)]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +63,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     profile: str
     block_units: int
     table: bytes
-    sizes: list[int]
+    sizes: _Numbers
     hashes: bytes
-    first_rows: list[int]
+    first_rows: _Numbers
     changed: int
     total: int
     created: float
@@ -121,22 +128,41 @@ def pack_table(rows: list[Row]) -> bytes:
 
 @functools.lru_cache(maxsize=16)
 def unpack_table(table: bytes) -> tuple[Row, ...]:
-    """Unpack and check `Manifest.table`: rows strictly rising, every spec countable. Raises `FormatError`."""
+    """Unpack and check `Manifest.table`: rows strictly rising, every spec countable, digests whole.
+
+    Raises `FormatError`, in one line whatever the names are.
+    """
     try:
         if not 0 <= zstandard.frame_content_size(table) <= MAX_TABLE_BYTES:
             raise FormatError(f"the manifest's table is over {MAX_TABLE_BYTES} bytes or does not say its size")
-        raw = zstandard.ZstdDecompressor().decompress(table)
-        rows = msgspec.msgpack.decode(raw, type=tuple[Row, ...])
+        raw = zstandard.ZstdDecompressor().decompress(table, allow_extra_data=False)
+        rows = msgspec.msgpack.decode(raw, type=_Table)
     except (zstandard.ZstdError, *_DECODE_ERRORS) as error:
         raise FormatError(f"the manifest's table is broken: {error}") from None
     for row in rows:
-        if row.spec.count < 0 or any(size < 0 for size in row.spec.shape):
-            raise FormatError(f"the manifest's table has a tensor of negative size: {row.spec.name}")
-        if not (row.before or row.after):
-            raise FormatError(f"the manifest's table has a tensor of no version: {row.spec.name}")
+        _check_row(row)
     if any(a.spec >= b.spec for a, b in itertools.pairwise(rows)):
         raise FormatError("the manifest's table is not sorted")
     return rows
+
+
+def _check_row(row: Row) -> None:
+    spec = row.spec
+    if not Kind.HEADER <= spec.kind <= Kind.TENSOR:
+        raise FormatError(f"the manifest's table has a tensor of unknown kind {spec.kind}: {_name(row)}")
+    if any(size < 0 for size in spec.shape):
+        raise FormatError(f"the manifest's table has a tensor of negative size: {_name(row)}")
+    if spec.nbytes > MAX_TENSOR_BYTES:
+        raise FormatError(f"the manifest's table has a tensor of over {MAX_TENSOR_BYTES} bytes: {_name(row)}")
+    if not (row.before or row.after):
+        raise FormatError(f"the manifest's table has a tensor of no version: {_name(row)}")
+    if len(row.digest) not in (0, DIGEST_BYTES):
+        raise FormatError(f"the manifest's table has a digest of {len(row.digest)} bytes: {_name(row)}")
+
+
+def _name(row: Row) -> str:
+    """A name for an error's one line, whatever characters are in it and however many."""
+    return ascii(row.spec.name[:200])
 
 
 def sign(manifest: Manifest, key: Ed25519PrivateKey) -> SignedManifest:
@@ -183,10 +209,12 @@ def _check(m: Manifest) -> None:
         raise FormatError(f"manifest of version {m.version} from {m.base}: versions only rise")
     if len(m.run) != 32 or not all(c in "0123456789abcdef" for c in m.run):
         raise FormatError("the manifest's run is not 32 hex digits")
-    if len(m.digest) != 16 or len(m.base_digest) != 16:
+    if len(m.digest) != DIGEST_BYTES or len(m.base_digest) != DIGEST_BYTES:
         raise FormatError("the manifest's digests are not 16 bytes")
     if m.block_units & (m.block_units - 1) or not 1 << 16 <= m.block_units <= 1 << 20:
         raise FormatError(f"blocks of {m.block_units} units; a power of two from 2^16 to 2^20 is wanted")
+    if not 0 <= m.changed <= m.total or not math.isfinite(m.created):
+        raise FormatError("the manifest's counts or time cannot be")
     n = len(m.sizes)
     if n > MAX_CHUNKS or len(m.hashes) != n * HASH_BYTES or len(m.first_rows) != n:
         raise FormatError("the manifest's chunk lists differ in length or are too long")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import tracemalloc
 
 import msgspec
 import pytest
@@ -161,16 +162,36 @@ def test_nesting_without_end_is_a_format_error() -> None:
         {"table": pack_table([ROWS[0], ROWS[0]])},
         {"table": zstandard.ZstdCompressor().compress(b"\x91" * 200_000)},
         {"table": zstandard.ZstdCompressor().compress(b"\x91\x94\x94\x02\xa2\xff\xfe\xa2U8\x90\xc3\xc3\xc4\x00")},
-        {"table": pack_table([Row(TensorSpec(Kind.TENSOR, "a", "BF16", (-2, -2)), True, True)])},
-        {"table": pack_table([Row(TensorSpec(Kind.TENSOR, "a", "XX", (2,)), True, True)])},
-        {"table": pack_table([Row(TensorSpec(Kind.TENSOR, "a", "F4", (3,)), True, True)])},
-        {"table": pack_table([Row(TensorSpec(Kind.TENSOR, "a", "U8", (3,)), False, False)])},
+        {"table": GOOD.table + b"\0"},
+        {"changed": -1},
+        {"changed": GOOD.total + 1},
+        {"created": float("nan")},
+        {"created": float("inf")},
     ],
 )
 def test_every_bound_of_the_structure_holds_even_for_the_trusted_key(fields: dict[str, object]) -> None:
     data = sign(changed(**fields), KEY).to_bytes()
     with pytest.raises(FormatError):
         open_signed(data, TRUSTED)
+
+
+@pytest.mark.parametrize(
+    ("why", "row"),
+    [
+        ("negative", Row(TensorSpec(Kind.TENSOR, "a", "BF16", (-2, -2)), True, True)),
+        ("unknown dtype", Row(TensorSpec(Kind.TENSOR, "a", "XX", (2,)), True, True)),
+        ("whole bytes", Row(TensorSpec(Kind.TENSOR, "a", "F4", (3,)), True, True)),
+        ("no version", Row(TensorSpec(Kind.TENSOR, "a", "U8", (3,)), False, False)),
+        ("unknown kind", Row(TensorSpec(3, "a", "U8", (3,)), True, True)),
+        ("unknown kind", Row(TensorSpec(-1, "a", "U8", (3,)), True, True)),
+        ("length <= 64", Row(TensorSpec(Kind.TENSOR, "a", "U8", (1,) * 65), True, True)),
+        ("over", Row(TensorSpec(Kind.TENSOR, "a", "U8", (1 << 40, 1 << 40)), True, True)),
+        ("digest", Row(TensorSpec(Kind.TENSOR, "a", "U8", (3,)), True, True, bytes(15))),
+    ],
+)
+def test_every_bound_of_a_row_holds(why: str, row: Row) -> None:
+    with pytest.raises(FormatError, match=why):
+        unpack_table(pack_table([row]))
 
 
 def test_a_table_that_unpacks_to_too_much_is_refused_before_it_is_unpacked() -> None:
@@ -180,6 +201,40 @@ def test_a_table_that_unpacks_to_too_much_is_refused_before_it_is_unpacked() -> 
     writer = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     with pytest.raises(FormatError, match="does not say its size"):
         unpack_table(writer.compress(b"\x90") + writer.flush())
+
+
+def test_lists_beyond_their_limits_are_refused_before_memory_is_taken() -> None:
+    """A list of small numbers takes a byte for each in a message and eight in memory."""
+    numbers = b"\xdd" + (48 << 20).to_bytes(4, "big") + b"\1" * (48 << 20)
+    body = msgspec.msgpack.encode(GOOD)
+    table = zstandard.ZstdCompressor(level=1).compress(b"\x91\x94\x94\2\xa1a\xa2U8" + numbers + b"\xc3\xc3\xc4\0")
+    row = msgspec.msgpack.encode(ROWS[0])
+    count = (32 << 20) // len(row)
+    rows = zstandard.ZstdCompressor(level=1).compress(b"\xdd" + count.to_bytes(4, "big") + row * count)
+    places = [body.index(b"\x93", body.index(name)) for name in (b"sizes", b"first_rows")]
+    tracemalloc.start()
+    for forged in [body[:at] + numbers + body[at + 4 :] for at in places]:
+        with pytest.raises(FormatError, match="length"):
+            decode_body(forged)
+    for forged in (table, rows):
+        with pytest.raises(FormatError, match="length"):
+            unpack_table(forged)
+    assert tracemalloc.get_traced_memory()[1] < 400 << 20
+    tracemalloc.stop()
+
+
+def test_a_tensor_of_many_huge_dimensions_is_refused_at_once() -> None:
+    """Their product has millions of digits, and would take hours."""
+    spec = TensorSpec(Kind.TENSOR, "a", "U8", (2**63 - 1,) * 1_000_000)
+    with pytest.raises(FormatError, match="length"):
+        unpack_table(pack_table([Row(spec, True, True)]))
+
+
+@pytest.mark.parametrize("bad", [("U8", (-1,)), ("F4", (3,)), ("BF\n16" * 99, (4,)), ("U8", (1 << 62,))])
+def test_an_error_is_one_line_of_bounded_length_whatever_the_names_are(bad: tuple[str, tuple[int, ...]]) -> None:
+    with pytest.raises(FormatError) as caught:
+        unpack_table(pack_table([Row(TensorSpec(Kind.TENSOR, "a\nb\x1b" * 1000, *bad), True, True)]))
+    assert len(str(caught.value)) < 2000 and str(caught.value).isprintable()
 
 
 def test_chunks_are_verified_by_size_and_hash() -> None:

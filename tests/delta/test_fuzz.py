@@ -1,0 +1,33 @@
+"""A short run of the fuzzer; `python -m tests.delta.fuzz` is the long one."""
+
+import fuzz
+import pytest
+from fuzz_samples import make_pool
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_hostile_inputs_end_in_valid_blocks_or_in_one_typed_error(seed):
+    report = fuzz.run(seed, 0, 1500)
+    assert not report.faults, report.faults[0]
+    assert report.inputs == 1500
+    # Nothing would be tried in earnest if all were refused, or if few reasons were found.
+    assert report.accepted > 100
+    assert len(report.errors) > 40
+
+
+def test_an_input_follows_from_seed_and_number_alone():
+    pool = make_pool(3, 4)
+    made = [fuzz.fuzz_mutations.draw(fuzz.random.Random(9), pool) for _ in range(2)]
+    assert made[0].data == made[1].data and made[0].how == made[1].how
+
+
+def test_a_fault_is_found():
+    """The judge of the judge: an error that is not of the promised type, and blocks that break a promise."""
+    report = fuzz.Report()
+    for wrong in (ValueError("no"), AssertionError(), MemoryError(), fuzz.FormatError("two\nlines")):
+
+        def judge(error=wrong):
+            raise error
+
+        fuzz._try(report, 7, "made up", judge)
+    assert len(report.faults) == 4
