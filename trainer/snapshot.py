@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from p2psync.delta.algebra import apply_with_digest
+from p2psync.delta.block import Block
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import TensorSpec, Units
@@ -85,19 +86,22 @@ class Snapshot:
             return np.empty(0, spec.unit)
         return np.frombuffer(self._map, spec.unit, spec.count, self._offsets[spec])
 
-    def advance(self, manifest: Manifest, chunks: Chunks, position: Position) -> None:
+    def advance(
+        self, manifest: Manifest, chunks: Chunks, position: Position, take: Callable[[Block], None] | None = None
+    ) -> None:
         """Go along one manifest: an anchor replaces everything, a delta changes in place where the tensors stay.
 
-        Raises `DigestMismatchError` if the outcome is not what the manifest says; then nothing is vouched for.
+        take: is given each block before it is applied. Raises `DigestMismatchError` if the outcome is not what the
+        manifest says; then nothing is vouched for.
         """
         rows = manifest.rows()
         after = [row.spec for row in rows if row.after]
         if manifest.base is None or any(row.before != row.after for row in rows):
-            self._rebuild(manifest, chunks, position, after)
+            self._rebuild(manifest, chunks, position, after, take)
             return
         self._save(msgspec.structs.replace(self._state, applying=True))
         with disk_errors(self._root):
-            change = self._apply(manifest, chunks)
+            change = self._apply(manifest, chunks, take)
         self._check(manifest, (digest_from_bytes(manifest.base_digest) + change) % MODULUS)
         self._save(msgspec.structs.replace(self._state, applying=False, position=position, boot=boot_id()))
 
@@ -105,7 +109,14 @@ class Snapshot:
         """Let go of the map."""
         self._map = None
 
-    def _rebuild(self, manifest: Manifest, chunks: Chunks, position: Position, after: list[TensorSpec]) -> None:
+    def _rebuild(
+        self,
+        manifest: Manifest,
+        chunks: Chunks,
+        position: Position,
+        after: list[TensorSpec],
+        take: Callable[[Block], None] | None,
+    ) -> None:
         """The tensors change: lay out a new file, take over what stays, apply, and only then let the old one go."""
         old, kept = self._state, {spec: self.units(spec) for spec in self.specs} if manifest.base is not None else {}
         number = int(old.file.removeprefix("bits-") or 0) + 1
@@ -115,7 +126,7 @@ class Snapshot:
             self._create()
             for spec, units in kept.items():
                 self.units(spec)[:] = units
-            self._apply(manifest, chunks)
+            self._apply(manifest, chunks, take)
         removed = [row.spec for row in manifest.rows() if not row.after]
         if any(self.units(spec).any() for spec in removed):
             raise DigestMismatchError(f"version {manifest.version} removes a tensor that is not what it says")
@@ -143,11 +154,18 @@ class Snapshot:
     def _digest(self, specs: Sequence[TensorSpec]) -> int:
         return sum(digest_units(spec, self.units(spec)) for spec in specs) % MODULUS
 
-    def _apply(self, manifest: Manifest, chunks: Chunks) -> int:
+    def _apply(self, manifest: Manifest, chunks: Chunks, take: Callable[[Block], None] | None) -> int:
         rows = manifest.rows()
         change = 0
+
+        def base(row: int) -> Units:
+            # A block is read against its own range alone, and no two blocks of a step meet.
+            return self.units(rows[row].spec)
+
         for index in range(manifest.chunks):
-            for block in decode_chunk(chunks(index), rows, manifest.block_units):
+            for block in decode_chunk(chunks(index), rows, manifest.block_units, base):
+                if take is not None:
+                    take(block)
                 spec = rows[block.row].spec
                 change += apply_with_digest(spec, self.units(spec), block)
         return change

@@ -142,6 +142,12 @@ class Swarm:
         self._rest_due = min(self._rest_due, transfer.resting[index])
         self._reopen(now)
 
+    @property
+    def fetch_rate(self) -> int:
+        """See `Downlink.rate`; two digits of it."""
+        rate = self._downlink.rate
+        return int(float(f"{rate:.1e}"))
+
     def progress(self, id: bytes) -> tuple[int, int]:
         """(held, all) chunks of a manifest; (0, 0) if it is unknown."""
         transfer = self._transfers.get(id[:SHORT_ID_BYTES])

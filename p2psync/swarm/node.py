@@ -255,6 +255,7 @@ class NodeCore:
 
     def poll(self, now: float) -> None:
         """Do what time has made due."""
+        self.membership.fetch_rate = self.swarm.fetch_rate
         self._actions += self.membership.poll(now)
         self.swarm.poll(now)
         if self.follower is not None:
