@@ -39,6 +39,8 @@ class Announcer:
     ) -> None:
         """withdraw: stops serving a manifest (32 bytes) that is about to be removed."""
         self.fenced: FencedError | None = None
+        #: Goes with the next announcement: see `Announce.remark`.
+        self.remark = ""
         self._hub = hub
         self._key = key
         self._state = state
@@ -122,7 +124,9 @@ class Announcer:
             # In rising order of versions: followers count as gone only what the head has passed.
             new.sort(key=lambda a: (a.epoch, a.version, -1 if a.base is None else a.base))
             packs = [self._store.get(bytes.fromhex(a.id)) for a in new]
-            await self._hub.announce(token, [pack.signed.to_bytes() for pack in packs if pack is not None], known)
+            await self._hub.announce(
+                token, [pack.signed.to_bytes() for pack in packs if pack is not None], known, self.remark
+            )
             self._known_at_hub |= {a.id for a in new}
             self._known_at_hub -= gone
         await self._remove(retire)

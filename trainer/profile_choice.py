@@ -154,8 +154,6 @@ def _mix(seen: dict[str, float], profile: str, value: float) -> None:
 
 
 def _why(best: Forecast, found: list[Forecast], link: float | None) -> str:
-    slow = (
-        "no member was ever busy fetching" if link is None else f"the slowest member fetches {8e-6 * link:.4g} Mbit/s"
-    )
+    slow = "no link was ever busy" if link is None else f"the slowest link gives {8e-6 * link:.4g} Mbit/s"
     others = ", ".join(f"{f.seconds:.3g} s in {f.profile}" for f in found if f is not best)
     return f"{slow}: the last commit is expected {best.seconds:.3g} s after the publish, {others}"

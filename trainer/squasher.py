@@ -137,8 +137,8 @@ class _Checked:
 
 
 def _same(a: Block, b: Block) -> bool:
-    if (a.row, a.start, a.count) != (b.row, b.start, b.count) or (a.positions is None) != (b.positions is None):
+    if (a.row, a.start, a.count) != (b.row, b.start, b.count) or not np.array_equal(a.steps, b.steps):
         return False
-    if a.positions is not None and not np.array_equal(a.positions, b.positions):
-        return False
-    return np.array_equal(a.steps, b.steps)
+    if a.positions is None or b.positions is None:
+        return a.positions is b.positions
+    return np.array_equal(a.positions, b.positions)

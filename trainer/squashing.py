@@ -84,7 +84,7 @@ class SquashPlanner:
         """Payload bytes of the squash of a chain."""
         total, last = max(1, chain[-1].total), chain[-1]
         summed = sum(m.changed for m in chain)
-        union = min(float(total), summed * len(chain) ** -self._recurrence)
+        union = min(float(total), summed * math.exp(-self._recurrence * math.log(len(chain))))
         bits = 8 * sum(bits_ratio(m.profile) * m.payload_bytes for m in chain) / max(1, summed)
         mean = summed / len(chain) / total
         bits += _position_bits(union / total) - _position_bits(mean)
@@ -138,7 +138,8 @@ def _chain_to(lineage: Sequence[Announcement], target: Place) -> dict[Place, tup
     """For each place that leads to the target by published deltas: these, in order."""
     leading = {place_after(a): a for a in lineage if a.base is not None and not is_squash(a)}
     chains: dict[Place, tuple[Announcement, ...]] = {}
-    place, chain = target, ()
+    place = target
+    chain: tuple[Announcement, ...] = ()
     while (delta := leading.get(place)) is not None and delta.base is not None:
         place, chain = (delta.base, delta.base_digest), (delta, *chain)
         chains[place] = chain

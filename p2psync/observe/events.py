@@ -166,8 +166,8 @@ class Squashed(Event, frozen=True):
     def line(self) -> str:
         """One line for people."""
         return (
-            f"squashed {self.steps} deltas into {self.base} → {self.version} ({self.payload_bytes / 1e6:.2f} MB instead "
-            f"of {self.chain_bytes / 1e6:.2f}, {self.seconds:.2f} s)"
+            f"squashed {self.steps} deltas into {self.base} → {self.version} "
+            f"({self.payload_bytes / 1e6:.2f} MB instead of {self.chain_bytes / 1e6:.2f}, {self.seconds:.2f} s)"
         )
 
 

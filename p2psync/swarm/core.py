@@ -126,6 +126,17 @@ class Swarm:
                 del peer.queue[key]
             self._actions.append(Send(peer.name, Gone(short)))
 
+    def forgo(self, id: bytes) -> None:
+        """Fetch no more of this manifest; what is held of it is still offered."""
+        transfer = self._transfers.get(id[:SHORT_ID_BYTES])
+        if transfer is None:
+            return
+        for index, asked in list(transfer.asked.items()):
+            for request in list(asked):
+                self._forget_request(transfer, index, request.peer)
+                self._actions.append(Send(request.peer, Cancel(id[:SHORT_ID_BYTES], [index])))
+        transfer.forgo()
+
     def lost(self, id: bytes, index: int, now: float) -> None:
         """A chunk is not on disk after all (it was full, or damaged): fetch it again, and tell peers to wait for none.
 

@@ -29,6 +29,7 @@ from p2psync.swarm.follower import (
     EngineAction,
     Fetch,
     Follower,
+    Forgo,
     GetManifest,
     OpenStage,
     Put,
@@ -202,6 +203,8 @@ class NodeCore:
     def offer(self, id: bytes, manifest: Manifest, held: Bits, now: float) -> None:
         """Serve what the store holds of a manifest."""
         self.swarm.begin(id, manifest, held, np.zeros(manifest.chunks, np.bool_), now)
+        if self.follower is not None:
+            self.follower.holds(id, sum(manifest.sizes[int(i)] for i in np.flatnonzero(held)))
 
     def fetch(self, action: Fetch, held: Bits, now: float) -> None:
         """The store is ready for a `Fetch`; `held`: what it holds already (flags per chunk)."""
@@ -284,6 +287,9 @@ class NodeCore:
             done.append(action)
         if self.follower is not None:
             for wish in self.follower.actions():
+                if isinstance(wish, Forgo):
+                    self.swarm.forgo(wish.id)
+                    continue
                 if isinstance(wish, Retire):
                     self.swarm.end(wish.id)
                 done.append(wish)

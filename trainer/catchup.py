@@ -1,0 +1,104 @@
+"""Squashing on demand: sees who is behind, and has one squash made at a time, beside publishing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from p2psync.errors import P2PSyncError
+from p2psync.membership.records import Announcement, View
+from p2psync.observe.events import Event, Squashed, Trouble
+from p2psync.protocol.manifest import Manifest
+from p2psync.store.packs import Pack, Store
+from trainer.profile_choice import BITS
+from trainer.squasher import MadeSquash, Squasher
+from trainer.squashing import SquashPlanner
+
+#: The share of a core that squashing may take: after each squash there is a rest so much longer than it took.
+SHARE = 0.1
+
+
+class CatchUp:
+    """Squashes for the members of one trainer's run; on one loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        squasher: Squasher,
+        planner: SquashPlanner,
+        *,
+        lineage: Callable[[], list[Announcement]],
+        offer: Callable[[Pack], None],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        """lineage: what may be announced of the store. offer: serves a squash, and has it announced."""
+        self._store = store
+        self._squasher = squasher
+        self._planner = planner
+        self._lineage = lineage
+        self._offer = offer
+        self._emit = on_event
+        self._view: View | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def viewed(self, view: View) -> None:
+        """The hub's view changed, and with it, perhaps, who is behind."""
+        self._view = view
+        self._consider()
+
+    async def stop(self) -> None:
+        """Give up what is being made, and wait for that."""
+        self._stopped = True
+        self._squasher.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _consider(self) -> None:
+        if self._stopped or self._task is not None or self._timer is not None or self._view is None:
+            return
+        actors = [member for member in self._view.members if member.info.role == "actor"]
+        plan = self._planner.plan(self._lineage(), actors, self._manifest, lambda profile: BITS["fast"] / BITS[profile])
+        if plan is not None:
+            self._task = asyncio.create_task(self._make(lambda: self._squasher.make(plan)))
+
+    def _manifest(self, id: str) -> Manifest:
+        pack = self._store.get(bytes.fromhex(id))
+        assert pack is not None
+        return pack.manifest
+
+    async def _make(self, make: Callable[[], MadeSquash | None]) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            made = await asyncio.to_thread(make)
+            if made is not None and not self._stopped:
+                self._offer(made.pack)
+                self._emit(_squashed(made))
+        except P2PSyncError as error:
+            if not self._stopped:
+                self._emit(Trouble(f"no squash for those behind: {error}"))
+        finally:
+            self._task = None
+        if not self._stopped:
+            # Also where nothing came of it: the same plan would be made again at once.
+            self._timer = loop.call_later((loop.time() - began) / SHARE, self._rested)
+
+    def _rested(self) -> None:
+        self._timer = None
+        self._consider()
+
+
+def _squashed(made: MadeSquash) -> Squashed:
+    m = made.pack.manifest
+    return Squashed(
+        base=m.base or 0,
+        version=m.version,
+        steps=made.steps,
+        payload_bytes=m.payload_bytes,
+        chain_bytes=made.chain_bytes,
+        seconds=made.seconds,
+    )
