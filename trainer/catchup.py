@@ -41,6 +41,7 @@ class CatchUp:
         self._view: View | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._tried: tuple[Announcement, ...] = ()
         self._stopped = False
 
     def viewed(self, view: View) -> None:
@@ -62,7 +63,9 @@ class CatchUp:
             return
         actors = [member for member in self._view.members if member.info.role == "actor"]
         plan = self._planner.plan(self._lineage(), actors, self._manifest, lambda profile: BITS["fast"] / BITS[profile])
-        if plan is not None:
+        if plan is not None and plan.chain != self._tried:
+            # Where nothing comes of it, nothing will until the head has moved on.
+            self._tried = plan.chain
             self._task = asyncio.create_task(self._make(lambda: self._squasher.make(plan)))
 
     def _manifest(self, id: str) -> Manifest:
@@ -84,7 +87,6 @@ class CatchUp:
         finally:
             self._task = None
         if not self._stopped:
-            # Also where nothing came of it: the same plan would be made again at once.
             self._timer = loop.call_later((loop.time() - began) / SHARE, self._rested)
 
     def _rested(self) -> None:

@@ -8,8 +8,9 @@ A target must be later than what is live, by (run, epoch, version): nothing that
 nothing of an epoch that was fenced off, leads back. The whole path is resolved before the engine is touched.
 
 Paths are compared by the bytes that are still missing here. A node stays on the path that it has begun, also when a
-cheaper one is announced, a squash for one; unless that one leads to the newest version for clearly less than is missing
-of its own. What is missing on the way falls by a share with each such turn, so turns come to an end.
+cheaper one is announced, a squash for one; unless that way to the newest version needs clearly fewer bytes than the
+rest of its own and what would come after it. It turns so at most `MAX_TURNS` times before it commits something, so new
+versions, however fast they come, cannot keep it from ever getting anywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from enum import Enum
 
 from p2psync.errors import BaseMismatchError, ReplayError
 from p2psync.membership.records import Announcement, View
-from p2psync.protocol.lineage import Place, head, missing_bytes, resolve
+from p2psync.protocol.lineage import Place, head, missing_bytes, place_after, resolve
 from p2psync.protocol.manifest import Manifest, check_meets
 from p2psync.protocol.versions import Position, Step
 from p2psync.swarm.wishes import (
@@ -58,10 +59,11 @@ FIRST_PAUSE = 0.5
 LAST_PAUSE = 30.0
 #: After this many failures a manifest is avoided as long as another path exists.
 FAILURES_TO_AVOID = 2
-#: Another path is turned to if it needs at most this share of the bytes that are missing of the one begun, and saves so
-#: many: beginning anew costs the engine time.
+#: Another path is turned to if it needs at most this share of the bytes that are missing of the one begun and of what
+#: comes after that, and saves so many: beginning anew costs the engine time. So often between two commits.
 TURN_SHARE = 0.75
-TURN_BYTES = 1 << 20
+TURN_BYTES = 256 << 10
+MAX_TURNS = 2
 
 
 class Phase(Enum):
@@ -112,6 +114,7 @@ class Follower:
         self._stranded = False
         self._walk: _Walk | None = None
         self._walks = 0
+        self._turns = 0
         self._manifests: dict[str, Step] = {}
         self._failures: dict[str, int] = {}
         self._pause = FIRST_PAUSE
@@ -218,6 +221,7 @@ class Follower:
         self.last_error = ""
         self._walk = None
         self.phase = Phase.IDLE
+        self._turns = 0
         self._pause = FIRST_PAUSE
         self._failures.clear()
         self._retire()
@@ -324,12 +328,18 @@ class Follower:
     def _turn_if_cheaper(self) -> None:
         """Leave the path that was begun for one that needs clearly fewer bytes from here."""
         walk, target = self._walk, self.target()
-        if walk is None or walk.adopt is not None or target is None:
+        if walk is None or walk.adopt is not None or target is None or self._turns >= MAX_TURNS:
             return
-        path = self._resolve((target.version, target.digest))
-        left = missing_bytes(walk.announced, self._held)
-        if not path or missing_bytes(path, self._held) > min(TURN_SHARE * left, left - self._turn_bytes):
+        assert self._view is not None
+        end = place_after(target)
+        path = self._resolve(end)
+        after = resolve(self._view.lineage, place_after(walk.announced[-1]), end, self._held)
+        if not path or after is None or path == walk.announced:
             return
+        stay = missing_bytes(walk.announced, self._held) + missing_bytes(after, self._held)
+        if missing_bytes(path, self._held) > min(TURN_SHARE * stay, stay - self._turn_bytes):
+            return
+        self._turns += 1
         kept = {a.id for a in path}
         for step in walk.steps:
             if self.phase is Phase.FETCH and step.id.hex() not in kept:
