@@ -97,8 +97,7 @@ def squashed(chain: Sequence[Delta]) -> tuple[list[Row], Iterator[Block]]:
     """
     for delta in chain:
         _check_baseless(delta)
-    for first, then in itertools.pairwise(chain):
-        _check_meet(first, then)
+    check_meet(chain)
     before = {row.spec for row in chain[0].manifest.rows() if row.before}
     after = {row.spec for row in chain[-1].manifest.rows() if row.after}
     rows = [Row(spec, spec in before, spec in after) for spec in sorted(before | after)]
@@ -148,13 +147,16 @@ def _place(block: Block) -> tuple[int, int]:
 def _check_baseless(delta: Delta) -> None:
     if delta.manifest.profile not in BASELESS:
         raise UsageError(
-            f"{delta.path} is of profile {delta.manifest.profile}, which only those can read who have its base: "
-            "apply it, and use `p2psync delta diff` on what comes out"
+            f"{delta.path} is of profile {delta.manifest.profile}, which is read against the weights it starts from"
         )
 
 
-def _check_meet(first: Delta, then: Delta) -> None:
-    ends = [row.spec for row in first.manifest.rows() if row.after]
-    begins = [row.spec for row in then.manifest.rows() if row.before]
-    if first.manifest.digest != then.manifest.base_digest or ends != begins:
-        raise BaseMismatchError(f"{then.path} does not start where {first.path} ends: give the chain whole, in order")
+def check_meet(chain: Sequence[Delta]) -> None:
+    """Raise `BaseMismatchError` unless each delta starts where the one before it ends."""
+    for first, then in itertools.pairwise(chain):
+        ends = [row.spec for row in first.manifest.rows() if row.after]
+        begins = [row.spec for row in then.manifest.rows() if row.before]
+        if first.manifest.digest != then.manifest.base_digest or ends != begins:
+            raise BaseMismatchError(
+                f"{then.path} does not start where {first.path} ends: give the chain whole, in order"
+            )
