@@ -22,14 +22,24 @@ def warm(dtypes: tuple[str, ...] = ("BF16", "U8", "F32")) -> None:
         for row in (Row(spec, True, True), Row(spec, False, True)):
             _go([row], old, new)
         digest_units(spec, new)
+    _go_tight()
 
 
-def _go(rows: list[Row], old: Units, new: Units) -> None:
-    encoder = ChunkEncoder(rows, block_units=_BLOCK_UNITS, chunk_bytes=1 << 16)
+def _go_tight() -> None:
+    """Changes among few of all exponents, so that the profile is really taken."""
+    spec = TensorSpec(Kind.TENSOR, "warm", "BF16", (_BLOCK_UNITS,))
+    old = np.arange(_BLOCK_UNITS).astype(spec.unit)
+    new = old.copy()
+    new[:4096:3] += 1
+    _go([Row(spec, True, True)], old, new, "tight")
+
+
+def _go(rows: list[Row], old: Units, new: Units, profile: str = "fast") -> None:
+    encoder = ChunkEncoder(rows, block_units=_BLOCK_UNITS, chunk_bytes=1 << 16, profile=profile)
     before = rows[0].before
     chunks = [*encoder.add(0, old if before else None, new), *encoder.finish()]
     target = old.copy() if before else np.zeros_like(old)
     for chunk in chunks:
-        for block in decode_chunk(chunk.data, rows, _BLOCK_UNITS):
+        for block in decode_chunk(chunk.data, rows, _BLOCK_UNITS, lambda row: old):
             scatter(target, block, gather(target, block))
             apply_with_digest(rows[0].spec, target, block)
