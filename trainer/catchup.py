@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 
+from p2psync.engines.chains import BASELESS
 from p2psync.errors import P2PSyncError
 from p2psync.membership.records import Announcement, View
 from p2psync.observe.events import Event, Squashed, Trouble
+from p2psync.protocol.lineage import is_squash
 from p2psync.protocol.manifest import Manifest
 from p2psync.store.packs import Pack, Store
 from trainer.profile_choice import BITS
-from trainer.squasher import MadeSquash, Squasher
-from trainer.squashing import SquashPlanner
+from trainer.squasher import MadeSquash, Overtaken, Squasher
+from trainer.squashing import Plan, SquashPlanner
+from trainer.versions import VersionMaker
 
 #: The share of a core that squashing may take: after each squash there is a rest so much longer than it took.
 SHARE = 0.1
@@ -27,14 +32,22 @@ class CatchUp:
         squasher: Squasher,
         planner: SquashPlanner,
         *,
+        versions: VersionMaker,
+        publishing: asyncio.Lock,
         lineage: Callable[[], list[Announcement]],
         offer: Callable[[Pack], None],
         on_event: Callable[[Event], None],
     ) -> None:
-        """lineage: what may be announced of the store. offer: serves a squash, and has it announced."""
+        """versions: whose head does not move while `publishing` is held. lineage: what may be announced of the store.
+
+        offer: serves a squash, and has it announced.
+        """
         self._store = store
         self._squasher = squasher
         self._planner = planner
+        self._versions = versions
+        self._publishing = publishing
+        self._waiting = threading.Event()
         self._lineage = lineage
         self._offer = offer
         self._emit = on_event
@@ -49,6 +62,10 @@ class CatchUp:
         self._view = view
         self._consider()
 
+    def make_way(self) -> None:
+        """A version is to be published: a squash that holds it up is given up, for one that does not."""
+        self._waiting.set()
+
     async def stop(self) -> None:
         """Give up what is being made, and wait for that."""
         self._stopped = True
@@ -62,22 +79,36 @@ class CatchUp:
         if self._stopped or self._task is not None or self._timer is not None or self._view is None:
             return
         actors = [member for member in self._view.members if member.info.role == "actor"]
-        plan = self._planner.plan(self._lineage(), actors, self._manifest, lambda profile: BITS["fast"] / BITS[profile])
+        lineage = self._lineage()
+        profile = _profile(lineage)
+        plan = self._planner.plan(lineage, actors, self._manifest, lambda other: BITS[profile] / BITS[other])
         if plan is not None and plan.chain != self._tried:
             # Where nothing comes of it, nothing will until the head has moved on.
             self._tried = plan.chain
-            self._task = asyncio.create_task(self._make(lambda: self._squasher.make(plan)))
+            self._task = asyncio.create_task(self._run(plan, profile))
 
     def _manifest(self, id: str) -> Manifest:
         pack = self._store.get(bytes.fromhex(id))
         assert pack is not None
         return pack.manifest
 
-    async def _make(self, make: Callable[[], MadeSquash | None]) -> None:
+    async def _make(self, plan: Plan, profile: str) -> MadeSquash | None:
+        if profile not in BASELESS:
+            self._waiting.clear()
+            async with self._publishing:
+                live, end = self._versions.position, plan.chain[-1]
+                if live is not None and (live.version, live.digest.hex()) == (end.version, end.digest):
+                    with suppress(Overtaken):
+                        return await asyncio.to_thread(
+                            self._squasher.make, plan, self._versions.snapshot.units, self._waiting.is_set
+                        )
+        return await asyncio.to_thread(self._squasher.make, plan)
+
+    async def _run(self, plan: Plan, profile: str) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            made = await asyncio.to_thread(make)
+            made = await self._make(plan, profile)
             if made is not None and not self._stopped:
                 self._offer(made.pack)
                 self._emit(_squashed(made))
@@ -103,4 +134,11 @@ def _squashed(made: MadeSquash) -> Squashed:
         payload_bytes=m.payload_bytes,
         chain_bytes=made.chain_bytes,
         seconds=made.seconds,
+        profile=m.profile,
     )
+
+
+def _profile(lineage: list[Announcement]) -> str:
+    """That of the newest delta: what is chosen now."""
+    deltas = [a for a in lineage if a.base is not None and not is_squash(a)]
+    return max(deltas, key=lambda a: (a.epoch, a.version)).profile if deltas else "fast"

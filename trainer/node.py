@@ -245,6 +245,8 @@ class TrainerNode:
     async def _publish(
         self, source: Source, settled: Callable[[], bool], given_up: threading.Event
     ) -> Published | None:
+        if self._catch_up is not None:
+            self._catch_up.make_way()
         async with self._publishing:
             if self.fenced is not None:
                 raise self.fenced
@@ -293,6 +295,8 @@ class TrainerNode:
             store,
             Squasher(store, self.versions.steps, self.config.key, planner),
             planner,
+            versions=self.versions,
+            publishing=self._publishing,
             lineage=self.announcer.lineage,
             offer=offer,
             on_event=self._emit,

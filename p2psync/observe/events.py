@@ -162,12 +162,14 @@ class Squashed(Event, frozen=True):
     payload_bytes: int
     chain_bytes: int
     seconds: float
+    profile: str = "fast"
 
     def line(self) -> str:
         """One line for people."""
         return (
             f"squashed {self.steps} deltas into {self.base} → {self.version} "
-            f"({self.payload_bytes / 1e6:.2f} MB instead of {self.chain_bytes / 1e6:.2f}, {self.seconds:.2f} s)"
+            f"({self.profile}, {self.payload_bytes / 1e6:.2f} MB instead of {self.chain_bytes / 1e6:.2f}, "
+            f"{self.seconds:.2f} s)"
         )
 
 

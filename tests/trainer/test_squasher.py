@@ -14,11 +14,11 @@ from trainer_parts import KEY, RUN, Arrays, Bench, spec
 from p2psync.delta.algebra import apply_with_digest
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.tensors import Row, TensorSpec, Units
-from p2psync.errors import DigestMismatchError, FormatError, StoreError
+from p2psync.errors import DigestMismatchError, FormatError, P2PSyncError, StoreError
 from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.packs import Pack
 from trainer import squasher as module
-from trainer.squasher import MadeSquash, Squasher
+from trainer.squasher import MadeSquash, Overtaken, Squasher
 from trainer.squashing import Plan, SquashPlanner
 from trainer.versions import announcement_of
 
@@ -59,9 +59,10 @@ class Publishing(Bench):
         chain = [packs[version] for version in range(base + 1, head + 1)]
         return Plan(tuple(announcement_of(p.signed, p.manifest) for p in chain), 0.0)
 
-    def squash(self, base: int, head: int, least_bytes: int = 0) -> MadeSquash | None:
+    def squash(self, base: int, head: int, least_bytes: int = 0, profile: str = "fast") -> MadeSquash | None:
         """Make it."""
-        return self.squasher(least_bytes).make(self.plan(base, head))
+        bits = self.maker.snapshot.units if profile == "tight" else None
+        return self.squasher(least_bytes).make(self.plan(base, head), bits)
 
     def squasher(self, least_bytes: int = 0) -> Squasher:
         """What makes it."""
@@ -73,11 +74,11 @@ def bench(tmp_path: Path) -> Publishing:
     return Publishing(tmp_path)
 
 
-def chunks_of(old: Version, new: Version) -> list[bytes]:
+def chunks_of(old: Version, new: Version, profile: str = "fast") -> list[bytes]:
     """The chunks of the delta that extraction makes between two versions."""
     sink = Sink()
     rows = rows_between(sorted(old), sorted(new))
-    encoding = Encoding(sink, rows)
+    encoding = Encoding(sink, rows, profile=profile)
     for index, row in enumerate(rows):
         encoding.take(index, old.get(row.spec), new.get(row.spec))
     encoding.finish()
@@ -90,23 +91,26 @@ def read(pack: Pack) -> list[bytes]:
     return [data for data in found if data is not None]
 
 
+@pytest.mark.parametrize("profile", ["fast", "tight"])
 @pytest.mark.parametrize("profiles", ["ffff", "tttt", "tftf"])
-def test_a_squash_is_the_delta_between_its_ends(bench: Publishing, profiles: str) -> None:
+def test_a_squash_is_the_delta_between_its_ends(bench: Publishing, profiles: str, profile: str) -> None:
     bench.publish()
     kinds = {"f": "fast", "t": "tight"}
     for short in profiles:
         assert bench.publish(kinds[short]).manifest.profile == kinds[short]
-    made = bench.squash(1, 4)
+    made = bench.squash(1, 4, profile=profile)
     assert made is not None
     m = made.pack.manifest
-    assert read(made.pack) == chunks_of(bench.versions[1], bench.versions[4])
+    assert read(made.pack) == chunks_of(bench.versions[1], bench.versions[4], profile)
+    assert m.profile == profile
     assert (m.base, m.version, m.run, m.epoch) == (1, 4, RUN, 1)
     assert (m.base_digest, m.digest) == (bytes.fromhex(bench.plan(1, 2).chain[0].base_digest), bench.source.digest)
     assert made.chain_bytes > m.payload_bytes == sum(m.sizes)
     assert bench.store.get(made.pack.signed.id) is made.pack
 
 
-def test_tensors_that_come_and_go_are_squashed_too(bench: Publishing) -> None:
+@pytest.mark.parametrize("profile", ["fast", "tight"])
+def test_tensors_that_come_and_go_are_squashed_too(bench: Publishing, profile: str) -> None:
     bench.publish()
     bench.publish("tight")
     bench.source.add("new", 500)
@@ -115,8 +119,30 @@ def test_tensors_that_come_and_go_are_squashed_too(bench: Publishing) -> None:
     bench.publish("tight")
     del bench.source.bits[spec("b", 700)]
     bench.keep("tight")
-    made = bench.squash(0, 4)
-    assert made is not None and read(made.pack) == chunks_of(bench.versions[0], bench.versions[4])
+    made = bench.squash(0, 4, profile=profile)
+    assert made is not None and read(made.pack) == chunks_of(bench.versions[0], bench.versions[4], profile)
+
+
+@pytest.mark.parametrize("other", [0, 2])
+def test_from_other_bits_than_the_chain_ends_at_nothing_comes(bench: Publishing, other: int) -> None:
+    bench.publish()
+    for _ in range(3):
+        bench.publish("tight")
+    bits = bench.versions[other]
+    with pytest.raises(P2PSyncError):
+        bench.squasher().make(bench.plan(0, 3), lambda name: bits[name])
+    assert len(bench.store.packs()) == 4 and not list((bench.place / "packs").glob("draft-*"))
+
+
+def test_a_publish_that_waits_has_a_squash_given_up(bench: Publishing) -> None:
+    bench.publish()
+    for _ in range(3):
+        bench.publish("tight")
+    asked = iter([False, True])
+    with pytest.raises(Overtaken):
+        bench.squasher().make(bench.plan(0, 3), bench.maker.snapshot.units, lambda: next(asked))
+    assert len(bench.store.packs()) == 4 and not list((bench.place / "packs").glob("draft-*"))
+    bench.publish("tight")
 
 
 def test_tight_deltas_are_recorded_as_they_are_published_and_records_go_with_their_packs(bench: Publishing) -> None:
@@ -175,7 +201,7 @@ def test_what_was_coded_wrongly_is_never_signed(bench: Publishing, monkeypatch: 
     for _ in range(3):
         bench.publish()
 
-    def wrong(data: bytes, rows: Sequence[Row], block_units: int) -> object:
+    def wrong(data: bytes, rows: Sequence[Row], block_units: int, base: object) -> object:
         blocks = decode_chunk(data, rows, block_units)
         blocks[-1].steps[-1] += 1
         return blocks
@@ -214,7 +240,8 @@ def test_a_version_may_be_published_while_a_squash_is_made(bench: Publishing, mo
     bench.holds(bench.source, 4)
 
 
-def test_killed_anywhere_in_a_squash_the_trainer_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("profile", ["fast", "tight"])
+def test_killed_anywhere_in_a_squash_the_trainer_goes_on(tmp_path: Path, profile: str) -> None:
     bench = Publishing(tmp_path / "whole")
     bench.publish()
     for profile in ("tight", "fast", "tight"):
@@ -226,7 +253,7 @@ def test_killed_anywhere_in_a_squash_the_trainer_goes_on(tmp_path: Path) -> None
         def squash(event: Callable[[str], None]) -> None:
             bench.place = place
             bench.open()
-            assert bench.squash(0, 3) is not None
+            assert bench.squash(0, 3, profile=profile) is not None
             event("made")
 
         return squash
@@ -244,9 +271,9 @@ def test_killed_anywhere_in_a_squash_the_trainer_goes_on(tmp_path: Path) -> None
         bench.holds(bench.source, 3)
         squashes = [p for p in bench.store.packs() if p.manifest.base == 0 and p.manifest.version == 3]
         finished += len(squashes)
-        assert all(read(p) == chunks_of(bench.versions[0], bench.versions[3]) for p in squashes)
+        assert all(read(p) == chunks_of(bench.versions[0], bench.versions[3], profile) for p in squashes)
         if not squashes:
-            assert bench.squash(0, 3) is not None
+            assert bench.squash(0, 3, profile=profile) is not None
         bench.maker.snapshot.close()
         bench.store.close()
         shutil.rmtree(place)

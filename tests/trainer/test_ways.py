@@ -92,10 +92,14 @@ class Walk:
         if len(chain) < 2:
             return
         first, last = sorted(self.random.sample(range(len(chain)), 2))
+        last = self.random.choice([last, len(chain) - 1])
         piece = tuple(chain[first : last + 1])
         if any((a.base, a.version) == (piece[0].base, piece[-1].version) for a in self.lineage()):
             return
-        made = Squasher(self.bench.store, self.bench.maker.steps, KEY, Any()).make(Plan(piece, 0.0))
+        live = self.bench.maker.position
+        at_head = live is not None and live.version == piece[-1].version and self.random.random() < 0.5
+        bits = self.bench.maker.snapshot.units if at_head else None
+        made = Squasher(self.bench.store, self.bench.maker.steps, KEY, Any()).make(Plan(piece, 0.0), bits)
         assert made is not None
 
     def lineage(self) -> list[Announcement]:
