@@ -22,8 +22,10 @@ LEAST_SHARE = 0.2
 LEAST_BYTES = 64 << 10
 #: Deltas that it must take the place of: who is only two behind is about to commit.
 LEAST_STEPS = 3
+#: So much longer than the longest squash from the same version the next one is: those who fetch that one keep it.
+GROWTH = 1.5
 #: Squashes that stand at a time, and starting points that are looked at for one more.
-MAX_SQUASHES = 4
+MAX_SQUASHES = 8
 MAX_STARTS = 8
 _RECURRENCE = 0.24
 _LEAST_BITS = 2.0
@@ -72,7 +74,8 @@ class SquashPlanner:
         chain = _chain_to(lineage, target)
         best: tuple[float, Plan] | None = None
         for base in _bases(ways, starts):
-            if base not in chain or len(chain[base]) < LEAST_STEPS:
+            longest = max((a.version - base[0] for a in lineage if is_squash(a) and a.base == base[0]), default=0)
+            if base not in chain or len(chain[base]) < max(LEAST_STEPS, GROWTH * longest):
                 continue
             plan = Plan(chain[base], self.predict([manifest_of(a.id) for a in chain[base]], bits_ratio))
             spared = self._spared(lineage, starts, ways, target, plan)
