@@ -12,11 +12,10 @@ from p2psync.errors import P2PSyncError
 from p2psync.membership.records import Announcement, View
 from p2psync.observe.events import Event, Squashed, Trouble
 from p2psync.protocol.lineage import is_squash
-from p2psync.protocol.manifest import Manifest
 from p2psync.store.packs import Pack, Store
 from trainer.profile_choice import BITS
 from trainer.squasher import MadeSquash, Overtaken, Squasher
-from trainer.squashing import Plan, SquashPlanner
+from trainer.squashing import LEAST_STEPS, Plan, SquashPlanner
 from trainer.versions import VersionMaker
 
 #: The share of a core that squashing may take: after each squash there is a rest so much longer than it took.
@@ -79,18 +78,19 @@ class CatchUp:
         if self._stopped or self._task is not None or self._timer is not None or self._view is None:
             return
         actors = [member for member in self._view.members if member.info.role == "actor"]
+        head = self._view.head or 0
+        if not any(actor.version is None or actor.version + LEAST_STEPS <= head for actor in actors):
+            return
         lineage = self._lineage()
+        manifests = {pack.signed.id.hex(): pack.manifest for pack in self._store.packs()}
+        if any(a.id not in manifests for a in lineage):
+            return  # one is being removed just now; the view will tell
         profile = _profile(lineage)
-        plan = self._planner.plan(lineage, actors, self._manifest, lambda other: BITS[profile] / BITS[other])
+        plan = self._planner.plan(lineage, actors, manifests.__getitem__, lambda other: BITS[profile] / BITS[other])
         if plan is not None and plan.chain != self._tried:
             # Where nothing comes of it, nothing will until the head has moved on.
             self._tried = plan.chain
             self._task = asyncio.create_task(self._run(plan, profile))
-
-    def _manifest(self, id: str) -> Manifest:
-        pack = self._store.get(bytes.fromhex(id))
-        assert pack is not None
-        return pack.manifest
 
     async def _make(self, plan: Plan, profile: str) -> MadeSquash | None:
         if profile not in BASELESS:
@@ -112,7 +112,7 @@ class CatchUp:
             if made is not None and not self._stopped:
                 self._offer(made.pack)
                 self._emit(_squashed(made))
-        except P2PSyncError as error:
+        except (P2PSyncError, OSError, ValueError, MemoryError) as error:
             if not self._stopped:
                 self._emit(Trouble(f"no squash for those behind: {error}"))
         finally:

@@ -25,6 +25,7 @@ from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.runner import NodeRunner
 from p2psync.observe.events import Event, HubAway, ProfileChosen, Published, Trouble
+from p2psync.protocol.lineage import is_squash
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
@@ -139,7 +140,8 @@ class TrainerNode:
             on_view=self._on_view,
         )
         await runner.listen(config.host, config.port)
-        state = found.next_epoch(await self._from_hub(client.view))
+        self._view = await self._from_hub(client.view)
+        state = found.next_epoch(self._view)
         # Durable before it is used: a restart must not use the same epoch for something else.
         await asyncio.to_thread(save_run, run_file, state)
         self._announcer = Announcer(
@@ -147,6 +149,7 @@ class TrainerNode:
         )
         await self._from_hub(self._announcer.claim)
         versions.epoch = state.epoch
+        self._look_back(store)
         if config.squash:
             self._catch_up = self._catching_up(store)
         runner.start()
@@ -266,6 +269,14 @@ class TrainerNode:
     def _choose(self, source: Source) -> Choice:
         link = self.config.link_mbps / 8e-6 or slowest_link(self._view.members if self._view is not None else ())
         return self._chooser.choose(sum(spec.count for spec in source.specs), link)
+
+    def _look_back(self, store: Store) -> None:
+        """What the newest delta of an earlier life tells of the next one."""
+        deltas = {a.version: a.id for a in self.announcer.lineage() if a.base is not None and not is_squash(a)}
+        pack = store.get(bytes.fromhex(deltas[max(deltas)])) if deltas else None
+        if pack is not None:
+            m = pack.manifest
+            self._chooser.seen(m.profile, m.total, m.changed, m.payload_bytes)
 
     def _learn(self, made: Made, choice: Choice) -> None:
         """Take in what a delta took, and tell people when its profile is another one than that of the last."""

@@ -123,14 +123,19 @@ class ProfileChooser:
             return self._bits[profile]
         return BITS[profile] * _scale({p: bits / BITS[p] for p, bits in self._bits.items()}, profile)
 
+    def seen(self, profile: str, units: int, changed: int, nbytes: int) -> None:
+        """There is a delta, made some time ago: what coding it took is not known."""
+        if units and changed:
+            self._share = changed / units
+            _mix(self._bits, profile, 8 * nbytes / changed)
+
     def made(
         self, profile: str, units: int, changed: int, nbytes: int, encode_seconds: float, apply_seconds: float
     ) -> None:
         """A delta was made: its units in all and changed, the bytes of its chunks, and what coding took."""
         if not units or not changed:
             return
-        self._share = changed / units
-        _mix(self._bits, profile, 8 * nbytes / changed)
+        self.seen(profile, units, changed, nbytes)
         _mix(self._encode, profile, self._cores * encode_seconds / ENCODE[profile].seconds(units, changed))
         _mix(self._apply, profile, self._cores * apply_seconds / APPLY[profile].seconds(units, changed))
 

@@ -112,3 +112,12 @@ def test_the_slowest_link_is_that_of_the_actor_that_fetched_most_slowly() -> Non
     assert slowest_link([]) is None
     assert slowest_link([member(3), at(0)]) is None
     assert slowest_link([at(5000), at(700), at(0), at(1, "trainer")]) == 700
+
+
+def test_a_delta_of_an_earlier_life_tells_how_much_will_change() -> None:
+    one, other = ProfileChooser(), ProfileChooser()
+    one.seen("fast", UNITS, UNITS // 1000, UNITS // 1000 * 12 // 8)
+    assert one.forecast("fast", UNITS, MBIT).nbytes == pytest.approx(UNITS / 1000 * 1.5)
+    assert other.forecast("fast", UNITS, MBIT).nbytes == pytest.approx(UNITS * 0.04 * 9.9 / 8)
+    one.seen("fast", UNITS, 0, 0)
+    assert one.forecast("fast", UNITS, MBIT).nbytes == pytest.approx(UNITS / 1000 * 1.5)
