@@ -15,6 +15,7 @@ from p2psync.errors import FencedError, LeaseError, P2PSyncError, StoreError
 from p2psync.membership.records import Announcement, View
 from p2psync.net.hub_client import HubClient
 from p2psync.observe.events import Event, Note, Trouble
+from p2psync.protocol.lineage import is_squash
 from p2psync.store.packs import Store
 from trainer.retention import to_retire
 from trainer.runstate import RunState
@@ -39,6 +40,8 @@ class Announcer:
     ) -> None:
         """withdraw: stops serving a manifest (32 bytes) that is about to be removed."""
         self.fenced: FencedError | None = None
+        #: Goes with the next announcement: see `Announce.remark`.
+        self.remark = ""
         self._hub = hub
         self._key = key
         self._state = state
@@ -122,7 +125,9 @@ class Announcer:
             # In rising order of versions: followers count as gone only what the head has passed.
             new.sort(key=lambda a: (a.epoch, a.version, -1 if a.base is None else a.base))
             packs = [self._store.get(bytes.fromhex(a.id)) for a in new]
-            await self._hub.announce(token, [pack.signed.to_bytes() for pack in packs if pack is not None], known)
+            await self._hub.announce(
+                token, [pack.signed.to_bytes() for pack in packs if pack is not None], known, self.remark
+            )
             self._known_at_hub |= {a.id for a in new}
             self._known_at_hub -= gone
         await self._remove(retire)
@@ -136,7 +141,7 @@ class Announcer:
             except StoreError as error:
                 self._emit(Trouble(str(error)))
             else:
-                self._emit(Note(f"retired {'anchor' if announced.base is None else 'delta'} {announced.version}"))
+                self._emit(Note(f"retired {_name(announced)}"))
 
     def _unannounced(self) -> list[Announcement]:
         return [a for a in self.lineage() if a.id not in self._known_at_hub]
@@ -153,3 +158,9 @@ class Announcer:
             self.fenced = error
             self._wake.set()
             self._told.set()
+
+
+def _name(announced: Announcement) -> str:
+    if is_squash(announced):
+        return f"squash {announced.base} → {announced.version}"
+    return f"{'anchor' if announced.base is None else 'delta'} {announced.version}"

@@ -24,14 +24,19 @@ from p2psync.membership.records import HUB_HOST, NodeInfo, View
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.runner import NodeRunner
-from p2psync.observe.events import Event, HubAway, Published, Trouble
+from p2psync.observe.events import Event, HubAway, ProfileChosen, Published, Trouble
+from p2psync.protocol.lineage import is_squash
 from p2psync.protocol.versions import Position
-from p2psync.store.packs import Store
+from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
 from trainer.announcer import RETRY_FIRST, RETRY_LAST, Announcer
+from trainer.catchup import CatchUp
+from trainer.profile_choice import AUTO, Choice, ProfileChooser, slowest_link
 from trainer.retention import anchor_due
 from trainer.runstate import load_run, save_run
 from trainer.source import Source
+from trainer.squasher import Squasher
+from trainer.squashing import SquashPlanner
 from trainer.versions import Made, VersionMaker
 
 #: How often `until_running` asks the hub (seconds).
@@ -46,7 +51,9 @@ class TrainerConfig:
 
     store: directory of versions and snapshot. hub_url: an external hub; None: one is embedded at (host, hub_port).
     host, port: where peers connect (0: any port). advertise: address told to peers, "" lets the hub see it.
-    anchor_ratio, keep: see `trainer.retention`. ttl: seconds of a lease at the embedded hub.
+    profile: of deltas, or "auto": see `trainer.profile_choice`. link_mbps: what the slowest link gives, 0: as members
+    measure it. squash: make squashes for members that are behind. anchor_ratio, keep: see `trainer.retention`.
+    ttl: seconds of a lease at the embedded hub.
     wait_for_hub: where an external hub cannot be reached at the start, try again until it can.
     """
 
@@ -60,6 +67,9 @@ class TrainerConfig:
     region: str = ""
     token: str | None = None
     streams: int = 2
+    profile: str = AUTO
+    link_mbps: float = 0.0
+    squash: bool = True
     anchor_ratio: float = 1.0
     keep: int = 64
     ttl: float = 10.0
@@ -89,6 +99,10 @@ class TrainerNode:
         self._versions: VersionMaker | None = None
         self._runner: NodeRunner | None = None
         self._announcer: Announcer | None = None
+        self._catch_up: CatchUp | None = None
+        self._view: View | None = None
+        self._chooser = ProfileChooser(config.profile)
+        self._profile = ""
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -126,7 +140,8 @@ class TrainerNode:
             on_view=self._on_view,
         )
         await runner.listen(config.host, config.port)
-        state = found.next_epoch(await self._from_hub(client.view))
+        self._view = await self._from_hub(client.view)
+        state = found.next_epoch(self._view)
         # Durable before it is used: a restart must not use the same epoch for something else.
         await asyncio.to_thread(save_run, run_file, state)
         self._announcer = Announcer(
@@ -134,6 +149,9 @@ class TrainerNode:
         )
         await self._from_hub(self._announcer.claim)
         versions.epoch = state.epoch
+        self._look_back(store)
+        if config.squash:
+            self._catch_up = self._catching_up(store)
         runner.start()
         if versions.position is not None:
             runner.running(versions.position)
@@ -145,6 +163,8 @@ class TrainerNode:
         self._stopping = True
         if self._versions is not None:
             self._versions.stop()
+        if self._catch_up is not None:
+            await self._catch_up.stop()
         async with self._publishing:  # a version that was being made reads the store and the snapshot
             if self._runner is not None:
                 await self._runner.stop()
@@ -228,17 +248,70 @@ class TrainerNode:
     async def _publish(
         self, source: Source, settled: Callable[[], bool], given_up: threading.Event
     ) -> Published | None:
+        if self._catch_up is not None:
+            self._catch_up.make_way()
         async with self._publishing:
             if self.fenced is not None:
                 raise self.fenced
             if self._stopping:
                 raise StoreError("this trainer is stopping: publish again once it is started")
-            made = await asyncio.to_thread(self.versions.make, source, settled=settled, given_up=given_up.is_set)
+            choice = self._choose(source)
+            made = await asyncio.to_thread(
+                self.versions.make, source, profile=choice.profile, settled=settled, given_up=given_up.is_set
+            )
             if made is None:
                 return None
+            self._learn(made, choice)
             event = self._offer(made)
         self._anchor_if_due()
         return event
+
+    def _choose(self, source: Source) -> Choice:
+        link = self.config.link_mbps / 8e-6 or slowest_link(self._view.members if self._view is not None else ())
+        return self._chooser.choose(sum(spec.count for spec in source.specs), link)
+
+    def _look_back(self, store: Store) -> None:
+        """What the newest delta of an earlier life tells of the next one."""
+        deltas = {a.version: a.id for a in self.announcer.lineage() if a.base is not None and not is_squash(a)}
+        pack = store.get(bytes.fromhex(deltas[max(deltas)])) if deltas else None
+        if pack is not None:
+            m = pack.manifest
+            self._chooser.seen(m.profile, m.total, m.changed, m.payload_bytes)
+
+    def _learn(self, made: Made, choice: Choice) -> None:
+        """Take in what a delta took, and tell people when its profile is another one than that of the last."""
+        manifest = made.pack.manifest
+        if manifest.base is None:
+            return
+        self._chooser.made(
+            manifest.profile,
+            manifest.total,
+            manifest.changed,
+            manifest.payload_bytes,
+            made.encode_seconds,
+            made.apply_seconds,
+        )
+        self.announcer.remark = f"profile {choice.profile}: {choice.why}"
+        if choice.profile != self._profile:
+            self._profile = choice.profile
+            self._emit(ProfileChosen(choice.profile, choice.why, {f.profile: f.seconds for f in choice.forecasts}))
+
+    def _catching_up(self, store: Store) -> CatchUp:
+        def offer(pack: Pack) -> None:
+            self.runner.offer(pack)
+            self.announcer.wake()
+
+        planner = SquashPlanner()
+        return CatchUp(
+            store,
+            Squasher(store, self.versions.steps, self.config.key, planner),
+            planner,
+            versions=self.versions,
+            publishing=self._publishing,
+            lineage=self.announcer.lineage,
+            offer=offer,
+            on_event=self._emit,
+        )
 
     def _anchor_if_due(self) -> None:
         if self._anchoring is None and anchor_due(self.announcer.lineage(), self.config.anchor_ratio):
@@ -301,7 +374,10 @@ class TrainerNode:
         return f"http://{host}:{port}"
 
     def _on_view(self, view: View) -> None:
+        self._view = view
         self.announcer.viewed(view)
+        if self._catch_up is not None:
+            self._catch_up.viewed(view)
 
 
 def _published(made: Made) -> Published:
@@ -317,4 +393,5 @@ def _published(made: Made) -> Published:
         chunks=manifest.chunks,
         seconds=made.seconds,
         at=time.time(),
+        profile=manifest.profile,
     )

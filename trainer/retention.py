@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from p2psync.membership.records import Announcement, Member
-from p2psync.protocol.lineage import head, place_after, resolve
+from p2psync.protocol.lineage import head, is_squash, place_after, resolve
 
 
 def anchor_due(lineage: Sequence[Announcement], ratio: float) -> bool:
@@ -24,16 +24,19 @@ def anchor_due(lineage: Sequence[Announcement], ratio: float) -> bool:
     anchor = _newest_anchor(lineage)
     if anchor is None or resolve(lineage, None, place_after(newest)) is None:
         return True
-    since = sum(a.payload_bytes for a in lineage if a.base is not None and a.version > anchor.version)
+    since = sum(a.payload_bytes for a in _chain(lineage) if a.version > anchor.version)
     return since > ratio * anchor.payload_bytes
 
 
 def to_retire(lineage: Sequence[Announcement], members: Iterable[Member], keep: int) -> list[Announcement]:
-    """Manifests that nobody needs: older anchors, deltas before every use, and what a fork left behind.
+    """Manifests that nobody needs: older anchors, deltas before every use, squashes, and what a fork left behind.
 
     A delta of the chain is kept for the live `members` that run its base or an earlier version and would use it; for
     joiners, who fetch an anchor and go on from it; and, for `keep` versions back, for whoever was away. While a member
     runs nothing yet, it may be fetching the anchor before the newest one, which is kept until it is done.
+
+    A squash is kept while it is on the best way of some member; and while one may be fetching it, having been told of
+    it, as long as it leads past the newest anchor.
     """
     anchor = _newest_anchor(lineage)
     if anchor is None:
@@ -57,7 +60,20 @@ def to_retire(lineage: Sequence[Announcement], members: Iterable[Member], keep: 
         base = -1 if delta.base is None else delta.base
         if base >= start or (base >= floor and bytes_left >= 0):
             needed.add(delta.id)
+    needed |= _squashes_in_use(lineage, members, anchor)
     return [a for a in lineage if a.id not in needed]
+
+
+def _squashes_in_use(lineage: Sequence[Announcement], members: Sequence[Member], anchor: Announcement) -> set[str]:
+    newest = head(lineage)
+    squashes = [a for a in lineage if is_squash(a)]
+    if newest is None or not squashes:
+        return set()
+    starts = {(m.version, m.digest) if m.version is not None else None for m in members}
+    ways = [resolve(lineage, start, place_after(newest)) or [] for start in starts]
+    used = {a.id for way in ways for a in way}
+    first = min((place[0] if place is not None else anchor.version for place in starts), default=newest.version)
+    return {a.id for a in squashes if a.id in used or (first <= (a.base or 0) and a.version > anchor.version)}
 
 
 def _newest_anchor(lineage: Sequence[Announcement]) -> Announcement | None:
@@ -66,7 +82,7 @@ def _newest_anchor(lineage: Sequence[Announcement]) -> Announcement | None:
 
 def _chain(lineage: Sequence[Announcement]) -> list[Announcement]:
     """The deltas that lead to the head, the last one first."""
-    leading = {place_after(a): a for a in lineage if a.base is not None}
+    leading = {place_after(a): a for a in lineage if a.base is not None and not is_squash(a)}
     newest = head(lineage)
     chain: list[Announcement] = []
     place = place_after(newest) if newest is not None else None

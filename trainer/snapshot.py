@@ -19,11 +19,13 @@ import msgspec
 import numpy as np
 
 from p2psync.delta.algebra import apply_with_digest
+from p2psync.delta.block import Block
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.state import boot_id
 from p2psync.errors import DigestMismatchError, StoreError
+from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, reserve, write_durably
@@ -85,19 +87,22 @@ class Snapshot:
             return np.empty(0, spec.unit)
         return np.frombuffer(self._map, spec.unit, spec.count, self._offsets[spec])
 
-    def advance(self, manifest: Manifest, chunks: Chunks, position: Position) -> None:
+    def advance(
+        self, manifest: Manifest, chunks: Chunks, position: Position, take: Callable[[Block], None] | None = None
+    ) -> None:
         """Go along one manifest: an anchor replaces everything, a delta changes in place where the tensors stay.
 
-        Raises `DigestMismatchError` if the outcome is not what the manifest says; then nothing is vouched for.
+        take: is given each block, in order. Raises `DigestMismatchError` if the outcome is not what the
+        manifest says; then nothing is vouched for.
         """
         rows = manifest.rows()
         after = [row.spec for row in rows if row.after]
         if manifest.base is None or any(row.before != row.after for row in rows):
-            self._rebuild(manifest, chunks, position, after)
+            self._rebuild(manifest, chunks, position, after, take)
             return
         self._save(msgspec.structs.replace(self._state, applying=True))
         with disk_errors(self._root):
-            change = self._apply(manifest, chunks)
+            change = self._apply(manifest, chunks, take)
         self._check(manifest, (digest_from_bytes(manifest.base_digest) + change) % MODULUS)
         self._save(msgspec.structs.replace(self._state, applying=False, position=position, boot=boot_id()))
 
@@ -105,7 +110,14 @@ class Snapshot:
         """Let go of the map."""
         self._map = None
 
-    def _rebuild(self, manifest: Manifest, chunks: Chunks, position: Position, after: list[TensorSpec]) -> None:
+    def _rebuild(
+        self,
+        manifest: Manifest,
+        chunks: Chunks,
+        position: Position,
+        after: list[TensorSpec],
+        take: Callable[[Block], None] | None,
+    ) -> None:
         """The tensors change: lay out a new file, take over what stays, apply, and only then let the old one go."""
         old, kept = self._state, {spec: self.units(spec) for spec in self.specs} if manifest.base is not None else {}
         number = int(old.file.removeprefix("bits-") or 0) + 1
@@ -115,7 +127,7 @@ class Snapshot:
             self._create()
             for spec, units in kept.items():
                 self.units(spec)[:] = units
-            self._apply(manifest, chunks)
+            self._apply(manifest, chunks, take)
         removed = [row.spec for row in manifest.rows() if not row.after]
         if any(self.units(spec).any() for spec in removed):
             raise DigestMismatchError(f"version {manifest.version} removes a tensor that is not what it says")
@@ -143,13 +155,25 @@ class Snapshot:
     def _digest(self, specs: Sequence[TensorSpec]) -> int:
         return sum(digest_units(spec, self.units(spec)) for spec in specs) % MODULUS
 
-    def _apply(self, manifest: Manifest, chunks: Chunks) -> int:
+    def _apply(self, manifest: Manifest, chunks: Chunks, take: Callable[[Block], None] | None) -> int:
         rows = manifest.rows()
         change = 0
-        for index in range(manifest.chunks):
-            for block in decode_chunk(chunks(index), rows, manifest.block_units):
-                spec = rows[block.row].spec
-                change += apply_with_digest(spec, self.units(spec), block)
+
+        def base(row: int) -> Units:
+            # A block is read against its own range alone, and no two blocks of a step meet.
+            return self.units(rows[row].spec)
+
+        def add(data: bytes) -> tuple[list[Block], int]:
+            blocks = decode_chunk(data, rows, manifest.block_units, base)
+            specs = (rows[block.row].spec for block in blocks)
+            return blocks, sum(
+                apply_with_digest(spec, self.units(spec), block) for spec, block in zip(specs, blocks, strict=True)
+            )
+
+        for blocks, added in in_parallel(add, map(chunks, range(manifest.chunks))):
+            change += added
+            for block in blocks if take is not None else ():
+                take(block)
         return change
 
     def _check(self, manifest: Manifest, digest: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,15 +28,19 @@ from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.packs import Draft, Pack, Store
 from trainer.snapshot import Snapshot
 from trainer.source import Source
+from trainer.steps import Steps
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A version that is durable and not yet announced. seconds: of making it."""
+    """A version that is durable and not yet announced. seconds: of making it; of them coding took `encode_seconds`,
+    decoding and applying `apply_seconds`."""
 
     pack: Pack
     position: Position
     seconds: float
+    encode_seconds: float = 0.0
+    apply_seconds: float = 0.0
 
 
 class VersionMaker:
@@ -53,6 +58,7 @@ class VersionMaker:
         self._run = run
         self._stopped = threading.Event()
         self._check_key()
+        self.steps = Steps(root.parent / "steps")
         self.snapshot = Snapshot(root)
         self._doubtful = True
         self._recover()
@@ -70,10 +76,13 @@ class VersionMaker:
         self,
         source: Source,
         *,
+        profile: str = "fast",
         settled: Callable[[], bool] = lambda: True,
         given_up: Callable[[], bool] = lambda: False,
     ) -> Made | None:
-        """The next version, from `source`: an anchor if it is the first, else a delta. None if no bit differs.
+        """The next version, from `source`: an anchor if it is the first, else a delta in `profile`.
+
+        None if no bit differs.
 
         `settled` is asked after everything was read: False drops the version, since the source changed meanwhile.
         `given_up` is asked now and then: True ends it with `StoreError`, as `stop` does. Whatever is raised, nothing
@@ -86,7 +95,8 @@ class VersionMaker:
         rows = rows_between(self.snapshot.specs, source.specs)
         draft = self.store.draft()
         try:
-            encode = self._encode(draft, rows, source, given_up, anchor=live is None)
+            encode = self._encode(draft, rows, source, given_up, profile=None if live is None else profile)
+            encoded = time.monotonic()
             if not settled():
                 raise StoreError("the checkpoint changed while it was read: not published")
             unchanged = encode.changed == 0 and all(row.before == row.after for row in rows)
@@ -105,13 +115,15 @@ class VersionMaker:
             draft.abandon()
             raise
         try:
-            self._advance(pack)
+            applying = self._advance(pack)
         except BaseException:
             # The pack was never announced; without it the store leads to the version before.
             self._doubtful = True
             self.store.remove(pack.signed.id)
             raise
-        return Made(pack, position, time.monotonic() - began)
+        with suppress(StoreError):
+            self.steps.prune(self.store)
+        return Made(pack, position, time.monotonic() - began, encoded - began, applying)
 
     def make_anchor(self) -> Made:
         """The newest version written out whole, for those who start from nothing.
@@ -128,7 +140,7 @@ class VersionMaker:
         rows = [Row(spec, False, True) for spec in self.snapshot.specs]
         draft = self.store.draft()
         try:
-            encode = self._encode(draft, rows, self.snapshot, lambda: False, anchor=True)
+            encode = self._encode(draft, rows, self.snapshot, lambda: False, profile=None)
             if digest_bytes(encode.digest_change % MODULUS) != live.digest:
                 self._doubtful = True
                 self.snapshot.distrust()
@@ -140,9 +152,10 @@ class VersionMaker:
         return Made(pack, live, time.monotonic() - began)
 
     def _encode(
-        self, draft: Draft, rows: Sequence[Row], source: Source, given_up: Callable[[], bool], *, anchor: bool
+        self, draft: Draft, rows: Sequence[Row], source: Source, given_up: Callable[[], bool], *, profile: str | None
     ) -> Encoding:
-        with Encoding(draft, rows, anchor=anchor) as encode:
+        """profile: None makes an anchor."""
+        with Encoding(draft, rows, anchor=profile is None, profile=profile or "fast") as encode:
             for index, row in enumerate(rows):
                 if self._stopped.is_set() or given_up():
                     raise StoreError("stopped while a version was being made: not published")
@@ -163,14 +176,26 @@ class VersionMaker:
         )
         return draft.seal(sign(manifest, self._key), manifest)
 
-    def _advance(self, pack: Pack) -> None:
+    def _advance(self, pack: Pack) -> float:
+        """Take the snapshot along a pack; returns how long decoding and applying took (seconds)."""
+        began = time.monotonic()
+        keeping = self.steps.keep(pack)
+
         def chunk(index: int) -> bytes:
             data = pack.read(index)
             if data is None:
                 raise StoreError(f"{pack.path}: chunk {index} cannot be read back: is the disk sound?")
             return data
 
-        self.snapshot.advance(pack.manifest, chunk, position_of(pack.manifest))
+        try:
+            take = keeping.take if keeping is not None else None
+            self.snapshot.advance(pack.manifest, chunk, position_of(pack.manifest), take)
+            if keeping is not None:
+                keeping.finish()
+        finally:
+            if keeping is not None:
+                keeping.abandon()
+        return time.monotonic() - began - (keeping.seconds if keeping is not None else 0.0)
 
     def _recover(self) -> None:
         """Bring the snapshot to the newest version of this run that the store leads to. Raises `StoreError`."""
@@ -222,6 +247,7 @@ def announcement_of(signed: SignedManifest, manifest: Manifest) -> Announcement:
         base_digest=manifest.base_digest.hex(),
         payload_bytes=manifest.payload_bytes,
         manifest_bytes=len(signed.to_bytes()),
+        profile=manifest.profile,
     )
 
 

@@ -23,6 +23,10 @@ app = typer.Typer(help="Deltas between checkpoints on disk.", no_args_is_help=Tr
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where it goes.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")]
 Delta = Annotated[Path, typer.Argument(metavar="D", help="A delta file.")]
+Base = Annotated[
+    Path | None,
+    typer.Option(help="The checkpoint that the first delta starts from: for deltas of profile tight."),
+]
 Old = Annotated[Path, typer.Argument(metavar="OLD", help="A .safetensors file, or a directory of them.")]
 
 
@@ -76,24 +80,25 @@ def info(delta: Delta, json: JsonTarget = None) -> None:
 def squash(
     deltas: Annotated[list[Path], typer.Argument(metavar="D…", help="A chain of delta files, in order.")],
     out: Out,
+    base: Base = None,
     force: Force = False,
     json: JsonTarget = None,
 ) -> None:
-    """Write the one delta that does what a chain of them does; needs no weights."""
+    """Write the one delta that does what a chain of them does; of profile fast, it needs no weights."""
     from p2psync.engines import offline
 
     with _stoppable(), output.progress("squash") as progress:
-        made = offline.squash(deltas, out, force=force, progress=progress)
+        made = offline.squash(deltas, out, base=base, force=force, progress=progress)
     output.report(made, json, _derived(made))
 
 
 @app.command("invert")
-def invert(delta: Delta, out: Out, force: Force = False, json: JsonTarget = None) -> None:
-    """Write the delta that undoes another; needs no weights."""
+def invert(delta: Delta, out: Out, base: Base = None, force: Force = False, json: JsonTarget = None) -> None:
+    """Write the delta that undoes another; of profile fast, it needs no weights."""
     from p2psync.engines import offline
 
     with _stoppable(), output.progress("invert") as progress:
-        made = offline.invert(delta, out, force=force, progress=progress)
+        made = offline.invert(delta, out, base=base, force=force, progress=progress)
     output.report(made, json, _derived(made))
 
 

@@ -24,6 +24,13 @@ def publish(
     advertise: Annotated[str, typer.Option(help="Address told to peers [what the hub sees].")] = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
+    profile: Annotated[
+        str,
+        typer.Option(help="How deltas are coded: fast, tight or auto (the last actor commits soonest)."),
+    ] = "auto",
+    link_mbps: Annotated[
+        float, typer.Option(help="What the slowest link gives, for auto; 0: as actors measure it.", min=0)
+    ] = 0.0,
     actors: Annotated[int, typer.Option(help="Seed until so many actors run it, and all that are there.", min=0)] = 1,
     timeout: Annotated[float, typer.Option(help="Give up seeding after so many seconds.", min=0)] = 600.0,
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
@@ -45,6 +52,8 @@ def publish(
             advertise=advertise,
             region=region,
             token=token,
+            profile=profile,
+            link_mbps=link_mbps,
         )
         node = TrainerNode(config, show)
 

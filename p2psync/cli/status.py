@@ -41,7 +41,7 @@ def _show(found: Status) -> None:
     head = "none yet" if view.head is None else str(view.head)
     console.print(f"run {view.run[:12] or 'none yet'}  epoch {view.epoch}  version {head}  hub up {_ago(found.uptime)}")
     table = Table(box=None, pad_edge=False)
-    for title in ("node", "role", "region", "address", "version", "digest", "heard"):
+    for title in ("node", "role", "region", "address", "version", "digest", "fetches at", "heard"):
         table.add_column(title)
     ages = {age.node: age for age in found.ages}
     for member in sorted(view.members, key=lambda m: (m.info.role != "trainer", m.info.region, m.info.node)):
@@ -54,6 +54,7 @@ def _show(found: Status) -> None:
             f"{info.host}:{info.port}" if info.port else "dials out",
             ("–" if member.version is None else str(member.version)) + behind,
             member.digest[:12],
+            f"{8e-6 * member.fetch_rate:.4g} Mbit/s" if member.fetch_rate else "–",
             _ago(age.heard) if age else "–",
         )
     console.print(table)
@@ -63,6 +64,8 @@ def _show(found: Status) -> None:
         f"{len(anchors)} anchor{'s' * (len(anchors) != 1)} ({_mb(sum(a.payload_bytes for a in anchors))}), "
         f"{len(deltas)} delta{'s' * (len(deltas) != 1)} ({_mb(sum(a.payload_bytes for a in deltas))}) to be had"
     )
+    if found.remark:
+        console.print(found.remark)
 
 
 def _ago(seconds: float) -> str:

@@ -33,6 +33,14 @@ def trainer(
         float, typer.Option(help="Without a marker: seconds without a change; 0: atomic renames.", min=0)
     ] = 1.0,
     streams: Annotated[int, typer.Option(help="Parallel connections to each peer.", min=1, max=16)] = 2,
+    profile: Annotated[
+        str,
+        typer.Option(help="How deltas are coded: fast, tight or auto (the last actor commits soonest)."),
+    ] = "auto",
+    link_mbps: Annotated[
+        float, typer.Option(help="What the slowest link gives, for auto; 0: as actors measure it.", min=0)
+    ] = 0.0,
+    squash: Annotated[bool, typer.Option(help="Squash deltas into one for actors that are behind.")] = True,
     keep: Annotated[
         int, typer.Option(help="Versions that an absent actor may be behind and still get by deltas.", min=0)
     ] = 64,
@@ -66,6 +74,9 @@ def trainer(
             region=region,
             token=token,
             streams=streams,
+            profile=profile,
+            link_mbps=link_mbps,
+            squash=squash,
             anchor_ratio=anchor_ratio,
             keep=keep,
             ttl=ttl,

@@ -17,6 +17,8 @@ import dataclasses
 import heapq
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -26,14 +28,32 @@ from p2psync.delta.container import decode_chunk
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.errors import BaseMismatchError, FormatError, UsageError
 from p2psync.parallel import in_parallel
-from p2psync.store.deltafile import DeltaFile
+from p2psync.protocol.manifest import Manifest
 from p2psync.store.encoding import DELTA_BLOCK
 
 #: Profiles whose chunks can be decoded without the weights they start from.
 BASELESS = ("fast",)
 
 
-def blocks_of(delta: DeltaFile, base: Callable[[int], Units] | None = None) -> Iterator[Block]:
+class Delta(Protocol):
+    """A delta that can be read chunk by chunk: a delta file, or a pack of a store."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is, for messages."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it is."""
+
+    def chunk(self, index: int) -> bytes:
+        """Chunk `index`, verified. Raises `P2PSyncError`."""
+
+    def close(self) -> None:
+        """Nothing will be read any more."""
+
+
+def blocks_of(delta: Delta, base: Callable[[int], Units] | None = None) -> Iterator[Block]:
     """The blocks of a delta file, each chunk verified, in rising order. Raises `FormatError`.
 
     base: gives the old units of a row to profiles that need them.
@@ -67,29 +87,28 @@ def normal(block: Block, row: Row) -> Block:
     return dataclasses.replace(block, positions=where, steps=block.steps[where])
 
 
-def inverted(delta: DeltaFile) -> tuple[list[Row], Iterator[Block]]:
+def inverted(delta: Delta) -> tuple[list[Row], Iterator[Block]]:
     """The table and the blocks of what undoes `delta`. Raises `UsageError`; the blocks raise `FormatError`."""
     _check_baseless(delta)
     rows = [Row(row.spec, row.after, row.before) for row in delta.manifest.rows()]
     return rows, (normal(algebra.invert(block), rows[block.row]) for block in _on_grid(delta) if block.changed)
 
 
-def squashed(chain: Sequence[DeltaFile]) -> tuple[list[Row], Iterator[Block]]:
+def squashed(chain: Sequence[Delta]) -> tuple[list[Row], Iterator[Block]]:
     """The table and the blocks of what does all that the chain does, in order; at least one delta.
 
     Raises `BaseMismatchError` where two deltas do not meet, `UsageError`; the blocks raise `FormatError`.
     """
     for delta in chain:
         _check_baseless(delta)
-    for first, then in itertools.pairwise(chain):
-        _check_meet(first, then)
+    check_meet(chain)
     before = {row.spec for row in chain[0].manifest.rows() if row.before}
     after = {row.spec for row in chain[-1].manifest.rows() if row.after}
     rows = [Row(spec, spec in before, spec in after) for spec in sorted(before | after)]
     return rows, _merged(chain, {row.spec: index for index, row in enumerate(rows)}, rows)
 
 
-def _merged(chain: Sequence[DeltaFile], places: Mapping[TensorSpec, int], rows: Sequence[Row]) -> Iterator[Block]:
+def _merged(chain: Sequence[Delta], places: Mapping[TensorSpec, int], rows: Sequence[Row]) -> Iterator[Block]:
     every = sorted({row.spec for delta in chain for row in delta.manifest.rows()})
     numbers = {spec: number for number, spec in enumerate(every)}
     streams = [_numbered(delta, numbers) for delta in chain]
@@ -104,7 +123,7 @@ def _merged(chain: Sequence[DeltaFile], places: Mapping[TensorSpec, int], rows: 
         yield normal(dataclasses.replace(block, row=index), rows[index])
 
 
-def _numbered(delta: DeltaFile, numbers: Mapping[TensorSpec, int]) -> Iterator[Block]:
+def _numbered(delta: Delta, numbers: Mapping[TensorSpec, int]) -> Iterator[Block]:
     """The blocks with their tensor's number instead of its row; both rise together, since tables are sorted."""
     rows = delta.manifest.rows()
     for block in _on_grid(delta):
@@ -118,7 +137,7 @@ def _composed(blocks: Iterator[Block]) -> Block | None:
     return total if total is not None and total.changed else None
 
 
-def _on_grid(delta: DeltaFile) -> Iterator[Block]:
+def _on_grid(delta: Delta) -> Iterator[Block]:
     blocks = blocks_of(delta)
     if delta.manifest.block_units == DELTA_BLOCK:
         return blocks
@@ -129,16 +148,19 @@ def _place(block: Block) -> tuple[int, int]:
     return block.row, block.start
 
 
-def _check_baseless(delta: DeltaFile) -> None:
+def _check_baseless(delta: Delta) -> None:
     if delta.manifest.profile not in BASELESS:
         raise UsageError(
-            f"{delta.path} is of profile {delta.manifest.profile}, which only those can read who have its base: "
-            "apply it, and use `p2psync delta diff` on what comes out"
+            f"{delta.path} is of profile {delta.manifest.profile}, which is read against the weights it starts from"
         )
 
 
-def _check_meet(first: DeltaFile, then: DeltaFile) -> None:
-    ends = [row.spec for row in first.manifest.rows() if row.after]
-    begins = [row.spec for row in then.manifest.rows() if row.before]
-    if first.manifest.digest != then.manifest.base_digest or ends != begins:
-        raise BaseMismatchError(f"{then.path} does not start where {first.path} ends: give the chain whole, in order")
+def check_meet(chain: Sequence[Delta]) -> None:
+    """Raise `BaseMismatchError` unless each delta starts where the one before it ends."""
+    for first, then in itertools.pairwise(chain):
+        ends = [row.spec for row in first.manifest.rows() if row.after]
+        begins = [row.spec for row in then.manifest.rows() if row.before]
+        if first.manifest.digest != then.manifest.base_digest or ends != begins:
+            raise BaseMismatchError(
+                f"{then.path} does not start where {first.path} ends: give the chain whole, in order"
+            )

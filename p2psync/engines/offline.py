@@ -22,7 +22,8 @@ from p2psync.delta.block import Block
 from p2psync.delta.container import PROFILES
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
-from p2psync.engines.chains import BASELESS, blocks_of, inverted, squashed
+from p2psync.engines.baseless import baseless, needs_base
+from p2psync.engines.chains import BASELESS, Delta, blocks_of, inverted, squashed
 from p2psync.engines.checkpoint import Checkpoint, signature
 from p2psync.engines.names import SAFETENSORS
 from p2psync.engines.rebuild import Progress, check_base_table, rebuild
@@ -195,35 +196,50 @@ def info(delta: Path) -> InfoReport:
 
 
 def squash(
-    deltas: Sequence[Path], out: Path, *, force: bool = False, progress: Progress = _no_progress
+    deltas: Sequence[Path],
+    out: Path,
+    *,
+    base: Path | None = None,
+    force: bool = False,
+    progress: Progress = _no_progress,
 ) -> DerivedReport:
     """Write to `out` the one delta that does what `deltas`, one after the other, do: that between the chain's ends.
 
-    Raises `BaseMismatchError` if two of them do not meet, `UsageError`, `FormatError`, `StoreError`.
+    base: the checkpoint that the first one starts from, needed where one of them is of profile `tight`. What comes out
+    is of profile `fast`. Raises `BaseMismatchError` if two of them do not meet, or `base` is another, `UsageError`,
+    `FormatError`, `StoreError`.
     """
     if not deltas:
         raise UsageError("name the deltas of a chain, in order")
-    return _derive(deltas, out, squashed, force=force, progress=progress)
+    return _derive(deltas, out, squashed, base, force=force, progress=progress)
 
 
-def invert(delta: Path, out: Path, *, force: bool = False, progress: Progress = _no_progress) -> DerivedReport:
-    """Write to `out` the delta that undoes `delta`. Raises `UsageError`, `FormatError`, `StoreError`."""
-    return _derive([delta], out, lambda chain: inverted(chain[0]), force=force, progress=progress, swap=True)
+def invert(
+    delta: Path, out: Path, *, base: Path | None = None, force: bool = False, progress: Progress = _no_progress
+) -> DerivedReport:
+    """Write to `out` the delta that undoes `delta`. base, and what is raised: as in `squash`."""
+    return _derive([delta], out, lambda chain: inverted(chain[0]), base, force=force, progress=progress, swap=True)
 
 
 def _derive(
     paths: Sequence[Path],
     out: Path,
-    derive: Callable[[Sequence[DeltaFile]], tuple[list[Row], Iterator[Block]]],
+    derive: Callable[[Sequence[Delta]], tuple[list[Row], Iterator[Block]]],
+    base: Path | None,
     *,
     force: bool,
     progress: Progress,
     swap: bool = False,
 ) -> DerivedReport:
     began = time.monotonic()
-    _check_target(out, paths, force=force)
+    _check_target(out, [*paths, *([base] if base else [])], force=force)
     with ExitStack() as stack:
-        chain = [stack.enter_context(_delta(path)) for path in paths]
+        given = [stack.enter_context(_delta(path)) for path in paths]
+        chain: list[Delta] = list(given)
+        if needs_base(given):
+            weights = stack.enter_context(_checkpoint(base)) if base is not None else None
+            scratch = stack.enter_context(Staging(out.with_name(f"{out.name}.steps"), directory=True))
+            chain = baseless(given, weights, scratch.path, stack)
         rows, blocks = derive(chain)
         ends = chain[0].manifest.base_digest, chain[-1].manifest.digest
         total = sum(row.spec.nbytes for row in rows)

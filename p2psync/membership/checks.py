@@ -10,6 +10,8 @@ from p2psync.membership.records import HUB_HOST, Claim, NodeInfo
 #: Characters of a region's name and of a host (a name or an address in text form).
 MAX_REGION = 64
 MAX_HOST = 255
+#: Characters of a remark.
+MAX_REMARK = 400
 #: Versions and epochs stay below this, so that every language's integers hold them.
 MAX_COUNT = 1 << 53
 
@@ -38,6 +40,18 @@ def check_running(version: int | None, digest: str) -> None:
         raise FormatError(f"version {version} is not between 0 and 2^53")
     if digest:
         _check_hex("digest", digest, 32)
+
+
+def check_rate(fetch_rate: int) -> None:
+    """Raise `FormatError` unless this can be a rate in bytes a second."""
+    if not 0 <= fetch_rate < MAX_COUNT:
+        raise FormatError(f"a rate of {fetch_rate} bytes/s is not between 0 and 2^53")
+
+
+def check_remark(remark: str) -> None:
+    """Raise `FormatError` unless this is a line for people."""
+    if len(remark) > MAX_REMARK or not remark.isprintable():
+        raise FormatError(f"a remark is at most {MAX_REMARK} printable characters")
 
 
 def check_claim(claim: Claim) -> None:

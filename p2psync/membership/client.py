@@ -50,6 +50,8 @@ class MembershipClient:
     def __init__(self, info: NodeInfo, rng: random.Random) -> None:
         self.info = info
         self.view: View | None = None
+        #: Told with each renewal: see `Member.fetch_rate`.
+        self.fetch_rate = 0
         self._rng = rng
         self._version: int | None = None
         self._digest = ""
@@ -88,7 +90,10 @@ class MembershipClient:
             if self._lease is None:
                 calls.append(CallJoin(Join(info=self.info, version=self._version, digest=self._digest)))
             elif now >= self._renew_at:
-                calls.append(CallRenew(Renew(lease=self._lease.lease, version=self._version, digest=self._digest)))
+                renewal = Renew(
+                    lease=self._lease.lease, version=self._version, digest=self._digest, fetch_rate=self.fetch_rate
+                )
+                calls.append(CallRenew(renewal))
                 self._renew_at = now + self._lease.ttl / RENEWALS_PER_TTL
             self._lease_call = bool(calls)
             if calls:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from p2psync.errors import FormatError, HubError, ReplayError, UsageError
-from p2psync.membership.checks import check_info, check_running, is_hex
+from p2psync.membership.checks import check_info, check_rate, check_remark, check_running, is_hex
 from p2psync.membership.fencing import Claimant, Fence
 from p2psync.membership.leases import MAX_MEMBERS, Ended, Held, LeaseTable
 from p2psync.membership.lineage import Entry, Lineage, entry_of
@@ -79,6 +79,7 @@ class HubCore:
         self._fence = Fence(config.trusted, config.max_nonces, config.nonce_ttl)
         self._lineage = Lineage(config.max_manifests, config.max_manifest_bytes)
         self._ended: list[Ended] = []
+        self._remark = ""
 
     @property
     def revision(self) -> int:
@@ -136,9 +137,11 @@ class HubCore:
     def renew(self, request: Renew, *, now: float) -> Lease:
         """Renew a lease and note what its holder runs. Raises `LeaseError` if it has ended, `FormatError`."""
         check_running(request.version, request.digest)
+        check_rate(request.fetch_rate)
         self._sweep(now)
         before = self._leases.holder(request.lease, now).member
-        if self._leases.renew(request.lease, request.version, request.digest, now) != before:
+        after = self._leases.renew(request.lease, request.version, request.digest, now, request.fetch_rate)
+        if (after.version, after.digest) != (before.version, before.digest):
             self._acknowledged += 1
         return self.lease(request.lease)
 
@@ -180,6 +183,7 @@ class HubCore:
         changed = self._fence.claim(request, token, now)
         if earlier is not None and earlier.run != request.run:
             self._lineage.clear()
+            self._remark = ""
         if changed:
             self._tell()
         return Claimed(token=token, epoch=request.epoch)
@@ -201,9 +205,11 @@ class HubCore:
             raise HubError(f"more than {limit} manifests in one announcement; send fewer at a time")
         if not all(is_hex(manifest_id, 64) for manifest_id in request.retire):
             raise FormatError("a manifest's id is 64 lower-case hex digits")
+        check_remark(request.remark)
         entries = [self._open(data, claimant) for data in request.manifests]
         if self._lineage.update(entries, request.retire):
             self._tell()
+        self._remark = request.remark or self._remark
         return Announced(revision=self._revision)
 
     def manifest(self, manifest_id: str) -> bytes | None:
@@ -220,7 +226,8 @@ class HubCore:
             MemberAge(node=held.member.info.node, joined=now - held.joined, heard=now - held.heard)
             for held in self._leases.held()
         ]
-        return Status(view=self._view(-1), uptime=now - started, ages=sorted(ages, key=lambda age: age.node))
+        ages.sort(key=lambda age: age.node)
+        return Status(view=self._view(-1), uptime=now - started, ages=ages, remark=self._remark)
 
     def __len__(self) -> int:
         return len(self._leases)

@@ -76,12 +76,15 @@ class LeaseTable:
         self._hold(Held(lease, member, now, now))
         return ended
 
-    def renew(self, lease: str, version: int | None, digest: str, now: float) -> Member:
-        """Let `lease` last until `now + ttl`, and note what its holder runs. Raises `LeaseError` if it has ended."""
+    def renew(self, lease: str, version: int | None, digest: str, now: float, fetch_rate: int = 0) -> Member:
+        """Let `lease` last until `now + ttl`, and note what its holder runs, and its `Member.fetch_rate`.
+
+        Raises `LeaseError` if it has ended.
+        """
         held = self.holder(lease, now)
         member = held.member
-        if (member.version, member.digest) != (version, digest):
-            member = msgspec.structs.replace(member, version=version, digest=digest)
+        if (member.version, member.digest, member.fetch_rate) != (version, digest, fetch_rate):
+            member = msgspec.structs.replace(member, version=version, digest=digest, fetch_rate=fetch_rate)
         self._hold(Held(lease, member, held.joined, now))
         return member
 

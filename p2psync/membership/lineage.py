@@ -127,6 +127,7 @@ def entry_of(manifest: Manifest, manifest_id: bytes, data: bytes) -> Entry:
         base_digest=manifest.base_digest.hex(),
         payload_bytes=manifest.payload_bytes,
         manifest_bytes=len(data),
+        profile=manifest.profile,
     )
     return Entry(announcement, data)
 

@@ -32,11 +32,15 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """A node with a live lease, and the version it last said it runs (None: none yet). digest: 32 hex digits."""
+    """A node with a live lease, and the version it last said it runs (None: none yet). digest: 32 hex digits.
+
+    fetch_rate: bytes a second at which chunks last came while it was busy fetching, by its own measure; 0: none yet.
+    """
 
     info: NodeInfo
     version: int | None = None
     digest: str = ""
+    fetch_rate: int = 0
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,11 +60,15 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renew(msgspec.Struct, frozen=True, kw_only=True):
-    """Keep a lease, and say which version is live: the acknowledgement of a commit is a renewal."""
+    """Keep a lease, and say which version is live: the acknowledgement of a commit is a renewal.
+
+    fetch_rate: see `Member`.
+    """
 
     lease: str
     version: int | None = None
     digest: str = ""
+    fetch_rate: int = 0
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,11 +106,15 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Announce(msgspec.Struct, frozen=True, kw_only=True):
-    """Add manifests (bytes of SignedManifest; base64 in JSON) to the run's lineage, and retire others by id (hex)."""
+    """Add manifests (bytes of SignedManifest; base64 in JSON) to the run's lineage, and retire others by id (hex).
+
+    remark: a line about the newest version, for people who ask for the status; "" leaves the last one.
+    """
 
     token: str
     manifests: list[bytes] = []
     retire: list[str] = []
+    remark: str = ""
 
 
 class Announced(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +126,8 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True):
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """One manifest of the lineage in short. id, digest, base_digest: hex.
 
-    `inline` holds the signed manifest when it is small and among the newest; any other is had by its id.
+    profile: that of its chunks. `inline` holds the signed manifest when it is small and among the newest; any other is
+    had by its id.
     """
 
     id: str
@@ -125,6 +138,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     base_digest: str
     payload_bytes: int
     manifest_bytes: int
+    profile: str = "fast"
     inline: bytes | None = None
 
 
@@ -155,11 +169,15 @@ class MemberAge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The hub at a glance: the view without inlined manifests, seconds since the hub's start, and each member's age."""
+    """The hub at a glance: the view without inlined manifests, seconds since the hub's start, and each member's age.
+
+    remark: what the trainer last said of its newest version.
+    """
 
     view: View
     uptime: float
     ages: list[MemberAge] = []
+    remark: str = ""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

@@ -116,8 +116,10 @@ class HubClient:
         claim = msgspec.structs.replace(claim, signature=key.sign(claim_bytes(claim)).hex())
         return await self.post("/v1/claim", claim, Claimed)
 
-    async def announce(self, token: str, manifests: Sequence[bytes] = (), retire: Sequence[str] = ()) -> int:
-        """Retire ids (hex), then add signed manifests; returns the view's revision.
+    async def announce(
+        self, token: str, manifests: Sequence[bytes] = (), retire: Sequence[str] = (), remark: str = ""
+    ) -> int:
+        """Retire ids (hex), then add signed manifests, and tell people the remark; returns the view's revision.
 
         Goes in one request, all or nothing, unless the manifests are more than 95 MiB: then in several, in order.
         Raises `FencedError` when another trainer has claimed the run, `LeaseError` when the hub does not know the
@@ -126,7 +128,7 @@ class HubClient:
         """
         revision = 0
         for batch in _batches(manifests):
-            body = Announce(token=token, manifests=batch, retire=list(retire))
+            body = Announce(token=token, manifests=batch, retire=list(retire), remark=remark)
             retire = ()
             headers = {CLAIM_HEADER: token}
             revision = (await self.post("/v1/announce", body, Announced, headers=headers)).revision

@@ -129,14 +129,47 @@ class Published(Event, frozen=True):
     chunks: int
     seconds: float
     at: float
+    profile: str = "fast"
 
     def line(self) -> str:
         """One line for people."""
         ratio = self.full_bytes / self.payload_bytes if self.payload_bytes else float("inf")
-        kind = "anchor" if self.anchor else f"{100 * self.changed / max(1, self.total):.2f} % changed"
+        kind = "anchor" if self.anchor else f"{100 * self.changed / max(1, self.total):.2f} % changed, {self.profile}"
         return (
             f"published version {self.version} ({kind}, {self.payload_bytes / 1e6:.2f} MB, {ratio:.0f}× smaller than "
             f"whole, {self.chunks} chunks, {self.seconds:.2f} s, digest {self.digest[:12]})"
+        )
+
+
+class ProfileChosen(Event, frozen=True):
+    """Deltas are coded in this profile from now on. seconds: expected until the last commit, by profile."""
+
+    profile: str
+    why: str
+    seconds: dict[str, float] = {}
+
+    def line(self) -> str:
+        """One line for people."""
+        return f"publishing in profile {self.profile}: {self.why}"
+
+
+class Squashed(Event, frozen=True):
+    """A chain of deltas was squashed into one, for members that are behind. chain_bytes: of the chunks of the chain."""
+
+    base: int
+    version: int
+    steps: int
+    payload_bytes: int
+    chain_bytes: int
+    seconds: float
+    profile: str = "fast"
+
+    def line(self) -> str:
+        """One line for people."""
+        return (
+            f"squashed {self.steps} deltas into {self.base} → {self.version} "
+            f"({self.profile}, {self.payload_bytes / 1e6:.2f} MB instead of {self.chain_bytes / 1e6:.2f}, "
+            f"{self.seconds:.2f} s)"
         )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 from p2psync.membership.records import Announcement
@@ -22,11 +23,23 @@ def head(lineage: Iterable[Announcement]) -> Announcement | None:
     return max(lineage, key=lambda a: (a.epoch, a.version, -a.payload_bytes), default=None)
 
 
-def resolve(lineage: Sequence[Announcement], start: Place | None, target: Place) -> list[Announcement] | None:
-    """The path of fewest payload bytes from `start` (None: nothing at hand) to `target`, or None if there is none.
+def is_squash(announcement: Announcement) -> bool:
+    """Whether it goes over several versions at once: a trainer publishes a delta from each version to the next."""
+    return announcement.base is not None and announcement.version - announcement.base > 1
+
+
+def missing_bytes(path: Iterable[Announcement], held: Mapping[str, int]) -> int:
+    """Payload bytes of a path that are not at hand. held: bytes at hand, by the manifest's id (hex)."""
+    return sum(max(0, a.payload_bytes - held.get(a.id, 0)) for a in path)
+
+
+def resolve(
+    lineage: Sequence[Announcement], start: Place | None, target: Place, held: Mapping[str, int] = MappingProxyType({})
+) -> list[Announcement] | None:
+    """The path of fewest `missing_bytes` from `start` (None: nothing at hand) to `target`, or None if there is none.
 
     Every path is either deltas only, from `start`, or one anchor and then deltas. Dijkstra's algorithm over the
-    announced manifests; ties go to fewer manifests. An empty path means that `start` is the target.
+    announced manifests, squashes among them; ties go to fewer manifests. An empty path: `start` is the target.
     """
     if start == target:
         return []
@@ -41,7 +54,7 @@ def resolve(lineage: Sequence[Announcement], start: Place | None, target: Place)
     for announcement in lineage:
         if announcement.base is None:
             order += 1
-            queue.append((announcement.payload_bytes, 1, order, place_after(announcement), (announcement,)))
+            queue.append((missing_bytes([announcement], held), 1, order, place_after(announcement), (announcement,)))
     heapq.heapify(queue)
     done: set[Place] = set()
     while queue:
@@ -53,5 +66,6 @@ def resolve(lineage: Sequence[Announcement], start: Place | None, target: Place)
         done.add(place)
         for step in leaving.get(place, ()):
             order += 1
-            heapq.heappush(queue, (cost + step.payload_bytes, steps + 1, order, place_after(step), (*path, step)))
+            cost_after = cost + missing_bytes([step], held)
+            heapq.heappush(queue, (cost_after, steps + 1, order, place_after(step), (*path, step)))
     return None

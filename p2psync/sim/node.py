@@ -119,7 +119,7 @@ class SimNode:
         self.store.reopen()
         follower = None
         if self.engine is not None:
-            follower = Follower(self.engine.position, self.engine.local_digest())
+            follower = Follower(self.engine.position, self.engine.local_digest(), turn_bytes=0)
         self.core = NodeCore(self.info, self.config, self.world.clock.rng, follower)
         hello = Hello(MAGIC, PROTOCOL, self.info.node, f"process-{self.processes}", self.info.region)
         events = PeerEvents(self._peer_up, self._peer_down, self._message, self._dial_failed)

@@ -109,7 +109,18 @@ class SimTrainer(SimNode):
         if anchor or version % self._anchor_every == 0:
             self._make(None, self.name)
             self._prune(version)
+        self._squash()
         self.sync()
+
+    def _squash(self) -> None:
+        """One delta from where an actor was when the hub was last heard of, if that is two versions or more behind."""
+        view = self.core.membership.view
+        starts = {m.version for m in view.members if m.info.role == "actor"} if view is not None else set()
+        behind = sorted(v for v in starts if v is not None and v + 2 < len(self.name))
+        made = {(p.manifest.base, p.manifest.version) for p in self.store.packs.values()}
+        newest = len(self.name) - 1
+        if behind and (behind[0], newest) not in made:
+            self._make(self.name[: behind[0] + 1], self.name)
 
     def _make(self, base: Name | None, name: Name) -> None:
         coded = self.bits.coded(base, name)

@@ -126,6 +126,17 @@ class Swarm:
                 del peer.queue[key]
             self._actions.append(Send(peer.name, Gone(short)))
 
+    def forgo(self, id: bytes) -> None:
+        """Fetch no more of this manifest; what is held of it is still offered."""
+        transfer = self._transfers.get(id[:SHORT_ID_BYTES])
+        if transfer is None:
+            return
+        for index, asked in list(transfer.asked.items()):
+            for request in list(asked):
+                self._forget_request(transfer, index, request.peer)
+                self._actions.append(Send(request.peer, Cancel(id[:SHORT_ID_BYTES], [index])))
+        transfer.forgo()
+
     def lost(self, id: bytes, index: int, now: float) -> None:
         """A chunk is not on disk after all (it was full, or damaged): fetch it again, and tell peers to wait for none.
 
@@ -141,6 +152,12 @@ class Swarm:
             peer.queue.pop((short, index), None)
         self._rest_due = min(self._rest_due, transfer.resting[index])
         self._reopen(now)
+
+    @property
+    def fetch_rate(self) -> int:
+        """See `Downlink.rate`; two digits of it."""
+        rate = self._downlink.rate
+        return int(float(f"{rate:.1e}"))
 
     def progress(self, id: bytes) -> tuple[int, int]:
         """(held, all) chunks of a manifest; (0, 0) if it is unknown."""

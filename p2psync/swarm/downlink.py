@@ -13,10 +13,15 @@ LONGEST = 60.0
 
 @dataclass(slots=True)
 class Downlink:
-    """Bytes that came since `begun`, the beginning of the busy time (seconds)."""
+    """Bytes that came since `begun`, the beginning of the busy time (seconds).
+
+    rate: bytes a second in the last busy time that was long enough to tell, 0 before the first. A shorter one tells of
+    round trips rather than of the link; and where all are short, the link is not what takes time.
+    """
 
     begun: float = 0.0
     nbytes: float = 0.0
+    rate: float = 0.0
 
     def begin(self, now: float) -> None:
         """The first request after an idle time: what was measured before says nothing of now."""
@@ -25,6 +30,8 @@ class Downlink:
     def arrived(self, size: int, now: float) -> None:
         """A chunk came."""
         self.nbytes += size
+        if now - self.begun >= _SETTLE:
+            self.rate = self.nbytes / (now - self.begun)
         if now - self.begun > _MEMORY:
             self.begun, self.nbytes = (self.begun + now) / 2, self.nbytes / 2
 

@@ -6,6 +6,11 @@ to IDLE and a pause; a manifest that failed twice is avoided, so that another pa
 
 A target must be later than what is live, by (run, epoch, version): nothing that was rightly signed in the past, and
 nothing of an epoch that was fenced off, leads back. The whole path is resolved before the engine is touched.
+
+Paths are compared by the bytes that are still missing here. A node stays on the path that it has begun, also when a
+cheaper one is announced, a squash for one; unless that way to the newest version needs clearly fewer bytes than the
+rest of its own and what would come after it. It turns so at most `MAX_TURNS` times before it commits something, so new
+versions, however fast they come, cannot keep it from ever getting anywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from enum import Enum
 
 from p2psync.errors import BaseMismatchError, ReplayError
 from p2psync.membership.records import Announcement, View
-from p2psync.protocol.lineage import Place, head, resolve
+from p2psync.protocol.lineage import Place, head, missing_bytes, place_after, resolve
 from p2psync.protocol.manifest import Manifest, check_meets
 from p2psync.protocol.versions import Position, Step
 from p2psync.swarm.wishes import (
@@ -27,6 +32,7 @@ from p2psync.swarm.wishes import (
     EngineAction,
     Fetch,
     FollowerAction,
+    Forgo,
     GetManifest,
     OpenStage,
     Put,
@@ -41,6 +47,7 @@ __all__ = [
     "Fetch",
     "Follower",
     "FollowerAction",
+    "Forgo",
     "GetManifest",
     "OpenStage",
     "Phase",
@@ -52,6 +59,11 @@ FIRST_PAUSE = 0.5
 LAST_PAUSE = 30.0
 #: After this many failures a manifest is avoided as long as another path exists.
 FAILURES_TO_AVOID = 2
+#: Another path is turned to if it needs at most this share of the bytes that are missing of the one begun and of what
+#: comes after that, and saves so many: beginning anew costs the engine time. So often between two commits.
+TURN_SHARE = 0.75
+TURN_BYTES = 256 << 10
+MAX_TURNS = 2
 
 
 class Phase(Enum):
@@ -88,17 +100,21 @@ class _Walk:
 class Follower:
     """Keeps one engine at the newest version of the lineage."""
 
-    def __init__(self, position: Position | None, local_digest: str = "") -> None:
+    def __init__(self, position: Position | None, local_digest: str = "", turn_bytes: int = TURN_BYTES) -> None:
         """`local_digest` (hex): the digest of weights at hand that are no known position, such as a base model."""
         self.position = position
         self.phase = Phase.IDLE
         self.last_error = ""
         self._local_digest = local_digest
+        self._turn_bytes = turn_bytes
+        #: Bytes at hand of each manifest, by id (hex).
+        self._held: dict[str, int] = {}
         self._view: View | None = None
         self._head: Announcement | None = None
         self._stranded = False
         self._walk: _Walk | None = None
         self._walks = 0
+        self._turns = 0
         self._manifests: dict[str, Step] = {}
         self._failures: dict[str, int] = {}
         self._pause = FIRST_PAUSE
@@ -128,8 +144,14 @@ class Follower:
             lineage = {a.id for a in view.lineage}
             if any(self._is_gone(a.id, a.epoch, a.version, lineage) for a in self._walk.announced):
                 self._drop_walk()
+            else:
+                self._turn_if_cheaper()
         self._retire()
         self._advance(now)
+
+    def holds(self, id: bytes, nbytes: int) -> None:
+        """The store holds so many bytes of a manifest's chunks."""
+        self._held[id.hex()] = nbytes
 
     def manifest(self, id: str, manifest: Manifest, now: float) -> None:
         """A manifest was had and its signature checked."""
@@ -160,7 +182,10 @@ class Follower:
         walk = self._walk
         walk.todo = [set(chunks) for chunks in wanted]
         walk.saved = [set(chunks) & todo for chunks, todo in zip(held, walk.todo, strict=True)]
-        for step, chunks in zip(walk.steps, wanted, strict=True):
+        for step, chunks, at_hand in zip(walk.steps, wanted, walk.saved, strict=True):
+            # What the engine does not want counts as held.
+            missing = set(chunks) - at_hand
+            self._held[step.id.hex()] = step.manifest.payload_bytes - sum(step.manifest.sizes[i] for i in missing)
             self._actions.append(Fetch(step, tuple(chunks)))
         self._put_saved()
 
@@ -171,6 +196,8 @@ class Follower:
             return
         for i, step in enumerate(walk.steps):
             if step.id == id and chunk in walk.todo[i]:
+                if chunk not in walk.saved[i]:
+                    self._held[id.hex()] = self._held.get(id.hex(), 0) + step.manifest.sizes[chunk]
                 walk.saved[i].add(chunk)
         self._put_saved()
 
@@ -194,6 +221,7 @@ class Follower:
         self.last_error = ""
         self._walk = None
         self.phase = Phase.IDLE
+        self._turns = 0
         self._pause = FIRST_PAUSE
         self._failures.clear()
         self._retire()
@@ -294,8 +322,29 @@ class Follower:
         if self.position is not None and self.position.run == self._view.run:
             start = (self.position.version, self.position.digest.hex())
         trusted = [a for a in self._view.lineage if self._failures.get(a.id, 0) < FAILURES_TO_AVOID]
-        path = resolve(trusted, start, target)
-        return path if path is not None else resolve(self._view.lineage, start, target)
+        path = resolve(trusted, start, target, self._held)
+        return path if path is not None else resolve(self._view.lineage, start, target, self._held)
+
+    def _turn_if_cheaper(self) -> None:
+        """Leave the path that was begun for one that needs clearly fewer bytes from here."""
+        walk, target = self._walk, self.target()
+        if walk is None or walk.adopt is not None or target is None or self._turns >= MAX_TURNS:
+            return
+        assert self._view is not None
+        end = place_after(target)
+        path = self._resolve(end)
+        after = resolve(self._view.lineage, place_after(walk.announced[-1]), end, self._held)
+        if not path or after is None or path == walk.announced:
+            return
+        stay = missing_bytes(walk.announced, self._held) + missing_bytes(after, self._held)
+        if missing_bytes(path, self._held) > min(TURN_SHARE * stay, stay - self._turn_bytes):
+            return
+        self._turns += 1
+        kept = {a.id for a in path}
+        for step in walk.steps:
+            if self.phase is Phase.FETCH and step.id.hex() not in kept:
+                self._actions.append(Forgo(step.id))
+        self._drop_walk()
 
     def _find_local(self) -> tuple[Announcement, Position] | None:
         """The version that the weights at hand are, if the lineage knows it as an end or as a base."""
@@ -375,6 +424,7 @@ class Follower:
         for id, step in list(self._manifests.items()):
             if self._is_gone(id, step.manifest.epoch, step.manifest.version, keep):
                 del self._manifests[id]
+                self._held.pop(id, None)
                 self._actions.append(Retire(step.id))
 
     def _is_gone(self, id: str, epoch: int, version: int, lineage: set[str]) -> bool:

@@ -29,6 +29,7 @@ from p2psync.swarm.follower import (
     EngineAction,
     Fetch,
     Follower,
+    Forgo,
     GetManifest,
     OpenStage,
     Put,
@@ -202,6 +203,8 @@ class NodeCore:
     def offer(self, id: bytes, manifest: Manifest, held: Bits, now: float) -> None:
         """Serve what the store holds of a manifest."""
         self.swarm.begin(id, manifest, held, np.zeros(manifest.chunks, np.bool_), now)
+        if self.follower is not None:
+            self.follower.holds(id, sum(manifest.sizes[int(i)] for i in np.flatnonzero(held)))
 
     def fetch(self, action: Fetch, held: Bits, now: float) -> None:
         """The store is ready for a `Fetch`; `held`: what it holds already (flags per chunk)."""
@@ -255,6 +258,7 @@ class NodeCore:
 
     def poll(self, now: float) -> None:
         """Do what time has made due."""
+        self.membership.fetch_rate = self.swarm.fetch_rate
         self._actions += self.membership.poll(now)
         self.swarm.poll(now)
         if self.follower is not None:
@@ -283,6 +287,9 @@ class NodeCore:
             done.append(action)
         if self.follower is not None:
             for wish in self.follower.actions():
+                if isinstance(wish, Forgo):
+                    self.swarm.forgo(wish.id)
+                    continue
                 if isinstance(wish, Retire):
                     self.swarm.end(wish.id)
                 done.append(wish)

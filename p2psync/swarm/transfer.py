@@ -68,6 +68,12 @@ class Transfer:
         self.needed = (self.needed | more) & ~self.held
         self.open = (self.open | more) & ~self.held
 
+    def forgo(self) -> None:
+        """Nothing is wanted any more."""
+        self.needed[:] = False
+        self.open[:] = False
+        self.resting.clear()
+
     @property
     def complete(self) -> bool:
         """Nothing is needed any more."""

@@ -44,6 +44,13 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgo:
+    """Fetch no more of this manifest; what is held of it is still offered."""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Put:
     """Give this chunk, which the store holds, to the stage; answer `was_put`, `unput` or `failed`."""
 
@@ -74,4 +81,4 @@ class Retire:
 
 #: What the engine is asked to do, and answers.
 EngineAction: TypeAlias = Adopt | OpenStage | Put | CommitStage
-FollowerAction: TypeAlias = GetManifest | Adopt | OpenStage | Fetch | Put | CommitStage | AbandonStage | Retire
+FollowerAction: TypeAlias = GetManifest | Adopt | OpenStage | Fetch | Forgo | Put | CommitStage | AbandonStage | Retire

@@ -212,3 +212,12 @@ def test_shares_are_percent(fraction: float, text: str) -> None:
 @pytest.mark.parametrize(("elapsed", "text"), [(0.314, "0.31 s"), (12.4, "12.4 s"), (200, "3 min 20 s")])
 def test_times_are_short(elapsed: float, text: str) -> None:
     assert output.seconds(elapsed) == text
+
+
+def test_a_tight_delta_is_squashed_and_inverted_given_its_base(run: Run, pair: Path) -> None:
+    run("delta", "diff", pair / "old", pair / "new", "-o", pair / "d", "--profile", "tight")
+    for words in (("squash", pair / "d"), ("invert", pair / "d")):
+        assert "--base" in failed(run("delta", *words, "-o", pair / "x"), 2)
+        assert run("delta", *words, "-o", pair / words[0], "--base", pair / "old")[0] == 0
+    run("delta", "apply", pair / "new", pair / "invert", "-o", pair / "restored")
+    assert (pair / "restored/model.safetensors").read_bytes() == (pair / "old/model.safetensors").read_bytes()

@@ -41,3 +41,17 @@ def test_an_old_pace_gives_way_to_the_present_one() -> None:
     for second in range(11, 101):
         downlink.arrived(100, float(second))
     assert downlink.queue_seconds(1000, 100.0) == pytest.approx(10.0, rel=0.3)
+
+
+def test_the_rate_told_is_of_the_last_busy_time_that_was_long_enough() -> None:
+    link = Downlink()
+    link.begin(0.0)
+    link.arrived(500_000, 0.1)
+    assert link.rate == 0.0, "too short to tell"
+    link.begin(10.0)
+    for tenth in range(1, 21):
+        link.arrived(100_000, 10.0 + tenth / 10)
+    assert link.rate == 1_000_000
+    link.begin(50.0)
+    link.arrived(10_000, 50.01)
+    assert link.rate == 1_000_000, "a short one tells of round trips"

@@ -487,3 +487,19 @@ def test_a_manifest_that_is_gone_before_it_was_known_is_forgotten() -> None:
     bench.say("a", Gone(bench.short), 0.0)
     bench.fetch_all()
     assert asked(bench) == {}
+
+
+def test_a_manifest_that_is_forgone_is_no_longer_asked_for_and_still_offered() -> None:
+    bench = Bench()
+    bench.fetch_all()
+    bench.peer("a", *range(8))
+    asked = [index for _, request in bench.sent(Request) for index in request.chunks]
+    bench.chunk("a", asked[0])
+    bench.swarm.forgo(bench.id)
+    assert sorted(i for _, cancel in bench.sent(Cancel) for i in cancel.chunks)
+    bench.peer("b", *range(8), now=1.0)
+    bench.swarm.poll(60.0)
+    assert not bench.sent(Request)
+    assert bench.swarm.progress(bench.id) == (1, 8)
+    bench.fetch_all(60.0)
+    assert bench.sent(Request), "and may be wanted again"

@@ -1,0 +1,89 @@
+"""What members and the trainer say beside versions: how fast chunks come, and a line for people."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import numpy as np
+import pytest
+from blake3 import blake3
+from membership_parts import RUN, announce, claim, fresh, make_core, manifest, node
+
+from p2psync.errors import FormatError
+from p2psync.membership.client import CallRenew
+from p2psync.membership.records import Announce, Join, Lease, Renew
+from p2psync.protocol.manifest import Manifest, decode_body, open_signed
+from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Have
+from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.swarm.transfer import pack_bitmap
+
+
+def test_a_renewal_says_how_fast_chunks_come_and_wakes_nobody() -> None:
+    core = make_core()
+    lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
+    revision, acknowledged = core.revision, core.acknowledged
+    core.renew(Renew(lease=lease, fetch_rate=120_000), now=1)
+    assert [m.fetch_rate for m in core.view().members] == [120_000]
+    assert (core.revision, core.acknowledged) == (revision, acknowledged)
+    core.renew(Renew(lease=lease, version=3, digest="a" * 32, fetch_rate=120_000), now=2)
+    assert core.acknowledged == acknowledged + 1
+
+
+@pytest.mark.parametrize("rate", [-1, 1 << 60])
+def test_a_rate_is_bounded(rate: int) -> None:
+    core = make_core()
+    lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
+    with pytest.raises(FormatError, match="rate"):
+        core.renew(Renew(lease=lease, fetch_rate=rate), now=1)
+
+
+def test_the_status_carries_the_trainers_last_remark() -> None:
+    core = make_core()
+    token = claim(core)
+    assert core.status(0, 0).remark == ""
+    core.announce(Announce(token=token, manifests=[manifest(0)], remark="profile fast: as told"))
+    announce(core, token, manifest(1, 0))
+    assert core.status(0, 0).remark == "profile fast: as told"
+    with pytest.raises(FormatError, match="remark"):
+        core.announce(Announce(token=token, manifests=[manifest(2, 1)], remark="two\nlines"))
+    with pytest.raises(FormatError, match="remark"):
+        core.announce(Announce(token=token, remark="x" * 1000))
+    assert core.view().head == 1
+    claim(core, epoch=2, run="f" + RUN[1:])
+    assert core.status(0, 0).remark == "", "another run"
+
+
+def test_announcements_name_their_profile() -> None:
+    core = make_core()
+    announce(core, claim(core), manifest(0))
+    assert [a.profile for a in core.view().lineage] == ["fast"]
+
+
+def test_a_node_tells_the_rate_that_it_measured() -> None:
+    core = NodeCore(node(1), NodeConfig(), random.Random(1))
+    data = [bytes([i]) * 50_000 for i in range(30)]
+    made = _manifest(data)
+    core.poll(0.0)
+    core.joined(Lease(lease="l", ttl=9.0, revision=1), 0.0)
+    every = np.ones(len(data), np.bool_)
+    id = b"i" * 32
+    core.swarm.begin(id, made, ~every, every, 0.0)
+    assert core.peer_up("peer", "", 0.0)
+    short = id[:SHORT_ID_BYTES]
+    core.receive("peer", Have(short, pack_bitmap(every)), 0.0)
+    for i, chunk in enumerate(data):
+        core.receive("peer", Chunk(short, i, chunk), (i + 1) / 10)
+    core.actions()
+    core.poll(3.1)
+    (renewal,) = [action for action in core.actions() if isinstance(action, CallRenew)]
+    assert renewal.request.fetch_rate == 500_000
+
+
+def _manifest(chunks: list[bytes]) -> Manifest:
+
+    empty = decode_body(open_signed(manifest(1, 0), None)[1].body)
+    hashes = b"".join(blake3(chunk).digest() for chunk in chunks)
+    return msgspec.structs.replace(
+        empty, sizes=[len(chunk) for chunk in chunks], hashes=hashes, first_rows=[0] * len(chunks)
+    )

@@ -1,0 +1,164 @@
+"""Which profile makes the last actor commit soonest: a cost model, fed by what publishing measures. Pure: no clock.
+
+For each profile, with N units in the model, C of them expected to change, b bits for each, and the slowest link of all
+members giving L bytes a second:
+
+    E = (e_unit · N + e_change · C) / cores         encoding
+    D = (d_unit · N + d_change · C) / cores         decoding and applying, at the trainer and at each actor
+    X = b · C / 8 / L                               every byte crosses every slow link about once; 0 if L is not known
+    T = E + D + max(X, D) + min(X, D) / chunks
+
+A version is announced once it is whole and its own trainer has decoded it (E + D); from then on its transfer and its
+decoding are a pipeline: the slower stage rules, and the other one adds one chunk. C is what the last delta changed, b
+what the profile last took. Core seconds start from a calibration and are scaled by what publishes measure; a profile
+that was not measured yet is taken to be as much slower or faster than its calibration as the other one.
+
+The profile with the smaller T is taken, at a tie the one of fewer bytes; once one is in use, another must be better by
+`HYSTERESIS` to take its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from p2psync.delta.container import PROFILES
+from p2psync.errors import UsageError
+from p2psync.membership.records import Member
+from p2psync.store.encoding import DELTA_CHUNK
+
+AUTO = "auto"
+#: By this share another profile must be faster than the one in use.
+HYSTERESIS = 0.1
+#: Weight of the newest measurement.
+_NEW = 0.5
+#: The share of units that change in the very first step (FP32 masters have not yet settled: 4 % at lr 1e-6).
+_FIRST_SHARE = 0.04
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Core seconds for each unit looked at, and for each that changed."""
+
+    unit: float
+    change: float
+
+    def seconds(self, units: int, changed: float) -> float:
+        """In all."""
+        return self.unit * units + self.change * changed
+
+
+#: One core that reads both arrays at 15 GB/s of model, through 1.06 and 4.1 % changed (`p2psync bench codec`).
+ENCODE = {"fast": Cost(0.18e-9, 5.6e-9), "tight": Cost(0.25e-9, 16e-9)}
+APPLY = {"fast": Cost(0.06e-9, 4.3e-9), "tight": Cost(0.18e-9, 18e-9)}
+#: Bits for each changed unit at 1 % changed.
+BITS = {"fast": 9.9, "tight": 7.05}
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a profile is expected to take. Seconds; seconds: until the last actor commits; nbytes: of its chunks."""
+
+    profile: str
+    seconds: float
+    encode: float
+    transfer: float
+    decode: float
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The profile to publish in, and why, in one line for people."""
+
+    profile: str
+    why: str
+    forecasts: tuple[Forecast, ...] = ()
+
+
+class ProfileChooser:
+    """Chooses a profile for each delta of one trainer; told of each delta that was made."""
+
+    def __init__(self, profile: str = AUTO, *, cores: int = 1) -> None:
+        """profile: `AUTO`, or the one to take always. cores: that encoding and decoding each use.
+
+        Raises `UsageError` for a profile that there is not.
+        """
+        if profile not in (AUTO, *PROFILES):
+            raise UsageError(f"--profile {profile}: choose {', '.join(PROFILES)} or {AUTO}")
+        self._forced = None if profile == AUTO else profile
+        self._cores = cores
+        self._share = _FIRST_SHARE
+        self._bits: dict[str, float] = {}
+        self._encode: dict[str, float] = {}
+        self._apply: dict[str, float] = {}
+        self._current: str | None = None
+
+    def choose(self, units: int, link: float | None) -> Choice:
+        """For a delta of a model of `units` units. link: bytes a second of the slowest useful link, None: not known."""
+        if self._forced is not None:
+            return Choice(self._forced, "as told")
+        found = [self.forecast(profile, units, link) for profile in PROFILES]
+        best = min(found, key=lambda f: (f.seconds, f.nbytes))
+        now = next((f for f in found if f.profile == self._current), None)
+        if now is not None and best.seconds > (1 - HYSTERESIS) * now.seconds:
+            best = now
+        self._current = best.profile
+        return Choice(best.profile, _why(best, found, link), tuple(found))
+
+    def forecast(self, profile: str, units: int, link: float | None) -> Forecast:
+        """What one profile is expected to take: see the module's formula."""
+        changed = self._share * units
+        nbytes = changed * self.bits(profile) / 8
+        encode = ENCODE[profile].seconds(units, changed) * _scale(self._encode, profile) / self._cores
+        decode = APPLY[profile].seconds(units, changed) * _scale(self._apply, profile) / self._cores
+        transfer = nbytes / link if link else 0.0
+        chunks = max(1.0, nbytes / DELTA_CHUNK)
+        total = encode + decode + max(transfer, decode) + min(transfer, decode) / chunks
+        return Forecast(profile, total, encode, transfer, decode, nbytes)
+
+    def bits(self, profile: str) -> float:
+        """Bits for each changed unit: as last seen, or as the other profile's and the calibration say."""
+        if profile in self._bits:
+            return self._bits[profile]
+        return BITS[profile] * _scale({p: bits / BITS[p] for p, bits in self._bits.items()}, profile)
+
+    def seen(self, profile: str, units: int, changed: int, nbytes: int) -> None:
+        """There is a delta, made some time ago: what coding it took is not known."""
+        if units and changed:
+            self._share = changed / units
+            _mix(self._bits, profile, 8 * nbytes / changed)
+
+    def made(
+        self, profile: str, units: int, changed: int, nbytes: int, encode_seconds: float, apply_seconds: float
+    ) -> None:
+        """A delta was made: its units in all and changed, the bytes of its chunks, and what coding took."""
+        if not units or not changed:
+            return
+        self.seen(profile, units, changed, nbytes)
+        _mix(self._encode, profile, self._cores * encode_seconds / ENCODE[profile].seconds(units, changed))
+        _mix(self._apply, profile, self._cores * apply_seconds / APPLY[profile].seconds(units, changed))
+
+
+def slowest_link(members: Iterable[Member]) -> float | None:
+    """Bytes a second of the actor that fetched most slowly, by their own measure; None if none has one."""
+    rates = [member.fetch_rate for member in members if member.info.role == "actor" and member.fetch_rate]
+    return float(min(rates)) if rates else None
+
+
+def _scale(seen: dict[str, float], profile: str) -> float:
+    """Measured to calibrated: of this profile, else of the others, else 1."""
+    if profile in seen:
+        return seen[profile]
+    return sum(seen.values()) / len(seen) if seen else 1.0
+
+
+def _mix(seen: dict[str, float], profile: str, value: float) -> None:
+    before = seen.get(profile)
+    seen[profile] = value if before is None else (1 - _NEW) * before + _NEW * value
+
+
+def _why(best: Forecast, found: list[Forecast], link: float | None) -> str:
+    slow = "no link was ever busy" if link is None else f"the slowest link gives {8e-6 * link:.4g} Mbit/s"
+    others = ", ".join(f"{f.seconds:.3g} s in {f.profile}" for f in found if f is not best)
+    return f"{slow}: the last commit is expected {best.seconds:.3g} s after the publish, {others}"
