@@ -172,8 +172,9 @@ class Snapshot:
 
         for blocks, added in in_parallel(add, map(chunks, range(manifest.chunks))):
             change += added
-            for block in blocks if take is not None else ():
-                take(block)
+            if take is not None:
+                for block in blocks:
+                    take(block)
         return change
 
     def _check(self, manifest: Manifest, digest: int) -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta import fast, symbols
+from p2psync.delta import fast, heads, symbols
 from p2psync.delta.block import Block, block_count, block_range, block_span
 from p2psync.delta.classes import Classes, Counts
 from p2psync.delta.extract import Extraction
@@ -118,7 +118,7 @@ class TightWriter:
             return False
         # What profile `fast` would take at most: no chunk ever takes more.
         worst = self._worst + fast.most_bytes(prepared.block)
-        if len(self._ranked) == MAX_BLOCKS or len(self._order) == fast.MAX_BLOCKS:
+        if len(self._ranked) == MAX_BLOCKS or len(self._order) == heads.MAX_BLOCKS:
             return False
         return self._size + prepared.size <= self._limit and worst <= min(12 * self._limit, MAX_CHANGED)
 

@@ -16,7 +16,9 @@ from p2psync.delta.tensors import Row
 
 #: Bytes of a model that a segment spans at most: at 1 % changed, about one chunk of a delta.
 MAX_SEGMENT = 32 << 20
-#: A segment spans at most this share of the model; each of the first few, this smaller share.
+#: Less than this is not worth a chunk with tables of its own.
+MIN_SEGMENT = 2 << 20
+#: Between these bounds a segment spans this share of the model; each of the first few, this smaller share.
 _SHARE, _FIRST_SHARE, _FIRST = 16, 64, 4
 
 
@@ -25,7 +27,8 @@ class Segments:
 
     def __init__(self, rows: Sequence[Row], block_units: int) -> None:
         total = sum(row.spec.nbytes for row in rows)
-        sizes = [min(MAX_SEGMENT, total // _FIRST_SHARE)] * _FIRST + [min(MAX_SEGMENT, total // _SHARE)]
+        shares = [_FIRST_SHARE] * _FIRST + [_SHARE]
+        sizes = [min(MAX_SEGMENT, max(MIN_SEGMENT, total // share)) for share in shares]
         #: Of each row the first block of each of its parts, and the segments they are in.
         self._firsts: list[list[int]] = []
         self._numbers: list[list[int]] = []

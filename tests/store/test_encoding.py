@@ -14,7 +14,7 @@ from p2psync.delta.container import decode_chunk
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.parallel import limit_threads
 from p2psync.store.encoding import DELTA_BLOCK, Encoding
-from p2psync.store.segments import MAX_SEGMENT, Segments
+from p2psync.store.segments import MAX_SEGMENT, MIN_SEGMENT, Segments
 
 Pair = tuple[Units, Units]
 
@@ -84,7 +84,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_threads(profile: str, threads:
     encoding, sink = encode(MIXED, pairs, profile)
     limit_threads(1)
     alone, reference = encode(MIXED, pairs, profile)
-    assert sink.chunks == reference.chunks and len(sink.chunks) > 10
+    assert sink.chunks == reference.chunks and len(sink.chunks) > 4
     assert (encoding.digest_change, encoding.changed) == (alone.digest_change, alone.changed)
 
 
@@ -142,4 +142,4 @@ def test_segments_hold_every_block_once_in_order_and_are_no_larger_than_a_share(
             sizes[number] = sizes.get(number, 0) + units * r.spec.width
         assert seen == list(range(block_count(r.spec, DELTA_BLOCK)))
     # A segment may go over its share by the block that fills it.
-    assert all(size <= min(MAX_SEGMENT, total / 16) + (2 << 20) for size in sizes.values()) or total < 16
+    assert all(size <= min(MAX_SEGMENT, max(MIN_SEGMENT, total / 16)) + (2 << 20) for size in sizes.values())
