@@ -162,11 +162,12 @@ def _add(window: Units, block: Block, positions: NDArray[np.uint32], key: NDArra
 
 
 def densify(block: Block) -> Units:
-    """The block's steps for every unit that it spans, zeros where nothing changed."""
+    """The block's steps for every unit that it spans, zeros where nothing changed. Raises `ValueError` as `scatter`."""
     if block.positions is None:
         return block.steps
     steps = np.zeros(block.count, block.steps.dtype)
-    steps[block.positions] = block.steps
+    if not kernels.scatter_at(kernels.address(steps), plain(block.positions), block.count, plain(block.steps)):
+        raise ValueError(_OUTSIDE)
     return steps
 
 

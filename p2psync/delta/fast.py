@@ -59,8 +59,8 @@ def code_block(block: Block, row: Row) -> Coded:
         whole = block.count * block.steps.itemsize
         n = block.positions.size
         if n < whole:
-            sparse = _code_sparse(block, block.positions, row)
-            if sparse.size - _HEAD_BYTES < whole:
+            sparse = _code_sparse(block, block.positions, row, whole)
+            if sparse is not None:
                 return sparse
         block = Block(block.row, block.start, block.count, None, densify(block))
     return Coded(block, Mode.DENSE, block.changed, _HEAD_BYTES + block.steps.nbytes, (), _cut(block.steps, row))
@@ -76,7 +76,8 @@ def most_bytes(block: Block) -> int:
     return _HEAD_BYTES + min(whole, gaps + block.steps.nbytes)
 
 
-def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row) -> Coded:
+def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row, whole: int) -> Coded | None:
+    """With positions, if that takes fewer bytes than `whole`."""
     steps = plain(block.steps)
     n, width = steps.size, steps.itemsize
     room = np.empty(n + block.count // coding.ESCAPE + 2, np.uint8)
@@ -87,6 +88,8 @@ def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row) -> Coded
     smalls, wides = coding.write_steps(steps, codes, small, wide, scratch)
     packed = (n + 3) // 4
     size = packed + smalls + wides * width
+    if len(gaps) + min(size, n * width) >= whole:
+        return None
     if size > n * width:
         return Coded(block, Mode.PLANES, n, _HEAD_BYTES + len(gaps) + n * width, (gaps,), _cut(steps, row))
     parts = (gaps, codes[:packed].tobytes(), small[:smalls].tobytes(), wide[:wides].tobytes())

@@ -21,10 +21,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta import fast, heads, symbols
+from p2psync.delta import fast, symbols
 from p2psync.delta.block import Block, block_count, block_range, block_span
 from p2psync.delta.classes import Classes, Counts
 from p2psync.delta.extract import Extraction
+from p2psync.delta.heads import MAX_BLOCKS as MOST_BLOCKS
 from p2psync.delta.kernels import address
 from p2psync.delta.ranks import place_changes, rank_changes
 from p2psync.delta.streams import Bytes, pack_streams, read_varint, unpack_streams, varint
@@ -44,6 +45,8 @@ MAX_BLOCKS = 1 << 14
 _SAMPLE, _SURE = 4096, 0.93
 #: A body of fewer bytes than this is always coded both ways.
 _SMALL = 1 << 13
+#: Where more than this share of a block changes, ranks save no bits and cost time.
+_DENSE = 0.75
 #: Bytes that a head takes, about, and a change of the first chunk.
 _HEAD_BYTES, _RATE = 16, 0.9
 
@@ -92,14 +95,20 @@ class TightWriter:
 
     def prepare(self, block: Block, row: Row, source: Extraction | None) -> Prepared:
         """Look at a block that `source` has just found."""
-        if block.positions is None or block.steps.itemsize != WIDTH or not (row.before and row.after):
+        positions = block.positions
+        if (
+            positions is None
+            or positions.size > _DENSE * block.count
+            or block.steps.itemsize != WIDTH
+            or not (row.before and row.after)
+        ):
             coded = fast.code_block(block, row)
             return Prepared(block, coded.changed, coded.size, coded)
         assert source is not None
         self._classes.see(source.old_at(block.start), block.count, source.olds, block.steps)
         fresh = self._classes.stale()
         # Ranked at once: what was found lasts only until this thread looks for changes again.
-        ranked = self._rank(block, block.positions, row, source)
+        ranked = self._rank(block, positions, row, source)
         return Prepared(block, block.changed, _HEAD_BYTES + int(self._rate * block.changed), None, ranked, fresh)
 
     def _rank(self, block: Block, positions: NDArray[np.uint32], row: Row, source: Extraction) -> _Ranked:
@@ -118,7 +127,7 @@ class TightWriter:
             return False
         # What profile `fast` would take at most: no chunk ever takes more.
         worst = self._worst + fast.most_bytes(prepared.block)
-        if len(self._ranked) == MAX_BLOCKS or len(self._order) == heads.MAX_BLOCKS:
+        if len(self._ranked) == MAX_BLOCKS or len(self._order) == MOST_BLOCKS:
             return False
         return self._size + prepared.size <= self._limit and worst <= min(12 * self._limit, MAX_CHANGED)
 
