@@ -100,6 +100,11 @@ def host_units(tensor: torch.Tensor) -> Units:
     return _unsigned(bits)
 
 
+def flat_bits(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A contiguous tensor's bits as flat integers on its own device, a view; None if it is strided."""
+    return _bits(tensor).view(-1) if tensor.is_contiguous() else None
+
+
 def module_units(module: torch.nn.Module, spec: TensorSpec, names: Mapping[str, str] | None = None) -> Units:
     """The bits of one tensor of `module_rows`: a view of a contiguous CPU tensor, else a copy.
 
