@@ -22,7 +22,7 @@ from p2psync.delta.block import block_count, block_range, block_span, check_bloc
 from p2psync.delta.extract import Found, found_block
 from p2psync.delta.runs import order_runs
 from p2psync.engines.device_find import Finder, Group, Pair, Piece, TorchFinder, nan_bits
-from p2psync.engines.device_rooms import DONE, Lanes, Mark, Room, entry_bytes
+from p2psync.engines.device_rooms import DONE, MOST_BLOCKS, Lanes, Mark, Room, entry_bytes
 
 #: Bytes of one version in a group, and of one that is streamed from the host, which needs staging of that size twice.
 GROUP_BYTES, STREAMED_BYTES = 128 << 20, 32 << 20
@@ -84,7 +84,7 @@ class DeviceExtraction:
         """
         lanes = Lanes(self.device)
         self._rooms = self._rooms or [
-            Room(self.device, self._room_bytes, _MOST_RUNS, _MOST_RUNS) for _ in range(2)
+            Room(self.device, self._room_bytes, _MOST_RUNS, MOST_BLOCKS) for _ in range(2)
         ]
         groups = self._groups(pairs)
         last: list[Mark] = [DONE, DONE]
@@ -114,32 +114,32 @@ class DeviceExtraction:
     def _groups(self, pairs: Iterable[Pair]) -> Iterator[Sequence[Piece]]:
         """Runs of blocks of one kind, as large as bytes, room and density allow when they are asked for."""
         group: list[Piece] = []
-        kind: tuple[int, bool, bool] | None = None
         units = 0
         for pair in pairs:
-            mine = (pair.spec.width, pair.masters, pair.streamed)
             for index in range(block_count(pair.spec, self._block_units)):
                 start, count = block_range(pair.spec, self._block_units, index)
-                if group and (mine != kind or units + count > self._most_units(mine) or self._full(mine[0], len(group))):
+                if group and (group[0].pair.kind != pair.kind or self._full(pair, len(group), units + count)):
                     yield group
                     group, units = [], 0
-                kind = mine
                 group.append(Piece(pair, start, count))
                 units += count
         if group:
             yield group
 
-    def _most_units(self, kind: tuple[int, bool, bool]) -> int:
-        width, _, streamed = kind
-        room = self._room_bytes // entry_bytes(width)
-        limit = (self._streamed_bytes if streamed else self._group_bytes) // width
-        return min(limit, int(room / max(_LEAST_DENSITY, _RESERVE * self._density)))
+    def _full(self, pair: Pair, pieces: int, units: int) -> bool:
+        """Whether a group of so many pieces cannot take one more of this pair and have so many units."""
+        width = pair.spec.width
+        limit = (self._streamed_bytes if pair.streamed else self._group_bytes) // width
+        expected = units * max(_LEAST_DENSITY, _RESERVE * self._density)
+        return (
+            units > min(limit, self._finder.most_units(pair))
+            or expected > self._room_bytes // entry_bytes(width)
+            or pieces == MOST_BLOCKS
+            or (pieces + 1) * self._tiles(pair) > _MOST_RUNS
+        )
 
-    def _full(self, width: int, pieces: int) -> bool:
-        return (pieces + 1) * self._tiles(width) > _MOST_RUNS
-
-    def _tiles(self, width: int) -> int:
-        return self._finder.tiles(block_span(width, self._block_units), width)
+    def _tiles(self, pair: Pair) -> int:
+        return self._finder.tiles(block_span(pair.spec.width, self._block_units), pair)
 
     def _launch(self, lanes: Lanes, pieces: Sequence[Piece] | None, room: Room, free: Mark) -> _Flight | None:
         """Have a group looked at, in a room whose last finds are on the host at `free`."""
@@ -151,7 +151,7 @@ class DeviceExtraction:
             olds = _upload(pieces, room) if streamed else [piece.old() for piece in pieces]
             uploaded = lanes.mark() if streamed else DONE
         group = Group(pieces, olds)
-        tiles = self._tiles(group.width)
+        tiles = self._tiles(pieces[0].pair)
         rows = tiles * len(pieces)
         with lanes.compute(), torch.inference_mode():
             uploaded.hold()

@@ -20,6 +20,10 @@ from p2psync.engines.device_rooms import SIGNED, Room
 from p2psync.errors import EngineError
 
 
+#: What the start of a tensor must be a multiple of to be `aligned` (bytes).
+ALIGNMENT = 16
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
     """A tensor of two versions, on one device.
@@ -50,6 +54,17 @@ class Pair:
         """Whether `old` must be brought to the device first."""
         return self.old.device != self.new.device
 
+    @property
+    def aligned(self) -> bool:
+        """Whether both sides begin at a multiple of 16 bytes, so that several units can be read at once."""
+        sides = [self.new] if self.streamed else [self.old, self.new]
+        return all(side.data_ptr() % ALIGNMENT == 0 for side in sides)
+
+    @property
+    def kind(self) -> tuple[int, bool, bool, bool]:
+        """What is the same for all pairs of a group: width, `masters`, `streamed`, `aligned`."""
+        return self.spec.width, self.masters, self.streamed, self.aligned
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
@@ -70,7 +85,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Blocks that are looked at together: all of one width, all rounded or none, all streamed or none.
+    """Blocks that are looked at together, all of pairs of one kind.
 
     olds: the old bits of each piece, on the device.
     """
@@ -89,6 +104,11 @@ class Group:
         return self.pieces[0].pair.masters
 
     @property
+    def aligned(self) -> bool:
+        """See `Pair`."""
+        return self.pieces[0].pair.aligned
+
+    @property
     def units(self) -> int:
         """Of all pieces."""
         return sum(piece.count for piece in self.pieces)
@@ -97,8 +117,11 @@ class Group:
 class Finder(Protocol):
     """One way to find changes."""
 
-    def tiles(self, span: int, width: int) -> int:
-        """How many runs a block of at most `span` units of `width` bytes has."""
+    def tiles(self, span: int, pair: Pair) -> int:
+        """How many runs a block of at most `span` units has, of pairs of this kind."""
+
+    def most_units(self, pair: Pair) -> int:
+        """The largest group of this kind that it takes."""
 
     def look(self, group: Group, room: Room, tiles: int) -> None:
         """Fill `room.runs`, `tiles` rows for each piece; no run is written beyond the room, but all are counted."""
@@ -121,9 +144,13 @@ class TorchFinder:
         """nan: what a NaN among masters is rounded to; see `nan_bits`."""
         del nan  # torch rounds by itself
 
-    def tiles(self, span: int, width: int) -> int:
+    def tiles(self, span: int, pair: Pair) -> int:
         """See `Finder`: a run is a block."""
         return 1
+
+    def most_units(self, pair: Pair) -> int:
+        """See `Finder`: what 32-bit counts allow."""
+        return 1 << 30
 
     def look(self, group: Group, room: Room, tiles: int) -> None:
         """See `Finder`: counts only."""

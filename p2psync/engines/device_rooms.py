@@ -12,8 +12,10 @@ import torch
 
 #: Signed, because torch indexes and subtracts signed integers on every device, and unsigned ones only on some.
 SIGNED: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-#: Numbers in the table for each block: the addresses of old and new, and the units.
-TABLE_COLUMNS = 3
+#: Numbers in the table for each block: addresses of old and new, units, and one that a finder chooses.
+TABLE_COLUMNS = 4
+#: Most blocks of a group.
+MOST_BLOCKS = 1 << 13
 
 
 def entry_bytes(width: int) -> int:

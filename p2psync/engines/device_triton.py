@@ -1,24 +1,27 @@
-"""Finding changed units by a Triton kernel: both versions are read once, and only what changed is written.
+"""Finding changed units by two Triton kernels: both versions are read once, and then only what changed.
 
-Each program takes a tile of a block: it loads old and new, compares the bits, numbers the changes by a running sum, asks
-a counter for as much room as there are changes, and writes them there, in order. So a tile's finds are together and in
-order; where tiles lie among one another depends on who came first, and the table of runs (first entry and number, for
-each tile) puts them in order while they are copied out on the host. The outcome is the same each time.
+The first compares 64-bit words, 4 bf16 units at a time, and lists for each tile the words that differ, in the tile's own
+slots. The second looks at the units of the listed words: it counts the changes of its tile, takes as much room from a
+counter, and writes them there, in order. So a tile's finds lie together and in order; how tiles lie among one another
+depends on who came first, and the table of runs (first entry and number, for each tile) puts them in order while they
+are copied out on the host. The outcome is the same each time.
 
-Bytes a unit of width w, with a share d of units changed: 2w read, (4 + 2w)·d written, 8 bytes a tile for the runs. With
-bf16 at d = 1 % that is 4.08 bytes; copying one version moves 4. So a device that copies at B bytes a second (read and
-written counted) could extract at 0.98·B, if instructions do not rule. Two passes (count, then compact) would read 8 bytes
-and end just below half. What is left of B for instructions: some 25 a unit, half of them for stores that are masked out
-99 times in 100; at 132 multiprocessors of four schedulers at 1.7 GHz that allows some 1.1e12 units a second, 2.2 TB/s of
-bf16, where reading both versions at 4 TB/s would want 1.0e12. Masters: 6.08 bytes, the new side is fp32.
+Bytes a bf16 unit, with a share d of units changed: 4 read by the first kernel, 2·w/4 written and read for the list,
+w = 1 − (1 − d)^4 being the share of words that changed, 4·s read again by the second, s = 1 − (1 − d)^16 being the share
+of 32-byte sectors with a change, (4 + 2 + 2)·d written: 4.7 bytes at d = 1 %, 6.5 at 4 %, where copying one version
+moves 4. So a device that copies B bytes a second, reading and writing counted, could read both versions at 0.85·B and
+0.6·B. A count and then a compaction over everything would need 8 bytes and end below half.
 
-All blocks of a group go in one launch, through a table of addresses: a launch for each tensor would cost more than
-reading one of a few MiB.
+Words, because instructions rule otherwise: one kernel over single units compiles to some 50 instructions a unit for
+sm_90, which four schedulers on each of 132 multiprocessors at 1.7 GHz can issue for 2.2 TB/s of both versions, if they
+never wait; these two take 12 a unit to find words, and 8 to write at 1 %, 23 at 4 %.
+
+Masters are compared a unit at a time, 6 bytes each; so are tensors that do not begin at a multiple of 16 bytes. All
+blocks of a group go in one launch, through a table of addresses: launches for each tensor would cost more than reading
+one of a few MiB.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +29,17 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from p2psync.engines.device_find import Group
-from p2psync.engines.device_rooms import TABLE_COLUMNS, Room
+from p2psync.engines.device_find import Group, Pair
+from p2psync.engines.device_rooms import MOST_BLOCKS, Room
 
-#: Bytes of one version that a program compares: 16 or more bytes for each of 256 threads.
-_TILE_BYTES = 8192
-_WARPS = 8
-#: Addresses that are multiples of this are read 16 bytes at a time.
-_ALIGNMENT = 16
+#: Words of a tile, and most words of a group: two bytes of device memory each. Most blocks of a group are
+#: `MOST_BLOCKS`, and each may have a tile that is nearly empty.
+TILE_WORDS = 1024
+_GROUP_WORDS = 1 << 24
+WORD_BYTES = 8
+#: Units that the second kernel looks at in one turn; warps of each kernel.
+LANES = 256
+LOOK_WARPS, WRITE_WARPS = 4, 2
 
 
 @triton.jit
@@ -44,8 +50,70 @@ def round_bits(value, nan):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def find_changes(  # type: ignore[no-untyped-def]
+def find_words(  # type: ignore[no-untyped-def]
     table,
+    counts,
+    words,
+    unit,
+    tiles,
+    nan,
+    PACK: tl.constexpr,
+    TILE: tl.constexpr,
+    MASTERS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """List the words of one tile of one block that differ.
+
+    table: for each block the addresses of old and new, its units, and its first slot in `words`. counts: for each tile,
+    how many words it has listed. unit: a pointer to the unit's type. PACK: units of a word, 1 if they are compared
+    alone.
+    """
+    tile = tl.program_id(0)
+    block = tl.program_id(1)
+    entry = table + block * 4
+    count = tl.load(entry + 2).to(tl.int32)
+    begin = tile * TILE
+    whole = count // PACK
+    if begin * PACK >= count:
+        tl.store(counts + block * tiles + tile, 0)
+        return
+    if PACK == 1:
+        old_base = tl.load(entry).to(unit.dtype)
+        new_base = tl.load(entry + 1).to(counts.dtype if MASTERS else unit.dtype)
+    else:
+        old_base = tl.load(entry).to(table.dtype)
+        new_base = tl.load(entry + 1).to(table.dtype)
+    if ALIGNED:
+        old_base = tl.multiple_of(old_base, 16)
+        new_base = tl.multiple_of(new_base, 16)
+    lane = tl.arange(0, TILE)
+    word = begin + lane
+    if begin + TILE <= whole:
+        # Without a mask, so that the compiler may load 16 bytes at a time.
+        old = tl.load(old_base + word)
+        new = tl.load(new_base + word)
+    else:
+        old = tl.load(old_base + word, mask=word < whole, other=0)
+        new = tl.load(new_base + word, mask=word < whole, other=0)
+    if MASTERS:
+        changed = old != round_bits(new.to(tl.uint32, bitcast=True), nan)
+    else:
+        changed = old != new
+    # A word that the block ends in is not read, since it is more than the tensor; it is listed in any case.
+    flags = (changed | ((word == whole) & (whole * PACK < count))).to(tl.int32)
+    found = tl.sum(flags, 0)
+    tl.store(counts + block * tiles + tile, found)
+    if found > 0:
+        at = tl.cumsum(flags, 0) - 1
+        slots = words + tl.load(entry + 3) + begin
+        tl.store(slots + at, lane.to(tl.int16), mask=flags != 0)
+
+
+@triton.jit
+def write_changes(  # type: ignore[no-untyped-def]
+    table,
+    counts,
+    words,
     runs,
     cursor,
     positions,
@@ -54,77 +122,109 @@ def find_changes(  # type: ignore[no-untyped-def]
     room,
     tiles,
     nan,
+    PACK: tl.constexpr,
     TILE: tl.constexpr,
+    LANES: tl.constexpr,
     MASTERS: tl.constexpr,
-    ALIGNED: tl.constexpr,
 ):
-    """One tile of one block. table: (address of old, address of new, units) for each block; room: entries that fit."""
+    """Write the changed units of one tile's listed words to room from `cursor`; what is beyond `room` entries is only
+    counted."""
     tile = tl.program_id(0)
     block = tl.program_id(1)
-    entry = table + block * 3
-    count = tl.load(entry + 2).to(tl.int32)
-    begin = tile * TILE
-    run = runs + (block * tiles + tile) * 2
-    if begin >= count:
-        tl.store(run, 0)
-        tl.store(run + 1, 0)
-        return
-    old_base = tl.load(entry).to(olds.dtype)
-    if MASTERS:
-        new_base = tl.load(entry + 1).to(positions.dtype)
-    else:
-        new_base = tl.load(entry + 1).to(olds.dtype)
-    if ALIGNED:
-        old_base = tl.multiple_of(old_base, 16)
-        new_base = tl.multiple_of(new_base, 16)
-    offset = begin + tl.arange(0, TILE)
-    if begin + TILE <= count:
-        # Without a mask, so that the compiler may load 16 bytes at a time.
-        old = tl.load(old_base + offset)
-        raw = tl.load(new_base + offset)
-    else:
-        old = tl.load(old_base + offset, mask=offset < count, other=0)
-        raw = tl.load(new_base + offset, mask=offset < count, other=0)
+    row = block * tiles + tile
+    listed = tl.load(counts + row) * PACK
+    found = 0
+    first = 0
+    if listed > 0:
+        entry = table + block * 4
+        count = tl.load(entry + 2).to(tl.int32)
+        old_base = tl.load(entry).to(olds.dtype)
+        new_base = tl.load(entry + 1).to(positions.dtype if MASTERS else olds.dtype)
+        slots = words + tl.load(entry + 3) + tile * TILE
+        lane = tl.arange(0, LANES)
+        for begin in range(0, listed, LANES):
+            old, new, offset, live = _units(
+                old_base, new_base, slots, begin + lane, listed, tile * TILE, count, nan, PACK, MASTERS
+            )
+            found += tl.sum((live & (old != new)).to(tl.int32), 0)
+        if found > 0:
+            first = tl.atomic_add(cursor, found, sem="relaxed")
+            base = first
+            for begin in range(0, listed, LANES):
+                old, new, offset, live = _units(
+                    old_base, new_base, slots, begin + lane, listed, tile * TILE, count, nan, PACK, MASTERS
+                )
+                flags = (live & (old != new)).to(tl.int32)
+                at = base + tl.cumsum(flags, 0) - 1
+                keep = (flags != 0) & (at < room)
+                tl.store(positions + at, offset, mask=keep)
+                tl.store(olds + at, old, mask=keep)
+                tl.store(steps + at, new - old, mask=keep)
+                base += tl.sum(flags, 0)
+    tl.store(runs + row * 2, first)
+    tl.store(runs + row * 2 + 1, found)
+
+
+@triton.jit
+def _units(old_base, new_base, slots, lane, listed, begin, count, nan, PACK: tl.constexpr, MASTERS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Old and new bits and the offsets of the units of listed words, and which lanes have one."""
+    word = begin + tl.load(slots + lane // PACK, mask=lane < listed, other=0).to(tl.int32)
+    offset = word * PACK + lane % PACK
+    live = (lane < listed) & (offset < count)
+    old = tl.load(old_base + offset, mask=live, other=0)
+    raw = tl.load(new_base + offset, mask=live, other=0)
     if MASTERS:
         new = round_bits(raw.to(tl.uint32, bitcast=True), nan)
     else:
         new = raw
-    changed = old != new
-    flags = changed.to(tl.int32)
-    found = tl.sum(flags, 0)
-    first = 0
-    if found > 0:
-        first = tl.atomic_add(cursor, found, sem="relaxed")
-        at = first + tl.cumsum(flags, 0) - 1
-        keep = changed & (at < room)
-        tl.store(positions + at, offset, mask=keep)
-        tl.store(olds + at, old, mask=keep)
-        tl.store(steps + at, new - old, mask=keep)
-    tl.store(run, first)
-    tl.store(run + 1, found)
+    return old, new, offset, live
 
 
 class TritonFinder:
-    """The kernel above. Masked units of a short tile load zeros on both sides, and fp32 zeros round to zeros."""
+    """The kernels above, on one stream: the list of words is used by one group at a time."""
 
     def __init__(self, nan: int) -> None:
         """nan: what a NaN among masters is rounded to; see `nan_bits`."""
         self._nan = nan
+        self._words: torch.Tensor | None = None
+        self._counts: torch.Tensor | None = None
 
-    def tiles(self, span: int, width: int) -> int:
+    def tiles(self, span: int, pair: Pair) -> int:
         """See `Finder`."""
-        return -(-span * width // _TILE_BYTES)
+        return -(-span // (TILE_WORDS * units_of_word(pair)))
+
+    def most_units(self, pair: Pair) -> int:
+        """See `Finder`: the list of words must hold them."""
+        return _GROUP_WORDS * units_of_word(pair)
 
     def look(self, group: Group, room: Room, tiles: int) -> None:
-        """See `Finder`: one launch, and the upload of its table."""
-        tile = _TILE_BYTES // group.width
-        host = room.host_table[: len(group.pieces)]
-        host.numpy()[:] = rows = _table(group)
-        room.table[: len(group.pieces)].copy_(host, non_blocking=True)
+        """See `Finder`: two launches, and the upload of their table."""
+        blocks, pack = len(group.pieces), units_of_word(group.pieces[0].pair)
+        if self._words is None or self._counts is None:
+            self._words = torch.empty(_GROUP_WORDS + MOST_BLOCKS * TILE_WORDS, dtype=torch.int16, device=room.runs.device)
+            self._counts = torch.empty_like(room.runs[:, 0])
+        host = room.host_table[:blocks]
+        host.numpy()[:] = _table(group, pack)
+        room.table[:blocks].copy_(host, non_blocking=True)
         room.cursor.zero_()
         positions, olds, steps = room.arrays(group.width)
-        find_changes[(tiles, len(group.pieces))](
+        find_words[(tiles, blocks)](
             room.table,
+            self._counts,
+            self._words,
+            olds,
+            tiles,
+            self._nan,
+            PACK=pack,
+            TILE=TILE_WORDS,
+            MASTERS=group.masters,
+            ALIGNED=group.aligned,
+            num_warps=LOOK_WARPS,
+        )
+        write_changes[(tiles, blocks)](
+            room.table,
+            self._counts,
+            self._words,
             room.runs,
             room.cursor,
             positions,
@@ -133,19 +233,28 @@ class TritonFinder:
             room.entries(group.width),
             tiles,
             self._nan,
-            TILE=tile,
+            PACK=pack,
+            TILE=TILE_WORDS,
+            LANES=LANES,
             MASTERS=group.masters,
-            ALIGNED=not (rows[:, :2] % _ALIGNMENT).any(),
-            num_warps=_WARPS,
+            num_warps=WRITE_WARPS,
         )
 
     def gather(self, group: Group, room: Room, runs: NDArray[np.int32]) -> None:
         """See `Finder`: all was written by `look`."""
 
 
-def _table(group: Group) -> NDArray[np.int64]:
-    rows = np.empty((len(group.pieces), TABLE_COLUMNS), np.int64)
+def units_of_word(pair: Pair) -> int:
+    """Units that are compared at a time."""
+    return WORD_BYTES // pair.spec.width if pair.aligned and not pair.masters else 1
+
+
+def _table(group: Group, pack: int) -> NDArray[np.int64]:
+    rows = np.empty((len(group.pieces), 4), np.int64)
     for k, (piece, old) in enumerate(zip(group.pieces, group.olds, strict=True)):
         new = piece.pair.new
-        rows[k] = old.data_ptr(), new.data_ptr() + piece.start * new.element_size(), piece.count
+        rows[k, :3] = old.data_ptr(), new.data_ptr() + piece.start * new.element_size(), piece.count
+    # Whole tiles for each block, so that every tile has slots of its own.
+    slots = -(-rows[:, 2] // (TILE_WORDS * pack)) * TILE_WORDS
+    rows[:, 3] = np.cumsum(slots) - slots
     return rows

@@ -46,7 +46,7 @@ def masters(count: int, density: float, seed: int = 0) -> tuple[TensorSpec, Unit
         values[:6] = np.nan, -np.nan, np.inf, -np.inf, 1e-40, 3.4028235e38
     old = np.empty(count, np.uint16)
     round_bf16(values, old, nan_bits(CPU))
-    moved = np.where(rng.random(count) < density, values * np.float32(1.01), values)
+    moved = np.where(rng.random(count) < density, values * np.float32(0.99), values)
     return spec, old, torch.from_numpy(moved.astype(np.float32))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from device_parts import CPU, GRID, SIZES, WIDTHS, assert_same, masters, on_cpu, pairs_of, versions
+from device_parts import CPU, GRID, SIZES, WIDTHS, assert_same, masters, on_cpu, pairs_of, tensor_of, versions
 from module_parts import DTYPES
 
 from p2psync.delta.container import ChunkEncoder
@@ -75,8 +75,6 @@ def test_old_bits_may_be_streamed() -> None:
 
 def test_masters_are_rounded_while_they_are_read() -> None:
     found = [masters(count, 0.05, seed) for seed, count in enumerate(SIZES)]
-    from device_parts import tensor_of
-
     pairs = [Pair(row, spec, tensor_of(old), new) for row, (spec, old, new) in enumerate(found)]
     assert_same(list(DeviceExtraction(CPU, GRID).extract(pairs)), on_cpu(pairs))
 

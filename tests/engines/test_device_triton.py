@@ -1,0 +1,114 @@
+"""The Triton kernels: in Triton's interpreter the same finds as on a CPU, and real compilers take them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+ELSEWHERE = "triton" in sys.modules
+# Triton decides when it is imported whether its functions are compiled or interpreted.
+os.environ["TRITON_INTERPRET"] = "1"
+from p2psync.engines import device_triton  # noqa: E402
+
+del os.environ["TRITON_INTERPRET"]
+
+import torch  # noqa: E402
+from device_parts import CPU, GRID, WIDTHS, assert_same, masters, on_cpu, pairs_of, tensor_of, versions  # noqa: E402
+
+from p2psync.engines.device_extract import DeviceExtraction  # noqa: E402
+from p2psync.engines.device_find import Pair, nan_bits  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    if ELSEWHERE:
+        pytest.skip("triton was imported before, to compile")
+
+
+def extraction(**options: int) -> DeviceExtraction:
+    return DeviceExtraction(CPU, GRID, finder=device_triton.TritonFinder(nan_bits(CPU)), **options)
+
+
+@pytest.mark.parametrize("density", [0.0, 0.01, 0.2])
+@pytest.mark.parametrize("dtype", WIDTHS)
+def test_the_same_blocks_as_on_a_cpu(dtype: str, density: float) -> None:
+    # Around a word, a tile of 1024 words, and a block.
+    sizes = (1, 3, 5, 8191, 8192, 8193, GRID + 4097)
+    pairs = pairs_of([versions(dtype, count, density, seed) for seed, count in enumerate(sizes)])
+    found = list(extraction().extract(pairs))
+    assert_same(found, on_cpu(pairs))
+    assert bool(found) == (density > 0)
+
+
+def test_all_changed_is_dense_and_does_not_fit_a_room() -> None:
+    pairs = pairs_of([versions("BF16", 3 * GRID + 3, 1.0)])
+    small = extraction(room_bytes=1)
+    small._density = 0.0
+    assert_same(list(small.extract(pairs)), on_cpu(pairs))
+    assert small.redone == 1
+
+
+def test_tensors_that_begin_anywhere() -> None:
+    spec, old, new = versions("BF16", 10_000, 0.02)
+    crooked = [torch.empty(10_008, dtype=torch.int16)[offset : offset + 10_000] for offset in (1, 3)]
+    for view, units in zip(crooked, (old, new), strict=True):
+        view.copy_(tensor_of(units))
+    pairs = [Pair(0, spec, *crooked), Pair(1, spec, tensor_of(old), crooked[1])]
+    assert not any(pair.aligned for pair in pairs)
+    assert_same(list(extraction().extract(pairs)), on_cpu(pairs))
+
+
+def test_masters_are_rounded_as_torch_rounds_them() -> None:
+    found = [masters(count, 0.05, seed) for seed, count in enumerate((7, 1024, 1025, GRID + 9))]
+    pairs = [Pair(row, spec, tensor_of(old), new) for row, (spec, old, new) in enumerate(found)]
+    assert_same(list(extraction().extract(pairs)), on_cpu(pairs))
+
+
+COMPILE = """
+import re, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from p2psync.engines import device_triton as kernels
+
+pointers = {"table": "*i64", "counts": "*i32", "words": "*i16", "runs": "*i32", "cursor": "*i32", "positions": "*i32"}
+numbers = {"room": "i32", "tiles": "i32", "nan": "i32"}
+for capability in (80, 90):
+    for kernel, warps in ((kernels.find_words, kernels.LOOK_WARPS), (kernels.write_changes, kernels.WRITE_WARPS)):
+        for unit, pack, masters, aligned in (
+            ("u8", 8, 0, 1), ("i16", 4, 0, 1), ("i32", 2, 0, 1), ("i64", 1, 0, 1), ("i16", 1, 1, 1), ("i16", 1, 0, 0)
+        ):
+            types = {**pointers, **numbers, "olds": "*" + unit, "steps": "*" + unit, "unit": "*" + unit}
+            fixed = {"PACK": pack, "TILE": kernels.TILE_WORDS, "LANES": kernels.LANES}
+            fixed |= {"MASTERS": bool(masters), "ALIGNED": bool(aligned)}
+            names = kernel.arg_names
+            source = ASTSource(
+                kernel, {n: types.get(n, "constexpr") for n in names}, {n: fixed[n] for n in names if n in fixed}
+            )
+            made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+            wide = len(re.findall(r"ld\\.global\\.v[248]\\.b(?:64|32)", made.asm["ptx"]))
+            print(capability, kernel.__name__, unit, aligned, wide, len(made.asm["cubin"]))
+"""
+
+
+def test_the_kernels_compile_for_gpus_and_read_16_bytes_at_a_time(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"}
+    run = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    lines = [line.split() for line in run.stdout.splitlines() if re.match(r"\d+ ", line)]
+    assert len(lines) == 24
+    for _, kernel, _, aligned, wide, size in lines:
+        assert int(size) > 0
+        if kernel == "find_words":
+            assert (int(wide) > 0) == bool(int(aligned))
