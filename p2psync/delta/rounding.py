@@ -25,7 +25,7 @@ def round_bf16(masters: NDArray[np.float32], out: NDArray[np.uint16], nan: int =
         raise ValueError("flat fp32 masters and as many 16-bit units are wanted")
     if not (masters.flags.carray and out.flags.carray):
         raise ValueError("masters and units must be contiguous and aligned")
-    if not 0x7F80 < nan & 0x7FFF or not 0 <= nan <= 0xFFFF:
+    if not 0 <= nan <= 0xFFFF or nan & 0x7FFF <= 0x7F80:
         raise ValueError(f"{nan:#x} is no NaN of bf16")
     _round(masters.view(np.uint32), np.uint16(nan), out)
 

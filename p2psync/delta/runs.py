@@ -19,7 +19,8 @@ def order_runs(runs: NDArray[np.int32], positions: NDArray[np.uint32], olds: Uni
     total = int(runs[:, 1].sum(dtype=np.int64))
     out = np.empty(total, np.uint32), np.empty(total, olds.dtype), np.empty(total, steps.dtype)
     room = min(positions.size, olds.size, steps.size)
-    if runs.size and (int(runs.min()) < 0 or int(runs.sum(axis=1, dtype=np.int64)[runs[:, 1] > 0].max(initial=0)) > room):
+    ends = runs.sum(axis=1, dtype=np.int64)[runs[:, 1] > 0]
+    if int(runs.min(initial=0)) < 0 or int(ends.max(initial=0)) > room:
         raise ValueError("a run of finds lies outside of the room for them")
     _order(np.ascontiguousarray(runs), positions, olds, steps, *out)
     return out

@@ -1,9 +1,9 @@
 """Extraction on a device: what `delta.extract` finds on a CPU, found where the weights are.
 
 Blocks of the codec's grid are looked at in groups of bounded bytes. While the device looks at group g + 1, the finds of
-group g cross to pinned memory, and those of group g − 1 are handed over. The host waits once a group: then the counts of
-group g and the finds of group g − 1 are there. Beside the two versions the device holds two rooms, whatever the model's
-size; finds cross by 8 bytes a changed bf16 unit, 4 % of one copy of the model at 1 %.
+group g cross to pinned memory, and those of group g − 1 are handed over. The host waits once a group: then the counts
+of group g and the finds of group g − 1 are there. Beside the two versions the device holds two rooms, whatever the
+model's size; finds cross by 8 bytes a changed bf16 unit, 4 % of one copy of the model at 1 %.
 
 A room is sized for the density that is expected, and groups for what fits at the density seen so far. A group that
 finds more than its room holds was counted exactly all the same: it is done again in parts that fit, one after another.
@@ -70,7 +70,7 @@ class DeviceExtraction:
         self._finder = finder or best_finder(device)
         self._group_bytes, self._streamed_bytes = group_bytes, streamed_bytes
         # Whatever a block holds, all of it changed must fit.
-        most = max(block_span(width, block_units) * entry_bytes(width) + 16 * entry_bytes(width) for width in (1, 2, 4, 8))
+        most = max((block_span(width, block_units) + 16) * entry_bytes(width) for width in (1, 2, 4, 8))
         self._room_bytes = max(room_bytes, most)
         self._rooms: list[Room] = []
         self._density = _FIRST_DENSITY
@@ -83,9 +83,7 @@ class DeviceExtraction:
         Neither version may change until the iterator's end.
         """
         lanes = Lanes(self.device)
-        self._rooms = self._rooms or [
-            Room(self.device, self._room_bytes, _MOST_RUNS, MOST_BLOCKS) for _ in range(2)
-        ]
+        self._rooms = self._rooms or [Room(self.device, self._room_bytes, _MOST_RUNS, MOST_BLOCKS) for _ in range(2)]
         groups = self._groups(pairs)
         last: list[Mark] = [DONE, DONE]
         before: _Flight | None = None

@@ -19,7 +19,6 @@ from p2psync.delta.tensors import TensorSpec
 from p2psync.engines.device_rooms import SIGNED, Room
 from p2psync.errors import EngineError
 
-
 #: What the start of a tensor must be a multiple of to be `aligned` (bytes).
 ALIGNMENT = 16
 

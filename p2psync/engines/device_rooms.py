@@ -78,7 +78,7 @@ class Lanes:
         if self._cuda:
             # What was computed on any stream before must be there to be read.
             torch.cuda.synchronize(device)
-        self._streams = [torch.cuda.Stream(device) for _ in range(3)] if self._cuda else []
+        self._streams = [_new_stream(device) for _ in range(3)] if self._cuda else []
 
     def upload(self) -> AbstractContextManager[object]:
         """Work on the stream that brings old bits to the device."""
@@ -96,7 +96,7 @@ class Lanes:
         """What has been asked of the current stream up to now."""
         if not self._cuda:
             return Mark(None)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return Mark(event)
 
@@ -125,9 +125,11 @@ class Mark:
 DONE = Mark(None)
 
 
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 @contextmanager
 def _stream(stream: torch.cuda.Stream) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
-
-

@@ -1,16 +1,16 @@
 """Finding changed units by two Triton kernels: both versions are read once, and then only what changed.
 
-The first compares 64-bit words, 4 bf16 units at a time, and lists for each tile the words that differ, in the tile's own
-slots. The second looks at the units of the listed words: it counts the changes of its tile, takes as much room from a
-counter, and writes them there, in order. So a tile's finds lie together and in order; how tiles lie among one another
+The first compares 64-bit words, 4 bf16 units at a time, and lists for each tile the words that differ, in the tile's
+own slots. The second looks at the units of the listed words: it counts the changes of its tile, takes as much room from
+a counter, and writes them there, in order. So a tile's finds lie together and in order; how tiles lie among one another
 depends on who came first, and the table of runs (first entry and number, for each tile) puts them in order while they
 are copied out on the host. The outcome is the same each time.
 
-Bytes a bf16 unit, with a share d of units changed: 4 read by the first kernel, 2·w/4 written and read for the list,
-w = 1 − (1 − d)^4 being the share of words that changed, 4·s read again by the second, s = 1 − (1 − d)^16 being the share
-of 32-byte sectors with a change, (4 + 2 + 2)·d written: 4.7 bytes at d = 1 %, 6.5 at 4 %, where copying one version
-moves 4. So a device that copies B bytes a second, reading and writing counted, could read both versions at 0.85·B and
-0.6·B. A count and then a compaction over everything would need 8 bytes and end below half.
+Bytes a bf16 unit, with a share d of units changed: 4 read by the first kernel; 2·w/4 written and read for the list, w
+being 1 − (1 − d)^4, the share of words that changed; 4·s read again by the second, s being 1 − (1 − d)^16, the share of
+32-byte sectors with a change; (4 + 2 + 2)·d written. That is 4.7 bytes at d = 1 %, 6.4 at 4 %, where copying one
+version moves 4. So a device that copies B bytes a second, reading and writing counted, could read both versions at
+0.85·B and 0.63·B. A count and then a compaction over everything would need 8 bytes and end below half.
 
 Words, because instructions rule otherwise: one kernel over single units compiles to some 50 instructions a unit for
 sm_90, which four schedulers on each of 132 multiprocessors at 1.7 GHz can issue for 2.2 TB/s of both versions, if they
@@ -49,7 +49,7 @@ def round_bits(value, nan):  # type: ignore[no-untyped-def]
     return tl.where((value & 0x7FFFFFFF) > 0x7F800000, nan, rounded).to(tl.uint16).to(tl.int16, bitcast=True)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def find_words(  # type: ignore[no-untyped-def]
     table,
     counts,
@@ -96,9 +96,8 @@ def find_words(  # type: ignore[no-untyped-def]
         old = tl.load(old_base + word, mask=word < whole, other=0)
         new = tl.load(new_base + word, mask=word < whole, other=0)
     if MASTERS:
-        changed = old != round_bits(new.to(tl.uint32, bitcast=True), nan)
-    else:
-        changed = old != new
+        new = round_bits(new.to(tl.uint32, bitcast=True), nan)
+    changed = old != new
     # A word that the block ends in is not read, since it is more than the tensor; it is listed in any case.
     flags = (changed | ((word == whole) & (whole * PACK < count))).to(tl.int32)
     found = tl.sum(flags, 0)
@@ -109,7 +108,7 @@ def find_words(  # type: ignore[no-untyped-def]
         tl.store(slots + at, lane.to(tl.int16), mask=flags != 0)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def write_changes(  # type: ignore[no-untyped-def]
     table,
     counts,
@@ -165,18 +164,16 @@ def write_changes(  # type: ignore[no-untyped-def]
     tl.store(runs + row * 2 + 1, found)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _units(old_base, new_base, slots, lane, listed, begin, count, nan, PACK: tl.constexpr, MASTERS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Old and new bits and the offsets of the units of listed words, and which lanes have one."""
     word = begin + tl.load(slots + lane // PACK, mask=lane < listed, other=0).to(tl.int32)
     offset = word * PACK + lane % PACK
     live = (lane < listed) & (offset < count)
     old = tl.load(old_base + offset, mask=live, other=0)
-    raw = tl.load(new_base + offset, mask=live, other=0)
+    new = tl.load(new_base + offset, mask=live, other=0)
     if MASTERS:
-        new = round_bits(raw.to(tl.uint32, bitcast=True), nan)
-    else:
-        new = raw
+        new = round_bits(new.to(tl.uint32, bitcast=True), nan)
     return old, new, offset, live
 
 
@@ -201,8 +198,9 @@ class TritonFinder:
         """See `Finder`: two launches, and the upload of their table."""
         blocks, pack = len(group.pieces), units_of_word(group.pieces[0].pair)
         if self._words is None or self._counts is None:
-            self._words = torch.empty(_GROUP_WORDS + MOST_BLOCKS * TILE_WORDS, dtype=torch.int16, device=room.runs.device)
-            self._counts = torch.empty_like(room.runs[:, 0])
+            device, slots = room.runs.device, _GROUP_WORDS + MOST_BLOCKS * TILE_WORDS
+            self._words = torch.empty(slots, dtype=torch.int16, device=device)
+            self._counts = torch.empty(room.runs.shape[0], dtype=torch.int32, device=device)
         host = room.host_table[:blocks]
         host.numpy()[:] = _table(group, pack)
         room.table[:blocks].copy_(host, non_blocking=True)

@@ -28,7 +28,7 @@ from p2psync.engines.base import Commit, Position, Step
 from p2psync.engines.header import blob_spec, canonical_header
 from p2psync.engines.names import is_weights
 from p2psync.engines.paths import check_path, position_of
-from p2psync.engines.staging import Change, Staging
+from p2psync.engines.staging import Change, Staging, prepare_writes
 from p2psync.engines.weights import LiveTensor, host_units, live_tensor, module_rows, module_specs, module_units
 from p2psync.errors import DigestMismatchError, EngineError
 from p2psync.protocol.manifest import Manifest
@@ -171,7 +171,7 @@ class ModuleEngine:
         if journal is None:
             raise EngineError("nothing was committed since the last roll-back: nothing to undo")
         self._stage = None
-        writes = [c.tensor.prepare(c.start, c.count, c.positions, c.old) for c in journal.changes]
+        writes = prepare_writes(journal.changes, [c.old for c in journal.changes])
 
         def restore() -> None:
             self._position, self._blobs, self._journal = journal.position, journal.blobs, None
@@ -192,7 +192,7 @@ class ModuleEngine:
             raise DigestMismatchError(
                 f"version {manifest.version} would not have the digest that its manifest signs; nothing was made live"
             )
-        writes = [c.tensor.prepare(c.start, c.count, c.positions, c.new) for c in changes]
+        writes = prepare_writes(changes, [c.new for c in changes])
         seconds += time.perf_counter() - begun
         position, journal = position_of(manifest), _Journal(self._position, self._blobs, changes)
 
@@ -216,8 +216,9 @@ class ModuleEngine:
                 _settle(changes)
             except BaseException as error:
                 # Bits are set, not added, so undoing what was never written does no harm.
-                for c, bits in zip(changes, undo, strict=True):
-                    c.tensor.prepare(c.start, c.count, c.positions, bits)()
+                # A little at a time: there may be no more memory on a device that has just failed.
+                for write in prepare_writes(changes, undo, device_bytes=0):
+                    write()
                 _settle(changes)
                 if isinstance(error, Exception):
                     raise EngineError(f"the weights could not be written, and are as they were: {error}") from error

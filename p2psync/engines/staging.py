@@ -7,7 +7,7 @@ composed first. A path that begins with an anchor is staged whole, O(N), less th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +18,12 @@ from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.engines.base import Step
+from p2psync.engines.device_move import DEVICE_BYTES, Place, gather, prepare
 from p2psync.engines.weights import LiveTensor, Positions
 from p2psync.errors import EngineError
+
+#: Changed units on a device whose old bits are asked for at a time.
+_PENDING_UNITS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +59,8 @@ class Staging:
         self._missing = [set(range(step.manifest.chunks)) for step in path]
         self._blocks: dict[tuple[TensorSpec, int], Block] = {}
         self._changes: list[Change] = []
+        self._pending: list[tuple[TensorSpec, Block]] = []
+        self._pending_units = 0
         self._buffers: dict[TensorSpec, Units] = {}
         self._found: dict[TensorSpec, int] = {}
         self._base: tuple[int, TensorSpec, Units] | None = None
@@ -103,6 +109,7 @@ class Staging:
         for (spec, _), block in sorted(self._blocks.items(), key=lambda item: item[0]):
             self._measure(spec, block)
         self._blocks = {}
+        self._gather_pending()
         if not self.whole:
             self.digest = (self.digest + _sum(self.blobs, self._live_blobs)) % MODULUS
             self._live_blobs = self.blobs
@@ -176,11 +183,26 @@ class Staging:
 
     def _measure(self, spec: TensorSpec, block: Block) -> None:
         tensor = self._tensors[spec]
-        old = tensor.gather(block.start, block.count, block.positions)
+        if tensor.place is None:
+            self._change(spec, block, tensor.gather(block.start, block.count, block.positions))
+            return
+        # A device is asked for many blocks at a time, since each answer is waited for.
+        self._pending.append((spec, block))
+        self._pending_units += block.steps.size
+        if self._pending_units >= _PENDING_UNITS:
+            self._gather_pending()
+
+    def _gather_pending(self) -> None:
+        pending, self._pending, self._pending_units = self._pending, [], 0
+        olds = gather([_place(self._tensors[spec], block) for spec, block in pending])
+        for (spec, block), old in zip(pending, olds, strict=True):
+            self._change(spec, block, old)
+
+    def _change(self, spec: TensorSpec, block: Block, old: Units) -> None:
         new = old + block.steps
         self.digest += digest_change(spec, block.start, block.positions, old, new)
         self.changed += block.changed
-        self._changes.append(Change(tensor, block.start, block.count, block.positions, old, new))
+        self._changes.append(Change(self._tensors[spec], block.start, block.count, block.positions, old, new))
 
     def _finish_whole(self) -> None:
         if self._changes:
@@ -226,6 +248,31 @@ class Staging:
         for block in blocks:
             apply_block(units, block)
         return units
+
+
+def prepare_writes(
+    changes: Sequence[Change], values: Sequence[Units], *, device_bytes: int = DEVICE_BYTES
+) -> list[Callable[[], None]]:
+    """Everything that writing `values`, one array for each change, needs, done beforehand; the calls only write.
+
+    device_bytes: see `device_move.prepare`.
+    """
+    direct = [
+        c.tensor.prepare(c.start, c.count, c.positions, bits)
+        for c, bits in zip(changes, values, strict=True)
+        if c.tensor.place is None
+    ]
+    places, theirs = [], []
+    for c, bits in zip(changes, values, strict=True):
+        if c.tensor.place is not None:
+            places.append(Place(c.tensor.place, c.start, c.count, c.positions))
+            theirs.append(bits)
+    return direct + prepare(places, theirs, device_bytes=device_bytes)
+
+
+def _place(tensor: LiveTensor, block: Block) -> Place:
+    assert tensor.place is not None
+    return Place(tensor.place, block.start, block.count, block.positions)
 
 
 def _zeros(spec: TensorSpec) -> Units:

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from p2psync.delta.algebra import gather, scatter
 from p2psync.delta.block import Block
 from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.engines import device_move
+from p2psync.engines.device_move import Place
+from p2psync.engines.device_rooms import SIGNED
 from p2psync.errors import EngineError
 
 __all__ = ["LiveTensor", "host_units", "live_tensor", "module_rows", "module_specs", "module_units"]
@@ -38,15 +41,16 @@ _DTYPES: dict[torch.dtype, str] = {
     torch.int64: "I64",
     torch.uint64: "U64",
 }
-# Signed, because torch indexes signed integers on every device, and unsigned ones only on some.
-_BITS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 Positions = NDArray[np.uint32] | None
 
 
 class LiveTensor(Protocol):
     """One live tensor. Ranges are [start, start + count) units; positions are rising offsets from `start`, or None for
     every unit of the range."""
+
+    @property
+    def place(self) -> torch.Tensor | None:
+        """The tensor as integers, if it is best read and written many blocks at a time (`device_move`); else None."""
 
     def units(self) -> Units:
         """All bits, flat and read-only: a view where that is possible, else a copy."""
@@ -123,10 +127,10 @@ def module_units(module: torch.nn.Module, spec: TensorSpec, names: Mapping[str, 
 
 
 def live_tensor(tensor: torch.Tensor) -> LiveTensor:
-    """Access to a live tensor: straight to memory for a contiguous CPU tensor, else by torch's index operations."""
+    """Access to a live tensor: straight to memory for a contiguous CPU tensor, else by `device_move`."""
     if tensor.device.type == "cpu" and tensor.is_contiguous():
         return _HostTensor(tensor)
-    return _IndexedTensor(tensor)
+    return DeviceTensor(tensor)
 
 
 class _HostTensor:
@@ -134,6 +138,10 @@ class _HostTensor:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._bits = host_units(tensor)
+
+    @property
+    def place(self) -> torch.Tensor | None:
+        return None
 
     def units(self) -> Units:
         view = self._bits.view()
@@ -156,12 +164,16 @@ class _HostTensor:
         pass
 
 
-class _IndexedTensor:
-    """A tensor on a device, or a strided one: torch's index operations, with positions and values moved beforehand."""
+class DeviceTensor:
+    """A tensor on a device, or a strided one: read and written there, with positions and values moved beforehand."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
         self._bits = _bits(tensor)
+
+    @property
+    def place(self) -> torch.Tensor | None:
+        return self._bits
 
     def units(self) -> Units:
         units = host_units(self._tensor)
@@ -169,37 +181,19 @@ class _IndexedTensor:
         return units
 
     def gather(self, start: int, count: int, positions: Positions) -> Units:
-        with torch.inference_mode():
-            found = self._bits[self._index(start, count, positions)].cpu().reshape(-1)
-        return _unsigned(found)
+        return device_move.gather([Place(self._bits, start, count, positions)])[0]
 
     def prepare(self, start: int, count: int, positions: Positions, values: Units) -> Callable[[], None]:
-        signed = torch.from_numpy(values.view(f"i{values.itemsize}" if values.itemsize > 1 else "u1").copy())
-        moved = signed.to(self._bits.device)
-        if positions is None and count == self._bits.numel():
-            whole = moved.reshape(self._bits.shape)
-
-            def write_whole() -> None:
-                with torch.inference_mode():
-                    self._bits.copy_(whole)
-
-            return write_whole
-        index = self._index(start, count, positions)
+        writes = device_move.prepare([Place(self._bits, start, count, positions)], [values])
 
         def write() -> None:
-            with torch.inference_mode():
-                self._bits[index] = moved
+            for part in writes:
+                part()
 
         return write
 
     def settle(self) -> None:
-        if self._tensor.is_cuda:
-            torch.cuda.synchronize(self._tensor.device)
-
-    def _index(self, start: int, count: int, positions: Positions) -> tuple[torch.Tensor, ...]:
-        where = np.arange(count) if positions is None else positions.astype(np.int64)
-        flat = torch.from_numpy(where + start).to(self._bits.device)
-        return tuple(torch.unravel_index(flat, self._bits.shape))
+        device_move.settle(self._bits.device)
 
 
 def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
@@ -207,7 +201,7 @@ def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().view(_BITS[tensor.element_size()])
+    return tensor.detach().view(SIGNED[tensor.element_size()])
 
 
 def _unsigned(bits: torch.Tensor) -> Units:

@@ -54,11 +54,12 @@ def test_groups_are_bounded_and_cost_one_wait_each(density: float) -> None:
 
 
 def test_what_a_room_does_not_hold_is_done_again_in_parts() -> None:
-    quiet, busy = versions("BF16", 40 * GRID, 0.001, 1), versions("BF16", 30 * GRID, 1.0, 2)
+    quiet, busy = versions("BF16", 4 * GRID, 0.001, 1), versions("BF16", 16 * GRID, 1.0, 2)
     pairs = pairs_of([quiet, busy, quiet])
-    extraction = DeviceExtraction(CPU, GRID, room_bytes=1)
+    extraction = DeviceExtraction(CPU, GRID, room_bytes=1, group_bytes=8 * GRID)
     assert_same(list(extraction.extract(pairs)), on_cpu(pairs))
-    assert 1 <= extraction.redone <= 4, "the density is learnt"
+    # Two of the four groups are under way before the first has told how dense they are.
+    assert extraction.redone == 2
 
 
 def test_old_bits_may_be_streamed() -> None:
@@ -84,9 +85,7 @@ def test_the_encoder_makes_the_same_chunks_of_it(profile: str) -> None:
     found = [versions("BF16", 200_000, 0.01, 1), versions("F32", 90_000, 0.02, 2), versions("BF16", GRID, 1.0, 3)]
     found += [versions("BF16", 1000, 0.0, 4)]
     rows = [Row(spec, True, True) for spec, _, _ in found]
-    ours, theirs = (
-        ChunkEncoder(rows, block_units=GRID, chunk_bytes=1 << 14, profile=profile) for _ in range(2)
-    )
+    ours, theirs = (ChunkEncoder(rows, block_units=GRID, chunk_bytes=1 << 14, profile=profile) for _ in range(2))
     finds = list(DeviceExtraction(CPU, GRID).extract(pairs_of(found)))
     chunks: tuple[list[bytes], list[bytes]] = [], []
     for row, (_, old, new) in enumerate(found):
@@ -106,7 +105,10 @@ def test_finds_that_do_not_fit_the_row_are_refused() -> None:
         encoder = ChunkEncoder([Row(spec, True, True)], block_units=GRID, chunk_bytes=1 << 16)
         with pytest.raises(ValueError, match="rising order"):
             list(encoder.add_found(0, wrong, None))
-    for row, profile, message in ((Row(spec, True, True), "tight", "missing"), (Row(spec, False, True), "fast", "before")):
+    for row, profile, message in (
+        (Row(spec, True, True), "tight", "missing"),
+        (Row(spec, False, True), "fast", "before"),
+    ):
         encoder = ChunkEncoder([row], block_units=GRID, chunk_bytes=1 << 16, profile=profile)
         with pytest.raises(ValueError, match=message):
             list(encoder.add_found(0, finds, None))

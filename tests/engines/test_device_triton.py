@@ -16,15 +16,18 @@ if importlib.util.find_spec("triton") is None:
 ELSEWHERE = "triton" in sys.modules
 # Triton decides when it is imported whether its functions are compiled or interpreted.
 os.environ["TRITON_INTERPRET"] = "1"
-from p2psync.engines import device_triton  # noqa: E402
+from p2psync.engines import device_scatter, device_triton  # noqa: E402
 
 del os.environ["TRITON_INTERPRET"]
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from device_parts import CPU, GRID, WIDTHS, assert_same, masters, on_cpu, pairs_of, tensor_of, versions  # noqa: E402
 
+from p2psync.engines import device_move  # noqa: E402
 from p2psync.engines.device_extract import DeviceExtraction  # noqa: E402
 from p2psync.engines.device_find import Pair, nan_bits  # noqa: E402
+from p2psync.engines.device_move import Place  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +55,7 @@ def test_the_same_blocks_as_on_a_cpu(dtype: str, density: float) -> None:
 
 
 def test_all_changed_is_dense_and_does_not_fit_a_room() -> None:
-    pairs = pairs_of([versions("BF16", 3 * GRID + 3, 1.0)])
+    pairs = pairs_of([versions("F64", GRID + 1000, 1.0)])
     small = extraction(room_bytes=1)
     small._density = 0.0
     assert_same(list(small.extract(pairs)), on_cpu(pairs))
@@ -80,6 +83,7 @@ import re, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from p2psync.engines import device_scatter
 from p2psync.engines import device_triton as kernels
 
 pointers = {"table": "*i64", "counts": "*i32", "words": "*i16", "runs": "*i32", "cursor": "*i32", "positions": "*i32"}
@@ -99,6 +103,14 @@ for capability in (80, 90):
             made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
             wide = len(re.findall(r"ld\\.global\\.v[248]\\.b(?:64|32)", made.asm["ptx"]))
             print(capability, kernel.__name__, unit, aligned, wide, len(made.asm["cubin"]))
+    for gather in (True, False):
+        source = ASTSource(
+            device_scatter.move_units,
+            {"table": "*i64", "positions": "*i32", "values": "*i16", "TILE": "constexpr", "GATHER": "constexpr"},
+            {"TILE": device_scatter.TILE, "GATHER": gather},
+        )
+        made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+        print(capability, "move_units", "i16", 0, 0, len(made.asm["cubin"]))
 """
 
 
@@ -107,8 +119,34 @@ def test_the_kernels_compile_for_gpus_and_read_16_bytes_at_a_time(tmp_path: Path
     run = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     lines = [line.split() for line in run.stdout.splitlines() if re.match(r"\d+ ", line)]
-    assert len(lines) == 24
+    assert len(lines) == 28
     for _, kernel, _, aligned, wide, size in lines:
         assert int(size) > 0
         if kernel == "find_words":
             assert (int(wide) > 0) == bool(int(aligned))
+
+
+def test_units_are_gathered_and_written_by_one_launch_for_many_blocks() -> None:
+    rng = np.random.default_rng(4)
+    for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
+        live = torch.from_numpy(rng.integers(0, 255, 20_000 * dtype.itemsize, np.uint8)).view(dtype)
+        other, before = live.flip(0).contiguous(), live.clone()
+        few = np.sort(rng.choice(6000, 1500, replace=False)).astype(np.uint32)
+        places = [
+            Place(live, 1000, 6000, few),
+            Place(live, 12_000, 2000, None),
+            Place(other, 3, 10, few[:0]),
+            Place(other, 7, 6000, few[:1]),
+        ]
+        group = device_move._group(places)
+        found, expected = (torch.empty(group.entries, dtype=dtype) for _ in range(2))
+        device_scatter.gather_group(group, found)()
+        device_move.torch_gather(group, expected)()
+        assert torch.equal(found, expected)
+        write = device_scatter.scatter_group(group, expected + 1)
+        assert torch.equal(live, before), "only prepared"
+        write()
+        device_move.torch_gather(group, found)()
+        assert torch.equal(found, expected + 1)
+        device_scatter.scatter_group(group, expected)()
+        assert torch.equal(live, before)
