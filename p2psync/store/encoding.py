@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from blake3 import blake3
 
+from p2psync.delta import tight
 from p2psync.delta.block import Block
 from p2psync.delta.container import ChunkEncoder, EncodedChunk
 from p2psync.delta.digest import MODULUS, digest_bytes
+from p2psync.delta.extract import Found
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.protocol.manifest import Manifest, pack_table
 
@@ -66,6 +68,10 @@ class Encoding:
             own = digest_bytes((self._encoder.digest_change - before) % MODULUS)
             row = self.rows[index]
             self.rows[index] = Row(row.spec, row.before, row.after, own)
+
+    def take_found(self, index: int, found: Iterable[Found], old: Callable[[], Units]) -> None:
+        """Encode one row whose changes were found elsewhere. old: gives its old bits, where the profile needs them."""
+        self._keep(self._encoder.add_found(index, found, old() if self._profile == tight.NAME else None))
 
     def take_block(self, block: Block) -> None:
         """Encode a block that exists already, on the grid of `block_units`."""
