@@ -88,7 +88,7 @@ class DevicePath:
             if here and new.dtype != torch.float32:
                 continue
             if here:
-                found[index] = find_rounded(Pair(index, spec, _host_tensor(base, spec), new), block_units)
+                found[index] = find_rounded(Pair(index, spec, self._old(spec, new.device, base), new), block_units)
             else:
                 pairs.setdefault(new.device, []).append(Pair(index, spec, self._old(spec, new.device, base), new))
         for device, theirs in pairs.items():
@@ -109,7 +109,7 @@ class DevicePath:
         if isinstance(base, DeviceBase) and (resident := base.tensor(spec)) is not None and resident.device == device:
             return resident
         host = _host_tensor(base, spec)
-        if not self._keep_twin:
+        if not self._keep_twin or (device.type == "cpu" and not self._everywhere):
             return host
         if spec not in self._twin:
             self._twin[spec] = host.to(device, copy=True)
@@ -148,4 +148,6 @@ def _flat(spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _host_tensor(base: Base, spec: TensorSpec) -> torch.Tensor:
     units = base.units(spec)
+    if not units.flags.writeable:
+        units = units.copy()  # torch takes no other arrays
     return torch.from_numpy(units.view(f"i{spec.width}") if spec.width > 1 else units).to(SIGNED[spec.width])

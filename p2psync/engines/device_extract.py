@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from p2psync.delta.block import block_count, block_range, block_span, check_block_units
+from p2psync.delta.block import block_span, check_block_units
 from p2psync.delta.extract import Found, found_block
 from p2psync.delta.runs import order_runs
 from p2psync.engines.device_find import Finder, Group, Pair, Piece, TorchFinder, nan_bits
@@ -82,16 +82,14 @@ class DeviceExtraction:
 
         Neither version may change until the iterator's end.
         """
-        lanes = Lanes(self.device)
-        self._rooms = self._rooms or [Room(self.device, self._room_bytes, _MOST_RUNS, MOST_BLOCKS) for _ in range(2)]
-        groups = self._groups(pairs)
+        lanes, rooms, groups = Lanes(self.device), self._two_rooms(), self._groups(pairs)
         last: list[Mark] = [DONE, DONE]
         before: _Flight | None = None
         turn = 0
-        flight = self._launch(lanes, next(groups, None), self._rooms[0], DONE)
+        flight = self._launch(lanes, next(groups, None), rooms[0], DONE)
         while flight is not None:
             turn ^= 1
-            following = self._launch(lanes, next(groups, None), self._rooms[turn], last[turn])
+            following = self._launch(lanes, next(groups, None), rooms[turn], last[turn])
             self._learn(flight)
             if before is not None:
                 yield from _found(before)
@@ -107,34 +105,56 @@ class DeviceExtraction:
             self._wait(before.fetched)
             yield from _found(before)
 
+    def count(self, pairs: Iterable[Pair]) -> int:
+        """How many units differ: with Triton all that the device does for `extract`, and none of what the host does."""
+        lanes, rooms, groups = Lanes(self.device), self._two_rooms(), self._groups(pairs)
+        total = turn = 0
+        flight = self._launch(lanes, next(groups, None), rooms[0], DONE)
+        while flight is not None:
+            turn ^= 1
+            following = self._launch(lanes, next(groups, None), rooms[turn], DONE)
+            self._learn(flight)
+            total += flight.total
+            flight = following
+        return total
+
     # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _two_rooms(self) -> list[Room]:
+        self._rooms = self._rooms or [Room(self.device, self._room_bytes, _MOST_RUNS, MOST_BLOCKS) for _ in range(2)]
+        return self._rooms
 
     def _groups(self, pairs: Iterable[Pair]) -> Iterator[Sequence[Piece]]:
         """Runs of blocks of one kind, as large as bytes, room and density allow when they are asked for."""
         group: list[Piece] = []
-        units = 0
+        units = blocks = 0
+        kind = None
         for pair in pairs:
-            for index in range(block_count(pair.spec, self._block_units)):
-                start, count = block_range(pair.spec, self._block_units, index)
-                if group and (group[0].pair.kind != pair.kind or self._full(pair, len(group), units + count)):
+            span, mine, at = block_span(pair.spec.width, self._block_units), pair.kind, 0
+            while at < pair.spec.count:
+                most_units, most_blocks = self._limits(pair)
+                take = min(-(-(pair.spec.count - at) // span), (most_units - units) // span, most_blocks - blocks)
+                if group and (mine != kind or take < 1):
                     yield group
-                    group, units = [], 0
-                group.append(Piece(pair, start, count))
-                units += count
+                    group, units, blocks = [], 0, 0
+                    continue
+                kind, take = mine, max(1, take)
+                count = min(take * span, pair.spec.count - at)
+                group.append(Piece(pair, at, count, span))
+                units, blocks, at = units + count, blocks + take, at + count
         if group:
             yield group
 
-    def _full(self, pair: Pair, pieces: int, units: int) -> bool:
-        """Whether a group of so many pieces cannot take one more of this pair and have so many units."""
+    def _limits(self, pair: Pair) -> tuple[int, int]:
+        """Most units and most blocks of a group of this kind."""
         width = pair.spec.width
-        limit = (self._streamed_bytes if pair.streamed else self._group_bytes) // width
-        expected = units * max(_LEAST_DENSITY, _RESERVE * self._density)
-        return (
-            units > min(limit, self._finder.most_units(pair))
-            or expected > self._room_bytes // entry_bytes(width)
-            or pieces == MOST_BLOCKS
-            or (pieces + 1) * self._tiles(pair) > _MOST_RUNS
+        density = max(_LEAST_DENSITY, _RESERVE * self._density)
+        units = min(
+            (self._streamed_bytes if pair.streamed else self._group_bytes) // width,
+            self._finder.most_units(pair),
+            int(self._room_bytes // entry_bytes(width) / density),
         )
+        return units, min(MOST_BLOCKS, _MOST_RUNS // self._tiles(pair))
 
     def _tiles(self, pair: Pair) -> int:
         return self._finder.tiles(block_span(pair.spec.width, self._block_units), pair)
@@ -150,7 +170,7 @@ class DeviceExtraction:
             uploaded = lanes.mark() if streamed else DONE
         group = Group(pieces, olds)
         tiles = self._tiles(pieces[0].pair)
-        rows = tiles * len(pieces)
+        rows = tiles * group.blocks
         with lanes.compute(), torch.inference_mode():
             uploaded.hold()
             free.hold()
@@ -161,7 +181,7 @@ class DeviceExtraction:
     def _learn(self, flight: _Flight) -> None:
         """Wait for the counts of a group (and for the finds of the one before), and reckon with its density."""
         self._wait(flight.looked)
-        flight.runs = flight.room.host_runs[: flight.tiles * len(flight.group.pieces)].numpy().copy()
+        flight.runs = flight.room.host_runs[: flight.tiles * flight.group.blocks].numpy().copy()
         seen = flight.total / max(1, flight.group.units)
         self._density = max(seen, (self._density + seen) / 2)
 
@@ -189,7 +209,8 @@ class DeviceExtraction:
         self.redone += 1
         counts = flight.runs[:, 1].reshape(-1, flight.tiles).sum(axis=1, dtype=np.int64)
         room, total, part = flight.room.entries(flight.group.width), 0, list[Piece]()
-        for piece, count in [*zip(flight.group.pieces, counts.tolist(), strict=True), (None, room + 1)]:
+        blocks = [block for piece in flight.group.pieces for block in piece.cut()]
+        for block, count in [*zip(blocks, counts.tolist(), strict=True), (None, room + 1)]:
             if part and total + count > room:
                 again = self._launch(lanes, part, flight.room, DONE)
                 assert again is not None
@@ -198,8 +219,8 @@ class DeviceExtraction:
                 self._wait(again.fetched)
                 yield from _found(again)
                 part, total = [], 0
-            if piece is not None:
-                part.append(piece)
+            if block is not None:
+                part.append(block)
                 total += count
 
     def _wait(self, mark: Mark) -> None:
@@ -248,8 +269,9 @@ def _found(flight: _Flight) -> Iterator[Found]:
     ordered = order_runs(flight.runs, positions, olds, steps)
     ends = flight.runs[:, 1].reshape(-1, flight.tiles).sum(axis=1, dtype=np.int64).cumsum()
     begin = 0
-    for piece, end in zip(flight.group.pieces, ends.tolist(), strict=True):
-        found = found_block(piece.pair.row, piece.start, piece.count, *(array[begin:end] for array in ordered))
+    blocks = (block for piece in flight.group.pieces for block in piece.cut())
+    for block, end in zip(blocks, ends.tolist(), strict=True):
+        found = found_block(block.pair.row, block.start, block.count, *(array[begin:end] for array in ordered))
         begin = end
         if found is not None:
             yield found

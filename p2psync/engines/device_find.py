@@ -7,7 +7,7 @@ waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,11 +67,22 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """One block of the grid: units [start, start + count) of a pair."""
+    """Consecutive blocks of the grid: units [start, start + count) of a pair, cut at every `span` units."""
 
     pair: Pair
     start: int
     count: int
+    span: int
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks."""
+        return -(-self.count // self.span)
+
+    def cut(self) -> Iterator[Piece]:
+        """Its blocks, each as a piece."""
+        for k in range(0, self.count, self.span):
+            yield Piece(self.pair, self.start + k, min(self.span, self.count - k), self.span)
 
     def old(self) -> torch.Tensor:
         """Its old bits."""
@@ -91,6 +102,11 @@ class Group:
 
     pieces: Sequence[Piece]
     olds: Sequence[torch.Tensor]
+
+    @property
+    def blocks(self) -> int:
+        """Of all pieces."""
+        return sum(piece.blocks for piece in self.pieces)
 
     @property
     def width(self) -> int:
@@ -123,10 +139,10 @@ class Finder(Protocol):
         """The largest group of this kind that it takes."""
 
     def look(self, group: Group, room: Room, tiles: int) -> None:
-        """Fill `room.runs`, `tiles` rows for each piece; no run is written beyond the room, but all are counted."""
+        """Fill `room.runs`, `tiles` rows for each block; no run is written beyond the room, but all are counted."""
 
     def gather(self, group: Group, room: Room, runs: NDArray[np.int32]) -> None:
-        """Write what the runs say into the room's arrays, unless `look` did. `runs`, (pieces · tiles, 2), may change
+        """Write what the runs say into the room's arrays, unless `look` did. `runs`, (blocks · tiles, 2), may change
         where this finder chooses the places itself."""
 
 
@@ -153,23 +169,31 @@ class TorchFinder:
 
     def look(self, group: Group, room: Room, tiles: int) -> None:
         """See `Finder`: counts only."""
-        for k, (piece, old) in enumerate(zip(group.pieces, group.olds, strict=True)):
-            torch.sum(old != _bits(piece), dtype=torch.int32, dim=0, out=room.runs[k, 1])
+        for k, (old, block) in enumerate(_blocks(group)):
+            torch.sum(old != _bits(block), dtype=torch.int32, dim=0, out=room.runs[k, 1])
 
     def gather(self, group: Group, room: Room, runs: NDArray[np.int32]) -> None:
         """See `Finder`: one block after another."""
         runs[1:, 0] = np.cumsum(runs[:-1, 1])
         runs[:1, 0] = 0
         positions, olds, steps = room.arrays(group.width)
-        for (first, size), piece, old in zip(runs.tolist(), group.pieces, group.olds, strict=True):
+        for (first, size), (old, block) in zip(runs.tolist(), _blocks(group), strict=True):
             if size == 0:
                 continue
-            new = _bits(piece)
+            new = _bits(block)
             where = torch.nonzero_static(old != new, size=size).view(-1)
             place = slice(first, first + size)
             positions[place] = where
             torch.index_select(old, 0, where, out=olds[place])
             torch.sub(torch.index_select(new, 0, where), olds[place], out=steps[place])
+
+
+def _blocks(group: Group) -> Iterator[tuple[torch.Tensor, Piece]]:
+    """The old bits of each block, and the block."""
+    for piece, old in zip(group.pieces, group.olds, strict=True):
+        for block in piece.cut():
+            at = block.start - piece.start
+            yield old[at : at + block.count], block
 
 
 def _bits(piece: Piece) -> torch.Tensor:

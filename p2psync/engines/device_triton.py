@@ -196,7 +196,7 @@ class TritonFinder:
 
     def look(self, group: Group, room: Room, tiles: int) -> None:
         """See `Finder`: two launches, and the upload of their table."""
-        blocks, pack = len(group.pieces), units_of_word(group.pieces[0].pair)
+        blocks, pack = group.blocks, units_of_word(group.pieces[0].pair)
         if self._words is None or self._counts is None:
             device, slots = room.runs.device, _GROUP_WORDS + MOST_BLOCKS * TILE_WORDS
             self._words = torch.empty(slots, dtype=torch.int16, device=device)
@@ -248,11 +248,17 @@ def units_of_word(pair: Pair) -> int:
 
 
 def _table(group: Group, pack: int) -> NDArray[np.int64]:
-    rows = np.empty((len(group.pieces), 4), np.int64)
-    for k, (piece, old) in enumerate(zip(group.pieces, group.olds, strict=True)):
+    parts = []
+    for piece, old in zip(group.pieces, group.olds, strict=True):
+        rows = np.empty((piece.blocks, 4), np.int64)
+        offsets = np.arange(0, piece.count, piece.span)
         new = piece.pair.new
-        rows[k, :3] = old.data_ptr(), new.data_ptr() + piece.start * new.element_size(), piece.count
+        rows[:, 0] = old.data_ptr() + offsets * old.element_size()
+        rows[:, 1] = new.data_ptr() + (piece.start + offsets) * new.element_size()
+        rows[:, 2] = np.minimum(piece.span, piece.count - offsets)
+        parts.append(rows)
+    table = np.concatenate(parts)
     # Whole tiles for each block, so that every tile has slots of its own.
-    slots = -(-rows[:, 2] // (TILE_WORDS * pack)) * TILE_WORDS
-    rows[:, 3] = np.cumsum(slots) - slots
-    return rows
+    slots = -(-table[:, 2] // (TILE_WORDS * pack)) * TILE_WORDS
+    table[:, 3] = np.cumsum(slots) - slots
+    return table

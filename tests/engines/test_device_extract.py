@@ -26,6 +26,7 @@ def test_the_same_blocks_as_on_a_cpu(dtype: str, density: float) -> None:
 def test_rows_of_every_width_in_one_call() -> None:
     pairs = pairs_of([versions(dtype, 70_000, 0.02, k) for k, dtype in enumerate([*WIDTHS, "BF16", "BF16", "U8"])])
     extraction = DeviceExtraction(CPU, GRID)
+    assert extraction.count(pairs) == sum(found.block.steps.size for found in on_cpu(pairs))
     for _ in range(2):
         assert_same(list(extraction.extract(pairs)), on_cpu(pairs))
 
