@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -65,7 +66,9 @@ def _ready(group: Group, values: torch.Tensor, *, gather: bool) -> Callable[[], 
     tiles = -(-max(place.entries for place in group.places) // TILE)
 
     def launch(rows: torch.Tensor, grid: tuple[int, int]) -> None:
-        move_units[grid](rows, group.positions, values, TILE=TILE, GATHER=gather, num_warps=_WARPS)
+        # Triton launches on the current device, which need not be the tensors'.
+        with torch.cuda.device(values.device) if values.is_cuda else nullcontext():
+            move_units[grid](rows, group.positions, values, TILE=TILE, GATHER=gather, num_warps=_WARPS)
 
     # A place of no entries: compiles what is not compiled yet, and moves nothing.
     launch(torch.zeros_like(table[:1]), (1, 1))

@@ -24,6 +24,7 @@ import torch
 
 from p2psync.delta.digest import digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.engines import device_move
 from p2psync.engines.base import Commit, Position, Step
 from p2psync.engines.header import blob_spec, canonical_header
 from p2psync.engines.names import is_weights
@@ -249,12 +250,14 @@ class ModuleEngine:
         self._tensors = {spec: live_tensor(tensor) for spec, tensor in module_rows(self.module, self._names).items()}
 
     def _digest(self) -> bytes:
-        return digest_bytes(sum(digest_units(spec, self.units(spec)) for spec in self.table()))
+        blobs = sum(digest_units(spec, units) for spec, units in self._blobs.items())
+        return digest_bytes(blobs + sum(tensor.digest(spec) for spec, tensor in self._tensors.items()))
 
 
 def _settle(changes: Sequence[Change]) -> None:
-    for tensor in {id(c.tensor): c.tensor for c in changes}.values():
-        tensor.settle()
+    """Wait until all writes are visible to every reader: once for each device."""
+    for device in {c.tensor.place.device for c in changes if c.tensor.place is not None}:
+        device_move.settle(device)
 
 
 def _run_all(writes: Sequence[Write]) -> None:

@@ -129,8 +129,8 @@ class Staging:
     def _look_for(self, rows: Sequence[Row]) -> None:
         """Which of an anchor's rows are live already, by their digests; the others get a buffer."""
         for row in rows:
-            live = self._live(row.spec)
-            if row.digest and live is not None and digest_bytes(digest_units(row.spec, live)) == row.digest:
+            live = self._live_digest(row.spec) if row.digest else None
+            if live is not None and digest_bytes(live) == row.digest:
                 self._found[row.spec] = digest_from_bytes(row.digest)
             elif row.spec.kind == Kind.TENSOR:
                 self._buffers[row.spec] = _zeros(row.spec)
@@ -138,10 +138,10 @@ class Staging:
         manifest = self._path[0].manifest
         self._missing[0] = {c for c in self._missing[0] if not at_hand.issuperset(manifest.chunk_rows(c))}
 
-    def _live(self, spec: TensorSpec) -> Units | None:
+    def _live_digest(self, spec: TensorSpec) -> int | None:
         if spec in self._tensors:
-            return self._tensors[spec].units()
-        return self._live_blobs.get(spec)
+            return self._tensors[spec].digest(spec)
+        return digest_units(spec, self._live_blobs[spec]) if spec in self._live_blobs else None
 
     def _advance(self) -> None:
         while not self.complete:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from p2psync.delta.algebra import gather, scatter
 from p2psync.delta.block import Block
+from p2psync.delta.digest import digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.engines import device_move
 from p2psync.engines.device_move import Place
@@ -55,14 +56,14 @@ class LiveTensor(Protocol):
     def units(self) -> Units:
         """All bits, flat and read-only: a view where that is possible, else a copy."""
 
+    def digest(self, spec: TensorSpec) -> int:
+        """What all bits add to a digest, mod 2^128; `spec` is the tensor's own."""
+
     def gather(self, start: int, count: int, positions: Positions) -> Units:
         """A copy of the bits at these positions."""
 
     def prepare(self, start: int, count: int, positions: Positions, values: Units) -> Callable[[], None]:
         """Everything that writing `values` needs, done beforehand; the call that is returned only writes."""
-
-    def settle(self) -> None:
-        """Wait until all writes are visible to every reader."""
 
 
 def module_rows(module: torch.nn.Module, names: Mapping[str, str] | None = None) -> dict[TensorSpec, torch.Tensor]:
@@ -148,6 +149,9 @@ class _HostTensor:
         view.flags.writeable = False
         return view
 
+    def digest(self, spec: TensorSpec) -> int:
+        return digest_units(spec, self._bits)
+
     def gather(self, start: int, count: int, positions: Positions) -> Units:
         if positions is None:
             return self._bits[start : start + count].copy()
@@ -159,9 +163,6 @@ class _HostTensor:
             nothing = Block(0, start, count, positions[:0], values[:0])
             scatter(bits, nothing, nothing.steps)  # compiled and checked here, not in the pause
         return lambda: scatter(bits, block, values)
-
-    def settle(self) -> None:
-        pass
 
 
 class DeviceTensor:
@@ -180,6 +181,14 @@ class DeviceTensor:
         units.flags.writeable = False
         return units
 
+    def digest(self, spec: TensorSpec) -> int:
+        if self._bits.is_cuda and self._bits.is_contiguous():
+            with suppress(ImportError):
+                from p2psync.engines.device_digest import digest_tensor
+
+                return digest_tensor(spec, self._bits.view(-1))
+        return digest_units(spec, self.units())
+
     def gather(self, start: int, count: int, positions: Positions) -> Units:
         return device_move.gather([Place(self._bits, start, count, positions)])[0]
 
@@ -191,9 +200,6 @@ class DeviceTensor:
                 part()
 
         return write
-
-    def settle(self) -> None:
-        device_move.settle(self._bits.device)
 
 
 def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:

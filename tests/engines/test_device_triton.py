@@ -16,7 +16,7 @@ if importlib.util.find_spec("triton") is None:
 ELSEWHERE = "triton" in sys.modules
 # Triton decides when it is imported whether its functions are compiled or interpreted.
 os.environ["TRITON_INTERPRET"] = "1"
-from p2psync.engines import device_scatter, device_triton  # noqa: E402
+from p2psync.engines import device_digest, device_scatter, device_triton  # noqa: E402
 
 del os.environ["TRITON_INTERPRET"]
 
@@ -24,6 +24,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from device_parts import CPU, GRID, WIDTHS, assert_same, masters, on_cpu, pairs_of, tensor_of, versions  # noqa: E402
 
+from p2psync.delta.digest import digest_units  # noqa: E402
 from p2psync.engines import device_move  # noqa: E402
 from p2psync.engines.device_extract import DeviceExtraction  # noqa: E402
 from p2psync.engines.device_find import Pair, nan_bits  # noqa: E402
@@ -83,7 +84,7 @@ import re, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from p2psync.engines import device_scatter
+from p2psync.engines import device_digest, device_scatter
 from p2psync.engines import device_triton as kernels
 
 pointers = {"table": "*i64", "counts": "*i32", "words": "*i16", "runs": "*i32", "cursor": "*i32", "positions": "*i32"}
@@ -111,6 +112,13 @@ for capability in (80, 90):
         )
         made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
         print(capability, "move_units", "i16", 0, 0, len(made.asm["cubin"]))
+    source = ASTSource(
+        device_digest.sum_tiles,
+        {"units": "*i16", "count": "i32", "start": "i64", "key": "*i64", "sums": "*i64", "TILE": "constexpr"},
+        {"TILE": device_digest.TILE},
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
+    print(capability, "sum_tiles", "i16", 0, 0, len(made.asm["cubin"]))
 """
 
 
@@ -119,7 +127,7 @@ def test_the_kernels_compile_for_gpus_and_read_16_bytes_at_a_time(tmp_path: Path
     run = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     lines = [line.split() for line in run.stdout.splitlines() if re.match(r"\d+ ", line)]
-    assert len(lines) == 28
+    assert len(lines) == 30
     for _, kernel, _, aligned, wide, size in lines:
         assert int(size) > 0
         if kernel == "find_words":
@@ -150,3 +158,17 @@ def test_units_are_gathered_and_written_by_one_launch_for_many_blocks() -> None:
         assert torch.equal(found, expected + 1)
         device_scatter.scatter_group(group, expected)()
         assert torch.equal(live, before)
+
+
+@pytest.mark.parametrize("dtype", [*WIDTHS, "U8"])
+def test_the_digest_of_a_tensor_where_it_is(dtype: str) -> None:
+    for count in (1, 4096, 10_001):
+        spec, units, _ = versions(dtype, count, 0.0, count)
+        units[: min(9, count)] = np.iinfo(units.dtype).max
+        assert device_digest.digest_tensor(spec, tensor_of(units)) == digest_units(spec, units)
+
+
+def test_a_digest_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_digest, "_SPAN", 5000)
+    spec, units, _ = versions("BF16", 12_345, 0.0)
+    assert device_digest.digest_tensor(spec, tensor_of(units)) == digest_units(spec, units)
