@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -152,8 +152,16 @@ def test_what_is_written_is_gathered_and_nothing_beside_it(
         np.testing.assert_array_equal(old.view(flat.dtype), flat[place.start + where.astype(np.int64)])
         assert old.dtype.kind == "u"
     news = [rng.integers(0, 255, old.nbytes, np.uint8).view(old.dtype) for old in olds]
+    scatter, brought = device_move.torch_scatter, list[int]()
+
+    def counted(group: device_move.Group, values: torch.Tensor) -> Callable[[], None]:
+        brought.append(group.entries)
+        return scatter(group, values)
+
+    monkeypatch.setattr(device_move, "torch_scatter", counted)
     writes = device_move.prepare(all_, news, device_bytes=device_bytes)
     assert all(torch.equal(place.bits, copy) for place, copy in zip(all_, before, strict=True)), "only prepared"
+    assert bool(brought) == bool(device_bytes), "beyond the limit everything stays on the host until then"
     for write in writes:
         write()
     for old, new, again in zip(olds, news, device_move.gather(all_), strict=True):
