@@ -34,6 +34,7 @@ from trainer.catchup import CatchUp
 from trainer.profile_choice import AUTO, Choice, ProfileChooser, slowest_link
 from trainer.retention import anchor_due
 from trainer.runstate import load_run, save_run
+from trainer.snapshot import Keeper
 from trainer.source import Source
 from trainer.squasher import Squasher
 from trainer.squashing import SquashPlanner
@@ -84,13 +85,16 @@ class TrainerNode:
         config: TrainerConfig,
         on_event: Callable[[Event], None] = lambda event: None,
         on_hub: Callable[[HubService], None] = lambda hub: None,
+        *,
+        keeper: Callable[[], Keeper] | None = None,
     ) -> None:
-        """on_hub: may add routes to the embedded hub before it serves."""
+        """on_hub: may add routes to the embedded hub before it serves. keeper: see `VersionMaker`."""
         self.config = config
         self.hub: HubService | None = None
         self.hub_url = ""
         self._emit = on_event
         self._on_hub = on_hub
+        self._keeper = keeper
         self._publishing = asyncio.Lock()
         self._stopping = False
         self._anchoring: asyncio.Task[None] | None = None
@@ -122,7 +126,7 @@ class TrainerNode:
         run_file = config.store / "run.json"
         found = load_run(run_file)
         self._versions = versions = await asyncio.to_thread(
-            VersionMaker, store, config.store / "snapshot", config.key, found.run
+            VersionMaker, store, config.store / "snapshot", config.key, found.run, keeper=self._keeper
         )
         trusted = frozenset({config.key.public_key().public_bytes_raw()})
         self.hub_url = config.hub_url or await self._embed_hub(trusted)

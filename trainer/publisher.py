@@ -7,61 +7,43 @@
 
 `publish` returns once the version is durable; actors get it while training goes on. The module must not change while
 `publish` runs, which is so when the training thread itself calls it.
+
+Where the optimizer holds fp32 masters, `masters` names them, and their rounded bits are published in place of the
+module's. With `resident` the module's own bf16 parameters are the trainer's copy of the published bits, so that none
+is kept beside them: then nobody but `publish` may write them (see `trainer.resident`), and it is `publish` that
+refreshes them:
+
+    with Publisher(policy, config, masters=masters, resident=True) as publisher:
+        for batch in batches:
+            optimizer.step()        # updates the masters
+            publisher.publish()     # and this the policy
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-import numpy as np
+import torch
 from torch import nn
 
-from p2psync.delta.tensors import Kind, TensorSpec, Units
-from p2psync.engines.checkpoint import Checkpoint
-from p2psync.engines.header import canonical_header
-from p2psync.engines.weights import host_units, module_rows
+from p2psync.engines.weights import module_rows
 from p2psync.errors import UsageError
 from p2psync.net.background import BackgroundLoop
 from p2psync.net.hub import HubService
 from p2psync.observe.events import Event, Published
 from p2psync.protocol.versions import Position
+from trainer.device_path import DevicePath
 from trainer.node import TrainerConfig, TrainerNode
+from trainer.resident import ResidentSnapshot
+from trainer.snapshot import Keeper
+from trainer.tensors import MasterSource, ModuleSource, TensorSource
+
+__all__ = ["MasterSource", "ModuleSource", "Publisher"]
 
 T = TypeVar("T")
-
-#: The one weights file that an actor's directory gets.
-WEIGHTS_FILE = "model.safetensors"
-
-
-class ModuleSource:
-    """A live module as a source: its tensors under their state-dict names, the header of a safetensors file that holds
-    them, and the files that belong beside it (configuration, tokenizer)."""
-
-    def __init__(self, module: nn.Module, files: Path | None = None) -> None:
-        """files: a directory whose files other than weights are carried along. Raises `FormatError`."""
-        self._tensors = module_rows(module)
-        header = canonical_header(self._tensors, WEIGHTS_FILE)
-        blobs = {TensorSpec(Kind.HEADER, WEIGHTS_FILE, "U8", (len(header),)): np.frombuffer(header, np.uint8)}
-        if files is not None:
-            with Checkpoint.open(files) as checkpoint:
-                for spec in checkpoint.specs:
-                    if spec.kind == Kind.FILE:
-                        blobs[spec] = checkpoint.units(spec).copy()
-        self._blobs: dict[TensorSpec, Units] = dict(blobs)
-        self._specs = sorted([*self._tensors, *blobs])
-
-    @property
-    def specs(self) -> Sequence[TensorSpec]:
-        """See `Source`."""
-        return self._specs
-
-    def units(self, spec: TensorSpec) -> Units:
-        """See `Source`: of a CPU tensor a view of its storage, of another one a copy."""
-        blob = self._blobs.get(spec)
-        return blob if blob is not None else host_units(self._tensors[spec])
 
 
 class Publisher:
@@ -73,14 +55,38 @@ class Publisher:
         config: TrainerConfig,
         *,
         files: Path | None = None,
+        masters: Mapping[str, torch.Tensor] | None = None,
+        resident: bool = False,
+        on_device: bool | None = None,
+        twin: bool = False,
         on_event: Callable[[Event], None] = lambda event: None,
         on_hub: Callable[[HubService], None] = lambda hub: None,
     ) -> None:
-        """on_event: called in the node's thread. on_hub: may add routes to the embedded hub before it serves."""
+        """files: a directory whose files other than weights go along. masters: fp32 masters of the module's bf16
+        parameters, by their names in its state_dict; read anew at each publish. resident: see above.
+
+        on_device: find changes where the tensors are; by default if any is on a GPU. twin: keep a second copy of the
+        published bits there, instead of streaming them there for each version. on_event: called in the node's thread.
+        on_hub: may add routes to the embedded hub before it serves. Raises `UsageError` for masters that do not fit.
+        """
         self._module = module
         self._files = files
+        self._masters = masters
+        tensors = {spec.name: tensor for spec, tensor in module_rows(module).items()}
+        self._check(tensors, masters or {})
+        if resident and not masters:
+            raise UsageError("resident: there are no masters to refresh the module from")
+        if on_device is None:
+            on_device = any(tensor.is_cuda for tensor in [*tensors.values(), *(masters or {}).values()])
+        self._path = DevicePath(twin=twin, everywhere=on_device) if on_device else None
+
+        def keeper() -> Keeper:
+            return ResidentSnapshot({name: tensors[name] for name in masters or {}}, self._others())
+
         self._loop = BackgroundLoop("p2psync-trainer")
-        self.node = self._loop.call(_make(lambda: TrainerNode(config, on_event, on_hub)))
+        self.node = self._loop.call(
+            _make(lambda: TrainerNode(config, on_event, on_hub, keeper=keeper if resident else None))
+        )
 
     def __enter__(self) -> Publisher:
         try:
@@ -113,10 +119,29 @@ class Publisher:
 
         announced: wait until the hub knows of it too. Raises as `TrainerNode.publish`.
         """
-        event = self._loop.call(self.node.publish(ModuleSource(self._module, self._files)))
+        event = self._loop.call(self.node.publish(self._source()))
+        if self._path is not None:
+            self._path.published(self.position)
         if announced:
             self._loop.call(self.node.announced())
         return event
+
+    def _source(self) -> TensorSource:
+        if self._masters is None:
+            return ModuleSource(self._module, self._files, self._path)
+        return MasterSource(self._masters, self._others(), self._files, self._path)
+
+    def _others(self) -> dict[str, torch.Tensor]:
+        """The module's tensors that have no masters."""
+        rows = module_rows(self._module).items()
+        return {spec.name: tensor for spec, tensor in rows if spec.name not in (self._masters or {})}
+
+    @staticmethod
+    def _check(tensors: Mapping[str, torch.Tensor], masters: Mapping[str, torch.Tensor]) -> None:
+        for name, master in masters.items():
+            tensor = tensors.get(name)
+            if tensor is None or tensor.shape != master.shape or tensor.dtype != torch.bfloat16:
+                raise UsageError(f"{name}: masters of shape {tuple(master.shape)} have no bf16 parameter in the module")
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the node's loop (for routes that `on_hub` added)."""

@@ -14,6 +14,7 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -45,6 +46,23 @@ class _State(msgspec.Struct, frozen=True):
     applying: bool = False
 
 
+class Keeper(Protocol):
+    """What keeps the bits that were published last: `Snapshot`, or the module itself (`trainer.resident`)."""
+
+    @property
+    def position(self) -> Position | None: ...
+    @property
+    def specs(self) -> Sequence[TensorSpec]: ...
+    def units(self, spec: TensorSpec) -> Units: ...
+    def sound(self) -> bool: ...
+    def reopen(self) -> None: ...
+    def distrust(self) -> None: ...
+    def advance(
+        self, manifest: Manifest, chunks: Chunks, position: Position, take: Callable[[Block], None] | None = None
+    ) -> None: ...
+    def close(self) -> None: ...
+
+
 class Snapshot:
     """The bits of the last published version."""
 
@@ -66,6 +84,10 @@ class Snapshot:
                     stale.unlink()
             self._open()
         self._recheck()
+
+    def sound(self) -> bool:
+        """Whether the bits may be compared with: nobody else writes the file, so what was checked once is good."""
+        return True
 
     def distrust(self) -> None:
         """The bits turned out not to be what they should be: nothing is vouched for until the next anchor."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from p2psync.delta.tensors import TensorSpec, Units
+from p2psync.delta.extract import Found
+from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.engines.checkpoint import Checkpoint, signature
 from p2psync.errors import FormatError
+from p2psync.protocol.versions import Position
 
 #: What `signature` gives: tells one state of a checkpoint's files from another.
 Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]
@@ -24,6 +26,32 @@ class Source(Protocol):
 
     def units(self, spec: TensorSpec) -> Units:
         """The bits of one tensor, flat and contiguous; good until the next call."""
+
+
+class Finds(Protocol):
+    """Changes that a source found by itself."""
+
+    def of(self, row: int) -> Iterable[Found] | None:
+        """The changed blocks of a row, to be run through before the next row is asked for; None if it must be read."""
+
+
+@runtime_checkable
+class FindingSource(Protocol):
+    """A source that can find changes where its tensors are."""
+
+    def find(self, rows: Sequence[Row], block_units: int, base: Base) -> Finds | None:
+        """The changes from `base` in the rows that exist before and after; None if all of them must be read."""
+
+
+class Base(Protocol):
+    """The version that is compared with: a snapshot."""
+
+    @property
+    def position(self) -> Position | None:
+        """Which it is."""
+
+    def units(self, spec: TensorSpec) -> Units:
+        """Its bits, on the host."""
 
 
 class CheckpointSource:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -26,8 +27,8 @@ from p2psync.protocol.manifest import Manifest, SignedManifest, sign
 from p2psync.protocol.versions import Position
 from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.packs import Draft, Pack, Store
-from trainer.snapshot import Snapshot
-from trainer.source import Source
+from trainer.snapshot import Keeper, Snapshot
+from trainer.source import FindingSource, Source
 from trainer.steps import Steps
 
 
@@ -46,8 +47,18 @@ class Made:
 class VersionMaker:
     """Makes the versions of one run, one at a time. Blocking: to be called from a worker thread."""
 
-    def __init__(self, store: Store, root: Path, key: Ed25519PrivateKey, run: str, epoch: int = 0) -> None:
-        """`root`: where the snapshot lives. epoch: of the versions to be made; may be set later. Raises `StoreError`.
+    def __init__(
+        self,
+        store: Store,
+        root: Path,
+        key: Ed25519PrivateKey,
+        run: str,
+        epoch: int = 0,
+        *,
+        keeper: Callable[[], Keeper] | None = None,
+    ) -> None:
+        """`root`: where the snapshot lives. epoch: of the versions to be made; may be set later. keeper: makes what
+        keeps the published bits instead. Raises `StoreError`.
 
         A snapshot that is behind the store, or cannot be vouched for, is brought up from the store's packs.
         """
@@ -59,7 +70,7 @@ class VersionMaker:
         self._stopped = threading.Event()
         self._check_key()
         self.steps = Steps(root.parent / "steps")
-        self.snapshot = Snapshot(root)
+        self.snapshot: Keeper = keeper() if keeper is not None else Snapshot(root)
         self._doubtful = True
         self._recover()
 
@@ -89,6 +100,9 @@ class VersionMaker:
         was made.
         """
         began = time.monotonic()
+        if not self._doubtful and not self.snapshot.sound():
+            self.snapshot.distrust()
+            self._doubtful = True
         if self._doubtful:
             self._recover()
         live = self.snapshot.position
@@ -155,10 +169,17 @@ class VersionMaker:
         self, draft: Draft, rows: Sequence[Row], source: Source, given_up: Callable[[], bool], *, profile: str | None
     ) -> Encoding:
         """profile: None makes an anchor."""
+        finds = None
         with Encoding(draft, rows, anchor=profile is None, profile=profile or "fast") as encode:
+            if isinstance(source, FindingSource) and profile is not None:
+                finds = source.find(rows, encode.block_units, self.snapshot)
             for index, row in enumerate(rows):
                 if self._stopped.is_set() or given_up():
                     raise StoreError("stopped while a version was being made: not published")
+                found = finds.of(index) if finds is not None else None
+                if found is not None:
+                    encode.take_found(index, found, partial(self.snapshot.units, row.spec))
+                    continue
                 old = self.snapshot.units(row.spec) if row.before else None
                 encode.take(index, old, source.units(row.spec) if row.after else None)
             encode.finish()

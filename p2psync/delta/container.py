@@ -9,14 +9,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from p2psync.delta import fast, tight
 from p2psync.delta.block import Block, block_count, block_range, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
-from p2psync.delta.extract import Extraction
+from p2psync.delta.extract import Extraction, Found
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
@@ -103,6 +103,33 @@ class ChunkEncoder:
             if block is not None:
                 yield from self._code(block, extraction)
 
+    def add_found(self, row_index: int, found: Iterable[Found], old: Units | None) -> Iterator[EncodedChunk]:
+        """Code one tensor that is there before and after, and whose changes were found elsewhere, in rising order: to
+        the same bytes, digest and counts as `add`.
+
+        old: the old bits of the whole tensor, which profile `tight` needs. Run the iterator to its end. Raises
+        `ValueError` for blocks that do not fit the row, `old` missing, or rows out of order.
+        """
+        row = self._rows[row_index]
+        if row_index <= self._place[0] or not (row.before and row.after):
+            raise ValueError(f"{row.spec.name}: rows must come in rising order, and exist before and after")
+        if old is None and isinstance(self._writer, tight.TightWriter):
+            raise ValueError(f"{row.spec.name}: profile {tight.NAME} codes against the old weights, which are missing")
+        if old is not None:
+            self._check(row_index, row, old, old, range(0))
+        self._place = (row_index, 0)
+        self.total += row.spec.count
+        source = None if old is None else Extraction(row_index, old, None)
+        for one in found:
+            if one.block.row != row_index:
+                raise ValueError(f"{row.spec.name}: a block of another row")
+            self._check_block(one.block)
+            self.digest_change = (self.digest_change + one.digest_change(row.spec)) % MODULUS
+            if source is not None:
+                source.olds = one.olds
+            yield from self._code(one.block, source)
+        self._place = (row_index, row.spec.count)
+
     def add_block(self, block: Block) -> Iterator[EncodedChunk]:
         """Code a block that exists already (squashing, inverting). The digest is not updated.
 
@@ -111,6 +138,10 @@ class ChunkEncoder:
         """
         if isinstance(self._writer, tight.TightWriter):
             raise ValueError(f"profile {tight.NAME} codes against old weights: blocks alone take profile {fast.NAME}")
+        self._check_block(block)
+        yield from self._code(block, None)
+
+    def _check_block(self, block: Block) -> None:
         spec = self._rows[block.row].spec
         span = block_span(spec.width, self._block_units)
         if block.steps.dtype != spec.unit or block.start % span or not 0 <= block.start < spec.count:
@@ -120,7 +151,6 @@ class ChunkEncoder:
         if (block.row, block.start) < self._place:
             raise ValueError("blocks must come in rising order")
         self._place = (block.row, block.start + block.count)
-        yield from self._code(block, None)
 
     def finish(self) -> Iterator[EncodedChunk]:
         """The last chunk, if there is one."""

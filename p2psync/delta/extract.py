@@ -7,21 +7,47 @@ byte (a memory-mapped safetensors file), and are only read.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta import kernels
 from p2psync.delta.block import MAX_BLOCK_BYTES, Block
-from p2psync.delta.digest import MODULUS, digest_units, join_change, tensor_key, witness
+from p2psync.delta.digest import MODULUS, digest_change, digest_units, join_change, tensor_key, witness
 from p2psync.delta.tensors import TensorSpec, Units
 
-_Found = tuple[NDArray[np.uint32], Units, Units]
+_Arrays = tuple[NDArray[np.uint32], Units, Units]
 _local = threading.local()
 #: What stands for an absent tensor: a block of zeros, read-only, which no memory is spent on before it is read. Made
 #: once, and never by two threads: kernels are given its bare address, so it must outlive every call.
 _ZEROS = np.zeros(MAX_BLOCK_BYTES, np.uint8)
 _ZEROS.flags.writeable = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A block that was found elsewhere (on a device), and the bits that it changes.
+
+    block: on the codec's grid, as `extract_block` gives it: dense if every unit changed. olds: the old bits, one for
+    each step. The arrays are the holder's own.
+    """
+
+    block: Block
+    olds: Units
+
+    def digest_change(self, spec: TensorSpec) -> int:
+        """What the block adds to the digest, mod 2^128. Raises `ValueError` where the arrays do not fit together."""
+        return digest_change(spec, self.block.start, self.block.positions, self.olds, self.olds + self.block.steps)
+
+
+def found_block(
+    row: int, start: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units
+) -> Found | None:
+    """What a scan of units [start, start + count) found, as `extract_block` would give it; None if nothing changed."""
+    if not positions.size:
+        return None
+    return Found(Block(row, start, count, None if positions.size == count else positions, steps), olds)
 
 
 def extract_block(row: int, old: Units | None, new: Units | None, start: int, count: int) -> Block | None:
@@ -95,13 +121,13 @@ class Extraction:
         if not 0 <= start <= start + count <= self._size or count * self._unit.itemsize > MAX_BLOCK_BYTES:
             raise ValueError(f"block [{start}, {start + count}) of a tensor of {self._size} units")
 
-    def _scan(self, start: int, count: int) -> _Found:
+    def _scan(self, start: int, count: int) -> _Arrays:
         """Positions, old bits and steps of what changed; they last until this thread scans again."""
         positions, olds, steps = _scratch(count + kernels.GROUP, self._unit)
         n = kernels.scan(*self._addresses(start), count, positions, olds, steps)
         return positions[:n], olds[:n], steps[:n]
 
-    def _sparse(self, start: int, count: int, found: _Found) -> Block | None:
+    def _sparse(self, start: int, count: int, found: _Arrays) -> Block | None:
         positions, _, steps = found
         if not positions.size:
             return None
@@ -130,9 +156,9 @@ class Extraction:
         )
 
 
-def _scratch(room: int, unit: np.dtype[np.unsignedinteger]) -> _Found:
+def _scratch(room: int, unit: np.dtype[np.unsignedinteger]) -> _Arrays:
     """Room for what a scan finds, kept for the thread: mapping it anew for each block costs as much as coding."""
-    kept: dict[np.dtype[np.unsignedinteger], _Found] = _local.__dict__.setdefault("arrays", {})
+    kept: dict[np.dtype[np.unsignedinteger], _Arrays] = _local.__dict__.setdefault("arrays", {})
     arrays = kept.get(unit)
     if arrays is None or arrays[0].size < room:
         arrays = kept[unit] = np.empty(room, np.uint32), np.empty(room, unit), np.empty(room, unit)

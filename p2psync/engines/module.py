@@ -24,11 +24,12 @@ import torch
 
 from p2psync.delta.digest import digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.engines import device_move
 from p2psync.engines.base import Commit, Data, Position, Step
 from p2psync.engines.header import blob_spec, canonical_header
 from p2psync.engines.names import is_weights
 from p2psync.engines.paths import check_path, position_of
-from p2psync.engines.staging import Change, Staging
+from p2psync.engines.staging import Change, Staging, prepare_writes
 from p2psync.engines.weights import LiveTensor, host_units, live_tensor, module_rows, module_specs, module_units
 from p2psync.errors import DigestMismatchError, EngineError
 from p2psync.protocol.manifest import Manifest
@@ -171,7 +172,7 @@ class ModuleEngine:
         if journal is None:
             raise EngineError("nothing was committed since the last roll-back: nothing to undo")
         self._stage = None
-        writes = [c.tensor.prepare(c.start, c.count, c.positions, c.old) for c in journal.changes]
+        writes = prepare_writes(journal.changes, [c.old for c in journal.changes])
 
         def restore() -> None:
             self._position, self._blobs, self._journal = journal.position, journal.blobs, None
@@ -192,7 +193,7 @@ class ModuleEngine:
             raise DigestMismatchError(
                 f"version {manifest.version} would not have the digest that its manifest signs; nothing was made live"
             )
-        writes = [c.tensor.prepare(c.start, c.count, c.positions, c.new) for c in changes]
+        writes = prepare_writes(changes, [c.new for c in changes])
         seconds += time.perf_counter() - begun
         position, journal = position_of(manifest), _Journal(self._position, self._blobs, changes)
 
@@ -216,8 +217,9 @@ class ModuleEngine:
                 _settle(changes)
             except BaseException as error:
                 # Bits are set, not added, so undoing what was never written does no harm.
-                for c, bits in zip(changes, undo, strict=True):
-                    c.tensor.prepare(c.start, c.count, c.positions, bits)()
+                # A little at a time: there may be no more memory on a device that has just failed.
+                for write in prepare_writes(changes, undo, device_bytes=0):
+                    write()
                 _settle(changes)
                 if isinstance(error, Exception):
                     raise EngineError(f"the weights could not be written, and are as they were: {error}") from error
@@ -248,12 +250,14 @@ class ModuleEngine:
         self._tensors = {spec: live_tensor(tensor) for spec, tensor in module_rows(self.module, self._names).items()}
 
     def _digest(self) -> bytes:
-        return digest_bytes(sum(digest_units(spec, self.units(spec)) for spec in self.table()))
+        blobs = sum(digest_units(spec, units) for spec, units in self._blobs.items())
+        return digest_bytes(blobs + sum(tensor.digest(spec) for spec, tensor in self._tensors.items()))
 
 
 def _settle(changes: Sequence[Change]) -> None:
-    for tensor in {id(c.tensor): c.tensor for c in changes}.values():
-        tensor.settle()
+    """Wait until all writes are visible to every reader: once for each device."""
+    for device in {c.tensor.place.device for c in changes if c.tensor.place is not None}:
+        device_move.settle(device)
 
 
 def _run_all(writes: Sequence[Write]) -> None:

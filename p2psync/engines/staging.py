@@ -9,7 +9,7 @@ tensors whose digests match already.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +20,13 @@ from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.engines.base import Data, Step
+from p2psync.engines.device_move import DEVICE_BYTES, Place, gather, prepare
 from p2psync.engines.weights import LiveTensor, Positions
 from p2psync.errors import EngineError
 from p2psync.parallel import in_parallel, thread_count
+
+#: Changed units on a device whose old bits are asked for at a time.
+_PENDING_UNITS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +66,8 @@ class Staging:
         self._missing = [set(range(step.manifest.chunks)) for step in path]
         self._blocks: dict[tuple[TensorSpec, int], Block] = {}
         self._changes: list[Change] = []
+        self._pending: list[tuple[TensorSpec, Block]] = []
+        self._pending_units = 0
         self._buffers: dict[TensorSpec, Units] = {}
         self._found: dict[TensorSpec, int] = {}
         self._lock = threading.Lock()
@@ -108,9 +114,14 @@ class Staging:
         if self.whole:
             self._finish_whole()
         composed = [(spec, block) for (spec, _), block in sorted(self._blocks.items(), key=lambda item: item[0])]
-        for measured in in_parallel(lambda item: self._measure(*item), composed):
+        here = [item for item in composed if self._tensors[item[0]].place is None]
+        for measured in in_parallel(lambda item: self._measure(*item), here):
             self._note(measured)
+        for spec, block in composed:
+            if self._tensors[spec].place is not None:
+                self._pend(spec, block)
         self._blocks = {}
+        self._gather_pending()
         if not self.whole:
             self.digest = (self.digest + _sum(self.blobs, self._live_blobs)) % MODULUS
             self._live_blobs = self.blobs
@@ -130,8 +141,8 @@ class Staging:
     def _look_for(self, rows: Sequence[Row]) -> None:
         """Which of an anchor's rows are live already, by their digests; the others get a buffer."""
         for row in rows:
-            live = self._live(row.spec)
-            if row.digest and live is not None and digest_bytes(digest_units(row.spec, live)) == row.digest:
+            live = self._live_digest(row.spec) if row.digest else None
+            if live is not None and digest_bytes(live) == row.digest:
                 self._found[row.spec] = digest_from_bytes(row.digest)
             elif row.spec.kind == Kind.TENSOR:
                 self._buffers[row.spec] = _zeros(row.spec)
@@ -139,10 +150,10 @@ class Staging:
         manifest = self._path[0].manifest
         self._missing[0] = {c for c in self._missing[0] if not at_hand.issuperset(manifest.chunk_rows(c))}
 
-    def _live(self, spec: TensorSpec) -> Units | None:
+    def _live_digest(self, spec: TensorSpec) -> int | None:
         if spec in self._tensors:
-            return self._tensors[spec].units()
-        return self._live_blobs.get(spec)
+            return self._tensors[spec].digest(spec)
+        return digest_units(spec, self._live_blobs[spec]) if spec in self._live_blobs else None
 
     def _advance(self) -> None:
         while not self.complete:
@@ -168,11 +179,13 @@ class Staging:
         """The blocks of a chunk; those that nothing more can change are measured at once. For any thread."""
         manifest = self._path[self._turn].manifest
         rows = manifest.rows()
-        alone = len(self._path) == 1 and not self.whole
-        return [
-            (block, self._measure(rows[block.row].spec, block) if alone and _is_weights(rows[block.row]) else None)
-            for block in decode_chunk(data, rows, manifest.block_units, self._base_units)
-        ]
+        blocks = decode_chunk(data, rows, manifest.block_units, self._base_units)
+        return [(b, self._measure(rows[b.row].spec, b) if self._at_once(rows[b.row]) else None) for b in blocks]
+
+    def _at_once(self, row: Row) -> bool:
+        """Whether a block can be measured when it is decoded."""
+        alone = len(self._path) == 1 and not self.whole and row.after and row.spec.kind == Kind.TENSOR
+        return alone and self._tensors[row.spec].place is None
 
     def _take(self, row: Row, block: Block) -> None:
         spec = row.spec
@@ -185,6 +198,8 @@ class Staging:
         elif self.whole:
             apply_block(self._buffer(spec), block)
             self.changed += block.changed
+        elif len(self._path) == 1:
+            self._pend(spec, block)
         else:
             known = self._blocks.pop((spec, block.start), None)
             # Tables of different steps number their rows differently; here a block is known by its spec.
@@ -194,12 +209,28 @@ class Staging:
                 self._blocks[spec, block.start] = composed
 
     def _measure(self, spec: TensorSpec, block: Block) -> _Measured:
-        """New and old bits of a block, what it adds to the digest, and how many units it changes. For any thread."""
-        tensor = self._tensors[spec]
-        old = tensor.gather(block.start, block.count, block.positions)
+        """New and old bits of a block of a host tensor, what it adds to the digest, and how many units it changes. For
+        any thread."""
+        return self._changed(spec, block, self._tensors[spec].gather(block.start, block.count, block.positions))
+
+    def _changed(self, spec: TensorSpec, block: Block, old: Units) -> _Measured:
         new = old + block.steps
         digest = digest_change(spec, block.start, block.positions, old, new)
-        return Change(tensor, block.start, block.count, block.positions, old, new), digest, block.changed
+        change = Change(self._tensors[spec], block.start, block.count, block.positions, old, new)
+        return change, digest, block.changed
+
+    def _pend(self, spec: TensorSpec, block: Block) -> None:
+        """A device is asked for many blocks at a time, since each answer is waited for."""
+        self._pending.append((spec, block))
+        self._pending_units += block.steps.size
+        if self._pending_units >= _PENDING_UNITS:
+            self._gather_pending()
+
+    def _gather_pending(self) -> None:
+        pending, self._pending, self._pending_units = self._pending, [], 0
+        olds = gather([_place(self._tensors[spec], block) for spec, block in pending])
+        for (spec, block), old in zip(pending, olds, strict=True):
+            self._note(self._changed(spec, block, old))
 
     def _note(self, measured: _Measured) -> None:
         change, digest, changed = measured
@@ -266,8 +297,29 @@ class Staging:
         return units
 
 
-def _is_weights(row: Row) -> bool:
-    return row.spec.kind == Kind.TENSOR and row.after
+def prepare_writes(
+    changes: Sequence[Change], values: Sequence[Units], *, device_bytes: int = DEVICE_BYTES
+) -> list[Callable[[], None]]:
+    """Everything that writing `values`, one array for each change, needs, done beforehand; the calls only write.
+
+    device_bytes: see `device_move.prepare`.
+    """
+    direct = [
+        c.tensor.prepare(c.start, c.count, c.positions, bits)
+        for c, bits in zip(changes, values, strict=True)
+        if c.tensor.place is None
+    ]
+    places, theirs = [], []
+    for c, bits in zip(changes, values, strict=True):
+        if c.tensor.place is not None:
+            places.append(Place(c.tensor.place, c.start, c.count, c.positions))
+            theirs.append(bits)
+    return direct + prepare(places, theirs, device_bytes=device_bytes)
+
+
+def _place(tensor: LiveTensor, block: Block) -> Place:
+    assert tensor.place is not None
+    return Place(tensor.place, block.start, block.count, block.positions)
 
 
 def _zeros(spec: TensorSpec) -> Units:

@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 
 from p2psync.delta.algebra import gather, scatter
 from p2psync.delta.block import Block
+from p2psync.delta.digest import digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.engines import device_move
+from p2psync.engines.device_move import Place
+from p2psync.engines.device_rooms import SIGNED
 from p2psync.errors import EngineError
 
 __all__ = ["LiveTensor", "host_units", "live_tensor", "module_rows", "module_specs", "module_units"]
@@ -38,9 +42,6 @@ _DTYPES: dict[torch.dtype, str] = {
     torch.int64: "I64",
     torch.uint64: "U64",
 }
-# Signed, because torch indexes signed integers on every device, and unsigned ones only on some.
-_BITS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 Positions = NDArray[np.uint32] | None
 
 
@@ -48,17 +49,21 @@ class LiveTensor(Protocol):
     """One live tensor. Ranges are [start, start + count) units; positions are rising offsets from `start`, or None for
     every unit of the range."""
 
+    @property
+    def place(self) -> torch.Tensor | None:
+        """The tensor as integers, if it is best read and written many blocks at a time (`device_move`); else None."""
+
     def units(self) -> Units:
         """All bits, flat and read-only: a view where that is possible, else a copy."""
+
+    def digest(self, spec: TensorSpec) -> int:
+        """What all bits add to a digest, mod 2^128; `spec` is the tensor's own."""
 
     def gather(self, start: int, count: int, positions: Positions) -> Units:
         """A copy of the bits at these positions."""
 
     def prepare(self, start: int, count: int, positions: Positions, values: Units) -> Callable[[], None]:
         """Everything that writing `values` needs, done beforehand; the call that is returned only writes."""
-
-    def settle(self) -> None:
-        """Wait until all writes are visible to every reader."""
 
 
 def module_rows(module: torch.nn.Module, names: Mapping[str, str] | None = None) -> dict[TensorSpec, torch.Tensor]:
@@ -100,6 +105,11 @@ def host_units(tensor: torch.Tensor) -> Units:
     return _unsigned(bits)
 
 
+def flat_bits(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A contiguous tensor's bits as flat integers on its own device, a view; None if it is strided."""
+    return _bits(tensor).view(-1) if tensor.is_contiguous() else None
+
+
 def module_units(module: torch.nn.Module, spec: TensorSpec, names: Mapping[str, str] | None = None) -> Units:
     """The bits of one tensor of `module_rows`: a view of a contiguous CPU tensor, else a copy.
 
@@ -118,10 +128,10 @@ def module_units(module: torch.nn.Module, spec: TensorSpec, names: Mapping[str, 
 
 
 def live_tensor(tensor: torch.Tensor) -> LiveTensor:
-    """Access to a live tensor: straight to memory for a contiguous CPU tensor, else by torch's index operations."""
+    """Access to a live tensor: straight to memory for a contiguous CPU tensor, else by `device_move`."""
     if tensor.device.type == "cpu" and tensor.is_contiguous():
         return _HostTensor(tensor)
-    return _IndexedTensor(tensor)
+    return DeviceTensor(tensor)
 
 
 class _HostTensor:
@@ -130,10 +140,17 @@ class _HostTensor:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._bits = host_units(tensor)
 
+    @property
+    def place(self) -> torch.Tensor | None:
+        return None
+
     def units(self) -> Units:
         view = self._bits.view()
         view.flags.writeable = False
         return view
+
+    def digest(self, spec: TensorSpec) -> int:
+        return digest_units(spec, self._bits)
 
     def gather(self, start: int, count: int, positions: Positions) -> Units:
         if positions is None:
@@ -147,54 +164,42 @@ class _HostTensor:
             scatter(bits, nothing, nothing.steps)  # compiled and checked here, not in the pause
         return lambda: scatter(bits, block, values)
 
-    def settle(self) -> None:
-        pass
 
-
-class _IndexedTensor:
-    """A tensor on a device, or a strided one: torch's index operations, with positions and values moved beforehand."""
+class DeviceTensor:
+    """A tensor on a device, or a strided one: read and written there, with positions and values moved beforehand."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
         self._bits = _bits(tensor)
+
+    @property
+    def place(self) -> torch.Tensor | None:
+        return self._bits
 
     def units(self) -> Units:
         units = host_units(self._tensor)
         units.flags.writeable = False
         return units
 
+    def digest(self, spec: TensorSpec) -> int:
+        if self._bits.is_cuda and self._bits.is_contiguous():
+            with suppress(ImportError):
+                from p2psync.engines.device_digest import digest_tensor
+
+                return digest_tensor(spec, self._bits.view(-1))
+        return digest_units(spec, self.units())
+
     def gather(self, start: int, count: int, positions: Positions) -> Units:
-        with torch.inference_mode():
-            found = self._bits[self._index(start, count, positions)].cpu().reshape(-1)
-        return _unsigned(found)
+        return device_move.gather([Place(self._bits, start, count, positions)])[0]
 
     def prepare(self, start: int, count: int, positions: Positions, values: Units) -> Callable[[], None]:
-        signed = torch.from_numpy(values.view(f"i{values.itemsize}" if values.itemsize > 1 else "u1").copy())
-        moved = signed.to(self._bits.device)
-        if positions is None and count == self._bits.numel():
-            whole = moved.reshape(self._bits.shape)
-
-            def write_whole() -> None:
-                with torch.inference_mode():
-                    self._bits.copy_(whole)
-
-            return write_whole
-        index = self._index(start, count, positions)
+        writes = device_move.prepare([Place(self._bits, start, count, positions)], [values])
 
         def write() -> None:
-            with torch.inference_mode():
-                self._bits[index] = moved
+            for part in writes:
+                part()
 
         return write
-
-    def settle(self) -> None:
-        if self._tensor.is_cuda:
-            torch.cuda.synchronize(self._tensor.device)
-
-    def _index(self, start: int, count: int, positions: Positions) -> tuple[torch.Tensor, ...]:
-        where = np.arange(count) if positions is None else positions.astype(np.int64)
-        flat = torch.from_numpy(where + start).to(self._bits.device)
-        return tuple(torch.unravel_index(flat, self._bits.shape))
 
 
 def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
@@ -202,7 +207,7 @@ def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().view(_BITS[tensor.element_size()])
+    return tensor.detach().view(SIGNED[tensor.element_size()])
 
 
 def _unsigned(bits: torch.Tensor) -> Units:

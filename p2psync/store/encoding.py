@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
 from blake3 import blake3
 
+from p2psync.delta import tight
 from p2psync.delta.block import Block, block_span
 from p2psync.delta.container import ChunkEncoder, EncodedChunk
 from p2psync.delta.digest import MODULUS, digest_bytes
+from p2psync.delta.extract import Found
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import Manifest, pack_table
@@ -38,12 +40,19 @@ def rows_between(old: Sequence[TensorSpec], new: Sequence[TensorSpec]) -> list[R
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Blocks of one tensor that are in one segment."""
+    """Blocks of one tensor that are in one segment; `found` holds those that were found elsewhere."""
 
     row: int
     old: Units | None
     new: Units | None
     blocks: range
+    found: list[Found] | None = None
+
+    def code(self, encoder: ChunkEncoder) -> Iterator[EncodedChunk]:
+        """Have it coded."""
+        if self.found is not None:
+            return encoder.add_found(self.row, self.found, self.old)
+        return encoder.add(self.row, self.old, self.new, self.blocks)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +112,22 @@ class Encoding:
             self._begin(segment)
             self._parts.append(_Part(index, old, new, blocks))
 
+    def take_found(self, index: int, found: Iterable[Found], old: Callable[[], Units]) -> None:
+        """Encode one row whose changes were found elsewhere, as `take` does. old: gives its old bits, where the profile
+        needs them."""
+        units = old() if self._profile == tight.NAME else None
+        span = block_span(self.rows[index].spec.width, self.block_units)
+        part = None
+        for one in found:
+            number = one.block.start // span
+            segment = self._segments.of(index, number)
+            if part is None or segment != self._segment:
+                self._begin(segment)
+                part = _Part(index, units, None, range(number, number + 1), [])
+                self._parts.append(part)
+            assert part.found is not None
+            part.found.append(one)
+
     def take_block(self, block: Block) -> None:
         """Encode a block that exists already, on the grid of `block_units`."""
         span = block_span(self.rows[block.row].spec.width, self.block_units)
@@ -161,7 +186,7 @@ class Encoding:
             encoder, coded = self._new_encoder(), _Coded()
             for part in parts:
                 before = encoder.digest_change
-                coded.add(encoder.add(part.row, part.old, part.new, part.blocks))
+                coded.add(part.code(encoder))
                 coded.digests.append((part.row, encoder.digest_change - before))
             coded.add(encoder.finish())
             coded.changed = encoder.changed

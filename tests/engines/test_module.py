@@ -159,7 +159,6 @@ def test_a_strided_tensor_goes_through_index_operations_as_a_device_tensor_does(
             new = old ^ 1
             for tensor in (a, b):
                 tensor.prepare(start_, n, positions, new)()
-                tensor.settle()
                 assert tensor.gather(start_, n, positions).tobytes() == new.tobytes()
             assert a.units().tobytes() == b.units().tobytes()
 

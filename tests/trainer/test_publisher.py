@@ -111,6 +111,38 @@ def test_a_restarted_publisher_goes_on_with_its_run(tmp_path: Path) -> None:
         second.publish()
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_masters_are_published_and_refresh_the_module(tmp_path: Path, on_device: bool) -> None:
+    policy, mirror = module(), module(seed=3)
+    masters = {name: weight.detach().float() for name, weight in policy.named_parameters()}
+    config = TrainerConfig(store=tmp_path / "trainer", key=KEY, host="127.0.0.1", hub_port=0, port=0)
+    with Publisher(policy, config, masters=masters, resident=True, on_device=on_device) as publisher:
+        publisher.publish(announced=True)
+        with subscribe(publisher, tmp_path / "actor", mirror, lambda event: None) as subscriber:
+            for version in range(1, 4):
+                for master in masters.values():
+                    master.mul_(1.01)
+                assert publisher.publish(announced=True) is not None
+                assert all(torch.equal(weight, masters[name].bfloat16()) for name, weight in policy.named_parameters())
+                subscriber.wait_for(version, LIMIT)
+                assert same(policy, mirror)
+            assert publisher.publish() is None
+
+
+def test_a_twin_on_the_device_follows_every_version(tmp_path: Path) -> None:
+    policy, mirror = module(), module(seed=4)
+    config = TrainerConfig(store=tmp_path / "trainer", key=KEY, host="127.0.0.1", hub_port=0, port=0)
+    with Publisher(policy, config, on_device=True, twin=True) as publisher:
+        publisher.publish(announced=True)
+        with subscribe(publisher, tmp_path / "actor", mirror, lambda event: None) as subscriber:
+            for version in range(1, 4):
+                train(policy)
+                publisher.publish(announced=True)
+                subscriber.wait_for(version, LIMIT)
+                assert same(policy, mirror)
+        assert publisher._path is not None and publisher._path.twin_position == publisher.position
+
+
 def test_a_directory_gets_a_file_that_holds_the_modules_state(publisher: Publisher, tmp_path: Path) -> None:
     policy = publisher._module
     publisher.publish()

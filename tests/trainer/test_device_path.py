@@ -1,0 +1,290 @@
+"""Versions made by finding changes where the tensors are, and from fp32 masters: the same packs as by reading all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from trainer_parts import KEY, RUN
+
+from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
+from p2psync.delta.tensors import Kind, TensorSpec
+from p2psync.engines.weights import host_units, module_rows
+from p2psync.errors import StoreError, UsageError
+from p2psync.store.packs import Draft, Store
+from trainer.device_path import DevicePath
+from trainer.publisher import Publisher
+from trainer.resident import ResidentSnapshot
+from trainer.snapshot import Keeper
+from trainer.tensors import MasterSource, ModuleSource, TensorSource
+from trainer.versions import Made, VersionMaker
+
+
+class Policy(nn.Module):
+    """Two matrices and a norm of bf16, a norm of fp32 and a buffer."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.up = nn.Parameter((torch.randn(700, 900, generator=generator) * 0.03).bfloat16())
+        self.down = nn.Parameter((torch.randn(900, 30, generator=generator) * 0.03).bfloat16())
+        self.norm = nn.Parameter(torch.ones(900, dtype=torch.bfloat16))
+        self.scale = nn.Parameter(torch.ones(900))
+        self.register_buffer("steps", torch.zeros(3, dtype=torch.int64))
+
+
+def masters_of(policy: Policy) -> dict[str, torch.Tensor]:
+    """Masters that round to the parameters."""
+    return {name: p.detach().float() for name, p in policy.named_parameters() if p.dtype == torch.bfloat16}
+
+
+def learn(policy: Policy, masters: Mapping[str, torch.Tensor], seed: int) -> None:
+    """A step: masters move a little, and what has no masters is changed in place."""
+    generator = torch.Generator().manual_seed(seed)
+    for master in masters.values():
+        master.add_(torch.randn(master.shape, generator=generator) * 2e-6)
+    with torch.no_grad():
+        policy.scale[5] += 0.25
+        policy.steps += 1
+
+
+def others(policy: Policy) -> dict[str, torch.Tensor]:
+    """What has no masters."""
+    return {spec.name: tensor for spec, tensor in module_rows(policy).items() if tensor.dtype != torch.bfloat16}
+
+
+class Maker:
+    """A store and its version maker, with the manifests and chunks of what it made."""
+
+    def __init__(self, place: Path, keeper: Callable[[], Keeper] | None = None) -> None:
+        self.place, self.keeper = place, keeper
+        self.open()
+
+    def open(self) -> None:
+        """As a start does."""
+        self.store = Store(self.place / "packs")
+        self.maker = VersionMaker(self.store, self.place / "snapshot", KEY, RUN, 1, keeper=self.keeper)
+
+    def make(self, source: TensorSource) -> tuple[bytes, list[bytes]] | None:
+        """The digest and the chunks of the next version."""
+        made = self.maker.make(source)
+        return None if made is None else content(made)
+
+    def close(self) -> None:
+        """As an end does."""
+        self.maker.snapshot.close()
+        self.store.close()
+
+
+def content(made: Made) -> tuple[bytes, list[bytes]]:
+    chunks = [made.pack.read(index) for index in range(made.pack.manifest.chunks)]
+    return made.position.digest, [chunk for chunk in chunks if chunk is not None]
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_a_module_on_a_device_gives_the_same_versions(tmp_path: Path, twin: bool) -> None:
+    path = DevicePath(twin=twin, everywhere=True)
+    policy = Policy()
+    plain, ours = Maker(tmp_path / "plain"), Maker(tmp_path / "ours")
+    for number in range(5):
+        if number != 3:
+            with torch.no_grad():
+                policy.up[number::97] += 0.01
+                policy.scale[number] = -0.0
+                policy.steps += 1
+        made = ours.make(ModuleSource(policy, path=path))
+        path.published(ours.maker.position)
+        assert made == plain.make(ModuleSource(policy))
+        assert (made is None) == (number == 3)
+    assert bool(path._twin) == twin
+    for spec, bits in path._twin.items():
+        assert host_units(bits).tobytes() == ours.maker.snapshot.units(spec).tobytes()
+    ours.close()
+    plain.close()
+
+
+def test_a_twin_that_missed_a_version_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = DevicePath(twin=True, everywhere=True)
+    policy, ours = Policy(), Maker(tmp_path)
+    ours.make(ModuleSource(policy, path=path))
+    for number in range(5):
+        with torch.no_grad():
+            policy.up[number::50] -= 0.01
+        if number == 1:
+            # The twin has followed, but the version is never made.
+            with monkeypatch.context() as broken, pytest.raises(StoreError, match="full"):
+                broken.setattr(Draft, "seal", full)
+                ours.make(ModuleSource(policy, path=path))
+        elif number == 3:
+            ours.make(ModuleSource(policy))
+        else:
+            assert ours.make(ModuleSource(policy, path=path)) is not None
+            path.published(ours.maker.position)
+        if number != 1:
+            check(ours, ModuleSource(policy))
+    ours.close()
+
+
+def full(*args: object) -> None:
+    raise StoreError("the disk is full")
+
+
+def check(maker: Maker, source: TensorSource) -> None:
+    """The snapshot is the source, and its position says so."""
+    position = maker.maker.position
+    assert position is not None
+    assert list(maker.maker.snapshot.specs) == list(source.specs)
+    for spec in source.specs:
+        np.testing.assert_array_equal(maker.maker.snapshot.units(spec), source.units(spec))
+    total = sum(digest_units(spec, source.units(spec)) for spec in source.specs)
+    assert digest_bytes(total % MODULUS) == position.digest
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_masters_give_the_versions_of_a_module_that_is_refreshed_from_them(tmp_path: Path, everywhere: bool) -> None:
+    policy = Policy()
+    masters = masters_of(policy)
+    path = DevicePath(everywhere=everywhere)
+    plain, ours = Maker(tmp_path / "plain"), Maker(tmp_path / "ours")
+    for number in range(4):
+        learn(policy, masters, number)
+        source = MasterSource(masters, others(policy), path=path)
+        before = {name: bits.clone() for name, bits in policy.state_dict().items()}
+        made = ours.make(source)
+        assert all(torch.equal(bits, before[name]) for name, bits in policy.state_dict().items()), "only read"
+        refresh(policy, masters)
+        assert made is not None and made == plain.make(ModuleSource(policy))
+        check(ours, ModuleSource(policy))
+    ours.close()
+    plain.close()
+
+
+def refresh(policy: Policy, masters: Mapping[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, master in masters.items():
+            policy.get_parameter(name).copy_(master)
+
+
+def resident(policy: Policy) -> Callable[[], Keeper]:
+    names = masters_of(policy)
+    return lambda: ResidentSnapshot({name: policy.get_parameter(name) for name in names}, others(policy))
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_modules_own_parameters_are_the_copy_and_are_refreshed_by_publishing(
+    tmp_path: Path, everywhere: bool
+) -> None:
+    policy, mirror = Policy(), Policy()
+    masters = masters_of(policy)
+    path = DevicePath(twin=True, everywhere=everywhere)
+    plain, ours = Maker(tmp_path / "plain"), Maker(tmp_path / "ours", resident(policy))
+    for number in range(4):
+        learn(policy, masters, number)
+        made = ours.make(MasterSource(masters, others(policy), path=path))
+        path.published(ours.maker.position)
+        mirror.load_state_dict(policy.state_dict())
+        refresh(mirror, masters)
+        assert made is not None and made == plain.make(ModuleSource(mirror))
+        assert all(torch.equal(bits, policy.state_dict()[name]) for name, bits in mirror.state_dict().items())
+        assert ours.make(MasterSource(masters, others(policy), path=path)) is None
+        path.published(ours.maker.position)
+        check(ours, ModuleSource(policy))
+    assert not (tmp_path / "ours" / "snapshot").exists(), "no copy is kept on disk"
+    assert all(spec.name not in masters for spec in path._twin), "nor on the device"
+    ours.close()
+    plain.close()
+
+
+def test_parameters_that_someone_else_refreshed_are_no_base(tmp_path: Path) -> None:
+    policy = Policy()
+    masters = masters_of(policy)
+    ours = Maker(tmp_path, resident(policy))
+    ours.make(MasterSource(masters, others(policy)))
+    for number in range(3):
+        learn(policy, masters, number)
+        if number == 1:
+            refresh(policy, masters)  # the very mistake: now nothing seems to have changed
+        made = ours.make(MasterSource(masters, others(policy)))
+        assert made is not None
+        assert ours.maker.position is not None and ours.maker.position.version == number + 1
+        check(ours, ModuleSource(policy))
+    ours.close()
+
+
+def test_after_a_crash_the_published_bits_come_from_the_store(tmp_path: Path) -> None:
+    policy = Policy()
+    masters = masters_of(policy)
+    ours = Maker(tmp_path, resident(policy))
+    for number in range(3):
+        learn(policy, masters, number)
+        ours.make(MasterSource(masters, others(policy)))
+    published = {name: bits.clone() for name, bits in policy.state_dict().items()}
+    ours.close()
+    # Another process, which has an earlier checkpoint of the training.
+    policy = Policy()
+    masters = masters_of(policy)
+    ours = Maker(tmp_path, resident(policy))
+    assert ours.maker.position is not None and ours.maker.position.version == 2
+    for name in masters:
+        assert torch.equal(policy.state_dict()[name], published[name])
+    learn(policy, masters, 9)
+    assert ours.make(MasterSource(masters, others(policy))) is not None
+    refreshed = {name: master.bfloat16() for name, master in masters.items()}
+    assert all(torch.equal(policy.state_dict()[name], bits) for name, bits in refreshed.items())
+    check(ours, ModuleSource(policy))
+    ours.close()
+
+
+def test_a_version_that_could_not_be_made_leaves_the_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Policy()
+    masters = masters_of(policy)
+    ours = Maker(tmp_path, resident(policy))
+    ours.make(MasterSource(masters, others(policy)))
+    before = {name: bits.clone() for name, bits in policy.state_dict().items()}
+    learn(policy, masters, 1)
+    with monkeypatch.context() as broken, pytest.raises(StoreError, match="full"):
+        broken.setattr(Draft, "seal", full)
+        ours.make(MasterSource(masters, others(policy)))
+    assert all(torch.equal(policy.state_dict()[name], before[name]) for name in masters)
+    assert ours.make(MasterSource(masters, others(policy))) is not None
+    check(ours, ModuleSource(policy))
+    ours.close()
+
+
+def test_what_cannot_be_masters_is_refused() -> None:
+    policy = Policy()
+    good = masters_of(policy)
+    with pytest.raises(UsageError, match="fp32"):
+        MasterSource({"up": good["up"].double()})
+    with pytest.raises(UsageError, match="both"):
+        MasterSource(good, {"up": policy.up})
+    with pytest.raises(UsageError, match="bf16"):
+        ResidentSnapshot({"scale": policy.scale}, {})
+    for wrong in ({"scale": policy.scale}, {"nowhere": good["up"]}, {"up": good["down"]}):
+        with pytest.raises(UsageError, match="no bf16 parameter"):
+            Publisher(policy, None, masters=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no masters"):
+        Publisher(policy, None, resident=True)  # type: ignore[arg-type]
+
+
+def test_a_strided_or_empty_tensor_is_read_on_the_host(tmp_path: Path) -> None:
+    tensors = {
+        TensorSpec(int(Kind.TENSOR), "a", "BF16", (30, 20)): torch.randn(20, 30).t(),
+        TensorSpec(int(Kind.TENSOR), "b", "BF16", (0, 4)): torch.zeros(0, 4),
+        TensorSpec(int(Kind.TENSOR), "c", "F32", (70, 3)): torch.randn(3, 70).t(),
+    }
+    ours = Maker(tmp_path)
+    path = DevicePath(everywhere=True)
+    for _ in range(3):
+        for tensor in tensors.values():
+            tensor.mul_(1.5)
+        source = TensorSource(tensors, path=path)
+        assert ours.make(source) is not None
+        check(ours, source)
+    ours.close()
