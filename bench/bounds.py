@@ -2,7 +2,8 @@
 
 Positions are coded as one binary choice a unit, steps as a symbol each, both given a context. An entropy estimated
 from few samples is too low, since every context is then fitted to its own noise; the more contexts, the lower. So:
-- a context needs `MIN_CHANGED` changed units, else it is joined with the next one (exponents upwards, then ages);
+- a context of steps needs `MIN_CHANGED` of them, else it is joined with the next one (of positions every unit, changed
+  or not, is a sample of a single number, so no context is too small);
 - steps are symbols only up to ±`EXACT`; beyond, the symbol is the step's sign and the length of its magnitude, and the
   bits below the leading one count whole, as a coder would write them;
 - to each entropy (Miller 1955) half a parameter's worth is added, (symbols − 1) / 2 nats, which is its bias to first
@@ -87,8 +88,7 @@ def measure_bounds(pairs: Sequence[tuple[Bits, Bits]], history: History | None =
     tail_bits = float((steps.sum((0, 1, 2)) * _TAIL_BITS).sum())
     by_history = None
     if history is not None:
-        joined = (_join_exponents(table, changed) for table in (totals, changed, steps))
-        by_history = _bound(*joined, tail_bits)
+        by_history = _bound(totals, changed, _join_exponents(steps, changed), tail_bits)
     return Bounds(
         units=int(totals.sum()),
         changed=int(changed.sum()),
@@ -99,13 +99,12 @@ def measure_bounds(pairs: Sequence[tuple[Bits, Bits]], history: History | None =
 
 
 def _bound(totals: _Counts, changed: _Counts, steps: _Counts, tail_bits: float) -> Bound:
-    """`totals` and `changed` by context; `steps` by context, of these or finer, and symbol."""
+    """`totals` and `changed` by context of positions; `steps` by context of steps, and symbol."""
     n = max(1, int(changed.sum()))
     totals, changed, steps = totals.reshape(-1), changed.reshape(-1), steps.reshape(-1, _SYMBOLS)
-    joined = _joined(np.stack([totals - changed, changed], 1), changed)
-    symbols = _joined(steps, steps.sum(1))
+    symbols = _joined(steps)
     return Bound(
-        positions=sum(map(entropy_bits, joined)) / n,
+        positions=sum(map(entropy_bits, np.stack([totals - changed, changed], 1))) / n,
         steps=(sum(map(entropy_bits, symbols)) + tail_bits) / n,
         contexts=len(symbols),
     )
@@ -120,15 +119,15 @@ def entropy_bits(counts: _Counts) -> float:
     return float(plain + (counts.size - 1) / (2 * np.log(2)))
 
 
-def _joined(table: _Counts, changed: _Counts) -> list[_Counts]:
-    """Rows of a table, each joined with those after it until `MIN_CHANGED` units changed; the rest joins the last."""
+def _joined(table: _Counts) -> list[_Counts]:
+    """Rows of counts, each joined with those after it until it counts `MIN_CHANGED`; the rest joins the last."""
     out: list[_Counts] = []
-    row, seen = np.zeros(table.shape[1], np.int64), 0
-    for more, count in zip(table, changed, strict=True):
-        row, seen = row + more, seen + int(count)
-        if seen >= MIN_CHANGED:
+    row = np.zeros(table.shape[1], np.int64)
+    for more in table:
+        row = row + more
+        if row.sum() >= MIN_CHANGED:
             out.append(row)
-            row, seen = np.zeros_like(row), 0
+            row = np.zeros_like(row)
     if row.any():
         if out:
             out[-1] = out[-1] + row
@@ -138,7 +137,7 @@ def _joined(table: _Counts, changed: _Counts) -> list[_Counts]:
 
 
 def _join_exponents(table: _Counts, changed: _Counts) -> _Counts:
-    """Join exponents, over all ages alike, until each group has `MIN_CHANGED` changed units for every age class."""
+    """Join exponents, for all ages alike, until each group has `MIN_CHANGED` changed units for every age class."""
     groups: list[_Counts] = []
     row, seen = np.zeros_like(table[0]), 0
     for more, count in zip(table, changed.sum(1), strict=True):
@@ -182,7 +181,7 @@ def _symbol(step: int) -> int:
     return 2 * EXACT + 1 + 2 * length + (1 if step < 0 else 0)
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def _count(old, new, last, rose, ages, totals, changed, steps):  # type: ignore[no-untyped-def]
     for i in range(old.size):
         exponent = (old[i] >> 7) & 0xFF

@@ -41,6 +41,7 @@ class Delta:
     history: History | None = None
     rate: float | None = None
     step: int | None = None
+    asked_density: float | None = None
 
     @property
     def units(self) -> int:

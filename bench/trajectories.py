@@ -182,6 +182,8 @@ def replay(folder: Path, numbers: Sequence[int]) -> Iterator[Delta]:
                 rate=about.rate,
                 step=number,
             )
+        if number == max(numbers):
+            return
         history.add(number, positions, moves)
         old[positions] += moves
 
