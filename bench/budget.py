@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 
@@ -41,14 +42,18 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     measured_bytes: int
     full_bytes: int
     read_rates: dict[int, float]
-    """Bytes a second of reading, by cores: what this machine's memory gives."""
+    """Bytes a second of reading at best, by cores: what this machine's memory gives."""
     stages: list[Stages]
 
 
 def measure_budget(
     delta: Delta, profile: str, all_cores: int, rounds: int, progress: Callable[[str], None], **options: int
 ) -> Budget:
-    """Medians of `rounds`, on one core and on all, scaled by bytes."""
+    """On one core and on all, scaled by bytes.
+
+    Times of each piece of work are medians of `rounds` as shares of reading, at the best rate of reading that was seen:
+    what the machine does when nothing else disturbs it.
+    """
     scale = FULL_BYTES / delta.model_bytes
     stages, reads = [], {}
     for cores in sorted({1, all_cores}):
@@ -77,16 +82,19 @@ def _stages(cores: int, measured: bool, seconds: dict[str, float]) -> Stages:
 def _measure(
     delta: Delta, profile: str, cores: int, rounds: int, options: dict[str, int]
 ) -> tuple[dict[str, float], float]:
-    figures: dict[str, list[float]] = {"publish": [], "first_chunk": [], "stage": [], "commit": []}
-    reads = []
+    """Seconds of each piece of work on this delta, and the best rate of reading, in bytes a second."""
+    shares: dict[str, list[float]] = {"first_chunk": [], "publish": [], "stage": [], "commit": []}
+    best = math.inf
     with Work(delta, profile, cores, **options) as work:
         work.encode()
         work.remember()
+        pieces = (work.first_chunk, work.encode, work.stage, work.commit)
         for _ in range(rounds):
-            reads.append(2 * delta.model_bytes / timed(work.read))
-            figures["first_chunk"].append(timed(work.first_chunk))
-            figures["publish"].append(timed(work.encode))
-            figures["stage"].append(timed(work.stage))
-            figures["commit"].append(timed(work.commit))
+            before = timed(work.read)
+            for figures, piece in zip(shares.values(), pieces, strict=True):
+                seconds, after = timed(piece), timed(work.read)
+                figures.append(seconds / ((before + after) / 2))
+                best = min(best, before, after)
+                before = after
             work.undo()
-    return {name: statistics.median(values) for name, values in figures.items()}, statistics.median(reads)
+    return {name: statistics.median(values) * best for name, values in shares.items()}, 2 * delta.model_bytes / best

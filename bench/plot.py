@@ -21,10 +21,12 @@ _STYLES = {
     "tight": ("#D55E00", "o"),
 }
 _BOUNDS = {
-    "independent": ("nothing known", "#444444", (0, (1, 1.5))),
-    "exponent": ("given the old exponent", "#444444", (0, (5, 2))),
-    "history": ("given exponent and history", "#444444", (0, (8, 2, 1, 2))),
+    "independent": ("nothing known", (0, (1, 1.5))),
+    "exponent": ("given the old exponent", (0, (5, 2))),
+    "history": ("given exponent and history", (0, (8, 2, 1, 2))),
 }
+_BOUND_MARKS = {"independent": "x", "exponent": "_", "history": "1"}
+_DARK = "#444444"
 _INK = "#222222"
 
 
@@ -40,15 +42,9 @@ def plot_codec_report(report: CodecReport, path: Path) -> None:
     _sizes(axes[0], report.deltas)
     if timed is not None:
         _speeds(axes[1], timed)
-    figure.text(
-        0.995,
-        0.005,
-        f"{report.cpu}, {report.cpus_allowed} core(s)",
-        ha="right",
-        va="bottom",
-        fontsize=7,
-        color="#777777",
-    )
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, frameon=False, ncols=4 if timed else 3, loc="outside lower center")
+    figure.text(0.995, 0.008, f"{report.cpu}, {report.cpus_allowed} core(s)", ha="right", fontsize=7, color="#777777")
     try:
         figure.savefig(path, dpi=160)
     except (OSError, ValueError) as error:
@@ -61,31 +57,20 @@ def _speed_order(delta: DeltaReport) -> float:
 
 
 def _sizes(axes: Any, deltas: list[DeltaReport]) -> None:
-    ordered = sorted(deltas, key=lambda delta: delta.density)
+    """Lines for drawn deltas; recorded ones are open marks, since their models and learning rates differ."""
+    drawn = sorted((d for d in deltas if d.rate is None), key=lambda delta: delta.density)
+    recorded = [delta for delta in deltas if delta.rate is not None]
     for name, (colour, marker) in _STYLES.items():
-        found = [(100 * d.density, size) for d in ordered if (size := d.format(name)) and size.bits < 60]
-        if not found:
-            continue
         ours = name in ("fast", "tight")
-        axes.plot(
-            [x for x, _ in found],
-            [size.bits for _, size in found],
-            color=colour,
-            marker=marker,
-            ms=6 if ours else 4.5,
-            lw=2.2 if ours else 1.1,
-            alpha=1 if ours else 0.9,
-            zorder=4 if ours else 3,
-            label=found[0][1].title,
-        )
-    for name, (title, colour, dashes) in _BOUNDS.items():
-        points = [(100 * d.density, bound.bits) for d in ordered if (bound := getattr(d.bounds, name)) is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), color=colour, ls=dashes, lw=1.2, zorder=2, label=f"bound: {title}")
-    lowest = [(100 * d.density, d.bounds.exponent.bits) for d in ordered]
-    if len(lowest) > 1:
-        x, y = zip(*lowest, strict=True)
-        axes.fill_between(x, 0, y, color="#444444", alpha=0.06, lw=0, zorder=1)
+        style = {"color": colour, "marker": marker, "ms": 6.5 if ours else 5, "zorder": 4 if ours else 3}
+        title = next((size.title for d in deltas if (size := d.format(name))), name)
+        _line(axes, _points(drawn, name), title, lw=2.2 if ours else 1.1, **style)
+        _marks(axes, _points(recorded, name), "" if _points(drawn, name) else title, **style)
+    for name, (title, dashes) in _BOUNDS.items():
+        label = f"bound: {title}"
+        _line(axes, _bound_points(drawn, name), label, color=_DARK, ls=dashes, lw=1.2, zorder=2)
+        style = {"color": _DARK, "marker": _BOUND_MARKS[name], "ms": 8, "zorder": 2}
+        _marks(axes, _bound_points(recorded, name), "" if _bound_points(drawn, name) else label, **style)
     _frame(axes, "Bits per changed element, everything counted")
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -93,24 +78,31 @@ def _sizes(axes: Any, deltas: list[DeltaReport]) -> None:
     axes.set_yticks(ticks, [str(tick) for tick in ticks])
     axes.set_ylim(4, 60)
     axes.minorticks_off()
-    at = [t for t in (0.1, 0.2, 0.3, 0.5, 1, 2, 3, 4, 6, 10) if _within(t, ordered)]
+    shares = [100 * delta.density for delta in deltas]
+    at = [t for t in (0.1, 0.2, 0.3, 0.5, 1, 2, 3, 4, 6, 10) if 0.8 * min(shares) <= t <= 1.25 * max(shares)]
     axes.set_xticks(at, [f"{tick:g} %" for tick in at])
-    axes.set_xlabel("changed elements of the model", color=_INK)
-    handles, labels = axes.get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda i: -float(handles[i].get_ydata()[0]))
-    axes.legend(
-        [handles[i] for i in order],
-        [labels[i] for i in order],
-        fontsize=8,
-        frameon=False,
-        ncols=2,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.11),
-    )
+    kinds = [word for word, found in (("lines: drawn", drawn), ("open marks: real training", recorded)) if found]
+    axes.set_xlabel(f"changed elements of the model ({', '.join(kinds)})", color=_INK)
 
 
-def _within(tick: float, ordered: list[DeltaReport]) -> bool:
-    return 0.8 * 100 * ordered[0].density <= tick <= 1.25 * 100 * ordered[-1].density
+def _points(deltas: list[DeltaReport], name: str) -> list[tuple[float, float]]:
+    found = [(100 * d.density, size.bits) for d in deltas if (size := d.format(name))]
+    return [point for point in found if point[1] < 60]
+
+
+def _bound_points(deltas: list[DeltaReport], name: str) -> list[tuple[float, float]]:
+    return [(100 * d.density, bound.bits) for d in deltas if (bound := getattr(d.bounds, name)) is not None]
+
+
+def _line(axes: Any, points: list[tuple[float, float]], label: str, **style: Any) -> None:
+    if points:
+        axes.plot(*zip(*points, strict=True), label=label, **style)
+
+
+def _marks(axes: Any, points: list[tuple[float, float]], label: str, **style: Any) -> None:
+    if points:
+        face = {} if style["marker"] in "x+_1" else {"mfc": "white"}
+        axes.plot(*zip(*points, strict=True), ls="", mew=1.3, label=label or "_", **face, **style)
 
 
 def _speeds(axes: Any, delta: DeltaReport) -> None:
@@ -129,7 +121,8 @@ def _speeds(axes: Any, delta: DeltaReport) -> None:
             y = place + (turn - (len(cores) - 1) / 2) * height
             axes.barh(y, ratio, height * 0.9, color=colour, alpha=1 if threads == cores[-1] else 0.55, zorder=3)
             text = f"{ratio:.2f}   {ratio * speed.read_rate / 1e9:.1f} GB/s, {threads} core" + "s" * (threads > 1)
-            axes.text(ratio + 0.015 * top, y, text, va="center", fontsize=8, color=_INK, zorder=4)
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+            axes.text(ratio + 0.02 * top, y, text, va="center", fontsize=8, color=_INK, zorder=4, bbox=box)
     axes.axvline(1, color="#444444", lw=1.2, ls=(0, (5, 2)), zorder=2)
     axes.set_yticks(range(len(rows)), [row[0] for row in rows])
     axes.invert_yaxis()

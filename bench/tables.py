@@ -157,8 +157,9 @@ def _print_budget(budget: Budget, console: Console) -> None:
     console.print(table)
     rates = ", ".join(f"{rate / 1e9:.1f} GB/s with {cores} core(s)" for cores, rate in budget.read_rates.items())
     console.print(
-        f"measured on {budget.delta} of {budget.measured_bytes / 1e9:.2f} GB and scaled by bytes; scaled cores: the "
-        f"seconds of one divided, which holds as far as memory gives the last column (here it gives {rates})",
+        f"measured on {budget.delta} of {budget.measured_bytes / 1e9:.2f} GB as shares of reading, at the best reading "
+        f"seen ({rates}), and scaled by bytes; scaled cores: the seconds of one divided, which holds only as far as "
+        "memory gives the last column",
         style="dim",
     )
 

@@ -45,7 +45,7 @@ def codec(
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 1,
     profile: Annotated[str, typer.Option(help="Whose speed is measured: all, fast or tight.")] = "all",
     plot: Annotated[Path | None, typer.Option(help="Write a picture, like codec.png.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Short form: 48 MB, three densities, two rounds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Short form: 24 MB, three densities, two rounds.")] = False,
     json: JsonTarget = None,
 ) -> None:
     """Size and speed of deltas of real and of drawn policy steps, beside bounds, other formats and merely reading."""
@@ -75,7 +75,7 @@ def codec(
         all_cores=len(os.sched_getaffinity(0)),
     )
     if quick:
-        densities, model_bytes, options = density or [0.003, 0.01, 0.04], 48 * 10**6, bench.quick(options)
+        densities, model_bytes, options = density or [0.003, 0.01, 0.04], 24 * 10**6, bench.quick(options)
     if model_bytes:
         options = replace(options, budget_density=min(densities, key=lambda share: abs(share - 0.01)))
 

@@ -1,8 +1,8 @@
 """The codec's benchmark draws what it says, measures all that it reports, and prints it. Times are never judged."""
 
 import io
-import json
-from itertools import pairwise
+import os
+from itertools import pairwise, product
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bench import patchers
-from bench.codec import RIVAL_NAMES, Options, drawn, measure_delta, quick, run_codec_bench
+from bench.codec import RIVAL_NAMES, Options, drawn, measure_delta, run_codec_bench
 from bench.deltas import Delta
 from bench.plot import plot_codec_report
 from bench.policy import draw_step, model_rows, to_bf16
@@ -19,6 +19,7 @@ from bench.report import CodecReport
 from bench.tables import print_codec_report
 from bench.timing import Work, share_rows
 from p2psync.cli.main import app
+from p2psync.delta.container import PROFILES
 from p2psync.errors import DigestMismatchError, UsageError
 
 
@@ -62,22 +63,33 @@ def test_rounding_to_bf16_is_to_nearest_even():
 
 
 @pytest.fixture(scope="module")
-def report():
-    options = quick(Options(rounds=1, all_cores=2))
-    return run_codec_bench(drawn(8 << 20, [0.01, 0.04], 5, silent), options)
+def short_form(tmp_path_factory):
+    """What `p2psync bench codec --quick` prints and writes: text, report, picture."""
+    folder = tmp_path_factory.mktemp("bench")
+    words = ["--quick", "--json", str(folder / "codec.json"), "--plot", str(folder / "codec.png")]
+    ended = CliRunner().invoke(app, ["bench", "codec", *words])
+    assert ended.exit_code == 0, ended.output
+    report = msgspec.json.decode((folder / "codec.json").read_bytes(), type=CodecReport)
+    return ended.output, report, (folder / "codec.png").read_bytes()
 
 
-def test_a_report_holds_every_format_once_and_survives_json(report):
+@pytest.fixture(scope="module")
+def report(short_form):
+    return short_form[1]
+
+
+def test_the_short_form_measures_every_format_once_and_all_speeds(report):
+    cores = {1, len(os.sched_getaffinity(0))}
+    assert [delta.asked_density for delta in report.deltas] == [0.003, 0.01, 0.04]
     for delta in report.deltas:
         names = [size.name for size in delta.formats]
         left_out = {line.split()[0] for line in delta.skipped}
         assert sorted({*names} | left_out) == sorted((*RIVAL_NAMES, "fast", "tight"))
         assert len(set(names)) == len(names)
         assert delta.bounds.changed == delta.changed
-        assert {(speed.profile, speed.threads) for speed in delta.speeds} == {
-            (profile, threads) for profile in ("fast", "tight") for threads in (1, 2)
-        }
-        assert all(len(speed.encode_ratios) == len(speed.decode_ratios) == 1 for speed in delta.speeds)
+        assert {(speed.profile, speed.threads) for speed in delta.speeds} == set(product(PROFILES, cores))
+        for speed in delta.speeds:
+            assert len(speed.scan_ratios) == len(speed.encode_ratios) == len(speed.decode_ratios) == report.rounds == 2
     assert msgspec.json.decode(msgspec.json.encode(report), type=CodecReport) == report
 
 
@@ -93,33 +105,39 @@ def test_sizes_lie_where_theory_puts_them(report):
 
 
 def test_a_budget_is_scaled_by_bytes_and_by_cores(report):
-    assert [budget.profile for budget in report.budgets] == ["fast", "tight"]
+    assert [budget.profile for budget in report.budgets] == list(PROFILES)
     for budget in report.budgets:
-        assert [(stage.cores, stage.measured) for stage in budget.stages] == [(1, True), (2, True), (8, False)]
-        one, _, eight = budget.stages
-        assert eight.publish == pytest.approx(one.publish / 8) and eight.first_chunk == one.first_chunk
-        assert one.bandwidth == pytest.approx(2 * budget.full_bytes / one.publish)
+        assert budget.delta == "drawn 1 %"
+        stages = {stage.cores: stage for stage in budget.stages}
+        assert set(stages) == {1, 2, 8, len(os.sched_getaffinity(0))}
+        for cores, stage in stages.items():
+            assert stage.measured == (cores in budget.read_rates)
+            assert stage.bandwidth == pytest.approx(2 * budget.full_bytes / stage.publish)
+            if not stage.measured:
+                assert stage.publish == pytest.approx(stages[1].publish / cores)
+                assert stage.first_chunk == stages[1].first_chunk
 
 
-def test_tables_name_every_format_and_the_plot_is_a_picture(report, tmp_path):
-    out = io.StringIO()
-    print_codec_report(report, Console(file=out, width=150))
+def test_tables_name_every_format_and_the_plot_is_a_picture(short_form):
+    text, _, picture = short_form
     for words in ("SparrowRL", "PULSE", "NeMo-RL", "p2psync tight", "given the old exponent", "scan and extract", "8B"):
-        assert words in out.getvalue()
-    plot_codec_report(report, tmp_path / "codec.png")
-    assert (tmp_path / "codec.png").read_bytes().startswith(b"\x89PNG")
+        assert words in text
+    assert picture.startswith(b"\x89PNG")
+
+
+def test_a_plot_that_cannot_be_written_is_an_error_in_one_line(report, tmp_path):
     with pytest.raises(UsageError, match="cannot write"):
         plot_codec_report(report, tmp_path / "nowhere" / "codec.png")
 
 
-def test_the_command_prints_tables_and_writes_json(tmp_path):
-    file = tmp_path / "codec.json"
-    words = ["bench", "codec", "--size", "4MB", "--rounds", "1", "--rivals", "sparrow,pulse", "--json", str(file)]
-    ended = CliRunner().invoke(app, words)
-    assert ended.exit_code == 0, ended.output
-    (delta,) = json.loads(file.read_text())["deltas"]
-    assert [size["name"] for size in delta["formats"]] == ["sparrow", "pulse", "fast", "tight"]
-    assert delta["speeds"] == []  # both copies would lie in a cache
+def test_a_model_that_lies_in_caches_is_not_timed():
+    report = run_codec_bench(drawn(4 << 20, [0.01], 5, silent), Options(rivals=("sparrow",)))
+    (delta,) = report.deltas
+    assert delta.speeds == report.budgets == []
+    assert [size.name for size in delta.formats] == ["sparrow", "fast", "tight"]
+    out = io.StringIO()
+    print_codec_report(report, Console(file=out, width=150))
+    assert "p2psync tight" in out.getvalue() and "read both copies" not in out.getvalue()
 
 
 @pytest.mark.parametrize(
