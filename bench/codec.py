@@ -82,6 +82,7 @@ def run_codec_bench(deltas: Iterator[Delta], options: Options, progress: Progres
                 )
                 for profile in options.profiles
             ]
+        del delta  # before the next one is drawn: only one is in memory
     return CodecReport(
         deltas=reports,
         budgets=budgets,

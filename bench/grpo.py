@@ -51,6 +51,7 @@ QWEN3: dict[str, Any] = {
 }
 #: The warm start ends when this share of samples is right: a policy that can do the task and often does not.
 WARM_PASS_RATE = 0.3
+_TRIES = 20
 #: With spaces SmolLM2 gets 16 % right, without them 2 %.
 _SHOTS = "12 + 25 = 37\n61 + 17 = 78\n33 + 48 = 81\n"
 
@@ -111,8 +112,6 @@ class Trajectory:
         """Sample, take one optimizer step, publish. The units returned are views of the live weights."""
         began = time.perf_counter()
         groups, batch = self._roll_out()
-        while batch is None:  # no group had both right and wrong answers: nothing to learn from, sample again
-            groups, batch = self._roll_out()
         self._update(batch)
         self._publish()
         rewards = [sample.reward for group in groups for sample in group.samples]
@@ -124,10 +123,15 @@ class Trajectory:
             units={name: _units(weight) for name, weight in self._weights.items()},
         )
 
-    def _roll_out(self) -> tuple[list[Group], Batch | None]:
-        prompts = sample_prompts(self._rng, self._subject.task.prompts)
-        groups = roll_out(self._subject.net, self._subject.task, prompts, self._generator)
-        return groups, make_batch(groups, SETTINGS.advantage_eps)
+    def _roll_out(self) -> tuple[list[Group], Batch]:
+        """Groups, and the samples to learn from, those of groups with right and wrong answers; sampled anew if none is."""
+        for _ in range(_TRIES):
+            prompts = sample_prompts(self._rng, self._subject.task.prompts)
+            groups = roll_out(self._subject.net, self._subject.task, prompts, self._generator)
+            batch = make_batch(groups, SETTINGS.advantage_eps)
+            if batch is not None:
+                return groups, batch
+        raise UsageError(f"{self._subject.about}: no group with right and wrong answers in {_TRIES} tries")
 
     def _update(self, batch: Batch) -> None:
         net = self._subject.net
