@@ -112,15 +112,17 @@ def _memory(speeds: list[Speed]) -> str:
 
 
 def _overview(deltas: list[DeltaReport]) -> Table:
-    table = Table("bits per changed unit", title="All deltas", title_justify="left")
+    title = "All deltas: bits per changed unit; ×: how many times what tight takes"
+    table = Table(title=title, title_justify="left")
+    table.add_column("delta", no_wrap=True)
     names = [name for name in (*COMPARED, "fast", "tight") if any(delta.format(name) for delta in deltas)]
     compared = [name for name in COMPARED if name in names]
     for head in (
         "changed, %",
         *names,
-        "bound: exponent",
-        "and history",
-        *(f"{name}/tight" for name in compared),
+        "exponent bound",
+        "history bound",
+        *(f"× {name}" for name in compared),
     ):
         table.add_column(head, justify="right")
     for delta in deltas:
