@@ -25,7 +25,8 @@ _BOUNDS = {
     "exponent": ("given the old exponent", (0, (5, 2))),
     "history": ("given exponent and history", (0, (8, 2, 1, 2))),
 }
-_BOUND_MARKS = {"independent": "x", "exponent": "_", "history": "1"}
+#: Of recorded deltas; the first bound would only clutter them.
+_BOUND_MARKS = {"exponent": "_", "history": "1"}
 _DARK = "#444444"
 _INK = "#222222"
 
@@ -69,6 +70,8 @@ def _sizes(axes: Any, deltas: list[DeltaReport]) -> None:
     for name, (title, dashes) in _BOUNDS.items():
         label = f"bound: {title}"
         _line(axes, _bound_points(drawn, name), label, color=_DARK, ls=dashes, lw=1.2, zorder=2)
+        if name not in _BOUND_MARKS:
+            continue
         style = {"color": _DARK, "marker": _BOUND_MARKS[name], "ms": 8, "zorder": 2}
         _marks(axes, _bound_points(recorded, name), "" if _bound_points(drawn, name) else label, **style)
     _frame(axes, "Bits per changed element, everything counted")
@@ -76,7 +79,7 @@ def _sizes(axes: Any, deltas: list[DeltaReport]) -> None:
     axes.set_yscale("log")
     ticks = [4, 5, 6, 7, 8, 10, 12, 16, 20, 26, 32, 48]
     axes.set_yticks(ticks, [str(tick) for tick in ticks])
-    axes.set_ylim(4, 60)
+    axes.set_ylim(3.8, 60)
     axes.minorticks_off()
     shares = [100 * delta.density for delta in deltas]
     at = [t for t in (0.1, 0.2, 0.3, 0.5, 1, 2, 3, 4, 6, 10) if 0.8 * min(shares) <= t <= 1.25 * max(shares)]
