@@ -1,309 +1,233 @@
-"""How fast, and how small, is the codec? One core, one policy step, beside the rate of merely reading both versions.
+"""How small, and how fast, is the codec? Deltas of real training and drawn ones, beside bounds, rivals and reading.
 
-Encoding is scan, digest, coding, and BLAKE3 of each chunk; decoding is decoding, adding in place and the digest of what
-was added. Each is timed between two readings of both copies, in turns, and reported as a ratio to their mean; what is
-printed are medians. Nothing here asserts a time.
+Every format is decoded again and compared bit by bit on the very delta that is reported. Every speed is taken between
+two readings of both copies and reported as a ratio to them; what is shown are medians. Nothing here asserts a time.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
-import time
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import numba
-import numpy as np
-from blake3 import blake3
-from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
-
-from bench.bounds import Bounds, measure_bounds
+from bench import patchers, rivals
+from bench.bounds import measure_bounds
+from bench.budget import Budget, measure_budget
+from bench.deltas import Delta
 from bench.policy import draw_step, model_rows
-from p2psync.delta.algebra import apply_block, apply_with_digest, invert
-from p2psync.delta.block import Block
-from p2psync.delta.container import PROFILES, ChunkEncoder, EncodedChunk, decode_chunk
-from p2psync.delta.digest import MODULUS
-from p2psync.delta.tensors import Row
-from p2psync.errors import DigestMismatchError
+from bench.report import CodecReport, DeltaReport, FormatSize
+from bench.timing import Work, measure_speed, timed
+from p2psync.delta.container import PROFILES
+from p2psync.errors import UsageError
 from p2psync.store.encoding import DELTA_BLOCK, DELTA_CHUNK
 
 _MEBIBYTE = 1 << 20
-_Pair = tuple[NDArray[np.uint16], NDArray[np.uint16]]
+RIVAL_NAMES = tuple(rival.name for rival in rivals.RIVALS) + tuple(tool.name for tool in patchers.TOOLS)
+#: Of a smaller model both copies lie in caches, and its reading time says nothing about a real one.
+LEAST_TIMED = 64 * 10**6
+Progress = Callable[[str], None]
 
 
-class CodecReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, and on what. Rates are bytes of one copy of the model a second; sizes are bytes.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to measure. Sizes are bytes."""
 
-    The lists hold one figure a round; a ratio is (time to read both copies) / (time of the work).
+    profiles: Sequence[str] = PROFILES
+    rivals: Sequence[str] = RIVAL_NAMES
+    rounds: int = 5
+    part_bytes: int = 16 * 10**6
+    """What tools for binary deltas are given of the model."""
+    least_timed: int = LEAST_TIMED
+    all_cores: int = 1
+    """Cores of the second measurement of each speed."""
+    block_units: int = DELTA_BLOCK
+    chunk_bytes: int = DELTA_CHUNK
+    rival_bytes: int = 1100 * 10**6
+    """What other formats are given of the model: their positions take memory."""
+    budget_density: float | None = None
+    """The drawn delta that the budget is measured on; None: the first delta that is timed."""
+
+
+def quick(options: Options) -> Options:
+    """The same in seconds: two rounds, and little for tools."""
+    return replace(options, rounds=min(2, options.rounds), part_bytes=10**6, least_timed=0)
+
+
+def run_codec_bench(deltas: Iterator[Delta], options: Options, progress: Progress = lambda line: None) -> CodecReport:
+    """Measure delta after delta, and the budget on one of them.
+
+    Raises `DigestMismatchError` or `AssertionError` if any format does not end in exactly the new weights.
     """
-
-    profile: str
-    model_bytes: int
-    units: int
-    changed: int
-    density: float
-    seed: int
-    block_units: int
-    chunk_bytes: int
-    rounds: int
-    chunks: int
-    payload_bytes: int
-    bits_per_changed: float
-    other_profiles: dict[str, float]
-    """Bits per changed unit that the profiles take which were not measured."""
-    full_to_payload: float
-    read_rates: list[float]
-    encode_ratios: list[float]
-    decode_ratios: list[float]
-    encode_extra_bytes: int | None
-    """Highest resident memory while encoding, less that before, chunks kept; None where the kernel does not tell."""
-    decode_extra_bytes: int | None
-    first_call_seconds: float
-    """First encoding and decoding of a small tensor: compilation, or loading what was compiled before."""
-    bounds: Bounds
-    cpu: str
-    cpus_allowed: int
-
-    @property
-    def read_rate(self) -> float:
-        """Median rate of reading both copies."""
-        return statistics.median(self.read_rates)
-
-    @property
-    def encode_ratio(self) -> float:
-        """Median."""
-        return statistics.median(self.encode_ratios)
-
-    @property
-    def decode_ratio(self) -> float:
-        """Median."""
-        return statistics.median(self.decode_ratios)
-
-
-def run_codec_bench(
-    model_bytes: int = 1 << 30,
-    density: float = 0.01,
-    seed: int = 0,
-    *,
-    profile: str = "fast",
-    block_units: int = DELTA_BLOCK,
-    chunk_bytes: int = DELTA_CHUNK,
-    rounds: int = 5,
-    progress: Callable[[str], None] = lambda line: None,
-) -> CodecReport:
-    """Draw a bf16 model and one step of it (`bench.policy`), and measure. Takes about three times the model in memory.
-
-    Raises `DigestMismatchError` if a round does not end in exactly the new weights.
-    """
-    small = model_rows(_MEBIBYTE)
-    first = _Work(small, list(draw_step(small, density, seed)), profile, block_units, chunk_bytes)
-    first_call = _timed(first.encode) + _timed(first.apply)
-    rows = model_rows(model_bytes)
-    progress("drawing the weights and a step")
-    pairs = list(draw_step(rows, density, seed))
-    work = _Work(rows, pairs, profile, block_units, chunk_bytes)
-    units = sum(old.size for old, _ in pairs)
-    progress("one round to warm up")
-    work.read()
-    encode_extra = _peak_extra(work.encode)
-    work.remember()
-    decode_extra = _peak_extra(work.apply)
-    work.undo()
-    reads, encodes, decodes = [], [], []
-    for turn in range(rounds):
-        progress(f"round {turn + 1} of {rounds}")
-        before, encode, between = _timed(work.read), _timed(work.encode), _timed(work.read)
-        apply, after = _timed(work.apply), _timed(work.read)
-        work.undo()
-        reads += [2 * units / seconds for seconds in (before, between, after)]
-        encodes.append((before + between) / 2 / encode)
-        decodes.append((between + after) / 2 / apply)
-    payload = work.payload
-    others = {}
-    for name in PROFILES:
-        if name != profile:
-            progress(f"profile {name}, for its size")
-            other = _Work(rows, pairs, name, block_units, chunk_bytes)
-            other.encode()
-            others[name] = 8 * other.payload / max(1, other.changed)
+    for name in options.rivals:
+        if name not in RIVAL_NAMES:
+            raise UsageError(f"no format {name!r}; there are {', '.join(RIVAL_NAMES)}")
+    first_call = _first_call(options)
+    reports: list[DeltaReport] = []
+    budgets: list[Budget] = []
+    for delta in deltas:
+        reports.append(measure_delta(delta, options, progress))
+        wanted = options.budget_density in (None, delta.asked_density)
+        if wanted and not budgets and delta.model_bytes >= options.least_timed:
+            budgets = [
+                measure_budget(
+                    delta,
+                    profile,
+                    options.all_cores,
+                    options.rounds,
+                    progress,
+                    block_units=options.block_units,
+                    chunk_bytes=options.chunk_bytes,
+                )
+                for profile in options.profiles
+            ]
+        del delta  # before the next one is drawn: only one is in memory
     return CodecReport(
-        profile=profile,
-        model_bytes=2 * units,
-        units=units,
-        changed=work.changed,
-        density=work.changed / units,
-        seed=seed,
-        block_units=block_units,
-        chunk_bytes=chunk_bytes,
-        rounds=rounds,
-        chunks=len(work.chunks),
-        payload_bytes=payload,
-        bits_per_changed=8 * payload / max(1, work.changed),
-        other_profiles=others,
-        full_to_payload=2 * units / max(1, payload),
-        read_rates=reads,
-        encode_ratios=encodes,
-        decode_ratios=decodes,
-        encode_extra_bytes=encode_extra,
-        decode_extra_bytes=decode_extra,
+        deltas=reports,
+        budgets=budgets,
+        block_units=options.block_units,
+        chunk_bytes=options.chunk_bytes,
+        rounds=options.rounds,
         first_call_seconds=first_call,
-        bounds=measure_bounds(pairs),
-        cpu=_cpu(),
+        cpu=cpu_name(),
         cpus_allowed=len(os.sched_getaffinity(0)),
     )
 
 
-def print_codec_report(report: CodecReport, console: Console | None = None) -> None:
-    """The tables: speed beside reading, size beside bounds and published formats, and what it all was measured on."""
-    console = console or Console()
-    speed = Table("one core", "GB/s of model", "of reading", title="Speed", title_justify="left")
-    rate = report.read_rate
-    speed.add_row("read both copies", f"{rate / 1e9:.2f}", "1.00")
-    for name, ratio in (
-        ("encode: scan, digest, code, hash", report.encode_ratio),
-        ("decode and apply, with digest", report.decode_ratio),
-    ):
-        speed.add_row(name, f"{ratio * rate / 1e9:.2f}", f"{ratio:.2f}")
-    size = Table("format", "bits per changed unit", title="Size", title_justify="left")
-    bounds = report.bounds
-    profiles = dict(sorted({report.profile: report.bits_per_changed, **report.other_profiles}.items()))
-    for name, bits in (
-        ("32-bit index, value", bounds.int32_raw),
-        ("LEB128 gaps, values (SparrowRL)", bounds.leb128_raw),
-        ("16-bit gaps, values, zstd-1 (near PULSE)", bounds.gaps16_zstd),
-        ("LEB128 gaps, XOR, zstd-1 (near NeMo-RL)", bounds.gaps_xor_zstd),
-        *((f"p2psync {name}, all headers in", bits) for name, bits in profiles.items()),
-        ("entropy of gaps and steps", bounds.entropy),
-        ("entropy given the old exponent", bounds.entropy_given_exponent),
-    ):
-        size.add_row(name, f"{bits:.2f}")
-    console.print(speed, size)
-    console.print(
-        f"payload {report.payload_bytes / 1e6:.2f} MB in {report.chunks} chunks for {report.model_bytes / 1e6:.0f} MB "
-        f"({report.full_to_payload:.0f}× less), {100 * report.density:.2f} % of {report.units} units changed"
+def measure_delta(delta: Delta, options: Options, progress: Progress) -> DeltaReport:
+    """Sizes of all profiles and rivals, bounds, and the speed of `options.profiles`."""
+    progress(f"{delta.name}: bounds")
+    bounds = measure_bounds(list(zip(delta.olds, delta.news, strict=True)), delta.history, delta.step or 0)
+    formats, skipped = _rival_sizes(delta, options, progress)
+    speeds = []
+    grid = {"block_units": options.block_units, "chunk_bytes": options.chunk_bytes}
+    for profile in PROFILES:
+        payload = None
+        if profile in options.profiles and delta.model_bytes >= options.least_timed:
+            for cores in sorted({1, options.all_cores}):
+                speed, size = measure_speed(delta, profile, cores, options.rounds, progress, **grid)
+                payload = size if payload is None else payload
+                speeds.append(speed)
+        if payload is None:
+            payload = _size(delta, profile, grid)
+        formats.append(
+            FormatSize(
+                name=profile,
+                title=f"p2psync {profile}",
+                ours=True,
+                payload_bytes=payload,
+                changed=bounds.changed,
+            )
+        )
+    return DeltaReport(
+        name=delta.name,
+        source=delta.source,
+        rate=delta.rate,
+        step=delta.step,
+        asked_density=delta.asked_density,
+        model_bytes=delta.model_bytes,
+        units=bounds.units,
+        changed=bounds.changed,
+        formats=formats,
+        bounds=bounds,
+        speeds=speeds,
+        skipped=skipped,
     )
-    console.print(
-        f"memory beyond both copies: encoding {_megabytes(report.encode_extra_bytes)}, "
-        f"decoding {_megabytes(report.decode_extra_bytes)}; first call {report.first_call_seconds:.1f} s"
-    )
-    console.print(
-        f"bf16 weights and a step drawn from the ulp law (bench/policy.py), seed {report.seed}; blocks of "
-        f"{report.block_units} units, chunks of {report.chunk_bytes} bytes; medians of {report.rounds} rounds, each "
-        f"between two readings; formats on the first {bounds.units} units; {report.cpu}, "
-        f"{report.cpus_allowed} core(s) allowed, one used"
-    )
 
 
-class _Work:
-    """The timed work over one drawn step. The old copy is patched in place and put back."""
-
-    def __init__(self, rows: list[Row], pairs: list[_Pair], profile: str, block_units: int, chunk_bytes: int) -> None:
-        self._rows, self._pairs = rows, pairs
-        self._options: dict[str, Any] = {
-            "block_units": block_units,
-            "chunk_bytes": chunk_bytes,
-            "profile": profile,
-        }
-        self.chunks: list[EncodedChunk] = []
-        self.changed = 0
-        self._inverse: list[Block] = []
-        self._digest_change = 0
-
-    @property
-    def payload(self) -> int:
-        """Bytes of all chunks."""
-        return sum(len(chunk.data) for chunk in self.chunks)
-
-    def read(self) -> int:
-        """Every word of both copies, summed."""
-        return sum(_read_sum(_words(old)) + _read_sum(_words(new)) for old, new in self._pairs)
-
-    def encode(self) -> None:
-        """Scan, digest, coding, and the hash of each chunk."""
-        encoder = ChunkEncoder(self._rows, **self._options)
-        chunks = []
-        for row, (old, new) in enumerate(self._pairs):
-            for chunk in encoder.add(row, old, new):
-                blake3(chunk.data).digest()
-                chunks.append(chunk)
-        for chunk in encoder.finish():
-            blake3(chunk.data).digest()
-            chunks.append(chunk)
-        self.chunks, self.changed, self._digest_change = chunks, encoder.changed, encoder.digest_change
-
-    def apply(self) -> None:
-        """Decode every chunk, add it to the old copy in place, and check the change of the digest."""
-        change = 0
-        for chunk in self.chunks:
-            for block in decode_chunk(chunk.data, self._rows, self._options["block_units"], self._base):
-                change += apply_with_digest(self._rows[block.row].spec, self._pairs[block.row][0], block)
-        if change % MODULUS != self._digest_change:
-            raise DigestMismatchError("a round of the benchmark did not end in the new weights")
-
-    def remember(self) -> None:
-        """Keep what undoes the step: a profile may not be decodable against anything but the old copy."""
-        for chunk in self.chunks:
-            for block in decode_chunk(chunk.data, self._rows, self._options["block_units"], self._base):
-                self._inverse.append(invert(block))
-
-    def _base(self, row: int) -> NDArray[np.uint16]:
-        return self._pairs[row][0]
-
-    def undo(self) -> None:
-        """Put the old copy back."""
-        for block in self._inverse:
-            apply_block(self._pairs[block.row][0], block)
+def drawn(model_bytes: int, densities: Sequence[float], seed: int, progress: Progress) -> Iterator[Delta]:
+    """Deltas drawn from the law by which AdamW changes bf16 weights. One is in memory at a time."""
+    rows = model_rows(model_bytes)
+    for density in densities:
+        progress(f"drawing {model_bytes / 1e9:g} GB of weights and a step that changes {100 * density:g} %")
+        olds, news = map(list, zip(*draw_step(rows, density, seed), strict=True))
+        yield Delta(
+            name=f"drawn {100 * density:g} %",
+            source=f"weights and a step drawn from the ulp law (bench/policy.py), seed {seed}",
+            rows=rows,
+            olds=olds,
+            news=news,
+            asked_density=density,
+        )
+        del olds, news
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _read_sum(words: NDArray[np.uint64]) -> int:
-    total = np.uint64(0)
-    for i in range(words.size):
-        total += words[i]
-    return total  # type: ignore[return-value]
+def _rival_sizes(delta: Delta, options: Options, progress: Progress) -> tuple[list[FormatSize], list[str]]:
+    sizes, skipped = [], []
+    rows, seen = 0, 0
+    while rows < len(delta.olds) and (not rows or seen + delta.olds[rows].nbytes <= options.rival_bytes):
+        seen += delta.olds[rows].nbytes
+        rows += 1
+    for rival in rivals.RIVALS:
+        if rival.name not in options.rivals:
+            continue
+        progress(f"{delta.name}: {rival.name}")
+        size = rivals.measure_rival(rival, delta.rows, delta.olds[:rows], delta.news[:rows])
+        sizes.append(
+            FormatSize(
+                name=rival.name,
+                title=rival.title,
+                ours=False,
+                payload_bytes=size.payload,
+                changed=size.changed,
+                part_bytes=seen if rows < len(delta.olds) else None,
+            )
+        )
+    tools = [tool for tool in patchers.TOOLS if tool.name in options.rivals]
+    part = patchers.cut_part(delta.olds, delta.news, options.part_bytes) if tools else None
+    for tool in tools:
+        assert part is not None
+        if (line := patchers.missing(tool)) is not None:
+            skipped.append(line)
+            continue
+        progress(f"{delta.name}: {tool.name} on {part[0].nbytes / 1e6:.0f} MB")
+        try:
+            patch = patchers.measure_tool(tool, *part)
+        except subprocess.SubprocessError as error:
+            skipped.append(f"{tool.name} skipped: {error}")
+            continue
+        sizes.append(
+            FormatSize(
+                name=tool.name,
+                title=tool.title,
+                ours=False,
+                payload_bytes=patch.payload,
+                changed=patch.changed,
+                part_bytes=patch.part_bytes,
+                encode_seconds=patch.seconds,
+            )
+        )
+    return sizes, skipped
 
 
-def _words(units: NDArray[np.uint16]) -> NDArray[np.uint64]:
-    return units[: units.size // 4 * 4].view(np.uint64)
+def _size(delta: Delta, profile: str, grid: dict[str, int]) -> int:
+    """Payload of a profile, after a round trip."""
+    with Work(delta, profile, 1, **grid) as work:
+        work.encode()
+        work.remember()
+        work.apply()
+        work.check()
+        work.undo()
+        return work.payload
 
 
-def _timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+def _first_call(options: Options) -> float:
+    small = next(drawn(_MEBIBYTE, [0.01], 0, lambda line: None))
+    seconds = 0.0
+    for profile in PROFILES:
+        with Work(small, profile, 1, options.block_units, options.chunk_bytes) as work:
+            seconds += timed(work.encode)
+            work.remember()
+            seconds += timed(work.apply)
+            work.undo()
+    return seconds
 
 
-def _peak_extra(work: Callable[[], object]) -> int | None:
-    """Bytes by which resident memory rose at most while `work` ran, or None where Linux does not tell."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _status("VmRSS")
-        work()
-        return max(0, _status("VmHWM") - before)
-    except OSError:
-        work()
-        return None
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}")
-
-
-def _cpu() -> str:
+def cpu_name() -> str:
+    """As Linux tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return "unknown processor"
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown processor")
-
-
-def _megabytes(size: int | None) -> str:
-    return "not measured" if size is None else f"{size / 1e6:.0f} MB"

@@ -10,7 +10,9 @@ by more, and some cross zero. Uniformly random positions with random values woul
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 
 _SAMPLE = 1 << 20
-_SLICE = 1 << 22
+_SLICE = 1 << 20
 _WIDTH = 4096
 
 
@@ -56,22 +58,27 @@ def model_rows(model_bytes: int) -> list[Row]:
 def draw_step(rows: list[Row], density: float, seed: int) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.uint16]]]:
     """For each row its units before and after one step in which `density` of the matrices' units change.
 
-    Norm weights are ones and do not change, as in real steps.
+    Norm weights are ones and do not change, as in real steps. Rows are drawn side by side on all cores, each from a
+    generator of its own.
     """
-    rng = np.random.default_rng(seed)
-    lr = learning_rate(density, 0.03, rng)
-    for row in rows:
-        count = row.spec.count
-        old = np.empty(count, np.uint16)
-        if len(row.spec.shape) == 1:
-            old[:] = 0x3F80
-            yield old, old.copy()
-            continue
-        new = np.empty(count, np.uint16)
-        sigma = np.float32(rng.uniform(0.02, 0.04))
-        for start in range(0, count, _SLICE):
-            part = slice(start, min(start + _SLICE, count))
-            masters = rng.standard_normal(part.stop - start, np.float32) * sigma
-            old[part] = to_bf16(masters)
-            new[part] = to_bf16(masters - np.float32(lr) * rng.standard_normal(masters.size, np.float32))
-        yield old, new
+    lr = learning_rate(density, 0.03, np.random.default_rng(seed))
+    cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(cores) as pool:
+        yield from pool.map(lambda number: _draw_row(rows[number], lr, seed, number), range(len(rows)))
+
+
+def _draw_row(row: Row, lr: float, seed: int, number: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    count = row.spec.count
+    old = np.empty(count, np.uint16)
+    if len(row.spec.shape) == 1:
+        old[:] = 0x3F80
+        return old, old.copy()
+    rng = np.random.default_rng((seed, number))
+    new = np.empty(count, np.uint16)
+    sigma = np.float32(rng.uniform(0.02, 0.04))
+    for start in range(0, count, _SLICE):
+        part = slice(start, min(start + _SLICE, count))
+        masters = rng.standard_normal(part.stop - start, np.float32) * sigma
+        old[part] = to_bf16(masters)
+        new[part] = to_bf16(masters - np.float32(lr) * rng.standard_normal(masters.size, np.float32))
+    return old, new

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -13,6 +16,7 @@ from p2psync.errors import UsageError
 
 app = typer.Typer(help="Measure, beside the limit and beside others.", no_args_is_help=True)
 
+_T = TypeVar("_T", int, float)
 _SCALES = {"MB": 10**6, "GB": 10**9}
 
 
@@ -23,27 +27,98 @@ def group() -> None:
 
 @app.command("codec")
 def codec(
-    size: Annotated[str, typer.Option(help="Bytes of the bf16 model, like 256MB or 1GB.")] = "1GB",
-    density: Annotated[float, typer.Option(help="Share of the elements that change.", min=1e-5, max=0.5)] = 0.01,
-    rounds: Annotated[int, typer.Option(help="Paired rounds; medians are shown.", min=1)] = 7,
-    seed: Annotated[int, typer.Option(help="Of the drawn policy step.")] = 1,
-    profile: Annotated[str, typer.Option(help="How it is coded: fast or tight.")] = "fast",
+    size: Annotated[str, typer.Option(help="Bytes of the drawn bf16 model, like 256MB or 4GB; 0MB: none.")] = "1GB",
+    density: Annotated[
+        list[float] | None,
+        typer.Option(help="Share of the elements that change; again for more. Default: 0.01.", min=1e-5, max=0.5),
+    ] = None,
+    trajectories: Annotated[
+        Path | None,
+        typer.Option(help="Folder of recorded GRPO runs, whose steps are measured too; what is missing is made."),
+    ] = None,
+    models: Annotated[str, typer.Option(help="Of the trajectories.")] = "qwen3,smollm2",
+    rates: Annotated[str, typer.Option(help="Learning rates of the trajectories.")] = "1e-6,3e-6,5e-6",
+    steps: Annotated[str, typer.Option(help="Steps of the trajectories, up to 24.")] = "1,5,20,24",
+    rivals: Annotated[str, typer.Option(help="Formats beside ours: all, none, or names with commas.")] = "all",
+    part: Annotated[str, typer.Option(help="What zstd, xdelta3 and bsdiff are given of the model; slow.")] = "16MB",
+    rounds: Annotated[int, typer.Option(help="Paired rounds; medians are shown.", min=1)] = 5,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 1,
+    profile: Annotated[str, typer.Option(help="Whose speed is measured: all, fast or tight.")] = "all",
+    plot: Annotated[Path | None, typer.Option(help="Write a picture, like codec.png.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Short form: 24 MB, three densities, two rounds.")] = False,
     json: JsonTarget = None,
 ) -> None:
-    """Encode, and decode and apply, one policy step on one core, beside merely reading both versions."""
+    """Size and speed of deltas of real and of drawn policy steps, beside bounds, other formats and merely reading."""
+    from dataclasses import replace
+    from itertools import chain
+
     from rich.console import Console
 
-    from bench.codec import print_codec_report, run_codec_bench
+    from bench import codec as bench
+    from bench import trajectories as recorded
+    from bench.tables import print_codec_report
+    from p2psync.delta.container import PROFILES
 
-    report = run_codec_bench(parse_size(size), density, seed, profile=profile, rounds=rounds)
-    print_codec_report(report, Console(file=sys.stderr if json == "-" else sys.stdout))
+    console = Console(file=sys.stderr if json == "-" else sys.stdout)
+    if not console.is_terminal:
+        console.width = 150  # a log has no width of its own, and the tables need some
+    notes = Console(stderr=True)
+    chosen = PROFILES if profile == "all" else (profile,)
+    if unknown := set(chosen) - set(PROFILES):
+        raise UsageError(f"--profile {sorted(unknown)[0]!r}: choose all, {', '.join(PROFILES)}")
+    densities, model_bytes = density or [0.01], parse_size(size)
+    options = bench.Options(
+        profiles=chosen,
+        rivals={"all": bench.RIVAL_NAMES, "none": ()}.get(rivals, tuple(_words(rivals))),
+        rounds=rounds,
+        part_bytes=parse_size(part, "--part"),
+        all_cores=len(os.sched_getaffinity(0)),
+    )
+    if quick:
+        densities, model_bytes, options = density or [0.003, 0.01, 0.04], 24 * 10**6, bench.quick(options)
+    if model_bytes:
+        options = replace(options, budget_density=min(densities, key=lambda share: abs(share - 0.01)))
+
+    with notes.status("") as status:
+
+        def progress(line: str) -> None:
+            status.update(line)
+            if not notes.is_terminal:
+                print(line, file=sys.stderr, flush=True)
+
+        deltas = bench.drawn(model_bytes, densities, seed, progress) if model_bytes else iter(())
+        if trajectories is not None:
+            numbers = _numbers("--steps", steps, int)
+            if not all(1 <= number <= recorded.STEPS for number in numbers):
+                raise UsageError(f"--steps {steps!r}: from 1 to {recorded.STEPS}")
+            folders = recorded.make_missing(
+                trajectories, _words(models), _numbers("--rates", rates, float), progress=progress
+            )
+            deltas = chain(deltas, *(recorded.replay(folder, numbers) for folder in folders))
+        report = bench.run_codec_bench(deltas, options, progress)
+    print_codec_report(report, console)
     if json is not None:
         report_json(report, json)
+    if plot is not None:
+        from bench.plot import plot_codec_report
+
+        plot_codec_report(report, plot)
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, flag: str = "--size") -> int:
     """Bytes of `256MB` or `1.5GB`. Raises `UsageError`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(MB|GB)", text.strip(), re.IGNORECASE)
     if found is None:
-        raise UsageError(f"--size {text!r}: write it like 256MB or 1GB")
+        raise UsageError(f"{flag} {text!r}: write it like 256MB or 1GB")
     return int(float(found[1]) * _SCALES[found[2].upper()])
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(flag: str, text: str, kind: Callable[[str], _T]) -> list[_T]:
+    try:
+        return [kind(word) for word in _words(text)]
+    except ValueError:
+        raise UsageError(f"{flag} {text!r}: write numbers with commas") from None

@@ -1,0 +1,54 @@
+"""What is measured: a delta between two whole models, where it is from, and what came before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2psync.delta.tensors import Row
+
+Bits = NDArray[np.uint16]
+
+
+@dataclass(frozen=True)
+class History:
+    """Of every unit of a model, tensor after tensor: the step that changed it last (0: none), and whether upwards."""
+
+    last: NDArray[np.uint8]
+    rose: NDArray[np.bool_]
+
+    @classmethod
+    def empty(cls, units: int) -> History:
+        return cls(np.zeros(units, np.uint8), np.zeros(units, np.bool_))
+
+    def add(self, number: int, positions: NDArray[np.uint32], steps: Bits) -> None:
+        """Note what step `number` (1 to 255) changed."""
+        self.last[positions] = number
+        self.rose[positions] = steps < 0x8000
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One delta: flat bf16 units of every row before and after, in the order of the rows."""
+
+    name: str
+    source: str
+    rows: list[Row]
+    olds: list[Bits]
+    news: list[Bits]
+    history: History | None = None
+    rate: float | None = None
+    step: int | None = None
+    asked_density: float | None = None
+
+    @property
+    def units(self) -> int:
+        """Units of the whole model."""
+        return sum(old.size for old in self.olds)
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of one copy."""
+        return sum(old.nbytes for old in self.olds)

@@ -1,0 +1,83 @@
+"""What the codec's benchmark reports: plain figures, written as JSON."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bench.bounds import Bounds
+from bench.budget import Budget
+from bench.timing import Speed
+
+
+class FormatSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What one format made of a delta; it was decoded and compared bit by bit. Sizes are bytes."""
+
+    name: str
+    title: str
+    ours: bool
+    payload_bytes: int
+    changed: int
+    part_bytes: int | None = None
+    """Set if only a part of the model, of so many bytes, was given to the tool."""
+    encode_seconds: float | None = None
+    """Of tools only: their processes are what users would run."""
+
+    @property
+    def bits(self) -> float:
+        """Bits per changed unit, everything counted."""
+        return 8 * self.payload_bytes / max(1, self.changed)
+
+
+class DeltaReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One delta. Sizes are bytes."""
+
+    name: str
+    source: str
+    rate: float | None
+    step: int | None
+    """Learning rate and number of the step, of a recorded trajectory."""
+    asked_density: float | None
+    """Of a drawn delta."""
+    model_bytes: int
+    units: int
+    changed: int
+    formats: list[FormatSize]
+    bounds: Bounds
+    speeds: list[Speed]
+    """Empty for a model too small to be timed: it would be read from caches."""
+    skipped: list[str]
+    """Formats that were not measured, and why."""
+
+    @property
+    def density(self) -> float:
+        """Share of the units that changed."""
+        return self.changed / max(1, self.units)
+
+    def format(self, name: str) -> FormatSize | None:
+        """By name."""
+        return next((size for size in self.formats if size.name == name), None)
+
+    def full_to_payload(self, name: str) -> float:
+        """How many times smaller than the whole model in bf16, as far as the format saw it."""
+        size = self.format(name)
+        assert size is not None
+        return (size.part_bytes or self.model_bytes) / max(1, size.payload_bytes)
+
+    def times_smaller(self, ours: str, rival: str) -> float | None:
+        """How many times more a rival takes; None where one was not measured."""
+        mine, other = self.format(ours), self.format(rival)
+        return None if mine is None or other is None else other.bits / max(1e-9, mine.bits)
+
+
+class CodecReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All deltas, the budget of a large model, and what it all was measured on."""
+
+    deltas: list[DeltaReport]
+    budgets: list[Budget]
+    block_units: int
+    chunk_bytes: int
+    rounds: int
+    first_call_seconds: float
+    """First encoding and decoding of a small tensor: compilation, or loading what was compiled before."""
+    cpu: str
+    cpus_allowed: int
