@@ -33,7 +33,7 @@ MAX_TABLE_BYTES = 64 << 20
 MAX_CHUNKS = 1 << 20
 #: Most rows of a table, and bytes of one tensor: what a table may cost its reader in time and memory.
 MAX_ROWS = 1 << 18
-MAX_TENSOR_BYTES = 1 << 50
+MAX_TENSOR_BYTES = 1 << 62
 MAX_CHUNK_BYTES = (4 << 20) + 65536
 HASH_BYTES = 32
 _SIGN_CONTEXT = b"p2psync manifest v1\0"
