@@ -3,8 +3,8 @@
 For each profile, with N units in the model, C of them expected to change, b bits for each, and the slowest link of all
 members giving L bytes a second:
 
-    E = (e_unit · N + e_change · C) / cores         encoding
-    D = (d_unit · N + d_change · C) / cores         decoding and applying, at the trainer and at each actor
+    E = (e + e_unit · N + e_change · C) / cores     encoding
+    D = (d + d_unit · N + d_change · C) / cores     decoding and applying, at the trainer and at each actor
     X = b · C / 8 / L                               every byte crosses every slow link about once; 0 if L is not known
     T = E + D + max(X, D) + min(X, D) / chunks
 
@@ -14,7 +14,7 @@ what the profile last took. Core seconds start from a calibration and are scaled
 that was not measured yet is taken to be as much slower or faster than its calibration as the other one.
 
 The profile with the smaller T is taken, at a tie the one of fewer bytes; once one is in use, another must be better by
-`HYSTERESIS` to take its place.
+`HYSTERESIS` and `LEAST_GAIN` to take its place.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from p2psync.membership.records import Member
 from p2psync.store.encoding import DELTA_CHUNK
 
 AUTO = "auto"
-#: By this share another profile must be faster than the one in use.
+#: By this share another profile must be faster than the one in use, and by so many seconds: less is noise.
 HYSTERESIS = 0.1
+LEAST_GAIN = 0.05
 #: Weight of the newest measurement.
-_NEW = 0.5
+_NEW = 0.3
 #: The share of units that change in the very first step (FP32 masters have not yet settled: 4 % at lr 1e-6).
 _FIRST_SHARE = 0.04
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Core seconds for each unit looked at, and for each that changed."""
+    """Core seconds for each unit looked at, and for each that changed; and seconds of files, whatever is coded."""
 
     unit: float
     change: float
+    fixed: float = 0.02
 
     def seconds(self, units: int, changed: float) -> float:
         """In all."""
-        return self.unit * units + self.change * changed
+        return self.fixed + self.unit * units + self.change * changed
 
 
 #: One core that reads both arrays at 15 GB/s of model, through 1.06 and 4.1 % changed (`p2psync bench codec`).
@@ -101,7 +103,7 @@ class ProfileChooser:
         found = [self.forecast(profile, units, link) for profile in PROFILES]
         best = min(found, key=lambda f: (f.seconds, f.nbytes))
         now = next((f for f in found if f.profile == self._current), None)
-        if now is not None and best.seconds > (1 - HYSTERESIS) * now.seconds:
+        if now is not None and best.seconds > min((1 - HYSTERESIS) * now.seconds, now.seconds - LEAST_GAIN):
             best = now
         self._current = best.profile
         return Choice(best.profile, _why(best, found, link), tuple(found))

@@ -93,9 +93,13 @@ class HubClient:
         """Become a member. Raises `FormatError` for data out of bounds, `HubError` also when the hub is full."""
         return await self.post("/v1/join", Join(info=info, version=version, digest=digest), Lease)
 
-    async def renew(self, lease: str, version: int | None = None, digest: str = "") -> Lease:
-        """Keep a lease, and say which version is live. Raises `LeaseError` when it has ended: join again."""
-        return await self.post("/v1/renew", Renew(lease=lease, version=version, digest=digest), Lease)
+    async def renew(self, lease: str, version: int | None = None, digest: str = "", *, fetch_rate: int = 0) -> Lease:
+        """Keep a lease, and say which version is live, and `Member.fetch_rate`.
+
+        Raises `LeaseError` when it has ended: join again.
+        """
+        body = Renew(lease=lease, version=version, digest=digest, fetch_rate=fetch_rate)
+        return await self.post("/v1/renew", body, Lease)
 
     async def leave(self, lease: str) -> None:
         """Give a lease back. Raises `LeaseError` when it has ended before."""

@@ -384,7 +384,9 @@ class NodeRunner:
                 self._emit(HubJoined(str(self._hub.url)))
             elif isinstance(call, CallRenew):
                 request = call.request
-                lease = await self._hub.renew(request.lease, request.version, request.digest)
+                lease = await self._hub.renew(
+                    request.lease, request.version, request.digest, fetch_rate=request.fetch_rate
+                )
                 self.core.renewed(lease, self._loop.time())
                 self._on_told()
             else:

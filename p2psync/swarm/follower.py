@@ -214,6 +214,8 @@ class Follower:
         if self._is_current(action, Phase.FETCH) and self._walk is not None:
             self._walk.putting.discard((action.step, action.chunk))
             self._walk.saved[action.step].discard(action.chunk)
+            size = self._walk.steps[action.step].manifest.sizes[action.chunk]
+            self._held[action.id.hex()] = self._held.get(action.id.hex(), size) - size
 
     def committed(self, action: CommitStage, position: Position, now: float) -> None:
         """The stage is live."""

@@ -121,3 +121,9 @@ async def test_a_full_hub_says_so() -> None:
         with pytest.raises(HubError, match="full"):
             await client.join(node(2))
     await service.stop()
+
+
+async def test_a_renewal_carries_the_rate_at_which_a_member_fetches(hub: HubService, client: HubClient) -> None:
+    lease = await client.join(node(1))
+    await client.renew(lease.lease, 3, "ab" * 16, fetch_rate=2_500_000)
+    assert [member.fetch_rate for member in (await client.status()).view.members] == [2_500_000]
