@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from p2psync.delta import fast, tight
 from p2psync.delta.block import Block, block_count, block_range, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
-from p2psync.delta.extract import Extraction
+from p2psync.delta.extract import Extraction, Scan
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
@@ -31,7 +31,9 @@ _HEADER_BYTES = 2
 class _Writer(Protocol):
     """What a profile does for an encoder: it looks at each block, then takes it into the chunk at hand or the next."""
 
-    def prepare(self, block: Block, row: Row, source: Extraction | None) -> Any: ...
+    scan: Scan
+
+    def prepare(self, block: Block, row: Row) -> Any: ...
     def fits(self, prepared: Any, /) -> bool: ...
     def add(self, prepared: Any, /) -> None: ...
     def close(self) -> tuple[int, bytes]: ...
@@ -91,13 +93,13 @@ class ChunkEncoder:
         self._check(row_index, row, old, new)
         self._place = (row_index, 0)
         self.total += row.spec.count
-        extraction = Extraction(row_index, old, new)
+        extraction = Extraction(row_index, old, new, self._writer.scan)
         for index in range(block_count(row.spec, self._block_units)):
             start, count = block_range(row.spec, self._block_units, index)
             block, change = extraction.block_with_digest(row.spec, start, count)
             self.digest_change = (self.digest_change + change) % MODULUS
             if block is not None:
-                yield from self._code(block, extraction)
+                yield from self._code(block)
         self._place = (row_index, row.spec.count)
 
     def add_block(self, block: Block) -> Iterator[EncodedChunk]:
@@ -117,7 +119,7 @@ class ChunkEncoder:
         if (block.row, block.start) < self._place:
             raise ValueError("blocks must come in rising order")
         self._place = (block.row, block.start + block.count)
-        yield from self._code(block, None)
+        yield from self._code(block)
 
     def finish(self) -> Iterator[EncodedChunk]:
         """The last chunk, if there is one."""
@@ -133,8 +135,8 @@ class ChunkEncoder:
             if units is not None and (units.shape != (row.spec.count,) or units.dtype != row.spec.unit):
                 raise ValueError(f"{row.spec.name}: {row.spec.count} units of {row.spec.unit} are wanted")
 
-    def _code(self, block: Block, source: Extraction | None) -> Iterator[EncodedChunk]:
-        prepared = self._writer.prepare(block, self._rows[block.row], source)
+    def _code(self, block: Block) -> Iterator[EncodedChunk]:
+        prepared = self._writer.prepare(block, self._rows[block.row])
         self.changed += prepared.changed
         if self._blocks and not self._writer.fits(prepared):
             yield self._close()

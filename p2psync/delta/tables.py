@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from p2psync.delta import symbols
 from p2psync.delta.classes import Counts
-from p2psync.delta.ranks import MAX_CLASSES, WINDOW
+from p2psync.delta.lanes import MAX_CLASSES, WINDOW
 from p2psync.delta.streams import Bytes
 from p2psync.delta.symbols import BUCKETS, CODE_BITS, EXTRA_BITS, EXTRAS, KINDS, MAX_SHIFT, SYMBOLS
 from p2psync.delta.tensors import Units

@@ -14,6 +14,7 @@ chunk that would be no smaller for it is a chunk of profile `fast`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -24,9 +25,9 @@ from numpy.typing import NDArray
 from p2psync.delta import fast, symbols
 from p2psync.delta.block import Block, block_count, block_range, block_span
 from p2psync.delta.classes import Classes, Counts
-from p2psync.delta.extract import Extraction
-from p2psync.delta.kernels import address
-from p2psync.delta.ranks import place_changes, rank_changes
+from p2psync.delta.kernels import address, scan
+from p2psync.delta.lanes import MAX_CLASSES
+from p2psync.delta.ranks import join_classes, place_changes, scan_ranked
 from p2psync.delta.streams import Bytes, pack_streams, read_varint, unpack_streams, varint
 from p2psync.delta.tables import Readers, Tables
 from p2psync.delta.tensors import Row, Units
@@ -45,6 +46,7 @@ _SURE = 0.93
 _SMALL = 1 << 13
 #: Bytes that a head takes, about, and a change of the first chunk.
 _HEAD_BYTES, _RATE = 16, 0.9
+_local = threading.local()
 
 
 class _Ranked(NamedTuple):
@@ -80,6 +82,8 @@ class TightWriter:
         self._classes = Classes()
         #: Bytes a change, in the last chunk.
         self._rate = _RATE
+        self._found: tuple[Counts, Counts, NDArray[np.uint32], Units]
+        self._fresh = False
         self._begin()
 
     def _begin(self) -> None:
@@ -89,27 +93,45 @@ class TightWriter:
         self._coded: list[fast.Coded] = []
         self._size = self._changed = 0
 
-    def prepare(self, block: Block, row: Row, source: Extraction | None) -> Prepared:
-        """Look at a block that `source` has just found."""
+    def scan(
+        self, old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units
+    ) -> int:
+        """`kernels.scan`, which of 16-bit units also ranks what it finds, for the block that is prepared next."""
+        if steps.itemsize != WIDTH:
+            return scan(old, new, count, positions, olds, steps)
+        classes = self._classes
+        first = classes.window is None
+        found = (scan if first else self._rank)(old, new, count, positions, olds, steps)
+        if found:
+            classes.see(old, count, olds[:found], steps[:found])
+            self._fresh = classes.stale()
+            if first or self._fresh:
+                self._rank(old, new, count, positions, olds, steps)
+        return found
+
+    def _rank(
+        self, old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units
+    ) -> int:
+        classes = self._classes
+        assert classes.window is not None
+        gaps, sorted_steps = _scratch(count)
+        sizes, totals = np.zeros(MAX_CLASSES, np.int64), np.zeros(MAX_CLASSES, np.int64)
+        found = scan_ranked(
+            old, new, count, classes.window, positions, olds, steps, sizes, totals, gaps, sorted_steps
+        )
+        sizes, totals = sizes[: classes.number], totals[: classes.number]
+        self._found = sizes, totals, np.empty(found, np.uint32), np.empty(found, steps.dtype)
+        join_classes(sizes, gaps, self._found[2])
+        join_classes(sizes, sorted_steps, self._found[3])
+        return found
+
+    def prepare(self, block: Block, row: Row) -> Prepared:
+        """Look at a block that was found by the last `scan`."""
         if block.positions is None or block.steps.itemsize != WIDTH or not (row.before and row.after):
             coded = fast.code_block(block, row)
             return Prepared(block, coded.changed, coded.size, coded)
-        assert source is not None
-        self._classes.see(source.old_at(block.start), block.count, source.olds, block.steps)
-        fresh = self._classes.stale()
-        # Ranked at once: what was found lasts only until this thread looks for changes again.
-        ranked = self._rank(block, block.positions, row, source)
-        return Prepared(block, block.changed, _HEAD_BYTES + int(self._rate * block.changed), None, ranked, fresh)
-
-    def _rank(self, block: Block, positions: NDArray[np.uint32], row: Row, source: Extraction) -> _Ranked:
-        window = self._classes.window
-        assert window is not None
-        sizes = self._classes.sizes(source.olds)
-        totals = np.zeros(sizes.size, np.int64)
-        gaps, steps = np.empty(positions.size, np.uint32), np.empty_like(block.steps)
-        base = source.old_at(block.start)
-        rank_changes(base, block.count, window, positions, block.steps, sizes, totals, gaps, steps)
-        return _Ranked(block, row, sizes, totals, gaps, steps)
+        ranked = _Ranked(block, row, *self._found)
+        return Prepared(block, block.changed, _HEAD_BYTES + int(self._rate * block.changed), None, ranked, self._fresh)
 
     def fits(self, prepared: Prepared) -> bool:
         """Whether the chunk at hand, which has blocks, should take one more."""
@@ -189,6 +211,14 @@ class TightWriter:
             rest = writer.finish()
         bits = b"".join(parts)
         return b"".join([varint(len(meta)), varint(len(bits)), varint(len(rest)), meta, bits, rest])
+
+
+def _scratch(room: int) -> tuple[NDArray[np.uint32], Units]:
+    """Room for gaps and steps of each class, kept for the thread; only what is written to takes memory."""
+    arrays: tuple[NDArray[np.uint32], Units] | None = getattr(_local, "arrays", None)
+    if arrays is None or arrays[0].shape[1] < room:
+        arrays = _local.arrays = np.empty((MAX_CLASSES, room), np.uint32), np.empty((MAX_CLASSES, room), np.uint16)
+    return arrays
 
 
 class _Head(NamedTuple):
