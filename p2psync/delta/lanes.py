@@ -38,7 +38,7 @@ def _classifier(compare: bool) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         features = context.codegen()._tm_features.split(",")
-        old, new, table, masks, ends, differ = args
+        old, new, table, masks, before, ends, differ = args
         first = _splat(builder, _load(builder, table, _BYTE), _BYTES)
         counts = []
         for g in range(QUAD // GROUP):
@@ -56,22 +56,22 @@ def _classifier(compare: bool) -> Any:
             sums = builder.or_(sums, builder.shl(counts[g], ir.Constant(_LANES, [16 * g] * MAX_CLASSES)))
         for shift in (16, 32):
             sums = builder.add(sums, builder.shl(sums, ir.Constant(_LANES, [shift] * MAX_CLASSES)))
-        before = _load(builder, builder.sub(ends, _I64(8 * MAX_CLASSES)), ir.VectorType(_I16, 4 * MAX_CLASSES))
+        before = _load(builder, before, ir.VectorType(_I16, 4 * MAX_CLASSES))
         before = _shuffle(builder, before, [k | 3 for k in range(4 * MAX_CLASSES)])
         _store(builder, builder.add(sums, builder.bitcast(before, _LANES)), ends)
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
     def operation(
-        typing_context: Any, old: Any, new: Any, table: Any, masks: Any, ends: Any, differ: Any
+        typing_context: Any, old: Any, new: Any, table: Any, masks: Any, before: Any, ends: Any, differ: Any
     ) -> Any:
         """Classify 256 units at `old`.
 
         masks: for each group and class a u64, bit k for unit k. ends: for each class four u16, the number of units of
-        the class up to the end of each group, counted on from the last of those in the 64 bytes before. differ: for
+        the class up to the end of each group, counted on from the last of those at `before`. differ: for
         each group a u64, bit k for a unit k that is another than at `new`.
         """
-        return types.void(*[types.uint64] * 6), generate
+        return types.void(*[types.uint64] * 7), generate
 
     return operation
 
@@ -141,7 +141,8 @@ classify, classify_pair = _classifier(False), _classifier(True)
 
 @intrinsic  # type: ignore[untyped-decorator]
 def turn_ends(typing_context: Any, ends: Any, rows: Any) -> Any:
-    """Write the ends of a run, 16 quads of 8 classes of 4 groups, to `rows`: 8 classes of 64 groups."""
+    """Write the ends of a run, 16 quads of 8 classes of 4 groups, to `rows`: 8 classes, each 256 bytes after
+    the one before, of 64 groups."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         ends, rows = args
@@ -157,7 +158,7 @@ def turn_ends(typing_context: Any, ends: Any, rows: Any) -> Any:
                         turned[k + step] = builder.shuffle_vector(lines[k], lines[k + step], high)
                 lines = turned
             for c in range(8):
-                _store(builder, lines[c], builder.add(rows, _I64(128 * c + 64 * half)))
+                _store(builder, lines[c], builder.add(rows, _I64(256 * c + 64 * half)))
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.uint64), generate

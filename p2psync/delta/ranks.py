@@ -35,16 +35,33 @@ from p2psync.delta.tensors import Units
 
 #: One group of so many is looked at to learn how frequent each scale is.
 SAMPLED = 256
-_GROUPS, _QUADS = RUN // GROUP, RUN // QUAD
-#: u16 of the ends of a quad, and of a run with those before it.
-_LINE = 4 * MAX_CLASSES
-_ENDS = (_QUADS + 1) * _LINE
+#: Entries that `place_changes` may write after the last position.
+SPILL = 4
+#: Units that a scan classifies before it ranks the changes among those before, and the parts in which it does both.
+_TURN, _PARTS = 2048, 2
 #: How many bytes ahead memory is fetched.
-_AHEAD = 2 * RUN
+_AHEAD = 8192
 
 _U = np.uint64
 _ONE = _U(1)
-_UNIT = np.empty(0, np.uint16)
+_TINY, _UNIT = np.empty(0, np.uint8), np.empty(0, np.uint16)
+_WORD, _LONG = np.empty(0, np.uint32), np.empty(0, np.uint64)
+
+# Where things stand in the memory of a loop, in bytes: so many arrays would take all registers for their addresses.
+_NEXT, _START, _STOP, _TABLE = 0, 64, 128, 192
+_PADS = 256
+# Of a scan: for each scale 8 times its class; what differs; masks and ends of this turn and the one before.
+_CLASS, _DIFFER, _MASKS = 1280, 1536, 2048
+_ENDS = _MASKS + 2 * _TURN
+_SCAN_BYTES = _ENDS + _TURN // 2
+# Of placing: for each class 64 zeros and the ends of a run's groups; set bits and steps of the run; masks of this run
+# and the one before; ends by quads, after those of none.
+_ROWS, _ROW = 1344, 256
+_BITS = _ROWS + _ROW * MAX_CLASSES
+_STEPS = _BITS + RUN // 8
+_RUN_MASKS = _STEPS + 2 * RUN
+_LINES = _RUN_MASKS + 2 * RUN
+_PLACE_BYTES = _LINES + 64 + RUN // 4
 
 
 @kernel
@@ -71,14 +88,6 @@ def count_scales(base: int, count: int, totals: NDArray[np.int64], like: Units) 
 
 
 @kernel
-def _pad(base: Any, size: Any, out: NDArray[np.uint16]) -> Any:
-    """Copy the last `size` < 256 units of a run to `out`, and zeros after them; returns its address."""
-    for i in range(_U(QUAD)):
-        out[i] = load(base, np.int64(i), out) if i < size else _U(0)
-    return _U(out.ctypes.data)
-
-
-@kernel
 def scan_ranked(
     old: int,
     new: int,
@@ -89,97 +98,112 @@ def scan_ranked(
     steps: Units,
     sizes: NDArray[np.int64],
     totals: NDArray[np.int64],
-    gaps: NDArray[np.uint32],
-    sorted_steps: Units,
+    items: NDArray[np.uint64],
 ) -> int:
-    """`kernels.scan`, and the changes class after class: gaps of their ranks, and their steps.
+    """`kernels.scan`, and the changes class after class.
 
-    `sizes[c]` and `totals[c]` become the numbers of changes and of units of class c; there are 8 of each. A gap is the
-    rank less that of the change before and 1. Those of class c begin at `gaps[c]`, which has room for `count`.
+    `sizes[c]` and `totals[c]` become the numbers of changes and of units of class c; there are 8 of each. `items[c]`,
+    with room for `count`, tells the changes of class c: the gap, which is the rank less that of the change before and
+    1, and from bit 32 on the step.
     """
-    table, scale_class = np.empty(TABLE_BYTES, np.uint8), np.empty(256, np.uint8)
-    _table(window, table)
+    state = np.zeros(_SCAN_BYTES, np.uint8)
+    at = _U(state.ctypes.data)
+    _table(window, state[_TABLE:])
     for scale in range(_U(256)):
-        scale_class[scale] = class_of(scale, window)
-    masks, differ = np.empty(_GROUPS * MAX_CLASSES, np.uint64), np.zeros(_GROUPS, np.uint64)
-    ends = np.zeros(_ENDS, np.uint16)
-    left, right = np.empty(QUAD, np.uint16), np.empty(QUAD, np.uint16)
-    line, mask_at, end_at = _U(table.ctypes.data), _U(masks.ctypes.data), _U(ends.ctypes.data) + _U(2 * _LINE)
-    differ_at = _U(differ.ctypes.data)
-    starts, seen = np.zeros(MAX_CLASSES, np.uint64), np.zeros(MAX_CLASSES, np.uint64)
-    filled = np.zeros(MAX_CLASSES, np.uint64)
-    found = _U(0)
-    for begin in range(_U(0), _U(count), _U(RUN)):
-        size = min(_U(RUN), _U(count) - begin)
-        a, b = _U(old) + (begin << _ONE), _U(new) + (begin << _ONE)
-        quads = size >> _U(8)
-        for q in range(quads):
-            at = q << _U(9)
-            for ahead in range(_U(_AHEAD), _U(_AHEAD + 512), _U(64)):
-                prefetch(a + at + ahead)
-                prefetch(b + at + ahead)
-            classify_pair(a + at, b + at, line, mask_at + (q << _U(8)), end_at + (q << _U(6)), differ_at + (q << _U(5)))
-        if size & _U(QUAD - 1):
-            at, rest = quads << _U(9), size & _U(QUAD - 1)
-            c, d = _pad(a + at, rest, left), _pad(b + at, rest, right)
-            classify_pair(c, d, line, mask_at + (quads << _U(8)), end_at + (quads << _U(6)), differ_at + (quads << _U(5)))
-            quads += _ONE
-        first = found
-        found = _emit(differ, quads << _U(2), begin, found, positions)
-        for j in range(first, found):
-            place = _U(positions[j])
-            before = load(old, np.int64(place), _UNIT)
-            step = load(new, np.int64(place), _UNIT) - before
-            olds[j] = before
-            steps[j] = step
-            c = _U(scale_class[(before >> _U(7)) & _U(255)])
-            place -= begin
-            mask = masks[((place >> _U(6)) << _U(3)) + c]
-            end = _U(ends[((place >> _U(8)) << _U(5)) + (c << _U(2)) + ((place >> _U(6)) & _U(3)) + _U(_LINE)])
-            rank = starts[c] + end - popcount(mask >> (place & _U(63)))
-            out = filled[c]
-            filled[c] = out + _ONE
-            gaps[c, out] = rank - seen[c]
-            sorted_steps[c, out] = step
-            seen[c] = rank + _ONE
-        for k in range(_U(MAX_CLASSES)):
-            starts[k] += _U(ends[quads * _U(_LINE) + _U(4) * k + _U(3)])
-    for k in range(MAX_CLASSES):
-        sizes[k] = filled[k]
-        totals[k] = starts[k]
-    padded = _U(-count) & _U(QUAD - 1)
-    totals[class_of(_U(0), window)] -= padded
+        state[_U(_CLASS) + scale] = class_of(scale, window) << 3
+    for c in range(MAX_CLASSES):
+        store(at + _U(_NEXT), c, _U(items[c].ctypes.data), _LONG)
+    place_at, old_at, step_at = _U(positions.ctypes.data), _U(olds.ctypes.data), _U(steps.ctypes.data)
+    a, b = _U(old), _U(new)
+    found, done, total = _U(0), _U(0), _U(count)
+    # While one run is classified, the changes of the run before are ranked, some after each part: so memory is asked
+    # for at an even pace, and loops have lengths that a processor can foresee.
+    for begin in range(_U(0), total + _U(_TURN), _U(_TURN)):
+        ready = found
+        share = (ready - done) // _U(_PARTS)
+        for part in range(_U(_PARTS + 1)):
+            first = begin + part * _U(_TURN // _PARTS)
+            last = min(first + _U(_TURN // _PARTS), min(total, begin + _U(_TURN)))
+            for unit in range(first, last, _U(QUAD)):
+                c, d = a + unit + unit, b + unit + unit
+                for ahead in range(_U(_AHEAD), _U(_AHEAD + 512), _U(64)):
+                    prefetch(c + ahead)
+                if unit + _U(QUAD) > total:
+                    c, d = _pad(c, total - unit, at + _U(_PADS)), _pad(d, total - unit, at + _U(_PADS + 512))
+                ring = (unit >> _U(2)) & _U(2 * _TURN // 4 - 64)
+                before = at + (_U(_ENDS) + ((ring - _U(64)) & _U(2 * _TURN // 4 - 64)) if unit != begin else _U(_STOP))
+                classify_pair(
+                    c,
+                    d,
+                    at + _U(_TABLE),
+                    at + _U(_MASKS) + (ring << _U(2)),
+                    before,
+                    at + _U(_ENDS) + ring,
+                    at + _U(_DIFFER) + ((unit - first) >> _U(3)),
+                )
+            if first < last:
+                groups = ((last - first + _U(QUAD - 1)) >> _U(8)) << _U(2)
+                found = _emit(at + _U(_DIFFER), groups, first, found, place_at, b + _U(_AHEAD))
+            stop = min(done + share, ready) if part < _U(_PARTS) else ready
+            for j in range(np.int64(done), np.int64(stop)):
+                place = load(place_at, j, _WORD)
+                before = load(a, np.int64(place), _UNIT)
+                step = (load(b, np.int64(place), _UNIT) - before) & _U(0xFFFF)
+                store(old_at, j, before, _UNIT)
+                store(step_at, j, step, _UNIT)
+                mine = at + load(at + _U(_CLASS), np.int64((before >> _U(7)) & _U(255)), _TINY)
+                ring = (place >> _U(2)) & _U(2 * _TURN // 4 - 16)
+                mask = load(mine + _U(_MASKS) + ((ring & ~_U(15)) << _U(2)), 0, _LONG)
+                end = load(mine + _U(_ENDS) + (ring & ~_U(63)) + ((ring & _U(48)) >> _U(3)), 0, _UNIT)
+                start, out = load(mine + _U(_START), 0, _LONG), load(mine + _U(_NEXT), 0, _LONG)
+                gap = start + end - popcount(mask >> (place & _U(63)))
+                store(out, 0, gap | step << _U(32), _LONG)
+                store(mine + _U(_NEXT), 0, out + _U(8), _LONG)
+                store(mine + _U(_START), 0, start - gap - _ONE, _LONG)
+            done = stop
+        # The counts of the run whose changes have just been ranked: to where those of the next are counted from.
+        if begin:
+            ring = ((min(begin, total) - _ONE) >> _U(2)) & _U(2 * _TURN // 4 - 64)
+            for c in range(MAX_CLASSES):
+                units = load(at + _U(_ENDS) + ring + _U(8 * c + 6), 0, _UNIT)
+                totals[c] += units
+                store(at + _U(_START), c, load(at + _U(_START), c, _LONG) + units, _LONG)
+    for c in range(MAX_CLASSES):
+        sizes[c] = np.int64(load(at + _U(_NEXT), c, _LONG) - _U(items[c].ctypes.data)) >> 3
+    totals[class_of(_U(0), window)] -= -count & (QUAD - 1)
     return int(found)
 
 
 @kernel
-def _emit(bits: NDArray[np.uint64], groups: Any, begin: Any, filled: Any, positions: NDArray[np.uint32]) -> Any:
-    """Append the places of the set bits of `groups` words, counted from `begin`; returns how many entries there are."""
-    for g in range(groups):
-        rest = bits[g]
-        after = filled + popcount(rest)
-        at = begin + (g << _U(6))
-        # Two stores without asking are cheaper than a branch that nobody can predict.
-        for k in range(_U(2)):
-            positions[filled + k] = np.uint32(at + trailing(rest))
-            rest &= rest - _ONE
-        place = filled + _U(2)
-        while rest != _U(0):
-            positions[place] = np.uint32(at + trailing(rest))
-            rest &= rest - _ONE
-            place += _ONE
-        filled = after
-    return filled
+def _pad(base: Any, size: Any, out: Any) -> Any:
+    """Copy the last `size` < 256 units of a run to address `out`, and zeros after them; returns that address."""
+    for i in range(QUAD):
+        store(out, i, load(base, i, _UNIT) if _U(i) < size else _U(0), _UNIT)
+    return out
 
 
 @kernel
-def join_classes(sizes: NDArray[np.int64], parts: NDArray[Any], out: NDArray[Any]) -> None:
-    """Put what `scan_ranked` found of each class one after another."""
-    j = 0
-    for c in range(sizes.size):
-        for k in range(sizes[c]):
-            out[j + k] = parts[c, k]
-        j += sizes[c]
+def _emit(bits: Any, groups: Any, begin: Any, filled: Any, out: Any, ahead: Any) -> Any:
+    """Append the places of the set bits of some words, counted from `begin`; returns how many entries there are.
+
+    On the way, 128 bytes are fetched for each word, from `ahead` on.
+    """
+    for g in range(groups):
+        rest = load(bits, np.int64(g), _LONG)
+        place = begin + (g << _U(6))
+        at = out + (filled << _U(2))
+        filled += popcount(rest)
+        prefetch(ahead + place + place)
+        prefetch(ahead + place + place + _U(64))
+        # Stores without asking are cheaper than a branch that nobody can predict.
+        for k in range(3):
+            store(at, k, place + trailing(rest), _WORD)
+            rest &= rest - _ONE
+        while rest != _U(0):
+            store(at, 3, place + trailing(rest), _WORD)
+            at += _U(4)
+            rest &= rest - _ONE
+    return filled
 
 
 @kernel
@@ -188,63 +212,63 @@ def place_changes(
     count: int,
     window: NDArray[np.uint8],
     sizes: NDArray[np.int64],
-    ranks: NDArray[np.uint32],
-    sorted_steps: Units,
+    items: NDArray[np.uint64],
     positions: NDArray[np.uint32],
     steps: Units,
 ) -> bool:
-    """The inverse: `ranks` strictly rise within each class. False if a rank is not below its class's total.
+    """The inverse: of each class `sizes[c]` changes, one after another, tell ranks, strictly rising, and steps.
 
-    `positions` must have room for 2 more entries than there are ranks.
+    An item is a rank, and from bit 32 on a step. False if a rank is not below its class's total. `positions` must have
+    room for `SPILL` more entries than there are items.
     """
-    table = np.empty(TABLE_BYTES, np.uint8)
-    _table(window, table)
-    masks, bits = np.empty(_GROUPS * MAX_CLASSES, np.uint64), np.zeros(_GROUPS, np.uint64)
-    ends, rows = np.zeros(_ENDS, np.uint16), np.empty(MAX_CLASSES * _GROUPS, np.uint16)
-    last, step_at = np.empty(QUAD, np.uint16), np.empty(RUN, np.uint16)
-    line, mask_at, end_at = _U(table.ctypes.data), _U(masks.ctypes.data), _U(ends.ctypes.data) + _U(2 * _LINE)
-    row_at = _U(rows.ctypes.data)
-    starts = np.zeros(MAX_CLASSES, np.uint64)
-    places, stops = np.zeros(MAX_CLASSES + 1, np.uint64), np.zeros(MAX_CLASSES, np.uint64)
+    state = np.zeros(_PLACE_BYTES, np.uint8)
+    at = _U(state.ctypes.data)
+    _table(window, state[_TABLE:])
+    item = _U(items.ctypes.data)
     for c in range(sizes.size):
-        stops[c] = places[c] + _U(sizes[c])
-        places[c + 1] = stops[c]
-    filled, total = _U(0), _U(ranks.size)
-    for begin in range(_U(0), _U(count), _U(RUN)):
-        size = min(_U(RUN), _U(count) - begin)
-        a = _U(base) + (begin << _ONE)
-        quads = size >> _U(8)
-        for q in range(quads):
-            at = q << _U(9)
-            for ahead in range(_U(_AHEAD), _U(_AHEAD + 512), _U(64)):
-                prefetch(a + at + ahead)
-            classify(a + at, _U(0), line, mask_at + (q << _U(8)), end_at + (q << _U(6)), _U(0))
-        if size < _U(RUN):
-            # What a short run lacks ends where its last unit does.
-            if size & _U(QUAD - 1):
-                c = _pad(a + (quads << _U(9)), size & _U(QUAD - 1), last)
-                classify(c, _U(0), line, mask_at + (quads << _U(8)), end_at + (quads << _U(6)), _U(0))
-                quads += _ONE
-            for k in range(quads * _U(_LINE), _U(_QUADS * _LINE)):
-                ends[k + _U(_LINE)] = ends[k | _U(3)]
-        turn_ends(end_at, row_at)
-        for c in range(_U(sizes.size)):
-            row, start = row_at + (c << _U(7)), starts[c]
-            end = _U(rows[(c << _U(6)) + _U(_GROUPS - 1)])
-            j = places[c]
-            while j < stops[c] and _U(ranks[j]) - start < end:
-                rank = _U(ranks[j]) - start
+        store(at + _U(_NEXT), c, item, _LONG)
+        item += _U(sizes[c]) << _U(3)
+        store(at + _U(_STOP), c, item, _LONG)
+    place_at = _U(positions.ctypes.data)
+    filled, total = _U(0), _U(count)
+    # While one run is classified, ranks are looked up in the run before, class by class.
+    for begin in range(_U(0), total + _U(RUN), _U(RUN)):
+        run = _U(base) + begin + begin
+        quads = (min(_U(RUN), total - min(begin, total)) + _U(QUAD - 1)) >> _U(8)
+        now, before = at + _U(_RUN_MASKS) + (begin & _U(RUN)), at + _U(_RUN_MASKS) + (begin & _U(RUN) ^ _U(RUN))
+        for c in range(_U(MAX_CLASSES)):
+            for q in range(c + c, min(c + c + _U(2), quads)):
+                units, line = run + (q << _U(9)), at + _U(_LINES) + (q << _U(6))
+                for ahead in range(_U(_AHEAD), _U(_AHEAD + 512), _U(64)):
+                    prefetch(units + ahead)
+                if begin + (q << _U(8)) + _U(QUAD) > total:
+                    units = _pad(units, total & _U(QUAD - 1), at + _U(_PADS))
+                classify(units, _U(0), at + _U(_TABLE), now + (q << _U(8)), line, line + _U(64), _U(0))
+            mine, row = at + (c << _U(3)), at + _U(_ROWS) + c * _U(_ROW)
+            mask_at = before + (c << _U(3))
+            start, end = load(mine + _U(_START), 0, _LONG), load(row, RUN // GROUP - 1, _UNIT)
+            item, stop = load(mine + _U(_NEXT), 0, _LONG), load(mine + _U(_STOP), 0, _LONG)
+            while item < stop:
+                entry = load(item, 0, _LONG)
+                rank = (entry & _U(0xFFFFFFFF)) - start
+                if rank >= end:
+                    break
                 g = group_of(row, rank)
-                mask = masks[(g << _U(3)) + c]
-                bit = select(mask, rank + popcount(mask) - _U(rows[(c << _U(6)) + g]))
-                bits[g] |= _ONE << bit
-                step_at[(g << _U(6)) + bit] = sorted_steps[j]
-                j += _ONE
-            places[c] = j
-            starts[c] = start + end
+                bit = select(load(mask_at + (g << _U(6)), 0, _LONG), rank - load(row, np.int64(g) - 1, _UNIT))
+                word = at + _U(_BITS) + (g << _U(3))
+                store(word, 0, load(word, 0, _LONG) | _ONE << bit, _LONG)
+                store(at + _U(_STEPS), np.int64((g << _U(6)) + bit), entry >> _U(32), _UNIT)
+                item += _U(8)
+            store(mine + _U(_NEXT), 0, item, _LONG)
+            store(mine + _U(_START), 0, start + end, _LONG)
         first = filled
-        filled = _emit(bits, _U(_GROUPS), begin, filled, positions)
-        bits[:] = 0
+        filled = _emit(at + _U(_BITS), _U(RUN // GROUP), begin - _U(RUN), filled, place_at, at)
+        for g in range(RUN // GROUP):
+            store(at + _U(_BITS), g, _U(0), _LONG)
         for j in range(first, filled):
-            steps[j] = step_at[_U(positions[j]) - begin]
-    return bool(filled == total and _U(positions[total - _ONE]) < _U(count))
+            steps[j] = load(at + _U(_STEPS), np.int64(_U(positions[j]) - (begin - _U(RUN))), _UNIT)
+        # What a short run lacks ends where its last unit does.
+        for k in range(np.int64(quads) * 32, RUN // 8):
+            store(at + _U(_LINES + 64), k, load(at + _U(_LINES), k | 3, _UNIT), _UNIT)
+        turn_ends(at + _U(_LINES + 64), at + _U(_ROWS))
+    return bool(filled == _U(items.size) and _U(positions[items.size - 1]) < total)

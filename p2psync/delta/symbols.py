@@ -3,11 +3,12 @@
 A change is one *symbol*, which says roughly how far it is from the one before and how large its step is, and some raw
 bits. Symbol `48 · kind + bucket` of a class whose shift is k:
 
-    bucket   gap >> k, or 47: the gap less 47 << k follows in 20 bits, instead of the gap's k low bits
+    bucket   gap >> k, or 47: what is left of the gap >> k then follows in 20 − k bits
     kind     0: step of ±1; 1: ±2; 2: more, and an *extra* symbol follows
 
-Bits fill each byte from the lowest on: the code, the gap's low bits, the sign (1: negative), and, of kind 2, the extra
-code b and b bits: the step's magnitude is 2 + 2^b + those bits. No change takes more than 54 bits.
+Bits fill each byte from the lowest on: the sign (1: negative), the gap's k low bits, the code, of bucket 47 what is
+left of the gap, and, of kind 2, the extra code b and b bits: the step's magnitude is 2 + 2^b + those bits. No change
+takes more than 54 bits. The raw bits come first because a reader can skip them without knowing the symbol.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.kernels import kernel, load, store
-from p2psync.delta.tensors import Units
 
 BUCKETS, KINDS, EXTRAS = 48, 3, 15
 SYMBOLS = KINDS * BUCKETS
 #: Longest code of a symbol, and of an extra symbol.
 CODE_BITS, EXTRA_BITS = 11, 8
 FAR_BITS = 20
-MAX_SHIFT = 20
+#: So that the buckets of a class of 2^20 units, which is what a block has at most, are as fine as they should be.
+MAX_SHIFT = 18
 #: Bytes that the reader may look at after the last that holds bits.
 SLACK = 16
 
 _U = np.uint64
 _ONE = _U(1)
 _LAST = _U(BUCKETS - 1)
-_LONG = np.empty(0, np.uint64)
-#: A table's entry: 4 bits of length, 2 of magnitude (0: look closer), then the bucket or the symbol.
-_PLAIN, _VALUE = _U(4), _U(6)
+_WORD, _LONG = np.empty(0, np.uint32), np.empty(0, np.uint64)
+#: An item: a gap or rank, the symbol, the step.
+_GAP, _SYMBOL, _STEP, _SIGN = _U(0xFFFFFF), _U(24), _U(32), _U(47)
 
 
 @kernel
@@ -57,20 +58,24 @@ def extra_of(magnitude: Any) -> Any:
 @kernel
 def count_symbols(
     sizes: NDArray[np.int64],
-    gaps: NDArray[np.uint32],
-    steps: Units,
+    items: NDArray[np.uint64],
     shifts: NDArray[np.uint8],
     counts: NDArray[np.int64],
     extras: NDArray[np.int64],
 ) -> None:
-    """Add to `counts` (classes, SYMBOLS) and `extras` (classes, EXTRAS) the symbols of one block."""
+    """Add to `counts` (classes, SYMBOLS) and `extras` (classes, EXTRAS) the symbols of one block, and note them.
+
+    An item, of `sizes[c]` for each class, is a gap, and from bit 32 on a step; the symbol is put at bit 24.
+    """
     j = _U(0)
     for c in range(_U(sizes.size)):
-        shift = _U(shifts[c])
+        shift, row = _U(shifts[c]), counts[c]
         for _ in range(sizes[c]):
-            magnitude = magnitude_of(_U(steps[j]))
-            bucket = min(_U(gaps[j]) >> shift, _LAST)
-            counts[c, bucket + _U(BUCKETS) * (min(magnitude, _U(3)) - _ONE)] += 1
+            item = items[j]
+            magnitude = magnitude_of(item >> _STEP)
+            symbol = min((item & _GAP) >> shift, _LAST) + _U(BUCKETS) * (min(magnitude, _U(3)) - _ONE)
+            row[symbol] += 1
+            items[j] = item & ~(_U(255) << _SYMBOL) | symbol << _SYMBOL
             if magnitude > _U(2):
                 extras[c, extra_of(magnitude)] += 1
             j += _ONE
@@ -79,8 +84,7 @@ def count_symbols(
 @kernel
 def write_symbols(
     sizes: NDArray[np.int64],
-    gaps: NDArray[np.uint32],
-    steps: Units,
+    items: NDArray[np.uint64],
     shifts: NDArray[np.uint8],
     book: NDArray[np.uint32],
     extra_book: NDArray[np.uint32],
@@ -88,44 +92,43 @@ def write_symbols(
 ) -> int:
     """Write one block's changes; returns how many bytes. `out` must hold 7 bytes a change, and SLACK.
 
-    The books hold, for (class, symbol), a code and, from bit 16 on, its length.
+    Items are as `count_symbols` leaves them. The books hold, for (class, symbol), a code and, from bit 16 on, its
+    length.
     """
-    at, fill, word = _U(0), _U(0), _U(0)
-    base = _U(out.ctypes.data)
-    j = _U(0)
+    fill, word = _U(0), _U(0)
+    start = _U(out.ctypes.data)
+    at, end = start, _U(items.ctypes.data)
     for c in range(_U(sizes.size)):
         shift = _U(shifts[c])
-        low = (_ONE << shift) - _ONE
-        for _ in range(sizes[c]):
-            gap, step = _U(gaps[j]), _U(steps[j])
-            j += _ONE
-            magnitude = magnitude_of(step)
-            bucket = min(gap >> shift, _LAST)
-            entry = _U(book[c, bucket + _U(BUCKETS) * (min(magnitude, _U(3)) - _ONE)])
-            bits, size = entry & _U(0xFFFF), entry >> _U(16)
-            sign = step >> _U(15)
-            if bucket == _LAST:
-                bits |= (gap - (_LAST << shift)) << size
-                size += _U(FAR_BITS)
-            else:
-                bits |= (gap & low) << size
-                size += shift
-            bits |= sign << size
-            size += _ONE
-            if magnitude > _U(2):
-                b = extra_of(magnitude)
-                entry = _U(extra_book[c, b])
-                bits |= (entry & _U(0xFFFF)) << size
-                size += entry >> _U(16)
-                bits |= (magnitude - _U(2) - (_ONE << b)) << size
-                size += b
+        low, head = ((_ONE << shift) - _ONE) << _ONE, shift + _ONE
+        mine = _U(book[c].ctypes.data)
+        begin = end
+        end += _U(sizes[c]) << _U(3)
+        for place in range(begin, end, _U(8)):
+            item = load(place, 0, _LONG)
+            symbol = (item >> _SYMBOL) & _U(255)
+            entry = load(mine, np.int64(symbol), _WORD)
+            size = head + (entry >> _U(16))
+            bits = ((item + item) & low) | ((item >> _SIGN) & _ONE) | (entry & _U(0xFFFF)) << head
+            if symbol >= _LAST and (symbol >= _U(2 * BUCKETS) or symbol == _LAST or symbol == _U(2 * BUCKETS - 1)):
+                if symbol == _LAST or symbol == _LAST + _U(BUCKETS) or symbol == _LAST + _U(2 * BUCKETS):
+                    bits |= (((item & _GAP) >> shift) - _LAST) << size
+                    size += _U(FAR_BITS) - shift
+                if symbol >= _U(2 * BUCKETS):
+                    magnitude = magnitude_of(item >> _STEP)
+                    b = extra_of(magnitude)
+                    entry = _U(extra_book[c, b])
+                    bits |= (entry & _U(0xFFFF)) << size
+                    size += entry >> _U(16)
+                    bits |= (magnitude - _U(2) - (_ONE << b)) << size
+                    size += b
             word |= bits << fill
             fill += size
-            store(base + at, 0, word, _LONG)
+            store(at, 0, word, _LONG)
             at += fill >> _U(3)
             word >>= fill & ~_U(7)
             fill &= _U(7)
-    return int(at + ((fill + _U(7)) >> _U(3)))
+    return int(at - start + ((fill + _U(7)) >> _U(3)))
 
 
 @kernel
@@ -135,67 +138,61 @@ def read_symbols(
     end: int,
     sizes: NDArray[np.int64],
     shifts: NDArray[np.uint8],
-    tables: NDArray[np.uint16],
+    tables: NDArray[np.uint32],
     extra_tables: NDArray[np.uint16],
     count: int,
-    ranks: NDArray[np.uint32],
-    steps: Units,
+    items: NDArray[np.uint64],
 ) -> bool:
-    """Read one block's changes from bytes `begin` to `end` of `data`, which has SLACK after them: ranks, and steps.
+    """Read one block's changes from bytes `begin` to `end` of `data`, which has SLACK after them.
 
-    False unless the codes are known, the bits end where they should, and the ranks are below `count`. The tables hold,
-    for (class, next bits), what `symbol_table` puts there.
+    An item becomes a rank, and from bit 32 on a step. False unless the codes are known, the bits end where they should,
+    and the ranks are below `count`. The tables hold, for (class, next bits), what `fill_table` puts there.
     """
     base = _U(data.ctypes.data)
-    # `word` holds the next `have` bits, and rubbish above them; what comes next is at `at`.
-    at, word, have = base + _U(begin), _U(0), _U(0)
-    stop, limit = (base + _U(end)) << _U(3), _U(count)
+    at, stop = _U(begin) << _U(3), _U(end) << _U(3)
     peek, extra_peek = _U((1 << CODE_BITS) - 1), _U((1 << EXTRA_BITS) - 1)
-    j = _U(0)
+    last = _U(items.ctypes.data)
     for c in range(_U(sizes.size)):
         shift = _U(shifts[c])
-        low = (_ONE << shift) - _ONE
-        rank = _U(0)
-        for _ in range(sizes[c]):
-            word |= load(at, 0, _LONG) << have
-            at += (_U(63) - have) >> _U(3)
-            have |= _U(56)
-            entry = _U(tables[c, word & peek])
-            size = entry & _U(15)
-            bits = word >> size
-            magnitude = (entry >> _PLAIN) & _U(3)
+        low, head, table = (_ONE << shift) - _ONE, shift + _ONE, _U(tables[c].ctypes.data)
+        rank = ~_U(0)
+        first = last
+        last += _U(sizes[c]) << _U(3)
+        for place in range(first, last, _U(8)):
+            word = load(base + (at >> _U(3)), 0, _LONG) >> (at & _U(7))
+            entry = load(table, np.int64((word >> head) & peek), _WORD)
+            sign, magnitude = word & _ONE, (entry >> _U(6)) & _U(3)
+            rank += _ONE + ((word >> _ONE) & low)
+            at += entry & _U(63)
             if magnitude != _U(0):
-                rank += ((entry >> _VALUE) << shift) + (bits & low)
-                bits >>= shift
-                size += shift + _ONE
+                rank += entry >> _U(8)
             else:
-                if size == _U(0):
+                if entry == _U(0):
                     return False
-                symbol = entry >> _VALUE
+                bits, symbol = word >> (entry & _U(63)), entry >> _U(8)
                 kind = _U(symbol >= _U(BUCKETS)) + _U(symbol >= _U(2 * BUCKETS))
                 bucket = symbol - _U(BUCKETS) * kind
-                raw = _U(FAR_BITS) if bucket == _LAST else shift
-                rank += (bucket << shift) + (bits & ((_ONE << raw) - _ONE))
-                bits >>= raw
-                size += raw + _ONE
+                if bucket == _LAST:
+                    raw = _U(FAR_BITS) - shift
+                    bucket += bits & ((_ONE << raw) - _ONE)
+                    bits >>= raw
+                    at += raw
+                rank += bucket << shift
                 magnitude = kind + _ONE
                 if kind == _U(2):
-                    entry = _U(extra_tables[c, (bits >> _ONE) & extra_peek])
+                    entry = _U(extra_tables[c, bits & extra_peek])
                     if entry == _U(0):
                         return False
-                    b = entry >> _VALUE
-                    value = (bits >> (_ONE + (entry & _U(15)))) & ((_ONE << b) - _ONE)
-                    magnitude = _U(2) + (_ONE << b) + value
-                    size += (entry & _U(15)) + b
-            word >>= size
-            have -= size
-            if (at << _U(3)) - have > stop or rank >= limit:
+                    b = entry >> _U(4)
+                    magnitude = _U(2) + (_ONE << b) + ((bits >> (entry & _U(15))) & ((_ONE << b) - _ONE))
+                    at += (entry & _U(15)) + b
+            if at > stop:
                 return False
-            ranks[j] = rank
-            steps[j] = (magnitude ^ (~(bits & _ONE) + _ONE)) + (bits & _ONE)
-            rank += _ONE
-            j += _ONE
-    return bool(stop - ((at << _U(3)) - have) < _U(8))
+            step = ((magnitude ^ (~sign + _ONE)) + sign) & _U(0xFFFF)
+            store(place, 0, rank | step << _STEP, _LONG)
+        if first < last and rank >= _U(count):
+            return False
+    return bool(stop - at < _U(8))
 
 
 @kernel
@@ -274,13 +271,28 @@ def assign_codes(lengths: NDArray[np.uint8], book: NDArray[np.uint32]) -> bool:
 
 
 @kernel
-def fill_table(book: NDArray[np.uint32], lengths: NDArray[np.uint8], plain: bool, table: NDArray[np.uint16]) -> None:
-    """The table that gives for the next bits the symbol: length; magnitude, if that and the bucket say all; value."""
+def fill_table(book: NDArray[np.uint32], lengths: NDArray[np.uint8], shift: int, table: NDArray[np.uint32]) -> None:
+    """The table that gives for the next bits the symbol, as `read_symbols` wants it.
+
+    6 bits: what comes up to the code's end, a sign and `shift` bits before it included. 2 bits: the magnitude, if it
+    and the bucket say all. Then the gap less its low part; or, where the magnitude is 0, the symbol.
+    """
     for symbol in range(lengths.size):
         size = int(lengths[symbol])
         if size:
-            entry = size | symbol << 6
-            if plain and symbol < 2 * BUCKETS and symbol % BUCKETS != BUCKETS - 1:
-                entry = size | (symbol // BUCKETS + 1) << 4 | (symbol % BUCKETS) << 6
+            bucket = symbol % BUCKETS
+            entry = (size + shift + 1) | symbol << 8
+            if symbol < 2 * BUCKETS and bucket != BUCKETS - 1:
+                entry = (size + shift + 1) | (symbol // BUCKETS + 1) << 6 | bucket << (shift + 8)
             for place in range(int(book[symbol]) & 0xFFFF, table.size, 1 << size):
                 table[place] = entry
+
+
+@kernel
+def fill_extra(book: NDArray[np.uint32], lengths: NDArray[np.uint8], table: NDArray[np.uint16]) -> None:
+    """The table that gives for the next bits the extra symbol: the code's length in 4 bits, then the symbol."""
+    for symbol in range(lengths.size):
+        size = int(lengths[symbol])
+        if size:
+            for place in range(int(book[symbol]) & 0xFFFF, table.size, 1 << size):
+                table[place] = size | symbol << 4

@@ -12,7 +12,6 @@ A length of 0 says that the symbol does not occur.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +22,12 @@ from p2psync.delta.classes import Counts
 from p2psync.delta.lanes import MAX_CLASSES, WINDOW
 from p2psync.delta.streams import Bytes
 from p2psync.delta.symbols import BUCKETS, CODE_BITS, EXTRA_BITS, EXTRAS, KINDS, MAX_SHIFT, SYMBOLS
-from p2psync.delta.tensors import Units
 from p2psync.errors import FormatError
 
 #: Gaps are cut into buckets that are at most this share of the mean gap, and more than half of it.
 _BUCKET = 0.36
 #: Shifts, and for each class what each beginning of the bits stands for: symbols, and extra symbols.
-Readers = tuple[NDArray[np.uint8], NDArray[np.uint16], NDArray[np.uint16]]
+Readers = tuple[NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint16]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,18 +46,10 @@ class Tables:
     extra_book: NDArray[np.uint32]
 
     @classmethod
-    def choose(
-        cls, window: NDArray[np.uint8], totals: Counts, blocks: Sequence[tuple[Counts, NDArray[np.uint32], Units]]
-    ) -> Tables:
-        """The tables that suit blocks of (sizes, gaps, steps) best; `totals`: units of each class."""
-        classes = totals.size
-        changed = np.sum([sizes for sizes, _, _ in blocks], axis=0)
-        shifts = np.floor(np.log2(np.maximum(_BUCKET * totals / np.maximum(changed, 1), 1))).astype(np.uint8)
-        counts, extras = np.zeros((classes, SYMBOLS), np.int64), np.zeros((classes, EXTRAS), np.int64)
-        for sizes, gaps, steps in blocks:
-            symbols.count_symbols(sizes, gaps, steps, shifts, counts, extras)
+    def choose(cls, window: NDArray[np.uint8], shifts: NDArray[np.uint8], counts: Counts, extras: Counts) -> Tables:
+        """The codes that suit best what was counted of each symbol, and extra symbol, of each class."""
         lengths, extra_lengths = np.zeros(counts.shape, np.uint8), np.zeros(extras.shape, np.uint8)
-        for c in range(classes):
+        for c in range(shifts.size):
             symbols.code_lengths(counts[c], CODE_BITS, lengths[c])
             symbols.code_lengths(extras[c], EXTRA_BITS, extra_lengths[c])
         return cls.of(window, shifts, lengths, extra_lengths)
@@ -125,12 +115,28 @@ class Tables:
     def readers(self) -> Readers:
         """What the reading loop needs."""
         classes = self.shifts.size
-        tables = np.zeros((classes, 1 << CODE_BITS), np.uint16)
+        tables = np.zeros((classes, 1 << CODE_BITS), np.uint32)
         extras = np.zeros((classes, 1 << EXTRA_BITS), np.uint16)
         for c in range(classes):
-            symbols.fill_table(self.book[c], self.lengths[c], True, tables[c])
-            symbols.fill_table(self.extra_book[c], self.extra_lengths[c], False, extras[c])
+            symbols.fill_table(self.book[c], self.lengths[c], int(self.shifts[c]), tables[c])
+            symbols.fill_extra(self.extra_book[c], self.extra_lengths[c], extras[c])
         return self.shifts, tables, extras
+
+
+def choose_shifts(totals: Counts, changed: Counts) -> NDArray[np.uint8]:
+    """The shift of each class, of so many units of which so many changed."""
+    return _finest(totals, changed).astype(np.uint8)
+
+
+def shifts_do(shifts: NDArray[np.uint8], totals: Counts, changed: Counts) -> bool:
+    """Whether shifts that were chosen before these numbers were known are about as good as others would be."""
+    off = np.abs(_finest(totals, changed) - shifts - 0.5)
+    return not np.any((off > 1.0) & (changed > changed.sum() / 16)) and not np.any((off > 2.0) & (changed > 0))
+
+
+def _finest(totals: Counts, changed: Counts) -> NDArray[np.float64]:
+    finest: NDArray[np.float64] = np.log2(np.clip(_BUCKET * totals / np.maximum(changed, 1), 1, 1 << MAX_SHIFT))
+    return finest
 
 
 def _used(lengths: NDArray[np.uint8]) -> int:

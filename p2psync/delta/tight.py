@@ -27,9 +27,9 @@ from p2psync.delta.block import Block, block_count, block_range, block_span
 from p2psync.delta.classes import Classes, Counts
 from p2psync.delta.kernels import address, scan
 from p2psync.delta.lanes import MAX_CLASSES
-from p2psync.delta.ranks import join_classes, place_changes, scan_ranked
+from p2psync.delta.ranks import SPILL, place_changes, scan_ranked
 from p2psync.delta.streams import Bytes, pack_streams, read_varint, unpack_streams, varint
-from p2psync.delta.tables import Readers, Tables
+from p2psync.delta.tables import Readers, Tables, choose_shifts, shifts_do
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
@@ -50,14 +50,13 @@ _local = threading.local()
 
 
 class _Ranked(NamedTuple):
-    """A block class after class: changes and units of each, gaps of ranks, steps."""
+    """A block class after class: changes and units of each, and the changes (`symbols`)."""
 
     block: Block
     row: Row
     sizes: Counts
     totals: Counts
-    gaps: NDArray[np.uint32]
-    steps: Units
+    items: NDArray[np.uint64]
 
 
 class Prepared(NamedTuple):
@@ -82,8 +81,10 @@ class TightWriter:
         self._classes = Classes()
         #: Bytes a change, in the last chunk.
         self._rate = _RATE
-        self._found: tuple[Counts, Counts, NDArray[np.uint32], Units]
+        self._found: tuple[Counts, Counts, NDArray[np.uint64]]
         self._fresh = False
+        #: Changes and units of each class, in the chunk at hand or, until it has any, in the one before.
+        self._sizes = self._totals = np.zeros(0, np.int64)
         self._begin()
 
     def _begin(self) -> None:
@@ -104,8 +105,8 @@ class TightWriter:
         found = (scan if first else self._rank)(old, new, count, positions, olds, steps)
         if found:
             classes.see(old, count, olds[:found], steps[:found])
-            self._fresh = classes.stale()
-            if first or self._fresh:
+            self._fresh = first or classes.stale()
+            if self._fresh:
                 self._rank(old, new, count, positions, olds, steps)
         return found
 
@@ -114,15 +115,11 @@ class TightWriter:
     ) -> int:
         classes = self._classes
         assert classes.window is not None
-        gaps, sorted_steps = _scratch(count)
+        items = _scratch(count)
         sizes, totals = np.zeros(MAX_CLASSES, np.int64), np.zeros(MAX_CLASSES, np.int64)
-        found = scan_ranked(
-            old, new, count, classes.window, positions, olds, steps, sizes, totals, gaps, sorted_steps
-        )
+        found = scan_ranked(old, new, count, classes.window, positions, olds, steps, sizes, totals, items)
         sizes, totals = sizes[: classes.number], totals[: classes.number]
-        self._found = sizes, totals, np.empty(found, np.uint32), np.empty(found, steps.dtype)
-        join_classes(sizes, gaps, self._found[2])
-        join_classes(sizes, sorted_steps, self._found[3])
+        self._found = sizes, totals, np.concatenate([part[:size] for part, size in zip(items, sizes, strict=False)])
         return found
 
     def prepare(self, block: Block, row: Row) -> Prepared:
@@ -151,10 +148,26 @@ class TightWriter:
         if prepared.coded is not None:
             self._coded.append(prepared.coded)
         if prepared.ranked is not None:
-            # The classes may be others by the time that the chunk is closed.
+            ranked = prepared.ranked
             if not self._ranked:
+                # The classes may be others by the time that the chunk is closed.
                 self._window = self._classes.window
-            self._ranked.append(prepared.ranked)
+                if prepared.fresh:
+                    self._sizes, self._totals = ranked.sizes, ranked.totals
+                self._shifts = choose_shifts(self._totals, self._sizes)
+                self._sizes, self._totals = np.zeros_like(self._sizes), np.zeros_like(self._totals)
+                self._begin_counts()
+            self._ranked.append(ranked)
+            self._sizes, self._totals = self._sizes + ranked.sizes, self._totals + ranked.totals
+            self._count(ranked)
+
+    def _begin_counts(self) -> None:
+        classes = self._shifts.size
+        self._counts = np.zeros((classes, symbols.SYMBOLS), np.int64)
+        self._extras = np.zeros((classes, symbols.EXTRAS), np.int64)
+
+    def _count(self, ranked: _Ranked) -> None:
+        symbols.count_symbols(ranked.sizes, ranked.items, self._shifts, self._counts, self._extras)
 
     def close(self) -> tuple[int, bytes]:
         """The profile's code and the body of the chunk at hand; a new one begins."""
@@ -164,8 +177,8 @@ class TightWriter:
             first = self._ranked[0]
             writer = fast.FastWriter(self._block_units)
             writer.add(fast.code_block(first.block, first.row))
-            changed = sum(ranked.gaps.size for ranked in self._ranked)
-            share = first.gaps.size / changed
+            changed = sum(ranked.items.size for ranked in self._ranked)
+            share = first.items.size / changed
             self._rate = min(3.0, len(found[1]) / changed)
             if len(found[1]) < _SMALL or len(found[1]) * share > _SURE * len(writer.finish()):
                 body = self._fast_body(rows)
@@ -186,14 +199,17 @@ class TightWriter:
 
     def _body(self) -> bytes:
         assert self._window is not None
-        totals = np.sum([ranked.totals for ranked in self._ranked], axis=0)
-        blocks = [(ranked.sizes, ranked.gaps, ranked.steps) for ranked in self._ranked]
-        tables = Tables.choose(self._window, totals, blocks)
+        if not shifts_do(self._shifts, self._totals, self._sizes):
+            self._shifts = choose_shifts(self._totals, self._sizes)
+            self._begin_counts()
+            for ranked in self._ranked:
+                self._count(ranked)
+        tables = Tables.choose(self._window, self._shifts, self._counts, self._extras)
         heads, parts = bytearray(), []
-        last = (0, -1, np.zeros(totals.size, np.int64))
-        for block, _, sizes, _, gaps, steps in self._ranked:
-            out = np.empty(7 * gaps.size + symbols.SLACK, np.uint8)
-            size = symbols.write_symbols(sizes, gaps, steps, tables.shifts, tables.book, tables.extra_book, out)
+        last = (0, -1, np.zeros(self._shifts.size, np.int64))
+        for block, _, sizes, _, items in self._ranked:
+            out = np.empty(7 * items.size + symbols.SLACK, np.uint8)
+            size = symbols.write_symbols(sizes, items, tables.shifts, tables.book, tables.extra_book, out)
             parts.append(out[:size].tobytes())
             index = block.start // block_span(WIDTH, self._block_units)
             heads += varint(block.row - last[0])
@@ -213,12 +229,12 @@ class TightWriter:
         return b"".join([varint(len(meta)), varint(len(bits)), varint(len(rest)), meta, bits, rest])
 
 
-def _scratch(room: int) -> tuple[NDArray[np.uint32], Units]:
-    """Room for gaps and steps of each class, kept for the thread; only what is written to takes memory."""
-    arrays: tuple[NDArray[np.uint32], Units] | None = getattr(_local, "arrays", None)
-    if arrays is None or arrays[0].shape[1] < room:
-        arrays = _local.arrays = np.empty((MAX_CLASSES, room), np.uint32), np.empty((MAX_CLASSES, room), np.uint16)
-    return arrays
+def _scratch(room: int) -> NDArray[np.uint64]:
+    """Room for the changes of each class, kept for the thread; only what is written to takes memory."""
+    items: NDArray[np.uint64] | None = getattr(_local, "items", None)
+    if items is None or items.shape[1] < room:
+        items = _local.items = np.empty((MAX_CLASSES, room), np.uint64)
+    return items
 
 
 class _Head(NamedTuple):
@@ -301,11 +317,11 @@ def _read_block(
     if old is None or old.shape != (row.spec.count,) or old.dtype != row.spec.unit or not old.flags.c_contiguous:
         raise FormatError(f"a chunk of profile {NAME} is read against the old units of {row.spec.name}")
     n = int(head.sizes.sum())
-    ranks, sorted_steps = np.empty(n, np.uint32), np.empty(n, row.spec.unit)
-    if not symbols.read_symbols(bits, head.begin, head.end, head.sizes, *readers, head.units, ranks, sorted_steps):
+    items = np.empty(n, np.uint64)
+    if not symbols.read_symbols(bits, head.begin, head.end, head.sizes, *readers, head.units, items):
         raise FormatError("a chunk has broken symbols")
-    positions, steps = np.empty(n + 2, np.uint32), np.empty(n, row.spec.unit)
+    positions, steps = np.empty(n + SPILL, np.uint32), np.empty(n, row.spec.unit)
     place = address(old) + WIDTH * head.start
-    if not place_changes(place, head.units, window, head.sizes, ranks, sorted_steps, positions, steps):
+    if not place_changes(place, head.units, window, head.sizes, items, positions, steps):
         raise FormatError(f"a chunk changes units that {row.spec.name} does not have: another base is wanted")
     return Block(head.row, head.start, head.units, positions[:n], steps)
