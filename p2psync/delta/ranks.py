@@ -104,7 +104,7 @@ def scan_ranked(
 
     `sizes[c]` and `totals[c]` become the numbers of changes and of units of class c; there are 8 of each. `items[c]`,
     with room for `count`, tells the changes of class c: the gap, which is the rank less that of the change before and
-    1, and from bit 32 on the step.
+    1, and from bit 32 on the step. `items[8]` becomes all of them, class after class.
     """
     state = np.zeros(_SCAN_BYTES, np.uint8)
     at = _U(state.ctypes.data)
@@ -168,8 +168,12 @@ def scan_ranked(
                 units = load(at + _U(_ENDS) + ring + _U(8 * c + 6), 0, _UNIT)
                 totals[c] += units
                 store(at + _U(_START), c, load(at + _U(_START), c, _LONG) + units, _LONG)
+    j = 0
     for c in range(MAX_CLASSES):
         sizes[c] = np.int64(load(at + _U(_NEXT), c, _LONG) - _U(items[c].ctypes.data)) >> 3
+        for k in range(sizes[c]):
+            items[MAX_CLASSES, j + k] = items[c, k]
+        j += sizes[c]
     totals[class_of(_U(0), window)] -= -count & (QUAD - 1)
     return int(found)
 

@@ -63,22 +63,25 @@ def count_symbols(
     counts: NDArray[np.int64],
     extras: NDArray[np.int64],
 ) -> None:
-    """Add to `counts` (classes, SYMBOLS) and `extras` (classes, EXTRAS) the symbols of one block, and note them.
+    """Add to `counts` (classes, SYMBOLS) and `extras` (classes, EXTRAS) the symbols of some blocks, and note them.
 
-    An item, of `sizes[c]` for each class, is a gap, and from bit 32 on a step; the symbol is put at bit 24.
+    An item, of `sizes[block, c]` for each block and class, is a gap, and from bit 32 on a step; the symbol is put at
+    bit 24.
     """
-    j = _U(0)
-    for c in range(_U(sizes.size)):
-        shift, row = _U(shifts[c]), counts[c]
-        for _ in range(sizes[c]):
-            item = items[j]
+    end = _U(items.ctypes.data)
+    for part in range(_U(sizes.size)):
+        c = part % _U(shifts.size)
+        shift, row = _U(shifts[c]), _U(counts[c].ctypes.data)
+        begin = end
+        end += _U(sizes.flat[part]) << _U(3)
+        for place in range(begin, end, _U(8)):
+            item = load(place, 0, _LONG)
             magnitude = magnitude_of(item >> _STEP)
             symbol = min((item & _GAP) >> shift, _LAST) + _U(BUCKETS) * (min(magnitude, _U(3)) - _ONE)
-            row[symbol] += 1
-            items[j] = item & ~(_U(255) << _SYMBOL) | symbol << _SYMBOL
+            store(row, np.int64(symbol), load(row, np.int64(symbol), _LONG) + _ONE, _LONG)
+            store(place, 0, item | symbol << _SYMBOL, _LONG)
             if magnitude > _U(2):
                 extras[c, extra_of(magnitude)] += 1
-            j += _ONE
 
 
 @kernel
@@ -89,21 +92,24 @@ def write_symbols(
     book: NDArray[np.uint32],
     extra_book: NDArray[np.uint32],
     out: NDArray[np.uint8],
+    ends: NDArray[np.int64],
 ) -> int:
-    """Write one block's changes; returns how many bytes. `out` must hold 7 bytes a change, and SLACK.
+    """Write the changes of some blocks; returns how many bytes. `out` must hold 7 bytes a change, and SLACK.
 
-    Items are as `count_symbols` leaves them. The books hold, for (class, symbol), a code and, from bit 16 on, its
-    length.
+    Items are as `count_symbols` leaves them; `ends` is told where each block's bytes end. The books hold, for
+    (class, symbol), a code and, from bit 16 on, its length.
     """
     fill, word = _U(0), _U(0)
     start = _U(out.ctypes.data)
     at, end = start, _U(items.ctypes.data)
-    for c in range(_U(sizes.size)):
+    classes = _U(shifts.size)
+    for part in range(_U(sizes.size)):
+        c = part % classes
         shift = _U(shifts[c])
         low, head = ((_ONE << shift) - _ONE) << _ONE, shift + _ONE
         mine = _U(book[c].ctypes.data)
         begin = end
-        end += _U(sizes[c]) << _U(3)
+        end += _U(sizes.flat[part]) << _U(3)
         for place in range(begin, end, _U(8)):
             item = load(place, 0, _LONG)
             symbol = (item >> _SYMBOL) & _U(255)
@@ -128,7 +134,11 @@ def write_symbols(
             at += fill >> _U(3)
             word >>= fill & ~_U(7)
             fill &= _U(7)
-    return int(at - start + ((fill + _U(7)) >> _U(3)))
+        if c + _ONE == classes:
+            at += (fill + _U(7)) >> _U(3)
+            fill, word = _U(0), _U(0)
+            ends[part // classes] = at - start
+    return int(at - start)
 
 
 @kernel

@@ -12,6 +12,7 @@ A length of 0 says that the symbol does not occur.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from p2psync.delta import symbols
 from p2psync.delta.classes import Counts
+from p2psync.delta.kernels import kernel
 from p2psync.delta.lanes import MAX_CLASSES, WINDOW
 from p2psync.delta.streams import Bytes
 from p2psync.delta.symbols import BUCKETS, CODE_BITS, EXTRA_BITS, EXTRAS, KINDS, MAX_SHIFT, SYMBOLS
@@ -46,10 +48,18 @@ class Tables:
     extra_book: NDArray[np.uint32]
 
     @classmethod
-    def choose(cls, window: NDArray[np.uint8], shifts: NDArray[np.uint8], counts: Counts, extras: Counts) -> Tables:
-        """The codes that suit best what was counted of each symbol, and extra symbol, of each class."""
+    def choose(cls, window: NDArray[np.uint8], totals: Counts, sizes: Counts, items: NDArray[np.uint64]) -> Tables:
+        """The tables that suit blocks best; totals: units of each class; sizes: changes, (blocks, classes).
+
+        Items, the changes of all blocks, are left as `write_symbols` wants them.
+        """
+        classes = totals.size
+        gaps = _BUCKET * totals / np.maximum(sizes.sum(axis=0), 1)
+        shifts = np.log2(np.clip(gaps, 1, 1 << MAX_SHIFT)).astype(np.uint8)
+        counts, extras = np.zeros((classes, SYMBOLS), np.int64), np.zeros((classes, EXTRAS), np.int64)
+        symbols.count_symbols(sizes, items, shifts, counts, extras)
         lengths, extra_lengths = np.zeros(counts.shape, np.uint8), np.zeros(extras.shape, np.uint8)
-        for c in range(shifts.size):
+        for c in range(classes):
             symbols.code_lengths(counts[c], CODE_BITS, lengths[c])
             symbols.code_lengths(extras[c], EXTRA_BITS, extra_lengths[c])
         return cls.of(window, shifts, lengths, extra_lengths)
@@ -123,20 +133,32 @@ class Tables:
         return self.shifts, tables, extras
 
 
-def choose_shifts(totals: Counts, changed: Counts) -> NDArray[np.uint8]:
-    """The shift of each class, of so many units of which so many changed."""
-    return _finest(totals, changed).astype(np.uint8)
+def write_heads(places: Sequence[tuple[int, int]], sizes: Counts, ends: Counts) -> bytes:
+    """The heads of blocks at (row, index on the grid): changes of each class, (blocks, classes), and bytes' ends."""
+    out = np.zeros((len(places), 3 + sizes.shape[1]), np.int64)
+    place = np.array(places, np.int64)
+    out[:, 0] = np.diff(place[:, 0], prepend=0)
+    same = out[:, 0] == 0
+    out[:, 1] = place[:, 1] - np.where(same, np.concatenate([[-1], place[:-1, 1]]) + 1, 0)
+    change = np.diff(sizes, axis=0, prepend=0)
+    out[:, 2:-1] = np.where(change >= 0, 2 * change, -2 * change - 1)
+    out[:, -1] = np.diff(ends, prepend=0)
+    data = np.empty(5 * out.size, np.uint8)
+    return data[: _write_varints(out.ravel(), data)].tobytes()
 
 
-def shifts_do(shifts: NDArray[np.uint8], totals: Counts, changed: Counts) -> bool:
-    """Whether shifts that were chosen before these numbers were known are about as good as others would be."""
-    off = np.abs(_finest(totals, changed) - shifts - 0.5)
-    return not np.any((off > 1.0) & (changed > changed.sum() / 16)) and not np.any((off > 2.0) & (changed > 0))
-
-
-def _finest(totals: Counts, changed: Counts) -> NDArray[np.float64]:
-    finest: NDArray[np.float64] = np.log2(np.clip(_BUCKET * totals / np.maximum(changed, 1), 1, 1 << MAX_SHIFT))
-    return finest
+@kernel
+def _write_varints(values: Counts, out: NDArray[np.uint8]) -> int:
+    """Varints of values below 2^35; returns how many bytes they take."""
+    at = 0
+    for value in values:
+        while value >= 0x80:
+            out[at] = value & 0x7F | 0x80
+            value >>= 7
+            at += 1
+        out[at] = value
+        at += 1
+    return at
 
 
 def _used(lengths: NDArray[np.uint8]) -> int:

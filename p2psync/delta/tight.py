@@ -29,7 +29,7 @@ from p2psync.delta.kernels import address, scan
 from p2psync.delta.lanes import MAX_CLASSES
 from p2psync.delta.ranks import SPILL, place_changes, scan_ranked
 from p2psync.delta.streams import Bytes, pack_streams, read_varint, unpack_streams, varint
-from p2psync.delta.tables import Readers, Tables, choose_shifts, shifts_do
+from p2psync.delta.tables import Readers, Tables, write_heads
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
@@ -83,8 +83,6 @@ class TightWriter:
         self._rate = _RATE
         self._found: tuple[Counts, Counts, NDArray[np.uint64]]
         self._fresh = False
-        #: Changes and units of each class, in the chunk at hand or, until it has any, in the one before.
-        self._sizes = self._totals = np.zeros(0, np.int64)
         self._begin()
 
     def _begin(self) -> None:
@@ -105,8 +103,8 @@ class TightWriter:
         found = (scan if first else self._rank)(old, new, count, positions, olds, steps)
         if found:
             classes.see(old, count, olds[:found], steps[:found])
-            self._fresh = first or classes.stale()
-            if self._fresh:
+            if first or classes.stale():
+                self._fresh = True
                 self._rank(old, new, count, positions, olds, steps)
         return found
 
@@ -118,8 +116,8 @@ class TightWriter:
         items = _scratch(count)
         sizes, totals = np.zeros(MAX_CLASSES, np.int64), np.zeros(MAX_CLASSES, np.int64)
         found = scan_ranked(old, new, count, classes.window, positions, olds, steps, sizes, totals, items)
-        sizes, totals = sizes[: classes.number], totals[: classes.number]
-        self._found = sizes, totals, np.concatenate([part[:size] for part, size in zip(items, sizes, strict=False)])
+        number = classes.number
+        self._found = sizes[:number], totals[:number], items[-1, :found].copy()
         return found
 
     def prepare(self, block: Block, row: Row) -> Prepared:
@@ -128,7 +126,8 @@ class TightWriter:
             coded = fast.code_block(block, row)
             return Prepared(block, coded.changed, coded.size, coded)
         ranked = _Ranked(block, row, *self._found)
-        return Prepared(block, block.changed, _HEAD_BYTES + int(self._rate * block.changed), None, ranked, self._fresh)
+        fresh, self._fresh = self._fresh, False
+        return Prepared(block, block.changed, _HEAD_BYTES + int(self._rate * block.changed), None, ranked, fresh)
 
     def fits(self, prepared: Prepared) -> bool:
         """Whether the chunk at hand, which has blocks, should take one more."""
@@ -148,26 +147,10 @@ class TightWriter:
         if prepared.coded is not None:
             self._coded.append(prepared.coded)
         if prepared.ranked is not None:
-            ranked = prepared.ranked
+            # The classes may be others by the time that the chunk is closed.
             if not self._ranked:
-                # The classes may be others by the time that the chunk is closed.
                 self._window = self._classes.window
-                if prepared.fresh:
-                    self._sizes, self._totals = ranked.sizes, ranked.totals
-                self._shifts = choose_shifts(self._totals, self._sizes)
-                self._sizes, self._totals = np.zeros_like(self._sizes), np.zeros_like(self._totals)
-                self._begin_counts()
-            self._ranked.append(ranked)
-            self._sizes, self._totals = self._sizes + ranked.sizes, self._totals + ranked.totals
-            self._count(ranked)
-
-    def _begin_counts(self) -> None:
-        classes = self._shifts.size
-        self._counts = np.zeros((classes, symbols.SYMBOLS), np.int64)
-        self._extras = np.zeros((classes, symbols.EXTRAS), np.int64)
-
-    def _count(self, ranked: _Ranked) -> None:
-        symbols.count_symbols(ranked.sizes, ranked.items, self._shifts, self._counts, self._extras)
+            self._ranked.append(prepared.ranked)
 
     def close(self) -> tuple[int, bytes]:
         """The profile's code and the body of the chunk at hand; a new one begins."""
@@ -199,41 +182,32 @@ class TightWriter:
 
     def _body(self) -> bytes:
         assert self._window is not None
-        if not shifts_do(self._shifts, self._totals, self._sizes):
-            self._shifts = choose_shifts(self._totals, self._sizes)
-            self._begin_counts()
-            for ranked in self._ranked:
-                self._count(ranked)
-        tables = Tables.choose(self._window, self._shifts, self._counts, self._extras)
-        heads, parts = bytearray(), []
-        last = (0, -1, np.zeros(self._shifts.size, np.int64))
-        for block, _, sizes, _, items in self._ranked:
-            out = np.empty(7 * items.size + symbols.SLACK, np.uint8)
-            size = symbols.write_symbols(sizes, items, tables.shifts, tables.book, tables.extra_book, out)
-            parts.append(out[:size].tobytes())
-            index = block.start // block_span(WIDTH, self._block_units)
-            heads += varint(block.row - last[0])
-            heads += varint(index if block.row > last[0] else index - last[1] - 1)
-            for now, before in zip(sizes.tolist(), last[2].tolist(), strict=True):
-                heads += varint(2 * (now - before) if now >= before else 2 * (before - now) - 1)
-            heads += varint(size)
-            last = block.row, index, sizes
-        meta = pack_streams([tables.to_bytes(), bytes(heads)])
+        sizes = np.stack([ranked.sizes for ranked in self._ranked])
+        totals = np.sum([ranked.totals for ranked in self._ranked], axis=0)
+        items = np.concatenate([ranked.items for ranked in self._ranked])
+        tables = Tables.choose(self._window, totals, sizes, items)
+        bits = np.empty(7 * items.size + symbols.SLACK, np.uint8)
+        ends = np.empty(len(sizes), np.int64)
+        used = symbols.write_symbols(sizes, items, tables.shifts, tables.book, tables.extra_book, bits, ends)
+        heads = write_heads([self._place(ranked.block) for ranked in self._ranked], sizes, ends)
+        meta = pack_streams([tables.to_bytes(), heads])
         rest = b""
         if self._coded:
             writer = fast.FastWriter(self._block_units)
             for coded in self._coded:
                 writer.add(coded)
             rest = writer.finish()
-        bits = b"".join(parts)
-        return b"".join([varint(len(meta)), varint(len(bits)), varint(len(rest)), meta, bits, rest])
+        return b"".join([varint(len(meta)), varint(used), varint(len(rest)), meta, bits[:used].data, rest])
+
+    def _place(self, block: Block) -> tuple[int, int]:
+        return block.row, block.start // block_span(WIDTH, self._block_units)
 
 
 def _scratch(room: int) -> NDArray[np.uint64]:
-    """Room for the changes of each class, kept for the thread; only what is written to takes memory."""
+    """Room for the changes of each class, and of all, kept for the thread; only what is written to takes memory."""
     items: NDArray[np.uint64] | None = getattr(_local, "items", None)
     if items is None or items.shape[1] < room:
-        items = _local.items = np.empty((MAX_CLASSES, room), np.uint64)
+        items = _local.items = np.empty((MAX_CLASSES + 1, room), np.uint64)
     return items
 
 
