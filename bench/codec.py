@@ -26,7 +26,7 @@ from bench.bounds import Bounds, measure_bounds
 from bench.policy import draw_step, model_rows
 from p2psync.delta.algebra import apply_block, apply_with_digest, invert
 from p2psync.delta.block import Block
-from p2psync.delta.container import PROFILES, ChunkEncoder, EncodedChunk, decode_chunk
+from p2psync.delta.container import PROFILES, ChunkEncoder, EncodedChunk, decode_chunk, iter_chunk
 from p2psync.delta.digest import MODULUS
 from p2psync.delta.tensors import Row
 from p2psync.errors import DigestMismatchError
@@ -240,7 +240,7 @@ class _Work:
         """Decode every chunk, add it to the old copy in place, and check the change of the digest."""
         change = 0
         for chunk in self.chunks:
-            for block in decode_chunk(chunk.data, self._rows, self._options["block_units"], self._base):
+            for block in iter_chunk(chunk.data, self._rows, self._options["block_units"], self._base):
                 change += apply_with_digest(self._rows[block.row].spec, self._pairs[block.row][0], block)
         if change % MODULUS != self._digest_change:
             raise DigestMismatchError("a round of the benchmark did not end in the new weights")

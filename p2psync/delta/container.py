@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +40,7 @@ class _Writer(Protocol):
 
 
 _WRITERS: dict[str, Callable[[int, int], _Writer]] = {fast.NAME: fast.FastWriter, tight.NAME: tight.TightWriter}
+_READERS: dict[int, Callable[..., Iterable[Block]]] = {fast.CODE: fast.read_body, tight.CODE: tight.read_body}
 #: Profiles by name, in the order of their introduction.
 PROFILES: tuple[str, ...] = tuple(_WRITERS)
 
@@ -165,13 +166,26 @@ def decode_chunk(
     memory with one another, not with `data`. Everything is checked; every failure is a `FormatError`, and no more
     memory is used than some 12 times `MAX_CHUNK_BYTES`.
     """
+    return list(iter_chunk(data, rows, block_units, base))
+
+
+def iter_chunk(
+    data: bytes | bytearray | memoryview,
+    rows: Sequence[Row],
+    block_units: int,
+    base: Callable[[int], Units] | None = None,
+) -> Iterator[Block]:
+    """`decode_chunk`, block by block: for who can undo what came before a `FormatError`.
+
+    A block may be added to the old units before the next is asked for, while they are still in the cache.
+    """
     check_block_units(block_units)
     view = memoryview(data).cast("B")
     if not _HEADER_BYTES < len(view) <= MAX_CHUNK_BYTES:
         raise FormatError(f"a chunk of {len(view)} bytes; at most {MAX_CHUNK_BYTES} are possible")
     if view[0] != _MAGIC:
         raise FormatError("not a chunk of p2psync")
-    read = {fast.CODE: fast.read_body, tight.CODE: tight.read_body}.get(view[1])
+    read = _READERS.get(view[1])
     if read is None:
         raise FormatError(f"a chunk of unknown profile {view[1]}; update p2psync")
-    return read(view[_HEADER_BYTES:], rows, block_units, MAX_CHUNK_BYTES, base)
+    yield from read(view[_HEADER_BYTES:], rows, block_units, MAX_CHUNK_BYTES, base)

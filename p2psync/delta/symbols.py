@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels import kernel, load, store
+from p2psync.delta.kernels import inline, kernel, load, store
 
 BUCKETS, KINDS, EXTRAS = 48, 3, 15
 SYMBOLS = KINDS * BUCKETS
@@ -33,7 +33,7 @@ SLACK = 16
 _U = np.uint64
 _ONE = _U(1)
 _LAST = _U(BUCKETS - 1)
-_WORD, _LONG = np.empty(0, np.uint32), np.empty(0, np.uint64)
+_SHORT, _WORD, _LONG = np.empty(0, np.uint16), np.empty(0, np.uint32), np.empty(0, np.uint64)
 #: An item: a gap or rank, the symbol, the step.
 _GAP, _SYMBOL, _STEP, _SIGN = _U(0xFFFFFF), _U(24), _U(32), _U(47)
 
@@ -144,65 +144,100 @@ def write_symbols(
 @kernel
 def read_symbols(
     data: NDArray[np.uint8],
-    begin: int,
-    end: int,
+    spans: NDArray[np.int64],
     sizes: NDArray[np.int64],
     shifts: NDArray[np.uint8],
     tables: NDArray[np.uint32],
     extra_tables: NDArray[np.uint16],
-    count: int,
     items: NDArray[np.uint64],
 ) -> bool:
-    """Read one block's changes from bytes `begin` to `end` of `data`, which has SLACK after them.
+    """Read two blocks' changes, each from bytes `spans[k, 0]` to `spans[k, 1]` of `data`, which has SLACK after them.
 
-    An item becomes a rank, and from bit 32 on a step. False unless the codes are known, the bits end where they should,
-    and the ranks are below `count`. The tables hold, for (class, next bits), what `fill_table` puts there.
+    `sizes[k, c]` changes of block k are of class c, their ranks below `spans[k, 2]`. An item becomes a rank, and from
+    bit 32 on a step: first those of block 0, then those of block 1. False unless the codes are known, the bits end
+    where they should, and the ranks are below their bound. The tables hold, for (class, next bits), what `fill_table`
+    and `fill_extra` put there.
+
+    A processor spends most of its time here in waiting for one change's length, so it reads two at once.
     """
     base = _U(data.ctypes.data)
-    at, stop = _U(begin) << _U(3), _U(end) << _U(3)
-    peek, extra_peek = _U((1 << CODE_BITS) - 1), _U((1 << EXTRA_BITS) - 1)
-    last = _U(items.ctypes.data)
-    for c in range(_U(sizes.size)):
+    at_a, at_b = _U(spans[0, 0]) << _U(3), _U(spans[1, 0]) << _U(3)
+    stop_a, stop_b = _U(spans[0, 1]) << _U(3), _U(spans[1, 1]) << _U(3)
+    out_a = _U(items.ctypes.data)
+    out_b = out_a + (_U(sizes[0].sum()) << _U(3))
+    for c in range(_U(shifts.size)):
         shift = _U(shifts[c])
-        low, head, table = (_ONE << shift) - _ONE, shift + _ONE, _U(tables[c].ctypes.data)
-        rank = ~_U(0)
-        first = last
-        last += _U(sizes[c]) << _U(3)
-        for place in range(first, last, _U(8)):
-            word = load(base + (at >> _U(3)), 0, _LONG) >> (at & _U(7))
-            entry = load(table, np.int64((word >> head) & peek), _WORD)
-            sign, magnitude = word & _ONE, (entry >> _U(6)) & _U(3)
-            rank += _ONE + ((word >> _ONE) & low)
-            at += entry & _U(63)
-            if magnitude != _U(0):
-                rank += entry >> _U(8)
-            else:
-                if entry == _U(0):
-                    return False
-                bits, symbol = word >> (entry & _U(63)), entry >> _U(8)
-                kind = _U(symbol >= _U(BUCKETS)) + _U(symbol >= _U(2 * BUCKETS))
-                bucket = symbol - _U(BUCKETS) * kind
-                if bucket == _LAST:
-                    raw = _U(FAR_BITS) - shift
-                    bucket += bits & ((_ONE << raw) - _ONE)
-                    bits >>= raw
-                    at += raw
-                rank += bucket << shift
-                magnitude = kind + _ONE
-                if kind == _U(2):
-                    entry = _U(extra_tables[c, bits & extra_peek])
-                    if entry == _U(0):
-                        return False
-                    b = entry >> _U(4)
-                    magnitude = _U(2) + (_ONE << b) + ((bits >> (entry & _U(15))) & ((_ONE << b) - _ONE))
-                    at += (entry & _U(15)) + b
-            if at > stop:
+        table, extra = _U(tables[c].ctypes.data), _U(extra_tables[c].ctypes.data)
+        rank_a, rank_b = ~_U(0), ~_U(0)
+        both = min(_U(sizes[0, c]), _U(sizes[1, c]))
+        for _ in range(both):
+            at_a, rank_a, step_a = _read_change(base, at_a, rank_a, shift, table, extra)
+            at_b, rank_b, step_b = _read_change(base, at_b, rank_b, shift, table, extra)
+            if (at_a > stop_a) | (at_b > stop_b):
                 return False
-            step = ((magnitude ^ (~sign + _ONE)) + sign) & _U(0xFFFF)
-            store(place, 0, rank | step << _STEP, _LONG)
-        if first < last and rank >= _U(count):
-            return False
-    return bool(stop - at < _U(8))
+            store(out_a, 0, rank_a | step_a, _LONG)
+            store(out_b, 0, rank_b | step_b, _LONG)
+            out_a += _U(8)
+            out_b += _U(8)
+        for k in range(2):
+            at, rank, out, stop = (at_b, rank_b, out_b, stop_b) if k else (at_a, rank_a, out_a, stop_a)
+            for _ in range(both, _U(sizes[k, c])):
+                at, rank, step = _read_change(base, at, rank, shift, table, extra)
+                if at > stop:
+                    return False
+                store(out, 0, rank | step, _LONG)
+                out += _U(8)
+            if sizes[k, c] and rank >= _U(spans[k, 2]):
+                return False
+            if k:
+                at_b, out_b = at, out
+            else:
+                at_a, out_a = at, out
+    return bool(stop_a - at_a < _U(8) and stop_b - at_b < _U(8))
+
+
+@inline
+def _read_change(base: Any, at: Any, rank: Any, shift: Any, table: Any, extra: Any) -> Any:
+    """The next change at bit `at` after address `base`: the bit after it, the rank, and the step at bit 32.
+
+    The bit after it is beyond all others where the code is not known.
+    """
+    word = load(base + (at >> _U(3)), 0, _LONG) >> (at & _U(7))
+    head = shift + _ONE
+    entry = load(table, np.int64((word >> head) & _U((1 << CODE_BITS) - 1)), _WORD)
+    magnitude = (entry >> _U(6)) & _U(3)
+    rank += _ONE + ((word >> _ONE) & ((_ONE << shift) - _ONE))
+    at += entry & _U(63)
+    if magnitude != _U(0):
+        rank += entry >> _U(8)
+    else:
+        more, over, magnitude = _look_closer(word >> (entry & _U(63)), entry, shift, extra)
+        at += more
+        rank += over
+    sign = word & _ONE
+    step = ((magnitude ^ (~sign + _ONE)) + sign) & _U(0xFFFF)
+    return at, rank, step << _STEP
+
+
+@kernel
+def _look_closer(bits: Any, entry: Any, shift: Any, extra: Any) -> Any:
+    """What a table's entry does not tell at once: bits used beyond those it tells of, gap less low part, magnitude."""
+    symbol = entry >> _U(8)
+    kind = _U(symbol >= _U(BUCKETS)) + _U(symbol >= _U(2 * BUCKETS))
+    bucket, more = symbol - _U(BUCKETS) * kind, _U(0)
+    if bucket == _LAST:
+        more = _U(FAR_BITS) - shift
+        bucket += bits & ((_ONE << more) - _ONE)
+        bits >>= more
+    magnitude = kind + _ONE
+    unknown = entry == _U(0)
+    if kind == _U(2):
+        entry = load(extra, np.int64(bits & _U((1 << EXTRA_BITS) - 1)), _SHORT)
+        unknown = entry == _U(0)
+        b = entry >> _U(4)
+        magnitude = _U(2) + (_ONE << b) + ((bits >> (entry & _U(15))) & ((_ONE << b) - _ONE))
+        more += (entry & _U(15)) + b
+    return (_ONE << _U(62) if unknown else more), bucket << shift, magnitude
 
 
 @kernel

@@ -14,9 +14,9 @@ chunk that would be no smaller for it is a chunk of profile `fast`.
 
 from __future__ import annotations
 
+import heapq
 import threading
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -222,8 +222,12 @@ class _Head(NamedTuple):
 
 def read_body(
     data: memoryview, rows: Sequence[Row], block_units: int, limit: int, base: Callable[[int], Units] | None
-) -> list[Block]:
-    """Decode a body of at most `limit` bytes against the old units that `base` gives. Raises `FormatError`."""
+) -> Iterator[Block]:
+    """Decode a body of at most `limit` bytes against the old units that `base` gives. Raises `FormatError`.
+
+    Blocks come one by one; those that came before an error are valid, but not all. What has come may be added to the
+    old units before the next is asked for.
+    """
     length, at = read_varint(data, 0)
     size, at = read_varint(data, at)
     beside, at = read_varint(data, at)
@@ -237,15 +241,20 @@ def read_body(
     bits = np.empty(size + symbols.SLACK, np.uint8)
     bits[:size] = np.frombuffer(data[at + length : at + length + size], np.uint8)
     bits[size:] = 0
-    readers = tables.readers()
-    blocks = [_read_block(head, rows[head.row], tables.window, readers, bits, base) for head in heads]
-    if not beside:
-        return blocks
-    rest = fast.read_body(data[at + length + size :], rows, block_units, limit)
-    merged = sorted(blocks + rest, key=_place)
-    if any(_place(a) == _place(b) for a, b in pairwise(merged)):
-        raise FormatError("a chunk has a block twice")
-    return merged
+    blocks = _read_blocks(heads, rows, tables, bits, base)
+    if beside:
+        blocks = _merge(blocks, iter(fast.read_body(data[at + length + size :], rows, block_units, limit)))
+    yield from blocks
+
+
+def _merge(blocks: Iterator[Block], others: Iterator[Block]) -> Iterator[Block]:
+    """Both in rising order. Raises `FormatError` if they have a block in common."""
+    last = (-1, -1)
+    for block in heapq.merge(blocks, others, key=_place):
+        if _place(block) == last:
+            raise FormatError("a chunk has a block twice")
+        last = _place(block)
+        yield block
 
 
 def _place(block: Block) -> tuple[int, int]:
@@ -279,23 +288,38 @@ def _read_heads(view: memoryview, rows: Sequence[Row], block_units: int, classes
     return heads
 
 
-def _read_block(
+def _read_blocks(
+    heads: Sequence[_Head], rows: Sequence[Row], tables: Tables, bits: Bytes, base: Callable[[int], Units] | None
+) -> Iterator[Block]:
+    readers = tables.readers()
+    nothing = _Head(0, 0, 0, np.zeros(tables.shifts.size, np.int64), 0, 0)
+    for k in range(0, len(heads), 2):
+        # Two at a time; beside the last of an odd number stands one of no changes.
+        pair = (heads[k], heads[k + 1] if k + 1 < len(heads) else nothing)
+        sizes = np.stack([head.sizes for head in pair])
+        spans = np.array([(head.begin, head.end, head.units) for head in pair], np.int64)
+        items = np.empty(int(sizes.sum()), np.uint64)
+        if not symbols.read_symbols(bits, spans, sizes, *readers, items):
+            raise FormatError("a chunk has broken symbols")
+        first = int(sizes[0].sum())
+        yield _place_block(pair[0], rows, tables.window, items[:first], base)
+        if k + 1 < len(heads):
+            yield _place_block(pair[1], rows, tables.window, items[first:], base)
+
+
+def _place_block(
     head: _Head,
-    row: Row,
+    rows: Sequence[Row],
     window: NDArray[np.uint8],
-    readers: Readers,
-    bits: Bytes,
+    items: NDArray[np.uint64],
     base: Callable[[int], Units] | None,
 ) -> Block:
+    spec = rows[head.row].spec
     old = None if base is None else base(head.row)
-    if old is None or old.shape != (row.spec.count,) or old.dtype != row.spec.unit or not old.flags.c_contiguous:
-        raise FormatError(f"a chunk of profile {NAME} is read against the old units of {row.spec.name}")
-    n = int(head.sizes.sum())
-    items = np.empty(n, np.uint64)
-    if not symbols.read_symbols(bits, head.begin, head.end, head.sizes, *readers, head.units, items):
-        raise FormatError("a chunk has broken symbols")
-    positions, steps = np.empty(n + SPILL, np.uint32), np.empty(n, row.spec.unit)
+    if old is None or old.shape != (spec.count,) or old.dtype != spec.unit or not old.flags.c_contiguous:
+        raise FormatError(f"a chunk of profile {NAME} is read against the old units of {spec.name}")
+    positions, steps = np.empty(items.size + SPILL, np.uint32), np.empty(items.size, spec.unit)
     place = address(old) + WIDTH * head.start
     if not place_changes(place, head.units, window, head.sizes, items, positions, steps):
-        raise FormatError(f"a chunk changes units that {row.spec.name} does not have: another base is wanted")
-    return Block(head.row, head.start, head.units, positions[:n], steps)
+        raise FormatError(f"a chunk changes units that {spec.name} does not have: another base is wanted")
+    return Block(head.row, head.start, head.units, positions[: items.size], steps)
