@@ -19,8 +19,6 @@ MAX_CLASSES = 8
 #: Scales that can be told apart: this many, in a row; a class for those below, and one for those above, included.
 WINDOW = 16
 GROUP, QUAD, RUN = 64, 256, 4096
-#: A table of classes: the first scale, the class of each scale of the window, and 1 << class of each.
-TABLE_BYTES = 1 + 2 * WINDOW
 
 _I1, _I16, _I64, _BYTE = ir.IntType(1), ir.IntType(16), ir.IntType(64), ir.IntType(8)
 _LANES = ir.VectorType(_I64, MAX_CLASSES)
@@ -66,6 +64,8 @@ def _classifier(compare: bool) -> Any:
         typing_context: Any, old: Any, new: Any, table: Any, masks: Any, before: Any, ends: Any, differ: Any
     ) -> Any:
         """Classify 256 units at `old`.
+
+        table: the first scale of the window (1 byte), the class of each of its scales (16), 1 << class of each (16).
 
         masks: for each group and class a u64, bit k for unit k. ends: for each class four u16, the number of units of
         the class up to the end of each group, counted on from the last of those at `before`. differ: for

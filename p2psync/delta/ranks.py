@@ -23,7 +23,6 @@ from p2psync.delta.lanes import (
     MAX_CLASSES,
     QUAD,
     RUN,
-    TABLE_BYTES,
     WINDOW,
     classify,
     classify_pair,
@@ -115,7 +114,8 @@ def scan_ranked(
         store(at + _U(_NEXT), c, _U(items[c].ctypes.data), _LONG)
     place_at, old_at, step_at = _U(positions.ctypes.data), _U(olds.ctypes.data), _U(steps.ctypes.data)
     a, b = _U(old), _U(new)
-    found, done, total = _U(0), _U(0), _U(count)
+    total: Any = _U(count)
+    found, done = total - total, total - total
     # While one run is classified, the changes of the run before are ranked, some after each part: so memory is asked
     # for at an even pace, and loops have lengths that a processor can foresee.
     for begin in range(_U(0), total + _U(_TURN), _U(_TURN)):
@@ -125,19 +125,22 @@ def scan_ranked(
             first = begin + part * _U(_TURN // _PARTS)
             last = min(first + _U(_TURN // _PARTS), min(total, begin + _U(_TURN)))
             for unit in range(first, last, _U(QUAD)):
-                c, d = a + unit + unit, b + unit + unit
+                left, right = a + unit + unit, b + unit + unit
                 for ahead in range(_U(_AHEAD), _U(_AHEAD + 512), _U(64)):
-                    prefetch(c + ahead)
+                    prefetch(left + ahead)
                 if unit + _U(QUAD) > total:
-                    c, d = _pad(c, total - unit, at + _U(_PADS)), _pad(d, total - unit, at + _U(_PADS + 512))
+                    left, right = (
+                        _pad(left, total - unit, at + _U(_PADS)),
+                        _pad(right, total - unit, at + _U(_PADS + 512)),
+                    )
                 ring = (unit >> _U(2)) & _U(2 * _TURN // 4 - 64)
-                before = at + (_U(_ENDS) + ((ring - _U(64)) & _U(2 * _TURN // 4 - 64)) if unit != begin else _U(_STOP))
+                line = at + (_U(_ENDS) + ((ring - _U(64)) & _U(2 * _TURN // 4 - 64)) if unit != begin else _U(_STOP))
                 classify_pair(
-                    c,
-                    d,
+                    left,
+                    right,
                     at + _U(_TABLE),
                     at + _U(_MASKS) + (ring << _U(2)),
-                    before,
+                    line,
                     at + _U(_ENDS) + ring,
                     at + _U(_DIFFER) + ((unit - first) >> _U(3)),
                 )
@@ -190,15 +193,16 @@ def _pad(base: Any, size: Any, out: Any) -> Any:
 def _emit(bits: Any, groups: Any, begin: Any, filled: Any, out: Any, ahead: Any) -> Any:
     """Append the places of the set bits of some words, counted from `begin`; returns how many entries there are.
 
-    On the way, 128 bytes are fetched for each word, from `ahead` on.
+    On the way, 128 bytes are fetched for each word, counted from address `ahead` unless that is 0.
     """
     for g in range(groups):
         rest = load(bits, np.int64(g), _LONG)
         place = begin + (g << _U(6))
         at = out + (filled << _U(2))
         filled += popcount(rest)
-        prefetch(ahead + place + place)
-        prefetch(ahead + place + place + _U(64))
+        if ahead:
+            prefetch(ahead + place + place)
+            prefetch(ahead + place + place + _U(64))
         # Stores without asking are cheaper than a branch that nobody can predict.
         for k in range(3):
             store(at, k, place + trailing(rest), _WORD)
@@ -234,7 +238,8 @@ def place_changes(
         item += _U(sizes[c]) << _U(3)
         store(at + _U(_STOP), c, item, _LONG)
     place_at = _U(positions.ctypes.data)
-    filled, total = _U(0), _U(count)
+    total: Any = _U(count)
+    filled = total - total
     # While one run is classified, ranks are looked up in the run before, class by class.
     for begin in range(_U(0), total + _U(RUN), _U(RUN)):
         run = _U(base) + begin + begin
@@ -266,7 +271,7 @@ def place_changes(
             store(mine + _U(_NEXT), 0, item, _LONG)
             store(mine + _U(_START), 0, start + end, _LONG)
         first = filled
-        filled = _emit(at + _U(_BITS), _U(RUN // GROUP), begin - _U(RUN), filled, place_at, at)
+        filled = _emit(at + _U(_BITS), _U(RUN // GROUP), begin - _U(RUN), filled, place_at, _U(0))
         for g in range(RUN // GROUP):
             store(at + _U(_BITS), g, _U(0), _LONG)
         for j in range(first, filled):

@@ -147,6 +147,43 @@ def write_heads(places: Sequence[tuple[int, int]], sizes: Counts, ends: Counts) 
     return data[: _write_varints(out.ravel(), data)].tobytes()
 
 
+def read_heads(data: Bytes, classes: int, most: int) -> Counts:
+    """What `write_heads` wrote of `most` blocks at most: (blocks, 3 + classes), as the bytes tell, sizes summed up.
+
+    Raises `FormatError`.
+    """
+    width = 3 + classes
+    values = np.empty(min(data.size, most * width + 1), np.int64)
+    found = _read_varints(data, values)
+    if found > most * width:
+        raise FormatError(f"a chunk has more than {most} tight blocks")
+    if found < 0 or found % width:
+        raise FormatError("a chunk's heads are cut off or have a number that is not in its shortest form")
+    heads = values[:found].reshape(-1, width)
+    changes = heads[:, 2:-1]
+    heads[:, 2:-1] = np.cumsum(np.where(changes & 1, -(changes + 1 >> 1), changes >> 1), axis=0)
+    return heads
+
+
+@kernel
+def _read_varints(data: NDArray[np.uint8], values: Counts) -> int:
+    """The varints that `data` is made of, until `values` is full; returns how many, or −1 where it is made of none."""
+    count, value, size = 0, 0, 0
+    for byte in data:
+        value |= (int(byte) & 0x7F) << (7 * size)
+        size += 1
+        if byte < 0x80:
+            if (byte == 0 and size > 1) or size > 5:
+                return -1
+            if count == values.size:
+                return count + 1
+            values[count] = value
+            count, value, size = count + 1, 0, 0
+        elif size > 4:
+            return -1
+    return -1 if size else count
+
+
 @kernel
 def _write_varints(values: Counts, out: NDArray[np.uint8]) -> int:
     """Varints of values below 2^35; returns how many bytes they take."""

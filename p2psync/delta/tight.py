@@ -29,7 +29,7 @@ from p2psync.delta.kernels import address, scan
 from p2psync.delta.lanes import MAX_CLASSES
 from p2psync.delta.ranks import SPILL, place_changes, scan_ranked
 from p2psync.delta.streams import Bytes, pack_streams, read_varint, unpack_streams, varint
-from p2psync.delta.tables import Readers, Tables, write_heads
+from p2psync.delta.tables import Tables, read_heads, write_heads
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
@@ -92,9 +92,7 @@ class TightWriter:
         self._coded: list[fast.Coded] = []
         self._size = self._changed = 0
 
-    def scan(
-        self, old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units
-    ) -> int:
+    def scan(self, old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units) -> int:
         """`kernels.scan`, which of 16-bit units also ranks what it finds, for the block that is prepared next."""
         if steps.itemsize != WIDTH:
             return scan(old, new, count, positions, olds, steps)
@@ -108,9 +106,7 @@ class TightWriter:
                 self._rank(old, new, count, positions, olds, steps)
         return found
 
-    def _rank(
-        self, old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units
-    ) -> int:
+    def _rank(self, old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units) -> int:
         classes = self._classes
         assert classes.window is not None
         items = _scratch(count)
@@ -235,8 +231,8 @@ def read_body(
         raise FormatError("a chunk's length is not what its parts add up to")
     raw_tables, raw_heads = unpack_streams(data[at : at + length], 2, limit)
     tables = Tables.from_bytes(raw_tables)
-    heads = _read_heads(memoryview(raw_heads.data), rows, block_units, tables.shifts.size)
-    if not heads or heads[-1].end != size or sum(int(head.sizes.sum()) for head in heads) > MAX_CHANGED:
+    heads = _read_heads(raw_heads, rows, block_units, tables.shifts.size)
+    if not heads or heads[-1].end != size:
         raise FormatError("a chunk's blocks are not what its symbols are for")
     bits = np.empty(size + symbols.SLACK, np.uint8)
     bits[:size] = np.frombuffer(data[at + length : at + length + size], np.uint8)
@@ -261,29 +257,26 @@ def _place(block: Block) -> tuple[int, int]:
     return block.row, block.start
 
 
-def _read_heads(view: memoryview, rows: Sequence[Row], block_units: int, classes: int) -> list[_Head]:
+def _read_heads(data: Bytes, rows: Sequence[Row], block_units: int, classes: int) -> list[_Head]:
     heads: list[_Head] = []
-    row, index, at, end = 0, -1, 0, 0
-    sizes = [0] * classes
-    while at < len(view):
-        step, at = read_varint(view, at)
-        offset, at = read_varint(view, at)
+    row, index, end = 0, -1, 0
+    table = read_heads(data, classes, MAX_BLOCKS)
+    sizes, changed = table[:, 2:-1], table[:, 2:-1].sum(axis=1)
+    if table.size and (sizes.min() < 0 or changed.min() < 1 or changed.sum() > MAX_CHANGED):
+        raise FormatError("a chunk has a block of more or fewer changes than it can have")
+    for k, (step, offset, size, most) in enumerate(
+        zip(*table[:, [0, 1, -1]].T.tolist(), changed.tolist(), strict=True)
+    ):
         row += step
         index = offset if step else index + 1 + offset
         if row >= len(rows) or index >= block_count(rows[row].spec, block_units):
             raise FormatError(f"a chunk has block {index} of row {row}, which is not in the table")
         if rows[row].spec.width != WIDTH or not (rows[row].before and rows[row].after):
             raise FormatError(f"a chunk has a tight block of {rows[row].spec.name}, which cannot be coded so")
-        for c in range(classes):
-            change, at = read_varint(view, at)
-            sizes[c] += change >> 1 if not change & 1 else -(change + 1 >> 1)
-        size, at = read_varint(view, at)
-        if len(heads) == MAX_BLOCKS:
-            raise FormatError(f"a chunk has more than {MAX_BLOCKS} tight blocks")
         start, units = block_range(rows[row].spec, block_units, index)
-        if min(sizes) < 0 or not 0 < sum(sizes) <= units:
-            raise FormatError("a chunk has a block of more or fewer changes than it can have")
-        heads.append(_Head(row, start, units, np.array(sizes, np.int64), end, end + size))
+        if most > units:
+            raise FormatError(f"a chunk has a block of {most} changes among {units} units")
+        heads.append(_Head(row, start, units, sizes[k], end, end + size))
         end += size
     return heads
 
