@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.kernels import kernel
-from p2psync.delta.ranks import SAMPLED, WINDOW, class_of, count_scales
+from p2psync.delta.lanes import WINDOW
+from p2psync.delta.ranks import SAMPLED, count_scales
 from p2psync.delta.symbols import EXTRAS, extra_of, magnitude_of
 from p2psync.delta.tensors import Units
 
@@ -35,16 +36,6 @@ def count_steps(olds: Units, steps: Units, counts: Counts) -> None:
         scale = (_U(olds[j]) >> _U(7)) & _U(255)
         magnitude = magnitude_of(_U(steps[j]))
         counts[scale, magnitude - _U(1) if magnitude < _U(3) else _U(2) + extra_of(magnitude)] += 1
-
-
-@kernel
-def count_classes(olds: Units, window: NDArray[np.uint8], sizes: Counts) -> None:
-    """How many changes each class has."""
-    table = np.empty(256, np.uint8)
-    for scale in range(_U(256)):
-        table[scale] = class_of(scale, window)
-    for old in olds:
-        sizes[table[(_U(old) >> _U(7)) & _U(255)]] += 1
 
 
 @kernel
@@ -146,13 +137,6 @@ class Classes:
         self._changed += steps.size
         if self.window is None:
             self.choose()
-
-    def sizes(self, olds: Units) -> Counts:
-        """Changes in each class, by their old bits."""
-        assert self.window is not None
-        sizes = np.zeros(self.number, np.int64)
-        count_classes(olds, self.window, sizes)
-        return sizes
 
     def stale(self) -> bool:
         """Whether other classes are worth a chunk of their own; if so they are chosen."""

@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from p2psync.delta import fast, tight
+from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import Block, block_count, block_range, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
-from p2psync.delta.extract import Extraction, Found
+from p2psync.delta.extract import Extraction, Found, Scan
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
@@ -31,13 +32,16 @@ _HEADER_BYTES = 2
 class _Writer(Protocol):
     """What a profile does for an encoder: it looks at each block, then takes it into the chunk at hand or the next."""
 
-    def prepare(self, block: Block, row: Row, source: Extraction | None) -> Any: ...
+    @property
+    def scan(self) -> Scan: ...
+    def prepare(self, block: Block, row: Row) -> Any: ...
     def fits(self, prepared: Any, /) -> bool: ...
     def add(self, prepared: Any, /) -> None: ...
     def close(self) -> tuple[int, bytes]: ...
 
 
 _WRITERS: dict[str, Callable[[int, int], _Writer]] = {fast.NAME: fast.FastWriter, tight.NAME: tight.TightWriter}
+_READERS: dict[int, Callable[..., Iterable[Block]]] = {fast.CODE: fast.read_body, tight.CODE: tight.read_body}
 #: Profiles by name, in the order of their introduction.
 PROFILES: tuple[str, ...] = tuple(_WRITERS)
 
@@ -94,14 +98,14 @@ class ChunkEncoder:
         if blocks is None:
             blocks = range(block_count(row.spec, self._block_units))
         self._check(row_index, row, old, new, blocks)
-        extraction = Extraction(row_index, old, new)
+        extraction = Extraction(row_index, old, new, self._writer.scan)
         for index in blocks:
             start, count = block_range(row.spec, self._block_units, index)
             self.total += count
             block, change = extraction.block_with_digest(row.spec, start, count)
             self.digest_change = (self.digest_change + change) % MODULUS
             if block is not None:
-                yield from self._code(block, extraction)
+                yield from self._code(block)
 
     def add_found(self, row_index: int, found: Iterable[Found], old: Units | None) -> Iterator[EncodedChunk]:
         """Code one tensor that is there before and after, and whose changes were found elsewhere, in rising order: to
@@ -119,15 +123,14 @@ class ChunkEncoder:
             self._check(row_index, row, old, old, range(0))
         self._place = (row_index, 0)
         self.total += row.spec.count
-        source = None if old is None else Extraction(row_index, old, None)
         for one in found:
             if one.block.row != row_index:
                 raise ValueError(f"{row.spec.name}: a block of another row")
             self._check_block(one.block)
             self.digest_change = (self.digest_change + one.digest_change(row.spec)) % MODULUS
-            if source is not None:
-                source.olds = one.olds
-            yield from self._code(one.block, source)
+            if old is not None:
+                self._scan_again(one.block, old)
+            yield from self._code(one.block)
         self._place = (row_index, row.spec.count)
 
     def add_block(self, block: Block) -> Iterator[EncodedChunk]:
@@ -139,7 +142,14 @@ class ChunkEncoder:
         if isinstance(self._writer, tight.TightWriter):
             raise ValueError(f"profile {tight.NAME} codes against old weights: blocks alone take profile {fast.NAME}")
         self._check_block(block)
-        yield from self._code(block, None)
+        yield from self._code(block)
+
+    def _scan_again(self, block: Block, old: Units) -> None:
+        """Have the writer look at a block that was found elsewhere, as if it had found it itself."""
+        before = old[block.start : block.start + block.count]
+        after = before.copy()
+        apply_block(after, replace(block, start=0))
+        Extraction(block.row, before, after, self._writer.scan).block(0, block.count)
 
     def _check_block(self, block: Block) -> None:
         spec = self._rows[block.row].spec
@@ -170,8 +180,8 @@ class ChunkEncoder:
                 raise ValueError(f"{row.spec.name}: {row.spec.count} units of {row.spec.unit} are wanted")
         self._place = row_index, max(1, blocks.stop * span)
 
-    def _code(self, block: Block, source: Extraction | None) -> Iterator[EncodedChunk]:
-        prepared = self._writer.prepare(block, self._rows[block.row], source)
+    def _code(self, block: Block) -> Iterator[EncodedChunk]:
+        prepared = self._writer.prepare(block, self._rows[block.row])
         self.changed += prepared.changed
         if self._blocks and not self._writer.fits(prepared):
             yield self._close()
@@ -200,13 +210,26 @@ def decode_chunk(
     memory with one another, not with `data`. Everything is checked; every failure is a `FormatError`, and no more
     memory is used than some 12 times `MAX_CHUNK_BYTES`.
     """
+    return list(iter_chunk(data, rows, block_units, base))
+
+
+def iter_chunk(
+    data: bytes | bytearray | memoryview,
+    rows: Sequence[Row],
+    block_units: int,
+    base: Callable[[int], Units] | None = None,
+) -> Iterator[Block]:
+    """`decode_chunk`, block by block: for who can undo what came before a `FormatError`.
+
+    A block may be added to the old units before the next is asked for, while they are still in the cache.
+    """
     check_block_units(block_units)
     view = memoryview(data).cast("B")
     if not _HEADER_BYTES < len(view) <= MAX_CHUNK_BYTES:
         raise FormatError(f"a chunk of {len(view)} bytes; at most {MAX_CHUNK_BYTES} are possible")
     if view[0] != _MAGIC:
         raise FormatError("not a chunk of p2psync")
-    read = {fast.CODE: fast.read_body, tight.CODE: tight.read_body}.get(view[1])
+    read = _READERS.get(view[1])
     if read is None:
         raise FormatError(f"a chunk of unknown profile {view[1]}; update p2psync")
-    return read(view[_HEADER_BYTES:], rows, block_units, MAX_CHUNK_BYTES, base)
+    yield from read(view[_HEADER_BYTES:], rows, block_units, MAX_CHUNK_BYTES, base)

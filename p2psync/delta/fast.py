@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from p2psync.delta import coding
 from p2psync.delta.algebra import densify
 from p2psync.delta.block import Block, block_span
-from p2psync.delta.extract import Extraction
 from p2psync.delta.heads import MAX_BLOCKS, Head, HeadWriter, Mode, read_heads
-from p2psync.delta.kernels import plain
+from p2psync.delta.kernels import plain, scan
 from p2psync.delta.streams import Bytes, pack_streams, unpack_streams
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
@@ -115,6 +114,7 @@ class FastWriter:
     def __init__(self, block_units: int, limit: int = 0) -> None:
         """limit: bytes, before compression, that `fits` goes by."""
         self._block_units, self._limit = block_units, limit
+        self.scan = scan
         self._begin()
 
     def _begin(self) -> None:
@@ -122,8 +122,8 @@ class FastWriter:
         self._streams = [bytearray() for _ in range(_STREAMS - 1)]
         self._size = 0
 
-    def prepare(self, block: Block, row: Row, source: Extraction | None) -> Coded:
-        """Code a block; where it comes from does not matter."""
+    def prepare(self, block: Block, row: Row) -> Coded:
+        """Code a block."""
         return code_block(block, row)
 
     def fits(self, coded: Coded) -> bool:

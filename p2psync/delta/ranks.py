@@ -4,10 +4,10 @@ The *scale* of a 16-bit unit is the byte after its sign bit: of bfloat16 the exp
 units of a block that are of one class, in order, are numbered 0, 1, 2, … : a unit's *rank*. A receiver that holds the
 old weights can count the same ranks.
 
-Both directions go through a block in runs of 4096 units, 64 groups of 64. For each class and group there is a mask of
-the units that are of the class, and the number of them up to the group's end; from these follow the rank of a position
-and the position of a rank. The vector code is LLVM's own vector language, which every processor has some lowering for;
-the two instructions that it does not know, byte shuffles and pdep, have plain equivalents.
+Both directions go through a block in runs of 4096 units, 16 quads of 4 groups of 64. For each class and group there is
+a mask of the units that are of the class, and the number of them in the run up to the group's end (`lanes`); from these
+follow the rank of a position and the position of a rank. Both copies are read once, and while ranks are counted the
+memory fetches what comes next.
 """
 
 from __future__ import annotations
@@ -15,222 +15,67 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels import kernel, load, popcount, prefetch, trailing
+from p2psync.delta.kernels import kernel, load, popcount, prefetch, store, trailing
+from p2psync.delta.lanes import (
+    GROUP,
+    MAX_CLASSES,
+    QUAD,
+    RUN,
+    WINDOW,
+    classify,
+    classify_pair,
+    group_of,
+    select,
+    turn_ends,
+)
 from p2psync.delta.tensors import Units
 
-#: Most classes that a table may have.
-MAX_CLASSES = 8
-_SHIFT = 3
-GROUP, RUN = 64, 4096
-_GROUPS = RUN // GROUP
 #: One group of so many is looked at to learn how frequent each scale is.
 SAMPLED = 256
+#: Entries that `place_changes` may write after the last position.
+SPILL = 4
+#: Units that a scan classifies before it ranks the changes among those before, and the parts in which it does both.
+_TURN, _PARTS = 2048, 2
+#: How many bytes ahead memory is fetched.
+_AHEAD = 8192
 
 _U = np.uint64
 _ONE = _U(1)
-_I64, _BYTE = ir.IntType(64), ir.IntType(8)
-#: Scales that can be told apart: this many, in a row; a class for those below, and one for those above, included.
-WINDOW = 16
-#: Table look-ups of bytes: what a processor must have, the instruction, and its bytes.
-_SHUFFLES = (
-    ("+avx512bw", "llvm.x86.avx512.pshuf.b.512", 64),
-    ("+avx2", "llvm.x86.avx2.pshuf.b", 32),
-    ("+ssse3", "llvm.x86.ssse3.pshuf.b.128", 16),
-)
+_TINY, _UNIT = np.empty(0, np.uint8), np.empty(0, np.uint16)
+_WORD, _LONG = np.empty(0, np.uint32), np.empty(0, np.uint64)
 
-
-def _classifier(groups: int) -> Any:
-    """The operation that classifies some groups, one after another; counts pass from one to the next in registers."""
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def operation(
-        typing_context: Any, units: Any, valid: Any, window: Any, found: Any, masks: Any, before: Any, ends: Any
-    ) -> Any:
-        """Classify units from address `units` on; all arguments but `valid` are addresses.
-
-        window: a scale, and the classes of 16 scales from it on. found: the class of each unit, in bytes. For each
-        group, masks: for each class a u64, bit k for unit k, and only bits that are set in `valid`; ends: for each
-        class a u32, the number of units in the masks so far and `before`.
-        """
-
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            features = context.codegen()._tm_features.split(",")
-            units, valid, window, found, masks, before, ends = args
-            count = _load(builder, before, ir.VectorType(ir.IntType(32), MAX_CLASSES))
-            first = _splat(builder, _load(builder, window, _BYTE), ir.VectorType(_BYTE, GROUP))
-            row = _load(builder, builder.add(window, _I64(1)), ir.VectorType(_BYTE, WINDOW))
-            for g in range(groups):
-                value = _scales(builder, builder.add(units, _I64(2 * GROUP * g)))
-                value = _call(builder, "llvm.usub.sat", value.type, [value, first])
-                value = _call(builder, "llvm.umin", value.type, [value, ir.Constant(value.type, [WINDOW - 1] * GROUP)])
-                value = _look_up(builder, value, row, features)
-                _store(builder, value, builder.add(found, _I64(GROUP * g)))
-                mask = _masks(builder, value, valid)
-                _store(builder, mask, builder.add(masks, _I64(8 * MAX_CLASSES * g)))
-                ones = _call(builder, "llvm.ctpop", mask.type, [mask])
-                count = builder.add(count, builder.trunc(ones, count.type))
-                _store(builder, count, builder.add(ends, _I64(4 * MAX_CLASSES * g)))
-            return context.get_dummy_value()
-
-        return types.void(*[types.uint64] * 7), generate
-
-    return operation
-
-
-def _scales(builder: Any, units: Any) -> Any:
-    """The scales of the 64 units at an address: of each unit, doubled, the upper byte."""
-    value = _load(builder, units, ir.VectorType(ir.IntType(16), GROUP))
-    doubled = builder.bitcast(builder.add(value, value), ir.VectorType(_BYTE, 2 * GROUP))
-    return _shuffle(builder, doubled, range(1, 2 * GROUP, 2))
-
-
-def _masks(builder: Any, value: Any, valid: Any) -> Any:
-    """Of 64 classes in bytes the mask of each class: for each of a class's bits, the lanes where it is as it should."""
-    lanes = ir.VectorType(_I64, MAX_CLASSES)
-    mask = _splat(builder, valid, lanes)
-    for plane in range(_SHIFT):
-        bits = builder.and_(value, ir.Constant(value.type, [1 << plane] * GROUP))
-        word = builder.bitcast(builder.icmp_unsigned("!=", bits, ir.Constant(value.type, [0] * GROUP)), _I64)
-        flips = ir.Constant(lanes, [0 if c >> plane & 1 else -1 for c in range(MAX_CLASSES)])
-        mask = builder.and_(mask, builder.xor(_splat(builder, word, lanes), flips))
-    return mask
-
-
-#: Four at a time: a sum that waited for memory in each group would take twice as long as all the rest.
-_four_groups, _one_group = _classifier(4), _classifier(1)
-
-
-def _load(builder: Any, place: Any, kind: Any) -> Any:
-    return builder.load(builder.inttoptr(place, kind.as_pointer()), align=1)
-
-
-def _store(builder: Any, value: Any, place: Any) -> None:
-    builder.store(value, builder.inttoptr(place, value.type.as_pointer()), align=1)
-
-
-def _look_up(builder: Any, value: Any, row: Any, features: list[str]) -> Any:
-    """For each byte below 16 of `value` the byte of `row`: shuffles where there are any, else compares and sums."""
-    for feature, name, width in _SHUFFLES:
-        if feature in features:
-            wide = ir.VectorType(_BYTE, width)
-            rows = _shuffle(builder, row, [k % WINDOW for k in range(width)])
-            function = builder.module.declare_intrinsic(name, [], ir.FunctionType(wide, [wide, wide]))
-            parts = [
-                builder.call(function, [rows, _shuffle(builder, value, range(k, k + width))])
-                for k in range(0, GROUP, width)
-            ]
-            while len(parts) > 1:
-                half = range(2 * parts[0].type.count)
-                parts = [
-                    builder.shuffle_vector(a, b, _lanes(half)) for a, b in zip(parts[::2], parts[1::2], strict=True)
-                ]
-            return parts[0]
-    found = _shuffle(builder, row, [0] * GROUP)
-    for k in range(1, WINDOW):
-        rise = builder.sub(_shuffle(builder, row, [k] * GROUP), _shuffle(builder, row, [k - 1] * GROUP))
-        reached = builder.icmp_unsigned(">=", value, ir.Constant(value.type, [k] * GROUP))
-        found = builder.add(found, builder.and_(builder.sext(reached, value.type), rise))
-    return found
-
-
-def _lanes(order: Any) -> Any:
-    lanes = list(order)
-    return ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
-
-
-def _shuffle(builder: Any, vector: Any, order: Any) -> Any:
-    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), _lanes(order))
-
-
-def _splat(builder: Any, value: Any, vector: Any) -> Any:
-    """A vector of which every lane is the low bits of the u64 `value`."""
-    undefined = ir.Constant(vector, ir.Undefined)
-    low = value if value.type == vector.element else builder.trunc(value, vector.element)
-    one = builder.insert_element(undefined, low, ir.IntType(32)(0))
-    return _shuffle(builder, one, [0] * vector.count)
-
-
-def _call(builder: Any, name: str, kind: Any, args: list[Any]) -> Any:
-    """An LLVM intrinsic of arguments and outcome of one type."""
-    suffix = f"v{kind.count}i{kind.element.width}" if isinstance(kind, ir.VectorType) else f"i{kind.width}"
-    function = builder.module.declare_intrinsic(f"{name}.{suffix}", [], ir.FunctionType(kind, [kind] * len(args)))
-    return builder.call(function, args)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _select(typing_context: Any, mask: Any, rank: Any) -> Any:
-    """`_select(mask, rank) -> u64`: the place of set bit number `rank` of `mask`, which has more than `rank` set."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        mask, rank = args
-        if "+bmi2" not in context.codegen()._tm_features.split(","):
-            return _search(builder, mask, rank)
-        pdep = builder.module.declare_intrinsic("llvm.x86.bmi.pdep.64", [], ir.FunctionType(_I64, [_I64, _I64]))
-        return _zeros(builder, builder.call(pdep, [builder.shl(_I64(1), rank), mask]))
-
-    return types.uint64(types.uint64, types.uint64), generate
-
-
-def _zeros(builder: Any, value: Any) -> Any:
-    flag = ir.IntType(1)
-    count = builder.module.declare_intrinsic("llvm.cttz", [_I64], ir.FunctionType(_I64, [_I64, flag]))
-    return builder.call(count, [value, flag(1)])
-
-
-def _search(builder: Any, mask: Any, rank: Any) -> Any:
-    """The same by halves: skip the lower half of what is left where it has too few set bits."""
-    place = _I64(0)
-    for half in (32, 16, 8, 4, 2, 1):
-        low = _call(builder, "llvm.ctpop", _I64, [builder.and_(mask, _I64((1 << half) - 1))])
-        skip = builder.icmp_unsigned(">=", rank, low)
-        rank = builder.sub(rank, builder.select(skip, low, _I64(0)))
-        step = builder.select(skip, _I64(half), _I64(0))
-        mask, place = builder.lshr(mask, step), builder.add(place, step)
-    return place
-
-
-@kernel
-def _classify(
-    base: Any,
-    size: Any,
-    window: NDArray[np.uint8],
-    found: NDArray[np.uint8],
-    masks: NDArray[np.uint64],
-    ends: NDArray[np.uint32],
-) -> None:
-    """Classify `size` ≤ 4096 units at `base`.
-
-    At `8 · g + c` is then in `masks` the mask of class c in group g, and in `ends[8:]` the number of units of class c
-    up to the group's end, counted on from what stands at the beginning of `ends`.
-    """
-    units, at, line = _U(base), _U(found.ctypes.data), _U(window.ctypes.data)
-    mask, end = _U(masks.ctypes.data), _U(ends.ctypes.data)
-    groups = size >> _U(6)
-    for _ in range(groups >> _U(2)):
-        # The next run: whoever waits for ranks in between would leave the memory idle.
-        for ahead in range(_U(2 * RUN), _U(2 * RUN + 512), _U(64)):
-            prefetch(units + ahead)
-        _four_groups(units, ~_U(0), line, at, mask, end, end + _U(32))
-        units, at, mask, end = units + _U(512), at + _U(256), mask + _U(256), end + _U(128)
-    for _ in range(groups & _U(3)):
-        _one_group(units, ~_U(0), line, at, mask, end, end + _U(32))
-        units, at, mask, end = units + _U(128), at + _U(64), mask + _U(64), end + _U(32)
-    if size & _U(63):
-        last = np.zeros(GROUP, np.uint16)
-        for i in range(size & _U(63)):
-            last[i] = load(units, np.int64(i), last)
-        _one_group(_U(last.ctypes.data), (_ONE << (size & _U(63))) - _ONE, line, at, mask, end, end + _U(32))
+# Where things stand in the memory of a loop, in bytes: so many arrays would take all registers for their addresses.
+_NEXT, _START, _STOP, _TABLE = 0, 64, 128, 192
+_PADS = 256
+# Of a scan: for each scale 8 times its class; what differs; masks and ends of this turn and the one before.
+_CLASS, _DIFFER, _MASKS = 1280, 1536, 2048
+_ENDS = _MASKS + 2 * _TURN
+_SCAN_BYTES = _ENDS + _TURN // 2
+# Of placing: for each class 64 zeros and the ends of a run's groups; set bits and steps of the run; masks of this run
+# and the one before; ends by quads, after those of none.
+_ROWS, _ROW = 1344, 256
+_BITS = _ROWS + _ROW * MAX_CLASSES
+_STEPS = _BITS + RUN // 8
+_RUN_MASKS = _STEPS + 2 * RUN
+_LINES = _RUN_MASKS + 2 * RUN
+_PLACE_BYTES = _LINES + 64 + RUN // 4
 
 
 @kernel
 def class_of(scale: Any, window: NDArray[np.uint8]) -> Any:
     """The class of a scale. `window` holds the first scale told apart from those below, and 16 classes from it on."""
     return window[_ONE + min(max(scale, _U(window[0])) - _U(window[0]), _U(WINDOW - 1))]
+
+
+@kernel
+def _table(window: NDArray[np.uint8], table: NDArray[np.uint8]) -> None:
+    """What `lanes` wants to know of a window."""
+    table[0] = window[0]
+    for k in range(1, WINDOW + 1):
+        table[k] = window[k]
+        table[WINDOW + k] = 1 << window[k]
 
 
 @kernel
@@ -242,54 +87,131 @@ def count_scales(base: int, count: int, totals: NDArray[np.int64], like: Units) 
 
 
 @kernel
-def rank_changes(
-    base: int,
+def scan_ranked(
+    old: int,
+    new: int,
     count: int,
     window: NDArray[np.uint8],
     positions: NDArray[np.uint32],
+    olds: Units,
     steps: Units,
     sizes: NDArray[np.int64],
     totals: NDArray[np.int64],
-    gaps: NDArray[np.uint32],
-    sorted_steps: Units,
-) -> None:
-    """The changes of a block of `count` units at `base`, class after class: gaps of their ranks, and their steps.
+    items: NDArray[np.uint64],
+) -> int:
+    """`kernels.scan`, and the changes class after class.
 
-    `sizes[c]`, given, is the number of changes of class c; `totals[c]` becomes the number of its units. A gap is the
-    rank less that of the change before and 1.
+    `sizes[c]` and `totals[c]` become the numbers of changes and of units of class c; there are 8 of each. `items[c]`,
+    with room for `count`, tells the changes of class c: the gap, which is the rank less that of the change before and
+    1, and from bit 32 on the step. `items[8]` becomes all of them, class after class.
     """
-    found = np.empty(RUN, np.uint8)
-    masks = np.empty(_GROUPS << _SHIFT, np.uint64)
-    ends = np.zeros((_GROUPS + 1) << _SHIFT, np.uint32)
-    places, seen = np.zeros(MAX_CLASSES, np.uint64), np.zeros(MAX_CLASSES, np.uint64)
-    for k in range(1, sizes.size):
-        places[k] = places[k - 1] + _U(sizes[k - 1])
-    j, changed = _U(0), _U(positions.size)
-    for begin in range(_U(0), _U(count), _U(RUN)):
-        size = min(_U(RUN), _U(count) - begin)
-        _classify(_U(base) + (begin << _ONE), size, window, found, masks, ends)
-        while j < changed and _U(positions[j]) < begin + size:
-            place = _U(positions[j]) - begin
-            c = _U(found[place])
-            at = ((place >> _U(6)) << _U(_SHIFT)) + c
-            rank = _U(ends[at + _U(MAX_CLASSES)]) - popcount(masks[at] >> (place & _U(63)))
-            out = places[c]
-            places[c] = out + _ONE
-            gaps[out] = rank - seen[c]
-            seen[c] = rank + _ONE
-            sorted_steps[out] = steps[j]
-            j += _ONE
-        _roll(ends, size)
-    for k in range(sizes.size):
-        totals[k] = ends[k]
+    state = np.zeros(_SCAN_BYTES, np.uint8)
+    at = _U(state.ctypes.data)
+    _table(window, state[_TABLE:])
+    for scale in range(_U(256)):
+        state[_U(_CLASS) + scale] = class_of(scale, window) << 3
+    for c in range(MAX_CLASSES):
+        store(at + _U(_NEXT), c, _U(items[c].ctypes.data), _LONG)
+    place_at, old_at, step_at = _U(positions.ctypes.data), _U(olds.ctypes.data), _U(steps.ctypes.data)
+    a, b = _U(old), _U(new)
+    total: Any = _U(count)
+    found, done = total - total, total - total
+    # While one run is classified, the changes of the run before are ranked, some after each part: so memory is asked
+    # for at an even pace, and loops have lengths that a processor can foresee.
+    for begin in range(_U(0), total + _U(_TURN), _U(_TURN)):
+        ready = found
+        share = (ready - done) // _U(_PARTS)
+        for part in range(_U(_PARTS + 1)):
+            first = begin + part * _U(_TURN // _PARTS)
+            last = min(first + _U(_TURN // _PARTS), min(total, begin + _U(_TURN)))
+            for unit in range(first, last, _U(QUAD)):
+                left, right = a + unit + unit, b + unit + unit
+                for ahead in range(_U(_AHEAD), _U(_AHEAD + 512), _U(64)):
+                    prefetch(left + ahead)
+                if unit + _U(QUAD) > total:
+                    left, right = (
+                        _pad(left, total - unit, at + _U(_PADS)),
+                        _pad(right, total - unit, at + _U(_PADS + 512)),
+                    )
+                ring = (unit >> _U(2)) & _U(2 * _TURN // 4 - 64)
+                line = at + (_U(_ENDS) + ((ring - _U(64)) & _U(2 * _TURN // 4 - 64)) if unit != begin else _U(_STOP))
+                classify_pair(
+                    left,
+                    right,
+                    at + _U(_TABLE),
+                    at + _U(_MASKS) + (ring << _U(2)),
+                    line,
+                    at + _U(_ENDS) + ring,
+                    at + _U(_DIFFER) + ((unit - first) >> _U(3)),
+                )
+            if first < last:
+                groups = ((last - first + _U(QUAD - 1)) >> _U(8)) << _U(2)
+                found = _emit(at + _U(_DIFFER), groups, first, found, place_at, b + _U(_AHEAD))
+            stop = min(done + share, ready) if part < _U(_PARTS) else ready
+            for j in range(np.int64(done), np.int64(stop)):
+                place = load(place_at, j, _WORD)
+                before = load(a, np.int64(place), _UNIT)
+                step = (load(b, np.int64(place), _UNIT) - before) & _U(0xFFFF)
+                store(old_at, j, before, _UNIT)
+                store(step_at, j, step, _UNIT)
+                mine = at + load(at + _U(_CLASS), np.int64((before >> _U(7)) & _U(255)), _TINY)
+                ring = (place >> _U(2)) & _U(2 * _TURN // 4 - 16)
+                mask = load(mine + _U(_MASKS) + ((ring & ~_U(15)) << _U(2)), 0, _LONG)
+                end = load(mine + _U(_ENDS) + (ring & ~_U(63)) + ((ring & _U(48)) >> _U(3)), 0, _UNIT)
+                start, out = load(mine + _U(_START), 0, _LONG), load(mine + _U(_NEXT), 0, _LONG)
+                gap = start + end - popcount(mask >> (place & _U(63)))
+                store(out, 0, gap | step << _U(32), _LONG)
+                store(mine + _U(_NEXT), 0, out + _U(8), _LONG)
+                store(mine + _U(_START), 0, start - gap - _ONE, _LONG)
+            done = stop
+        # The counts of the run whose changes have just been ranked: to where those of the next are counted from.
+        if begin:
+            ring = ((min(begin, total) - _ONE) >> _U(2)) & _U(2 * _TURN // 4 - 64)
+            for c in range(MAX_CLASSES):
+                units = load(at + _U(_ENDS) + ring + _U(8 * c + 6), 0, _UNIT)
+                totals[c] += units
+                store(at + _U(_START), c, load(at + _U(_START), c, _LONG) + units, _LONG)
+    j = 0
+    for c in range(MAX_CLASSES):
+        sizes[c] = np.int64(load(at + _U(_NEXT), c, _LONG) - _U(items[c].ctypes.data)) >> 3
+        for k in range(sizes[c]):
+            items[MAX_CLASSES, j + k] = items[c, k]
+        j += sizes[c]
+    totals[class_of(_U(0), window)] -= -count & (QUAD - 1)
+    return int(found)
 
 
 @kernel
-def _roll(ends: NDArray[np.uint32], size: Any) -> None:
-    """The counts at the end of a run of `size` units become those at the beginning of the next."""
-    last = ((size + _U(63)) >> _U(6)) << _U(_SHIFT)
-    for c in range(_U(MAX_CLASSES)):
-        ends[c] = ends[last + c]
+def _pad(base: Any, size: Any, out: Any) -> Any:
+    """Copy the last `size` < 256 units of a run to address `out`, and zeros after them; returns that address."""
+    for i in range(QUAD):
+        store(out, i, load(base, i, _UNIT) if _U(i) < size else _U(0), _UNIT)
+    return out
+
+
+@kernel
+def _emit(bits: Any, groups: Any, begin: Any, filled: Any, out: Any, ahead: Any) -> Any:
+    """Append the places of the set bits of some words, counted from `begin`; returns how many entries there are.
+
+    On the way, 128 bytes are fetched for each word, counted from address `ahead` unless that is 0.
+    """
+    for g in range(groups):
+        rest = load(bits, np.int64(g), _LONG)
+        place = begin + (g << _U(6))
+        at = out + (filled << _U(2))
+        filled += popcount(rest)
+        if ahead:
+            prefetch(ahead + place + place)
+            prefetch(ahead + place + place + _U(64))
+        # Stores without asking are cheaper than a branch that nobody can predict.
+        for k in range(3):
+            store(at, k, place + trailing(rest), _WORD)
+            rest &= rest - _ONE
+        while rest != _U(0):
+            store(at, 3, place + trailing(rest), _WORD)
+            at += _U(4)
+            rest &= rest - _ONE
+    return filled
 
 
 @kernel
@@ -298,84 +220,64 @@ def place_changes(
     count: int,
     window: NDArray[np.uint8],
     sizes: NDArray[np.int64],
-    ranks: NDArray[np.uint32],
-    sorted_steps: Units,
+    items: NDArray[np.uint64],
     positions: NDArray[np.uint32],
     steps: Units,
 ) -> bool:
-    """The inverse: `ranks` strictly rise within each class. False if a rank is not below its class's total.
+    """The inverse: of each class `sizes[c]` changes, one after another, tell ranks, strictly rising, and steps.
 
-    `positions` must have room for 2 more entries than there are ranks.
+    An item is a rank, and from bit 32 on a step. False if a rank is not below its class's total. `positions` must have
+    room for `SPILL` more entries than there are items.
     """
-    step_at = np.empty(RUN, np.uint16)
-    found, bits = np.empty(RUN, np.uint8), np.zeros(_GROUPS, np.uint64)
-    masks = np.empty(_GROUPS << _SHIFT, np.uint64)
-    ends = np.zeros((_GROUPS + 1) << _SHIFT, np.uint32)
-    places, stops = np.zeros(MAX_CLASSES + 1, np.uint64), np.zeros(MAX_CLASSES, np.uint64)
+    state = np.zeros(_PLACE_BYTES, np.uint8)
+    at = _U(state.ctypes.data)
+    _table(window, state[_TABLE:])
+    item = _U(items.ctypes.data)
     for c in range(sizes.size):
-        stops[c] = places[c] + _U(sizes[c])
-        places[c + 1] = stops[c]
-    filled = _U(0)
-    for begin in range(_U(0), _U(count), _U(RUN)):
-        size = min(_U(RUN), _U(count) - begin)
-        _classify(_U(base) + (begin << _ONE), size, window, found, masks, ends)
-        groups = (size + _U(63)) >> _U(6)
-        # Groups that this short run does not have end where its last one does.
-        for g in range(groups, _U(_GROUPS)):
-            for c in range(_U(MAX_CLASSES)):
-                ends[((g + _ONE) << _U(_SHIFT)) + c] = ends[(groups << _U(_SHIFT)) + c]
-        for c in range(_U(sizes.size)):
-            end = _U(ends[_U(_GROUPS << _SHIFT) + c])
-            j = places[c]
-            while j < stops[c] and _U(ranks[j]) < end:
-                at = _group_with(ends, ranks[j], c)
-                mask = masks[at]
-                bit = _select(mask, _U(ranks[j]) + popcount(mask) - _U(ends[at + _U(MAX_CLASSES)]))
-                g = at >> _U(_SHIFT)
-                bits[g] |= _ONE << bit
-                step_at[(g << _U(6)) + bit] = sorted_steps[j]
-                j += _ONE
-            places[c] = j
-        filled = _emit(bits, begin, step_at, filled, positions, steps)
-        _roll(ends, _U(RUN))
-    left = _U(0)
-    for c in range(sizes.size):
-        left += stops[c] - places[c]
-    return bool(left == _U(0))
-
-
-@kernel
-def _group_with(ends: NDArray[np.uint32], rank: Any, c: Any) -> Any:
-    """`8 · g + c` of the group g that has a rank of class c, which the run has: by halves, without branches."""
-    at = c
-    at += _U(ends[at + _U(32 << _SHIFT)] <= rank) << _U(5 + _SHIFT)
-    at += _U(ends[at + _U(16 << _SHIFT)] <= rank) << _U(4 + _SHIFT)
-    at += _U(ends[at + _U(8 << _SHIFT)] <= rank) << _U(3 + _SHIFT)
-    at += _U(ends[at + _U(4 << _SHIFT)] <= rank) << _U(2 + _SHIFT)
-    at += _U(ends[at + _U(2 << _SHIFT)] <= rank) << _U(1 + _SHIFT)
-    return at + (_U(ends[at + _U(1 << _SHIFT)] <= rank) << _U(_SHIFT))
-
-
-@kernel
-def _emit(
-    bits: NDArray[np.uint64], begin: Any, step_at: Units, filled: Any, positions: NDArray[np.uint32], steps: Units
-) -> Any:
-    """Write out what was found in one run, in order, and clear it; returns how many entries are filled by now."""
-    first = filled
-    for g in range(_U(_GROUPS)):
-        rest = bits[g]
-        bits[g] = 0
-        after = filled + popcount(rest)
-        at = begin + (g << _U(6))
-        for k in range(_U(2)):
-            positions[filled + k] = np.uint32(at + trailing(rest))
-            rest &= rest - _ONE
-        place = filled + _U(2)
-        while rest != _U(0):
-            positions[place] = np.uint32(at + trailing(rest))
-            rest &= rest - _ONE
-            place += _ONE
-        filled = after
-    for j in range(first, filled):
-        steps[j] = step_at[_U(positions[j]) - begin]
-    return filled
+        store(at + _U(_NEXT), c, item, _LONG)
+        item += _U(sizes[c]) << _U(3)
+        store(at + _U(_STOP), c, item, _LONG)
+    place_at = _U(positions.ctypes.data)
+    total: Any = _U(count)
+    filled = total - total
+    # While one run is classified, ranks are looked up in the run before, class by class.
+    for begin in range(_U(0), total + _U(RUN), _U(RUN)):
+        run = _U(base) + begin + begin
+        quads = (min(_U(RUN), total - min(begin, total)) + _U(QUAD - 1)) >> _U(8)
+        now, before = at + _U(_RUN_MASKS) + (begin & _U(RUN)), at + _U(_RUN_MASKS) + (begin & _U(RUN) ^ _U(RUN))
+        for c in range(_U(MAX_CLASSES)):
+            for q in range(c + c, min(c + c + _U(2), quads)):
+                units, line = run + (q << _U(9)), at + _U(_LINES) + (q << _U(6))
+                for ahead in range(_U(_AHEAD), _U(_AHEAD + 512), _U(64)):
+                    prefetch(units + ahead)
+                if begin + (q << _U(8)) + _U(QUAD) > total:
+                    units = _pad(units, total & _U(QUAD - 1), at + _U(_PADS))
+                classify(units, _U(0), at + _U(_TABLE), now + (q << _U(8)), line, line + _U(64), _U(0))
+            mine, row = at + (c << _U(3)), at + _U(_ROWS) + c * _U(_ROW)
+            mask_at = before + (c << _U(3))
+            start, end = load(mine + _U(_START), 0, _LONG), load(row, RUN // GROUP - 1, _UNIT)
+            item, stop = load(mine + _U(_NEXT), 0, _LONG), load(mine + _U(_STOP), 0, _LONG)
+            while item < stop:
+                entry = load(item, 0, _LONG)
+                rank = (entry & _U(0xFFFFFFFF)) - start
+                if rank >= end:
+                    break
+                g = group_of(row, rank)
+                bit = select(load(mask_at + (g << _U(6)), 0, _LONG), rank - load(row, np.int64(g) - 1, _UNIT))
+                word = at + _U(_BITS) + (g << _U(3))
+                store(word, 0, load(word, 0, _LONG) | _ONE << bit, _LONG)
+                store(at + _U(_STEPS), np.int64((g << _U(6)) + bit), entry >> _U(32), _UNIT)
+                item += _U(8)
+            store(mine + _U(_NEXT), 0, item, _LONG)
+            store(mine + _U(_START), 0, start + end, _LONG)
+        first = filled
+        filled = _emit(at + _U(_BITS), _U(RUN // GROUP), begin - _U(RUN), filled, place_at, _U(0))
+        for g in range(RUN // GROUP):
+            store(at + _U(_BITS), g, _U(0), _LONG)
+        for j in range(first, filled):
+            steps[j] = load(at + _U(_STEPS), np.int64(_U(positions[j]) - (begin - _U(RUN))), _UNIT)
+        # What a short run lacks ends where its last unit does.
+        for k in range(np.int64(quads) * 32, RUN // 8):
+            store(at + _U(_LINES + 64), k, load(at + _U(_LINES), k | 3, _UNIT), _UNIT)
+        turn_ends(at + _U(_LINES + 64), at + _U(_ROWS))
+    return bool(filled == _U(items.size) and _U(positions[items.size - 1]) < total)

@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 
 from p2psync.delta import symbols
 from p2psync.delta.classes import Counts
-from p2psync.delta.ranks import MAX_CLASSES, WINDOW
+from p2psync.delta.kernels import kernel
+from p2psync.delta.lanes import MAX_CLASSES, WINDOW
 from p2psync.delta.streams import Bytes
 from p2psync.delta.symbols import BUCKETS, CODE_BITS, EXTRA_BITS, EXTRAS, KINDS, MAX_SHIFT, SYMBOLS
-from p2psync.delta.tensors import Units
 from p2psync.errors import FormatError
 
 #: Gaps are cut into buckets that are at most this share of the mean gap, and more than half of it.
 _BUCKET = 0.36
 #: Shifts, and for each class what each beginning of the bits stands for: symbols, and extra symbols.
-Readers = tuple[NDArray[np.uint8], NDArray[np.uint16], NDArray[np.uint16]]
+Readers = tuple[NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint16]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,18 +48,17 @@ class Tables:
     extra_book: NDArray[np.uint32]
 
     @classmethod
-    def choose(
-        cls, window: NDArray[np.uint8], totals: Counts, blocks: Sequence[tuple[Counts, NDArray[np.uint32], Units]]
-    ) -> Tables:
-        """The tables that suit blocks of (sizes, gaps, steps) best; `totals`: units of each class."""
+    def choose(cls, window: NDArray[np.uint8], totals: Counts, sizes: Counts, items: NDArray[np.uint64]) -> Tables:
+        """The tables that suit blocks best; totals: units of each class; sizes: changes, (blocks, classes).
+
+        Items, the changes of all blocks, are left as `write_symbols` wants them.
+        """
         classes = totals.size
-        changed = np.sum([sizes for sizes, _, _ in blocks], axis=0)
         # Over many blocks the mean gap of a class may be larger than any block, and so than any gap.
-        buckets = np.clip(_BUCKET * totals / np.maximum(changed, 1), 1, 1 << MAX_SHIFT)
-        shifts = np.floor(np.log2(buckets)).astype(np.uint8)
+        gaps = np.clip(_BUCKET * totals / np.maximum(sizes.sum(axis=0), 1), 1, 1 << MAX_SHIFT)
+        shifts = np.log2(gaps).astype(np.uint8)
         counts, extras = np.zeros((classes, SYMBOLS), np.int64), np.zeros((classes, EXTRAS), np.int64)
-        for sizes, gaps, steps in blocks:
-            symbols.count_symbols(sizes, gaps, steps, shifts, counts, extras)
+        symbols.count_symbols(sizes, items, shifts, counts, extras)
         lengths, extra_lengths = np.zeros(counts.shape, np.uint8), np.zeros(extras.shape, np.uint8)
         for c in range(classes):
             symbols.code_lengths(counts[c], CODE_BITS, lengths[c])
@@ -127,12 +126,77 @@ class Tables:
     def readers(self) -> Readers:
         """What the reading loop needs."""
         classes = self.shifts.size
-        tables = np.zeros((classes, 1 << CODE_BITS), np.uint16)
+        tables = np.zeros((classes, 1 << CODE_BITS), np.uint32)
         extras = np.zeros((classes, 1 << EXTRA_BITS), np.uint16)
         for c in range(classes):
-            symbols.fill_table(self.book[c], self.lengths[c], True, tables[c])
-            symbols.fill_table(self.extra_book[c], self.extra_lengths[c], False, extras[c])
+            symbols.fill_table(self.book[c], self.lengths[c], int(self.shifts[c]), tables[c])
+            symbols.fill_extra(self.extra_book[c], self.extra_lengths[c], extras[c])
         return self.shifts, tables, extras
+
+
+def write_heads(places: Sequence[tuple[int, int]], sizes: Counts, ends: Counts) -> bytes:
+    """The heads of blocks at (row, index on the grid): changes of each class, (blocks, classes), and bytes' ends."""
+    out = np.zeros((len(places), 3 + sizes.shape[1]), np.int64)
+    place = np.array(places, np.int64)
+    out[:, 0] = np.diff(place[:, 0], prepend=0)
+    same = out[:, 0] == 0
+    out[:, 1] = place[:, 1] - np.where(same, np.concatenate([[-1], place[:-1, 1]]) + 1, 0)
+    change = np.diff(sizes, axis=0, prepend=0)
+    out[:, 2:-1] = np.where(change >= 0, 2 * change, -2 * change - 1)
+    out[:, -1] = np.diff(ends, prepend=0)
+    data = np.empty(5 * out.size, np.uint8)
+    return data[: _write_varints(out.ravel(), data)].tobytes()
+
+
+def read_heads(data: Bytes, classes: int, most: int) -> Counts:
+    """What `write_heads` wrote of `most` blocks at most: (blocks, 3 + classes), as the bytes tell, sizes summed up.
+
+    Raises `FormatError`.
+    """
+    width = 3 + classes
+    values = np.empty(min(data.size, most * width + 1), np.int64)
+    found = _read_varints(data, values)
+    if found > most * width:
+        raise FormatError(f"a chunk has more than {most} tight blocks")
+    if found < 0 or found % width:
+        raise FormatError("a chunk's heads are cut off or have a number that is not in its shortest form")
+    heads = values[:found].reshape(-1, width)
+    changes = heads[:, 2:-1]
+    heads[:, 2:-1] = np.cumsum(np.where(changes & 1, -(changes + 1 >> 1), changes >> 1), axis=0)
+    return heads
+
+
+@kernel
+def _read_varints(data: NDArray[np.uint8], values: Counts) -> int:
+    """The varints that `data` is made of, until `values` is full; returns how many, or −1 where it is made of none."""
+    count, value, size = 0, 0, 0
+    for byte in data:
+        value |= (int(byte) & 0x7F) << (7 * size)
+        size += 1
+        if byte < 0x80:
+            if (byte == 0 and size > 1) or size > 5:
+                return -1
+            if count == values.size:
+                return count + 1
+            values[count] = value
+            count, value, size = count + 1, 0, 0
+        elif size > 4:
+            return -1
+    return -1 if size else count
+
+
+@kernel
+def _write_varints(values: Counts, out: NDArray[np.uint8]) -> int:
+    """Varints of values below 2^35; returns how many bytes they take."""
+    at = 0
+    for value in values:
+        while value >= 0x80:
+            out[at] = value & 0x7F | 0x80
+            value >>= 7
+            at += 1
+        out[at] = value
+        at += 1
+    return at
 
 
 def _used(lengths: NDArray[np.uint8]) -> int:

@@ -14,8 +14,9 @@ chunk that would be no smaller for it is a chunk of profile `fast`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+import heapq
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,12 +25,12 @@ from numpy.typing import NDArray
 from p2psync.delta import fast, symbols
 from p2psync.delta.block import Block, block_count, block_range, block_span
 from p2psync.delta.classes import Classes, Counts
-from p2psync.delta.extract import Extraction
 from p2psync.delta.heads import MAX_BLOCKS as MOST_BLOCKS
-from p2psync.delta.kernels import address
-from p2psync.delta.ranks import place_changes, rank_changes
+from p2psync.delta.kernels import address, scan
+from p2psync.delta.lanes import MAX_CLASSES
+from p2psync.delta.ranks import SPILL, place_changes, scan_ranked
 from p2psync.delta.streams import Bytes, pack_streams, read_varint, unpack_streams, varint
-from p2psync.delta.tables import Readers, Tables
+from p2psync.delta.tables import Tables, read_heads, write_heads
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
@@ -49,17 +50,17 @@ _SMALL = 1 << 13
 _DENSE = 0.75
 #: Bytes that a head takes, about, and a change of the first chunk.
 _HEAD_BYTES, _RATE = 16, 0.9
+_local = threading.local()
 
 
 class _Ranked(NamedTuple):
-    """A block class after class: changes and units of each, gaps of ranks, steps."""
+    """A block class after class: changes and units of each, and the changes (`symbols`)."""
 
     block: Block
     row: Row
     sizes: Counts
     totals: Counts
-    gaps: NDArray[np.uint32]
-    steps: Units
+    items: NDArray[np.uint64]
 
 
 class Prepared(NamedTuple):
@@ -84,6 +85,8 @@ class TightWriter:
         self._classes = Classes()
         #: Bytes a change, in the last chunk.
         self._rate = _RATE
+        self._found: tuple[Counts, Counts, NDArray[np.uint64]]
+        self._fresh = self._dense = False
         self._begin()
 
     def _begin(self) -> None:
@@ -93,8 +96,36 @@ class TightWriter:
         self._coded: list[fast.Coded] = []
         self._size = self._worst = 0
 
-    def prepare(self, block: Block, row: Row, source: Extraction | None) -> Prepared:
-        """Look at a block that `source` has just found."""
+    def scan(self, old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units) -> int:
+        """`kernels.scan`, which of 16-bit units also ranks what it finds, for the block that is prepared next."""
+        if steps.itemsize != WIDTH:
+            return scan(old, new, count, positions, olds, steps)
+        classes = self._classes
+        first = classes.window is None
+        # After a block that was too dense to be ranked another one is likely.
+        ranked = not first and not self._dense
+        found = (self._rank if ranked else scan)(old, new, count, positions, olds, steps)
+        self._dense = found > _DENSE * count
+        if found and not self._dense:
+            classes.see(old, count, olds[:found], steps[:found])
+            if first or classes.stale():
+                self._fresh, ranked = True, False
+            if not ranked:
+                self._rank(old, new, count, positions, olds, steps)
+        return found
+
+    def _rank(self, old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units) -> int:
+        classes = self._classes
+        assert classes.window is not None
+        items = _scratch(count)
+        sizes, totals = np.zeros(MAX_CLASSES, np.int64), np.zeros(MAX_CLASSES, np.int64)
+        found = scan_ranked(old, new, count, classes.window, positions, olds, steps, sizes, totals, items)
+        number = classes.number
+        self._found = sizes[:number], totals[:number], items[-1, :found].copy()
+        return found
+
+    def prepare(self, block: Block, row: Row) -> Prepared:
+        """Look at a block that was found by the last `scan`."""
         positions = block.positions
         if (
             positions is None
@@ -104,22 +135,9 @@ class TightWriter:
         ):
             coded = fast.code_block(block, row)
             return Prepared(block, coded.changed, coded.size, coded)
-        assert source is not None
-        self._classes.see(source.old_at(block.start), block.count, source.olds, block.steps)
-        fresh = self._classes.stale()
-        # Ranked at once: what was found lasts only until this thread looks for changes again.
-        ranked = self._rank(block, positions, row, source)
+        ranked = _Ranked(block, row, *self._found)
+        fresh, self._fresh = self._fresh, False
         return Prepared(block, block.changed, _HEAD_BYTES + int(self._rate * block.changed), None, ranked, fresh)
-
-    def _rank(self, block: Block, positions: NDArray[np.uint32], row: Row, source: Extraction) -> _Ranked:
-        window = self._classes.window
-        assert window is not None
-        sizes = self._classes.sizes(source.olds)
-        totals = np.zeros(sizes.size, np.int64)
-        gaps, steps = np.empty(positions.size, np.uint32), np.empty_like(block.steps)
-        base = source.old_at(block.start)
-        rank_changes(base, block.count, window, positions, block.steps, sizes, totals, gaps, steps)
-        return _Ranked(block, row, sizes, totals, gaps, steps)
 
     def fits(self, prepared: Prepared) -> bool:
         """Whether the chunk at hand, which has blocks, should take one more."""
@@ -149,7 +167,7 @@ class TightWriter:
         rows = {ranked.block.row: ranked.row for ranked in self._ranked}
         found = (CODE, self._body()) if self._ranked else (fast.CODE, self._fast_body(rows))
         if self._ranked:
-            size, changed = len(found[1]), sum(ranked.gaps.size for ranked in self._ranked)
+            size, changed = len(found[1]), sum(ranked.items.size for ranked in self._ranked)
             self._rate = min(3.0, size / changed)
             if size < _SMALL or size > self._worst or size / changed > _SURE * self._fast_rate():
                 body = self._fast_body(rows)
@@ -164,7 +182,7 @@ class TightWriter:
         writer, changed = fast.FastWriter(self._block_units), 0
         for ranked in self._ranked:
             writer.add(fast.code_block(ranked.block, ranked.row))
-            changed += ranked.gaps.size
+            changed += ranked.items.size
             if changed >= _SAMPLE:
                 break
         return len(writer.finish()) / changed
@@ -180,31 +198,33 @@ class TightWriter:
 
     def _body(self) -> bytes:
         assert self._window is not None
+        sizes = np.stack([ranked.sizes for ranked in self._ranked])
         totals = np.sum([ranked.totals for ranked in self._ranked], axis=0)
-        blocks = [(ranked.sizes, ranked.gaps, ranked.steps) for ranked in self._ranked]
-        tables = Tables.choose(self._window, totals, blocks)
-        heads, parts = bytearray(), []
-        last = (0, -1, np.zeros(totals.size, np.int64))
-        for block, _, sizes, _, gaps, steps in self._ranked:
-            out = np.empty(7 * gaps.size + symbols.SLACK, np.uint8)
-            size = symbols.write_symbols(sizes, gaps, steps, tables.shifts, tables.book, tables.extra_book, out)
-            parts.append(out[:size].tobytes())
-            index = block.start // block_span(WIDTH, self._block_units)
-            heads += varint(block.row - last[0])
-            heads += varint(index if block.row > last[0] else index - last[1] - 1)
-            for now, before in zip(sizes.tolist(), last[2].tolist(), strict=True):
-                heads += varint(2 * (now - before) if now >= before else 2 * (before - now) - 1)
-            heads += varint(size)
-            last = block.row, index, sizes
-        meta = pack_streams([tables.to_bytes(), bytes(heads)])
+        items = np.concatenate([ranked.items for ranked in self._ranked])
+        tables = Tables.choose(self._window, totals, sizes, items)
+        bits = np.empty(7 * items.size + symbols.SLACK, np.uint8)
+        ends = np.empty(len(sizes), np.int64)
+        used = symbols.write_symbols(sizes, items, tables.shifts, tables.book, tables.extra_book, bits, ends)
+        heads = write_heads([self._place(ranked.block) for ranked in self._ranked], sizes, ends)
+        meta = pack_streams([tables.to_bytes(), heads])
         rest = b""
         if self._coded:
             writer = fast.FastWriter(self._block_units)
             for coded in self._coded:
                 writer.add(coded)
             rest = writer.finish()
-        bits = b"".join(parts)
-        return b"".join([varint(len(meta)), varint(len(bits)), varint(len(rest)), meta, bits, rest])
+        return b"".join([varint(len(meta)), varint(used), varint(len(rest)), meta, bits[:used].data, rest])
+
+    def _place(self, block: Block) -> tuple[int, int]:
+        return block.row, block.start // block_span(WIDTH, self._block_units)
+
+
+def _scratch(room: int) -> NDArray[np.uint64]:
+    """Room for the changes of each class, and of all, kept for the thread; only what is written to takes memory."""
+    items: NDArray[np.uint64] | None = getattr(_local, "items", None)
+    if items is None or items.shape[1] < room:
+        items = _local.items = np.empty((MAX_CLASSES + 1, room), np.uint64)
+    return items
 
 
 class _Head(NamedTuple):
@@ -218,8 +238,12 @@ class _Head(NamedTuple):
 
 def read_body(
     data: memoryview, rows: Sequence[Row], block_units: int, limit: int, base: Callable[[int], Units] | None
-) -> list[Block]:
-    """Decode a body of at most `limit` bytes against the old units that `base` gives. Raises `FormatError`."""
+) -> Iterator[Block]:
+    """Decode a body of at most `limit` bytes against the old units that `base` gives. Raises `FormatError`.
+
+    Blocks come one by one; those that came before an error are valid, but not all. What has come may be added to the
+    old units before the next is asked for.
+    """
     length, at = read_varint(data, 0)
     size, at = read_varint(data, at)
     beside, at = read_varint(data, at)
@@ -227,71 +251,88 @@ def read_body(
         raise FormatError("a chunk's length is not what its parts add up to")
     raw_tables, raw_heads = unpack_streams(data[at : at + length], 2, limit)
     tables = Tables.from_bytes(raw_tables)
-    heads = _read_heads(memoryview(raw_heads.data), rows, block_units, tables.shifts.size)
-    if not heads or heads[-1].end != size or sum(int(head.sizes.sum()) for head in heads) > MAX_CHANGED:
+    heads = _read_heads(raw_heads, rows, block_units, tables.shifts.size)
+    if not heads or heads[-1].end != size:
         raise FormatError("a chunk's blocks are not what its symbols are for")
     bits = np.empty(size + symbols.SLACK, np.uint8)
     bits[:size] = np.frombuffer(data[at + length : at + length + size], np.uint8)
     bits[size:] = 0
-    readers = tables.readers()
-    blocks = [_read_block(head, rows[head.row], tables.window, readers, bits, base) for head in heads]
-    if not beside:
-        return blocks
-    rest = fast.read_body(data[at + length + size :], rows, block_units, limit)
-    merged = sorted(blocks + rest, key=_place)
-    if any(_place(a) == _place(b) for a, b in pairwise(merged)):
-        raise FormatError("a chunk has a block twice")
-    return merged
+    blocks = _read_blocks(heads, rows, tables, bits, base)
+    if beside:
+        blocks = _merge(blocks, iter(fast.read_body(data[at + length + size :], rows, block_units, limit)))
+    yield from blocks
+
+
+def _merge(blocks: Iterator[Block], others: Iterator[Block]) -> Iterator[Block]:
+    """Both in rising order. Raises `FormatError` if they have a block in common."""
+    last = (-1, -1)
+    for block in heapq.merge(blocks, others, key=_place):
+        if _place(block) == last:
+            raise FormatError("a chunk has a block twice")
+        last = _place(block)
+        yield block
 
 
 def _place(block: Block) -> tuple[int, int]:
     return block.row, block.start
 
 
-def _read_heads(view: memoryview, rows: Sequence[Row], block_units: int, classes: int) -> list[_Head]:
+def _read_heads(data: Bytes, rows: Sequence[Row], block_units: int, classes: int) -> list[_Head]:
     heads: list[_Head] = []
-    row, index, at, end = 0, -1, 0, 0
-    sizes = [0] * classes
-    while at < len(view):
-        step, at = read_varint(view, at)
-        offset, at = read_varint(view, at)
+    row, index, end = 0, -1, 0
+    table = read_heads(data, classes, MAX_BLOCKS)
+    sizes, changed = table[:, 2:-1], table[:, 2:-1].sum(axis=1)
+    if table.size and (sizes.min() < 0 or changed.min() < 1 or changed.sum() > MAX_CHANGED):
+        raise FormatError("a chunk has a block of more or fewer changes than it can have")
+    for k, (step, offset, size, most) in enumerate(
+        zip(*table[:, [0, 1, -1]].T.tolist(), changed.tolist(), strict=True)
+    ):
         row += step
         index = offset if step else index + 1 + offset
         if row >= len(rows) or index >= block_count(rows[row].spec, block_units):
             raise FormatError(f"a chunk has block {index} of row {row}, which is not in the table")
         if rows[row].spec.width != WIDTH or not (rows[row].before and rows[row].after):
             raise FormatError(f"a chunk has a tight block of {rows[row].spec.name}, which cannot be coded so")
-        for c in range(classes):
-            change, at = read_varint(view, at)
-            sizes[c] += change >> 1 if not change & 1 else -(change + 1 >> 1)
-        size, at = read_varint(view, at)
-        if len(heads) == MAX_BLOCKS:
-            raise FormatError(f"a chunk has more than {MAX_BLOCKS} tight blocks")
         start, units = block_range(rows[row].spec, block_units, index)
-        if min(sizes) < 0 or not 0 < sum(sizes) <= units:
-            raise FormatError("a chunk has a block of more or fewer changes than it can have")
-        heads.append(_Head(row, start, units, np.array(sizes, np.int64), end, end + size))
+        if most > units:
+            raise FormatError(f"a chunk has a block of {most} changes among {units} units")
+        heads.append(_Head(row, start, units, sizes[k], end, end + size))
         end += size
     return heads
 
 
-def _read_block(
+def _read_blocks(
+    heads: Sequence[_Head], rows: Sequence[Row], tables: Tables, bits: Bytes, base: Callable[[int], Units] | None
+) -> Iterator[Block]:
+    readers = tables.readers()
+    nothing = _Head(0, 0, 0, np.zeros(tables.shifts.size, np.int64), 0, 0)
+    for k in range(0, len(heads), 2):
+        # Two at a time; beside the last of an odd number stands one of no changes.
+        pair = (heads[k], heads[k + 1] if k + 1 < len(heads) else nothing)
+        sizes = np.stack([head.sizes for head in pair])
+        spans = np.array([(head.begin, head.end, head.units) for head in pair], np.int64)
+        items = np.empty(int(sizes.sum()), np.uint64)
+        if not symbols.read_symbols(bits, spans, sizes, *readers, items):
+            raise FormatError("a chunk has broken symbols")
+        first = int(sizes[0].sum())
+        yield _place_block(pair[0], rows, tables.window, items[:first], base)
+        if k + 1 < len(heads):
+            yield _place_block(pair[1], rows, tables.window, items[first:], base)
+
+
+def _place_block(
     head: _Head,
-    row: Row,
+    rows: Sequence[Row],
     window: NDArray[np.uint8],
-    readers: Readers,
-    bits: Bytes,
+    items: NDArray[np.uint64],
     base: Callable[[int], Units] | None,
 ) -> Block:
+    spec = rows[head.row].spec
     old = None if base is None else base(head.row)
-    if old is None or old.shape != (row.spec.count,) or old.dtype != row.spec.unit or not old.flags.c_contiguous:
-        raise FormatError(f"a chunk of profile {NAME} is read against the old units of {row.spec.name}")
-    n = int(head.sizes.sum())
-    ranks, sorted_steps = np.empty(n, np.uint32), np.empty(n, row.spec.unit)
-    if not symbols.read_symbols(bits, head.begin, head.end, head.sizes, *readers, head.units, ranks, sorted_steps):
-        raise FormatError("a chunk has broken symbols")
-    positions, steps = np.empty(n + 2, np.uint32), np.empty(n, row.spec.unit)
+    if old is None or old.shape != (spec.count,) or old.dtype != spec.unit or not old.flags.c_contiguous:
+        raise FormatError(f"a chunk of profile {NAME} is read against the old units of {spec.name}")
+    positions, steps = np.empty(items.size + SPILL, np.uint32), np.empty(items.size, spec.unit)
     place = address(old) + WIDTH * head.start
-    if not place_changes(place, head.units, window, head.sizes, ranks, sorted_steps, positions, steps):
-        raise FormatError(f"a chunk changes units that {row.spec.name} does not have: another base is wanted")
-    return Block(head.row, head.start, head.units, positions[:n], steps)
+    if not place_changes(place, head.units, window, head.sizes, items, positions, steps):
+        raise FormatError(f"a chunk changes units that {spec.name} does not have: another base is wanted")
+    return Block(head.row, head.start, head.units, positions[: items.size], steps)

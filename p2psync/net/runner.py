@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from p2psync.delta.warm import warm, warm_tight
+from p2psync.delta.warm import warm
 from p2psync.engines.base import Engine
 from p2psync.errors import LeaseError, P2PSyncError, TrustError
 from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall
@@ -123,8 +123,6 @@ class NodeRunner:
     async def _warm(self) -> None:
         # In the engine's thread where there is one, so that its first call finds everything compiled.
         await (self.driver.in_worker(warm) if self.driver is not None else asyncio.to_thread(warm))
-        # Beside the engine: no anchor is of profile tight, so the first version need not wait for this.
-        await asyncio.to_thread(warm_tight)
 
     async def stop(self) -> None:
         """Leave the hub, close the peers, and wait for the engine to finish what it is doing."""

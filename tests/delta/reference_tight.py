@@ -147,11 +147,12 @@ class Bits:
 
 
 def read_change(bits: Bits, shift: int, codes: dict, extras: dict) -> tuple[int, int]:
+    sign, low = bits.take(1), bits.take(shift)
     kind, bucket = divmod(bits.symbol(codes), 48)
-    gap = (bucket << shift) + bits.take(20 if bucket == 47 else shift)
-    sign = bits.take(1)
+    if bucket == 47:
+        bucket += bits.take(20 - shift)
     magnitude = kind + 1
     if kind == 2:
         b = bits.symbol(extras)
         magnitude = 2 + (1 << b) + bits.take(b)
-    return gap, (-magnitude if sign else magnitude) % 65536
+    return (bucket << shift) + low, (-magnitude if sign else magnitude) % 65536

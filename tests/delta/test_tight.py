@@ -15,8 +15,9 @@ from hypothesis import given, settings
 
 from bench.bounds import measure_bounds
 from bench.policy import draw_step, model_rows
+from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import Block
-from p2psync.delta.container import MAX_CHUNK_BYTES, ChunkEncoder, decode_chunk
+from p2psync.delta.container import MAX_CHUNK_BYTES, ChunkEncoder, decode_chunk, iter_chunk
 from p2psync.delta.streams import pack_streams, unpack_streams, varint
 from p2psync.delta.tensors import Row
 from p2psync.delta.tight import MAX_BLOCKS
@@ -132,6 +133,27 @@ def test_chunks_are_read_alone_and_in_any_order():
     alone = [decode([data], rows, old) for data in reversed(chunks)]
     live = apply_all(rows, old, [block for blocks in alone for block in blocks])
     assert all(np.array_equal(a, b) for a, b in zip(live, new, strict=True) if b is not None)
+
+
+def test_a_block_may_be_added_to_the_old_weights_before_the_next_is_read():
+    rows, old, new = mixed(8)
+    live = [
+        np.zeros(row.spec.count, row.spec.unit) if side is None else side.copy()
+        for row, side in zip(rows, old, strict=True)
+    ]
+    for data in encode(rows, old, new, chunk_bytes=4096)[0]:
+        for block in iter_chunk(data, rows, GRID, lambda row: live[row]):
+            apply_block(live[block.row], block)
+    assert all(np.array_equal(a, b) for a, b in zip(live, new, strict=True) if b is not None)
+
+
+def test_a_tensor_that_changes_whole_does_not_spoil_the_classes_of_those_after_it():
+    """Its blocks are dense, not tight, but what they show may call for other classes all the same."""
+    rng = np.random.default_rng(2)
+    first, second = weights(GRID, 0.01, 1), weights(3 * GRID, 0.01, 2)
+    dense = random_units(rng, np.dtype("<u2"), 2 * GRID)
+    rows = [Row(spec("BF16", (n * GRID,), name), True, True) for n, name in ((1, "a"), (2, "b"), (3, "c"))]
+    round_trip(rows, [first[0], dense, second[0]], [first[1], dense + np.uint16(1), second[1]], chunk_bytes=1 << 20)
 
 
 def test_the_same_input_gives_the_same_bytes():
