@@ -21,7 +21,7 @@ import numpy as np
 
 from p2psync.delta.algebra import apply_with_digest
 from p2psync.delta.block import Block
-from p2psync.delta.container import decode_chunk
+from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.state import boot_id
@@ -186,17 +186,19 @@ class Snapshot:
             return self.units(rows[row].spec)
 
         def add(data: bytes) -> tuple[list[Block], int]:
-            blocks = decode_chunk(data, rows, manifest.block_units, base)
-            specs = (rows[block.row].spec for block in blocks)
-            return blocks, sum(
-                apply_with_digest(spec, self.units(spec), block) for spec, block in zip(specs, blocks, strict=True)
-            )
+            blocks, added = [], 0
+            for block in iter_chunk(data, rows, manifest.block_units, base):
+                spec = rows[block.row].spec
+                added += apply_with_digest(spec, self.units(spec), block)
+                if take is not None:
+                    blocks.append(block)
+            return blocks, added
 
         for blocks, added in in_parallel(add, map(chunks, range(manifest.chunks))):
             change += added
-            if take is not None:
-                for block in blocks:
-                    take(block)
+            for block in blocks:
+                assert take is not None
+                take(block)
         return change
 
     def _check(self, manifest: Manifest, digest: int) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from p2psync.delta.algebra import apply_block, apply_with_digest
 from p2psync.delta.block import Block, block_count, block_range
-from p2psync.delta.container import decode_chunk
+from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.engines.base import ChunkReader, Data, Step
@@ -201,8 +201,8 @@ class StepPatch:
             return self._base.units(row.spec).copy()
         return np.zeros(row.spec.count, row.spec.unit)
 
-    def _decode(self, data: Data) -> Sequence[Block]:
-        return decode_chunk(data, self.rows, self._manifest.block_units, self._base_units)
+    def _decode(self, data: Data) -> Iterator[Block]:
+        return iter_chunk(data, self.rows, self._manifest.block_units, self._base_units)
 
     def _base_units(self, index: int) -> Units:
         """The bits that a block of this row is relative to, outside of blocks that were applied already."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from p2psync.delta.algebra import apply_block, compose
 from p2psync.delta.block import Block
-from p2psync.delta.container import decode_chunk
+from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.engines.base import Data, Step
@@ -179,7 +179,7 @@ class Staging:
         """The blocks of a chunk; those that nothing more can change are measured at once. For any thread."""
         manifest = self._path[self._turn].manifest
         rows = manifest.rows()
-        blocks = decode_chunk(data, rows, manifest.block_units, self._base_units)
+        blocks = iter_chunk(data, rows, manifest.block_units, self._base_units)
         return [(b, self._measure(rows[b.row].spec, b) if self._at_once(rows[b.row]) else None) for b in blocks]
 
     def _at_once(self, row: Row) -> bool:

@@ -20,8 +20,9 @@ from p2psync.protocol.manifest import Manifest, pack_table
 from p2psync.store.segments import Segments
 
 #: Units per block and bytes per chunk before compression: small chunks for deltas, which are latency; larger ones for
-#: anchors. A delta's block costs Python's overhead once, so it is large; an anchor's must fit a chunk whole.
-DELTA_BLOCK, ANCHOR_BLOCK = 1 << 19, 1 << 17
+#: anchors. A delta's block costs Python's overhead, which one thread at a time has, once: so it is as large as may be.
+#: An anchor's must fit a chunk whole.
+DELTA_BLOCK, ANCHOR_BLOCK = 1 << 20, 1 << 17
 DELTA_CHUNK, ANCHOR_CHUNK = 256 << 10, 512 << 10
 
 
