@@ -69,6 +69,30 @@ def _fold(first: int, units: Counts, counts: Counts, sums: NDArray[np.float64]) 
 
 
 @kernel
+def _best_first(units: Counts, counts: Counts) -> int:
+    """The window at which positions and steps take the fewest bits, were each of its scales a class of its own."""
+    kinds = counts.shape[1]
+    # Row s: all scales below s.
+    sums = np.zeros((257, 1 + kinds))
+    alone = np.zeros(257)
+    for scale in range(256):
+        sums[scale + 1] = sums[scale]
+        sums[scale + 1, 0] += units[scale]
+        for kind in range(kinds):
+            sums[scale + 1, 1 + kind] += counts[scale, kind]
+        part = sums[scale + 1] - sums[scale]
+        alone[scale + 1] = alone[scale] + _bits(part[0], part[1:])
+    best, least = 0, np.inf
+    for first in range(256 - WINDOW + 1):
+        last = first + WINDOW - 1
+        below, above = sums[first + 1], sums[256] - sums[last]
+        bits = _bits(below[0], below[1:]) + alone[last] - alone[first + 1] + _bits(above[0], above[1:])
+        if bits < least:
+            best, least = first, bits
+    return best
+
+
+@kernel
 def _cut(sums: NDArray[np.float64], most: int, classes: NDArray[np.uint8]) -> float:
     """The best cut of a window into `most` classes at most; returns its bits."""
     cost = np.full((most + 1, WINDOW + 1), np.inf)
@@ -159,10 +183,8 @@ class Classes:
 
     def choose(self) -> float:
         """Choose classes by all that was seen; returns the bits they take."""
-        changes = self._changes.sum(axis=1)
         self._known = self._changed
-        reach = np.convolve(changes, np.ones(WINDOW, np.int64))[WINDOW - 1 :][: 256 - WINDOW + 1]
-        first = int(np.argmax(reach))
+        first = int(_best_first(self._units * SAMPLED, self._changes))
         self.window = np.zeros(WINDOW + 1, np.uint8)
         self.window[0] = first
         self._fold(first)
