@@ -22,6 +22,8 @@ _KINDS = 2 + EXTRAS
 CLASSES = 8
 #: A choice is looked at again when twice as many changes are known, and given up if another saves this share.
 _BETTER = 0.015
+#: Another window than that over most changes is taken if it saves this share.
+_CLEAR = 0.03
 #: So many changes tell enough to look at a part of those that come then.
 _PLENTY = 1 << 15
 
@@ -69,8 +71,20 @@ def _fold(first: int, units: Counts, counts: Counts, sums: NDArray[np.float64]) 
 
 
 @kernel
+def _learned_bits(part: NDArray[np.float64]) -> float:
+    """`_bits` of (units, changes of each kind), and what it takes to learn their frequencies: half of log2(changes)
+    each (J. Rissanen 1978). Without that, scales of which hardly any change was seen would seem to cost nothing."""
+    changed, kinds = 0.0, 0
+    for count in part[1:]:
+        changed += count
+        kinds += count > 0
+    return float(_bits(part[0], part[1:]) + 0.5 * kinds * np.log2(changed + 1))
+
+
+@kernel
 def _best_first(units: Counts, counts: Counts) -> int:
-    """The window at which positions and steps take the fewest bits, were each of its scales a class of its own."""
+    """The window over most changes; or, if that is clearly less, at which positions and steps take the fewest bits,
+    were each of its scales a class of its own: where many tiny weights change always, most changes tell little."""
     kinds = counts.shape[1]
     # Row s: all scales below s.
     sums = np.zeros((257, 1 + kinds))
@@ -80,16 +94,20 @@ def _best_first(units: Counts, counts: Counts) -> int:
         sums[scale + 1, 0] += units[scale]
         for kind in range(kinds):
             sums[scale + 1, 1 + kind] += counts[scale, kind]
-        part = sums[scale + 1] - sums[scale]
-        alone[scale + 1] = alone[scale] + _bits(part[0], part[1:])
-    best, least = 0, np.inf
-    for first in range(256 - WINDOW + 1):
+        alone[scale + 1] = alone[scale] + _learned_bits(sums[scale + 1] - sums[scale])
+    best, least, most, usual = 0, np.inf, -1.0, 0
+    bits = np.empty(256 - WINDOW + 1)
+    for first in range(bits.size):
         last = first + WINDOW - 1
-        below, above = sums[first + 1], sums[256] - sums[last]
-        bits = _bits(below[0], below[1:]) + alone[last] - alone[first + 1] + _bits(above[0], above[1:])
-        if bits < least:
-            best, least = first, bits
-    return best
+        inside = alone[last] - alone[first + 1]
+        bits[first] = _learned_bits(sums[first + 1]) + inside + _learned_bits(sums[256] - sums[last])
+        if bits[first] < least:
+            best, least = first, bits[first]
+        reached = (sums[first + WINDOW, 1:] - sums[first, 1:]).sum()
+        if reached > most:
+            usual, most = first, reached
+    # A sample says little of scales that hardly any unit has.
+    return best if least < (1 - _CLEAR) * bits[usual] else usual
 
 
 @kernel
