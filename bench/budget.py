@@ -46,9 +46,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[Stages]
 
 
-def measure_budget(
-    delta: Delta, profile: str, all_cores: int, rounds: int, progress: Callable[[str], None], **options: int
-) -> Budget:
+def measure_budget(delta: Delta, profile: str, all_cores: int, rounds: int, progress: Callable[[str], None]) -> Budget:
     """On one core and on all, scaled by bytes.
 
     Times of each piece of work are medians of `rounds` as shares of reading, at the best rate of reading that was seen:
@@ -58,7 +56,7 @@ def measure_budget(
     stages, reads = [], {}
     for cores in sorted({1, all_cores}):
         progress(f"{delta.name}: budget of {profile}, {cores} core(s)")
-        seconds, reads[cores] = _measure(delta, profile, cores, rounds, options)
+        seconds, reads[cores] = _measure(delta, profile, cores, rounds)
         stages.append(_stages(cores, True, {k: v * (1 if k == "first_chunk" else scale) for k, v in seconds.items()}))
     one = stages[0]
     for cores in CORES:
@@ -79,13 +77,11 @@ def _stages(cores: int, measured: bool, seconds: dict[str, float]) -> Stages:
     return Stages(cores=cores, measured=measured, bandwidth=2 * FULL_BYTES / seconds["publish"], **seconds)
 
 
-def _measure(
-    delta: Delta, profile: str, cores: int, rounds: int, options: dict[str, int]
-) -> tuple[dict[str, float], float]:
+def _measure(delta: Delta, profile: str, cores: int, rounds: int) -> tuple[dict[str, float], float]:
     """Seconds of each piece of work on this delta, and the best rate of reading, in bytes a second."""
     shares: dict[str, list[float]] = {"first_chunk": [], "publish": [], "stage": [], "commit": []}
     best = math.inf
-    with Work(delta, profile, cores, **options) as work:
+    with Work(delta, profile, cores) as work:
         work.encode()
         work.remember()
         pieces = (work.first_chunk, work.encode, work.stage, work.commit)

@@ -42,8 +42,6 @@ class Options:
     least_timed: int = LEAST_TIMED
     all_cores: int = 1
     """Cores of the second measurement of each speed."""
-    block_units: int = DELTA_BLOCK
-    chunk_bytes: int = DELTA_CHUNK
     rival_bytes: int = 1100 * 10**6
     """What other formats are given of the model: their positions take memory."""
     budget_density: float | None = None
@@ -77,8 +75,6 @@ def run_codec_bench(deltas: Iterator[Delta], options: Options, progress: Progres
                     options.all_cores,
                     options.rounds,
                     progress,
-                    block_units=options.block_units,
-                    chunk_bytes=options.chunk_bytes,
                 )
                 for profile in options.profiles
             ]
@@ -86,8 +82,8 @@ def run_codec_bench(deltas: Iterator[Delta], options: Options, progress: Progres
     return CodecReport(
         deltas=reports,
         budgets=budgets,
-        block_units=options.block_units,
-        chunk_bytes=options.chunk_bytes,
+        block_units=DELTA_BLOCK,
+        chunk_bytes=DELTA_CHUNK,
         rounds=options.rounds,
         first_call_seconds=first_call,
         cpu=cpu_name(),
@@ -101,16 +97,15 @@ def measure_delta(delta: Delta, options: Options, progress: Progress) -> DeltaRe
     bounds = measure_bounds(list(zip(delta.olds, delta.news, strict=True)), delta.history, delta.step or 0)
     formats, skipped = _rival_sizes(delta, options, progress)
     speeds = []
-    grid = {"block_units": options.block_units, "chunk_bytes": options.chunk_bytes}
     for profile in PROFILES:
         payload = None
         if profile in options.profiles and delta.model_bytes >= options.least_timed:
             for cores in sorted({1, options.all_cores}):
-                speed, size = measure_speed(delta, profile, cores, options.rounds, progress, **grid)
+                speed, size = measure_speed(delta, profile, cores, options.rounds, progress)
                 payload = size if payload is None else payload
                 speeds.append(speed)
         if payload is None:
-            payload = _size(delta, profile, grid)
+            payload = _size(delta, profile)
         formats.append(
             FormatSize(
                 name=profile,
@@ -201,9 +196,9 @@ def _rival_sizes(delta: Delta, options: Options, progress: Progress) -> tuple[li
     return sizes, skipped
 
 
-def _size(delta: Delta, profile: str, grid: dict[str, int]) -> int:
+def _size(delta: Delta, profile: str) -> int:
     """Payload of a profile, after a round trip."""
-    with Work(delta, profile, 1, **grid) as work:
+    with Work(delta, profile, 1) as work:
         work.encode()
         work.remember()
         work.apply()
@@ -216,7 +211,7 @@ def _first_call(options: Options) -> float:
     small = next(drawn(_MEBIBYTE, [0.01], 0, lambda line: None))
     seconds = 0.0
     for profile in PROFILES:
-        with Work(small, profile, 1, options.block_units, options.chunk_bytes) as work:
+        with Work(small, profile, 1) as work:
             seconds += timed(work.encode)
             work.remember()
             seconds += timed(work.apply)

@@ -1,31 +1,32 @@
-"""The timed work over one delta, on one core or on several, each time between two readings of both copies.
-
-Several cores work on disjoint tensors, each with an encoder of its own; what decodes is the same chunks, divided alike.
-"""
+"""The timed work over one delta, on one core or on several, each time between two readings of both copies."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 import numba
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from bench.deltas import Bits, Delta
 from p2psync.delta.algebra import apply_block, apply_with_digest, invert
 from p2psync.delta.block import Block, block_count, block_range
-from p2psync.delta.container import ChunkEncoder, EncodedChunk, decode_chunk
+from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS
 from p2psync.delta.extract import Extraction
 from p2psync.errors import DigestMismatchError
-from p2psync.store.encoding import DELTA_BLOCK, DELTA_CHUNK
+from p2psync.parallel import in_parallel, limit_threads
+from p2psync.store.encoding import DELTA_BLOCK, Encoding
+
+T = TypeVar("T")
+#: Units that a thread reads at a time.
+_PART = 4 << 20
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,73 +70,72 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work:
-    """What is timed. The old copy is patched in place and put back; use as a context manager.
+    """What is timed: what a trainer and an actor call, on so many threads. The old copy is patched in place and put
+    back; use as a context manager.
 
-    Raises `DigestMismatchError` from `apply` and `check` if the chunks do not lead to the new weights.
+    Raises `DigestMismatchError` from `apply`, `commit` and `check` if the chunks do not lead to the new weights.
     """
 
-    def __init__(
-        self, delta: Delta, profile: str, threads: int, block_units: int = DELTA_BLOCK, chunk_bytes: int = DELTA_CHUNK
-    ) -> None:
+    def __init__(self, delta: Delta, profile: str, threads: int) -> None:
         self._delta = delta
-        self._block_units = block_units
-        self._options: dict[str, Any] = {
-            "block_units": block_units,
-            "chunk_bytes": chunk_bytes,
-            "profile": profile,
-        }
-        self._shares = share_rows([old.nbytes for old in delta.olds], threads)
-        self._pool = ThreadPoolExecutor(len(self._shares)) if len(self._shares) > 1 else None
-        self._chunks: list[list[EncodedChunk]] = [[] for _ in self._shares]
-        self._staged: list[list[Block]] = [[] for _ in self._shares]
-        self._digests = [0] * len(self._shares)
+        self._profile = profile
+        self._threads = threads
+        self.chunks: list[bytes] = []
+        self._staged: list[list[Block]] = []
         self._inverse: list[Block] = []
+        self._digest_change = 0
         self.changed = 0
 
     def __enter__(self) -> Work:
+        limit_threads(self._threads)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
+        limit_threads(None)
 
     @property
     def payload(self) -> int:
         """Bytes of all chunks."""
-        return sum(len(chunk.data) for chunks in self._chunks for chunk in chunks)
+        return sum(map(len, self.chunks))
 
     def read(self) -> None:
         """Every word of both copies."""
-        self._each(self._read)
+        _run(_read_sum, [_words(part) for units in self._delta.olds + self._delta.news for part in _parts(units)])
 
     def scan(self) -> None:
         """Positions and steps of all blocks, and nothing else."""
-        self._each(self._scan)
+        _run(lambda place: self._scan(*place), self._blocks())
 
     def encode(self) -> None:
-        """Scan, digest, coding, and the hash of each chunk."""
-        self.changed = sum(self._each(self._encode))
+        """Scan, digest, coding, and the hash of each chunk, into memory."""
+        sink = _Sink()
+        with Encoding(sink, self._delta.rows, profile=self._profile) as encoding:
+            self._encode(encoding)
+            encoding.finish()
+        self.chunks, self.changed, self._digest_change = sink.chunks, encoding.changed, encoding.digest_change
 
     def first_chunk(self) -> None:
         """Encode and hash until the first chunk is whole."""
-        blake3(next(self._encoded(ChunkEncoder(self._delta.rows, **self._options), range(len(self._delta.rows)))).data)
+        with suppress(_FirstChunkError), Encoding(_FirstSink(), self._delta.rows, profile=self._profile) as encoding:
+            self._encode(encoding)
+            encoding.finish()
 
     def apply(self) -> None:
         """Decode every chunk, add it to the old copy in place, and check the change of the digest."""
-        self._each(self._apply)
+        self._check_digest(in_parallel(lambda data: self._add(self._decoded(data)), self.chunks))
 
     def stage(self) -> None:
         """Decode every chunk and keep the blocks."""
-        self._each(self._stage)
+        self._staged = list(in_parallel(lambda data: list(self._decoded(data)), self.chunks))
 
     def commit(self) -> None:
         """Add the kept blocks to the old copy in place, and check the change of the digest."""
-        self._each(self._commit)
-        self._staged = [[] for _ in self._shares]
+        self._check_digest(in_parallel(self._add, self._staged))
+        self._staged = []
 
     def remember(self) -> None:
         """Keep what undoes the step: a profile may not be decodable against anything but the old copy."""
-        self._inverse = [invert(block) for chunks in self._chunks for chunk in chunks for block in self._decoded(chunk)]
+        self._inverse = [invert(block) for data in self.chunks for block in self._decoded(data)]
 
     def undo(self) -> None:
         """Put the old copy back."""
@@ -148,67 +148,69 @@ class Work:
             if not np.array_equal(old, new):
                 raise DigestMismatchError("a round of the benchmark did not end in the new weights")
 
-    def _each(self, work: Callable[[int], int]) -> list[int]:
-        shares = range(len(self._shares))
-        return [work(0)] if self._pool is None else list(self._pool.map(work, shares))
+    def _encode(self, encoding: Encoding) -> None:
+        for row, (old, new) in enumerate(zip(self._delta.olds, self._delta.news, strict=True)):
+            encoding.take(row, old, new)
 
-    def _read(self, share: int) -> int:
-        olds, news = self._delta.olds, self._delta.news
-        return sum(_read_sum(_words(olds[row])) + _read_sum(_words(news[row])) for row in self._shares[share])
+    def _blocks(self) -> list[tuple[int, int, int]]:
+        specs = [row.spec for row in self._delta.rows]
+        return [
+            (row, *block_range(spec, DELTA_BLOCK, index))
+            for row, spec in enumerate(specs)
+            for index in range(block_count(spec, DELTA_BLOCK))
+        ]
 
-    def _scan(self, share: int) -> int:
-        found = 0
-        for row in self._shares[share]:
-            spec = self._delta.rows[row].spec
-            extraction = Extraction(row, self._delta.olds[row], self._delta.news[row])
-            for index in range(block_count(spec, self._block_units)):
-                block = extraction.block(*block_range(spec, self._block_units, index))
-                found += 0 if block is None else block.steps.size
-        return found
+    def _scan(self, row: int, start: int, count: int) -> None:
+        Extraction(row, self._delta.olds[row], self._delta.news[row]).block(start, count)
 
-    def _encode(self, share: int) -> int:
-        encoder = ChunkEncoder(self._delta.rows, **self._options)
-        chunks = []
-        for chunk in self._encoded(encoder, self._shares[share]):
-            blake3(chunk.data).digest()
-            chunks.append(chunk)
-        self._chunks[share], self._digests[share] = chunks, encoder.digest_change
-        return encoder.changed
+    def _decoded(self, data: bytes) -> Iterator[Block]:
+        return iter_chunk(data, self._delta.rows, DELTA_BLOCK, lambda row: self._delta.olds[row])
 
-    def _encoded(self, encoder: ChunkEncoder, rows: Iterable[int]) -> Iterator[EncodedChunk]:
-        for row in rows:
-            yield from encoder.add(row, self._delta.olds[row], self._delta.news[row])
-        yield from encoder.finish()
-
-    def _decoded(self, chunk: EncodedChunk) -> list[Block]:
-        return decode_chunk(chunk.data, self._delta.rows, self._block_units, lambda row: self._delta.olds[row])
-
-    def _apply(self, share: int) -> int:
-        return self._add(share, (block for chunk in self._chunks[share] for block in self._decoded(chunk)))
-
-    def _stage(self, share: int) -> int:
-        self._staged[share] = [block for chunk in self._chunks[share] for block in self._decoded(chunk)]
-        return 0
-
-    def _commit(self, share: int) -> int:
-        return self._add(share, self._staged[share])
-
-    def _add(self, share: int, blocks: Iterable[Block]) -> int:
+    def _add(self, blocks: Iterable[Block]) -> int:
         rows, olds = self._delta.rows, self._delta.olds
-        change = sum(apply_with_digest(rows[block.row].spec, olds[block.row], block) for block in blocks)
-        if change % MODULUS != self._digests[share]:
+        return sum(apply_with_digest(rows[block.row].spec, olds[block.row], block) for block in blocks)
+
+    def _check_digest(self, changes: Iterable[int]) -> None:
+        if (sum(changes) - self._digest_change) % MODULUS:
             raise DigestMismatchError("a round of the benchmark did not end in the new weights")
-        return 0
+
+
+class _Sink:
+    """Keeps chunks."""
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+
+    def append(self, data: bytes) -> None:
+        """See `Sink`."""
+        self.chunks.append(data)
+
+
+class _FirstChunkError(Exception):
+    """The first chunk is there."""
+
+
+class _FirstSink:
+    """Wants one chunk."""
+
+    def append(self, data: bytes) -> None:
+        """See `Sink`."""
+        raise _FirstChunkError
+
+
+def _run(work: Callable[[T], object], items: Iterable[T]) -> None:
+    for _ in in_parallel(work, items):
+        pass
 
 
 def measure_speed(
-    delta: Delta, profile: str, threads: int, rounds: int, progress: Callable[[str], None], **options: int
+    delta: Delta, profile: str, threads: int, rounds: int, progress: Callable[[str], None]
 ) -> tuple[Speed, int]:
     """Rounds of reading, scanning, encoding and applying; and the bytes of the payload.
 
     Raises `DigestMismatchError` if a round does not end in exactly the new weights.
     """
-    with Work(delta, profile, threads, **options) as work:
+    with Work(delta, profile, threads) as work:
         work.read()
         work.scan()
         encode_extra = peak_extra(work.encode)
@@ -238,18 +240,6 @@ def measure_speed(
             decode_extra_bytes=decode_extra,
         )
         return speed, work.payload
-
-
-def share_rows(sizes: list[int], shares: int) -> list[list[int]]:
-    """Row numbers in at most `shares` groups of nearly the same size, rising within each; largest first to the
-    emptiest."""
-    groups: list[list[int]] = [[] for _ in range(shares)]
-    loads = [0] * shares
-    for row in sorted(range(len(sizes)), key=lambda row: -sizes[row]):
-        least = loads.index(min(loads))
-        groups[least].append(row)
-        loads[least] += sizes[row]
-    return [sorted(group) for group in groups if group]
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -284,6 +274,11 @@ def _read_sum(words: NDArray[np.uint64]) -> int:
     for i in range(words.size):
         total += words[i]
     return total  # type: ignore[return-value]
+
+
+def _parts(units: Bits) -> Iterator[Bits]:
+    for start in range(0, units.size, _PART):
+        yield units[start : start + _PART]
 
 
 def _words(units: Bits) -> NDArray[np.uint64]:

@@ -17,7 +17,7 @@ from bench.plot import plot_codec_report
 from bench.policy import draw_step, model_rows, to_bf16
 from bench.report import CodecReport
 from bench.tables import print_codec_report
-from bench.timing import Work, share_rows
+from bench.timing import Work
 from p2psync.cli.main import app
 from p2psync.delta.container import PROFILES
 from p2psync.errors import DigestMismatchError, UsageError
@@ -179,11 +179,6 @@ def test_a_part_holds_the_same_share_of_every_tensor():
     old, new = patchers.cut_part(olds, [part + 1 for part in olds], 700)
     assert old.tolist() == [*range(250), *range(5000, 5100)]
     assert np.array_equal(new, old + 1)
-
-
-def test_rows_are_shared_out_evenly_and_stay_in_order():
-    assert share_rows([5, 1, 4, 2], 2) == [[0, 1], [2, 3]]
-    assert share_rows([3], 2) == [[0]]
 
 
 def test_work_on_several_cores_is_the_work_of_one(step):
