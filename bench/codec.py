@@ -24,6 +24,8 @@ from p2psync.errors import UsageError
 from p2psync.store.encoding import DELTA_BLOCK, DELTA_CHUNK
 
 _MEBIBYTE = 1 << 20
+#: The name of profile tight where the receiver has the history of a trajectory.
+TIGHT_PAST = "tight-history"
 RIVAL_NAMES = tuple(rival.name for rival in rivals.RIVALS) + tuple(tool.name for tool in patchers.TOOLS)
 #: Of a smaller model both copies lie in caches, and its reading time says nothing about a real one.
 LEAST_TIMED = 64 * 10**6
@@ -115,6 +117,13 @@ def measure_delta(delta: Delta, options: Options, progress: Progress) -> DeltaRe
                 changed=bounds.changed,
             )
         )
+    if delta.history is not None and delta.history.last.any():
+        progress(f"{delta.name}: tight with history")
+        payload = _size(delta, "tight", past=True)
+        title = "p2psync tight, with history"
+        formats.append(
+            FormatSize(name=TIGHT_PAST, title=title, ours=True, payload_bytes=payload, changed=bounds.changed)
+        )
     return DeltaReport(
         name=delta.name,
         source=delta.source,
@@ -196,9 +205,9 @@ def _rival_sizes(delta: Delta, options: Options, progress: Progress) -> tuple[li
     return sizes, skipped
 
 
-def _size(delta: Delta, profile: str) -> int:
+def _size(delta: Delta, profile: str, *, past: bool = False) -> int:
     """Payload of a profile, after a round trip."""
-    with Work(delta, profile, 1) as work:
+    with Work(delta, profile, 1, past=past) as work:
         work.encode()
         work.remember()
         work.apply()

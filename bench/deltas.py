@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from p2psync.delta.history import History as TensorHistory
 from p2psync.delta.tensors import Row
 
 Bits = NDArray[np.uint16]
@@ -27,6 +28,23 @@ class History:
         """Note what step `number` (1 to 255) changed."""
         self.last[positions] = number
         self.rose[positions] = steps < 0x8000
+
+    def of_tensors(self, rows: list[Row]) -> list[TensorHistory]:
+        """What the codec takes."""
+        made, start = [], 0
+        for row in rows:
+            history, count = TensorHistory(row.spec.count), row.spec.count
+            changed, rose = self.last[start : start + count] > 0, self.rose[start : start + count]
+            history.known[:], history.down[:] = _words(changed), _words(changed & ~rose)
+            made.append(history)
+            start += count
+        return made
+
+
+def _words(bits: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    padded = np.zeros(-(-bits.size // 64) * 64, np.bool_)
+    padded[: bits.size] = bits
+    return np.packbits(padded, bitorder="little").view("<u8")
 
 
 @dataclass(frozen=True)

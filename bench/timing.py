@@ -76,8 +76,11 @@ class Work:
     Raises `DigestMismatchError` from `apply`, `commit` and `check` if the chunks do not lead to the new weights.
     """
 
-    def __init__(self, delta: Delta, profile: str, threads: int) -> None:
+    def __init__(self, delta: Delta, profile: str, threads: int, *, past: bool = False) -> None:
+        """past: the receiver has the delta's history, so that it may be used."""
         self._delta = delta
+        histories = delta.history.of_tensors(delta.rows) if past and delta.history is not None else None
+        self._past = None if histories is None else histories.__getitem__
         self._profile = profile
         self._threads = threads
         self.chunks: list[bytes] = []
@@ -109,7 +112,7 @@ class Work:
     def encode(self) -> None:
         """Scan, digest, coding, and the hash of each chunk, into memory."""
         sink = _Sink()
-        with Encoding(sink, self._delta.rows, profile=self._profile) as encoding:
+        with Encoding(sink, self._delta.rows, profile=self._profile, history=self._past) as encoding:
             self._encode(encoding)
             encoding.finish()
         self.chunks, self.changed, self._digest_change = sink.chunks, encoding.changed, encoding.digest_change
@@ -164,7 +167,7 @@ class Work:
         Extraction(row, self._delta.olds[row], self._delta.news[row]).block(start, count)
 
     def _decoded(self, data: bytes) -> Iterator[Block]:
-        return iter_chunk(data, self._delta.rows, DELTA_BLOCK, lambda row: self._delta.olds[row])
+        return iter_chunk(data, self._delta.rows, DELTA_BLOCK, lambda row: self._delta.olds[row], self._past)
 
     def _add(self, blocks: Iterable[Block]) -> int:
         rows, olds = self._delta.rows, self._delta.olds

@@ -1,7 +1,7 @@
 """The chunk: consecutive blocks, decodable alone and in any order, given the manifest's table.
 
     1 byte   0x70
-    1 byte   code of the profile (1: fast, 2: tight)
+    1 byte   code of the profile (1: fast, 2: tight, 3: tight with a history)
     then     the profile's body
 
 `docs/format.md` describes it byte by byte.
@@ -40,10 +40,8 @@ class _Writer(Protocol):
     def close(self) -> tuple[int, bytes]: ...
 
 
-_WRITERS: dict[str, Callable[[int, int], _Writer]] = {fast.NAME: fast.FastWriter, tight.NAME: tight.TightWriter}
-_READERS: dict[int, Callable[..., Iterable[Block]]] = {fast.CODE: fast.read_body, tight.CODE: tight.read_body}
 #: Profiles by name, in the order of their introduction.
-PROFILES: tuple[str, ...] = tuple(_WRITERS)
+PROFILES: tuple[str, ...] = (fast.NAME, tight.NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,18 @@ class ChunkEncoder:
     Rows must come in rising order, and the blocks of a row too; one encoder either adds tensors or adds blocks.
     """
 
-    def __init__(self, rows: Sequence[Row], *, block_units: int, chunk_bytes: int, profile: str = fast.NAME) -> None:
-        """Raises `FormatError` for a block size or profile that there is not, `ValueError` for a `chunk_bytes` outside
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        *,
+        block_units: int,
+        chunk_bytes: int,
+        profile: str = fast.NAME,
+        history: tight.Past | None = None,
+    ) -> None:
+        """history: of each row's units, for profile `tight`, where all who are to decode have the same.
+
+        Raises `FormatError` for a block size or profile that there is not, `ValueError` for a `chunk_bytes` outside
         [MIN_TARGET_BYTES, MAX_TARGET_BYTES]."""
         check_block_units(block_units)
         if profile not in PROFILES:
@@ -76,7 +84,11 @@ class ChunkEncoder:
         self._rows = rows
         self._block_units = block_units
         self._place = (-1, -1)
-        self._writer = _WRITERS[profile](block_units, chunk_bytes)
+        self._writer: _Writer = (
+            tight.TightWriter(block_units, chunk_bytes, history)
+            if profile == tight.NAME
+            else fast.FastWriter(block_units, chunk_bytes)
+        )
         self._first_row = self._last_row = -1
         self._blocks = 0
         #: What all added rows add to the digest, mod 2^128. Blocks do not tell it: after `add_block` it is not known.
@@ -203,14 +215,16 @@ def decode_chunk(
     rows: Sequence[Row],
     block_units: int,
     base: Callable[[int], Units] | None = None,
+    history: tight.Past | None = None,
 ) -> list[Block]:
     """The blocks of a chunk, in rising order of (row, start).
 
-    `base` gives the old units of a row to profiles that need them (`fast` does not). The arrays of the blocks may share
+    `base` gives the old units of a row to profiles that need them (`fast` does not), `history` a row's history, to
+    chunks that were made with one. The arrays of the blocks may share
     memory with one another, not with `data`. Everything is checked; every failure is a `FormatError`, and no more
     memory is used than some 12 times `MAX_CHUNK_BYTES`.
     """
-    return list(iter_chunk(data, rows, block_units, base))
+    return list(iter_chunk(data, rows, block_units, base, history))
 
 
 def iter_chunk(
@@ -218,6 +232,7 @@ def iter_chunk(
     rows: Sequence[Row],
     block_units: int,
     base: Callable[[int], Units] | None = None,
+    history: tight.Past | None = None,
 ) -> Iterator[Block]:
     """`decode_chunk`, block by block: for who can undo what came before a `FormatError`.
 
@@ -229,7 +244,14 @@ def iter_chunk(
         raise FormatError(f"a chunk of {len(view)} bytes; at most {MAX_CHUNK_BYTES} are possible")
     if view[0] != _MAGIC:
         raise FormatError("not a chunk of p2psync")
-    read = _READERS.get(view[1])
-    if read is None:
-        raise FormatError(f"a chunk of unknown profile {view[1]}; update p2psync")
-    yield from read(view[_HEADER_BYTES:], rows, block_units, MAX_CHUNK_BYTES, base)
+    body, code = view[_HEADER_BYTES:], view[1]
+    if code == fast.CODE:
+        yield from fast.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
+    elif code == tight.CODE:
+        yield from tight.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
+    elif code == tight.CODE_HISTORY and history is not None:
+        yield from tight.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base, history)
+    elif code == tight.CODE_HISTORY:
+        raise FormatError("a chunk that was made with a history, which is missing here")
+    else:
+        raise FormatError(f"a chunk of unknown profile {code}; update p2psync")

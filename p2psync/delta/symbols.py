@@ -91,22 +91,23 @@ def write_symbols(
     shifts: NDArray[np.uint8],
     book: NDArray[np.uint32],
     extra_book: NDArray[np.uint32],
+    signed: int,
     out: NDArray[np.uint8],
     ends: NDArray[np.int64],
 ) -> int:
     """Write the changes of some blocks; returns how many bytes. `out` must hold 7 bytes a change, and SLACK.
 
-    Items are as `count_symbols` leaves them; `ends` is told where each block's bytes end. The books hold, for
-    (class, symbol), a code and, from bit 16 on, its length.
+    signed: 1, or 0 for no signs. Items are as `count_symbols` leaves them; `ends` is told where each block's bytes end.
+    The books hold, for (class, symbol), a code and, from bit 16 on, its length.
     """
-    fill, word = _U(0), _U(0)
+    fill, word, sign = _U(0), _U(0), _U(signed)
     start = _U(out.ctypes.data)
     at, end = start, _U(items.ctypes.data)
     classes = _U(shifts.size)
     for part in range(_U(sizes.size)):
         c = part % classes
         shift = _U(shifts[c])
-        low, head = ((_ONE << shift) - _ONE) << _ONE, shift + _ONE
+        low, head = ((_ONE << shift) - _ONE) << sign, shift + sign
         mine = _U(book[c].ctypes.data)
         begin = end
         end += _U(sizes.flat[part]) << _U(3)
@@ -115,7 +116,7 @@ def write_symbols(
             symbol = (item >> _SYMBOL) & _U(255)
             entry = load(mine, np.int64(symbol), _WORD)
             size = head + (entry >> _U(16))
-            bits = ((item + item) & low) | ((item >> _SIGN) & _ONE) | (entry & _U(0xFFFF)) << head
+            bits = ((item << sign) & low) | ((item >> _SIGN) & sign) | (entry & _U(0xFFFF)) << head
             if symbol >= _LAST and (symbol >= _U(2 * BUCKETS) or symbol == _LAST or symbol == _U(2 * BUCKETS - 1)):
                 if symbol == _LAST or symbol == _LAST + _U(BUCKETS) or symbol == _LAST + _U(2 * BUCKETS):
                     bits |= (((item & _GAP) >> shift) - _LAST) << size
@@ -149,6 +150,7 @@ def read_symbols(
     shifts: NDArray[np.uint8],
     tables: NDArray[np.uint32],
     extra_tables: NDArray[np.uint16],
+    signed: int,
     items: NDArray[np.uint64],
 ) -> bool:
     """Read two blocks' changes, each from bytes `spans[k, 0]` to `spans[k, 1]` of `data`, which has SLACK after them.
@@ -156,11 +158,11 @@ def read_symbols(
     `sizes[k, c]` changes of block k are of class c, their ranks below `spans[k, 2]`. An item becomes a rank, and from
     bit 32 on a step: first those of block 0, then those of block 1. False unless the codes are known, the bits end
     where they should, and the ranks are below their bound. The tables hold, for (class, next bits), what `fill_table`
-    and `fill_extra` put there.
+    and `fill_extra` put there. signed: as they were written; without signs all steps are upwards.
 
     A processor spends most of its time here in waiting for one change's length, so it reads two at once.
     """
-    base = _U(data.ctypes.data)
+    base, bit = _U(data.ctypes.data), _U(signed)
     at_a, at_b = _U(spans[0, 0]) << _U(3), _U(spans[1, 0]) << _U(3)
     stop_a, stop_b = _U(spans[0, 1]) << _U(3), _U(spans[1, 1]) << _U(3)
     out_a = _U(items.ctypes.data)
@@ -171,8 +173,8 @@ def read_symbols(
         rank_a, rank_b = ~_U(0), ~_U(0)
         both = min(_U(sizes[0, c]), _U(sizes[1, c]))
         for _ in range(both):
-            at_a, rank_a, step_a = _read_change(base, at_a, rank_a, shift, table, extra)
-            at_b, rank_b, step_b = _read_change(base, at_b, rank_b, shift, table, extra)
+            at_a, rank_a, step_a = _read_change(base, at_a, rank_a, shift, bit, table, extra)
+            at_b, rank_b, step_b = _read_change(base, at_b, rank_b, shift, bit, table, extra)
             if (at_a > stop_a) | (at_b > stop_b):
                 return False
             store(out_a, 0, rank_a | step_a, _LONG)
@@ -182,7 +184,7 @@ def read_symbols(
         for k in range(2):
             at, rank, out, stop = (at_b, rank_b, out_b, stop_b) if k else (at_a, rank_a, out_a, stop_a)
             for _ in range(both, _U(sizes[k, c])):
-                at, rank, step = _read_change(base, at, rank, shift, table, extra)
+                at, rank, step = _read_change(base, at, rank, shift, bit, table, extra)
                 if at > stop:
                     return False
                 store(out, 0, rank | step, _LONG)
@@ -197,16 +199,16 @@ def read_symbols(
 
 
 @inline
-def _read_change(base: Any, at: Any, rank: Any, shift: Any, table: Any, extra: Any) -> Any:
+def _read_change(base: Any, at: Any, rank: Any, shift: Any, signed: Any, table: Any, extra: Any) -> Any:
     """The next change at bit `at` after address `base`: the bit after it, the rank, and the step at bit 32.
 
     The bit after it is beyond all others where the code is not known.
     """
     word = load(base + (at >> _U(3)), 0, _LONG) >> (at & _U(7))
-    head = shift + _ONE
+    head = shift + signed
     entry = load(table, np.int64((word >> head) & _U((1 << CODE_BITS) - 1)), _WORD)
     magnitude = (entry >> _U(6)) & _U(3)
-    rank += _ONE + ((word >> _ONE) & ((_ONE << shift) - _ONE))
+    rank += _ONE + ((word >> signed) & ((_ONE << shift) - _ONE))
     at += entry & _U(63)
     if magnitude != _U(0):
         rank += entry >> _U(8)
@@ -214,7 +216,7 @@ def _read_change(base: Any, at: Any, rank: Any, shift: Any, table: Any, extra: A
         more, over, magnitude = _look_closer(word >> (entry & _U(63)), entry, shift, extra)
         at += more
         rank += over
-    sign = word & _ONE
+    sign = word & signed
     step = ((magnitude ^ (~sign + _ONE)) + sign) & _U(0xFFFF)
     return at, rank, step << _STEP
 
@@ -316,19 +318,21 @@ def assign_codes(lengths: NDArray[np.uint8], book: NDArray[np.uint32]) -> bool:
 
 
 @kernel
-def fill_table(book: NDArray[np.uint32], lengths: NDArray[np.uint8], shift: int, table: NDArray[np.uint32]) -> None:
+def fill_table(
+    book: NDArray[np.uint32], lengths: NDArray[np.uint8], shift: int, signed: int, table: NDArray[np.uint32]
+) -> None:
     """The table that gives for the next bits the symbol, as `read_symbols` wants it.
 
-    6 bits: what comes up to the code's end, a sign and `shift` bits before it included. 2 bits: the magnitude, if it
-    and the bucket say all. Then the gap less its low part; or, where the magnitude is 0, the symbol.
+    6 bits: what comes up to the code's end, a sign (if `signed` is 1) and `shift` bits before it included. 2 bits: the
+    magnitude, if it and the bucket say all. Then the gap less its low part; or, where the magnitude is 0, the symbol.
     """
     for symbol in range(lengths.size):
         size = int(lengths[symbol])
         if size:
             bucket = symbol % BUCKETS
-            entry = (size + shift + 1) | symbol << 8
+            entry = (size + shift + signed) | symbol << 8
             if symbol < 2 * BUCKETS and bucket != BUCKETS - 1:
-                entry = (size + shift + 1) | (symbol // BUCKETS + 1) << 6 | bucket << (shift + 8)
+                entry = (size + shift + signed) | (symbol // BUCKETS + 1) << 6 | bucket << (shift + 8)
             for place in range(int(book[symbol]) & 0xFFFF, table.size, 1 << size):
                 table[place] = entry
 

@@ -123,13 +123,13 @@ class Tables:
             raise FormatError("a chunk's tables have codes that are too long, or bytes after them")
         return cls.of(window, shifts, lengths, extras)
 
-    def readers(self) -> Readers:
-        """What the reading loop needs."""
+    def readers(self, *, signed: bool) -> Readers:
+        """What the reading loop needs. signed: whether signs are among the symbols."""
         classes = self.shifts.size
         tables = np.zeros((classes, 1 << CODE_BITS), np.uint32)
         extras = np.zeros((classes, 1 << EXTRA_BITS), np.uint16)
         for c in range(classes):
-            symbols.fill_table(self.book[c], self.lengths[c], int(self.shifts[c]), tables[c])
+            symbols.fill_table(self.book[c], self.lengths[c], int(self.shifts[c]), int(signed), tables[c])
             symbols.fill_extra(self.extra_book[c], self.extra_lengths[c], extras[c])
         return self.shifts, tables, extras
 

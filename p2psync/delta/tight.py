@@ -7,6 +7,14 @@ A chunk's body:
     varint   bytes of the rest
     then     the meta part (two `streams`: tables, heads), the symbols, the rest (a body of profile `fast`, or nothing)
 
+With a *history* (`history`), which a receiver must have too, the symbols hold no signs; after the three lengths come:
+
+    varint   bytes of raw signs
+    varint   bytes of the gaps between surprises
+    varint   how many surprises there are
+    1 byte   2 · parameter of the gaps' code + whether the last direction is the usual one
+    then     meta part, symbols, raw signs, gaps, rest
+
 `ranks` says what classes and ranks are, `symbols` how changes are written, `tables` what stands before them. Tensors
 of 16-bit units that exist before and after are coded so; all other blocks, and dense ones, are in the `fast` body. A
 chunk that would be no smaller for it is a chunk of profile `fast`.
@@ -26,6 +34,7 @@ from p2psync.delta import fast, symbols
 from p2psync.delta.block import Block, block_count, block_range, block_span
 from p2psync.delta.classes import Classes, Counts
 from p2psync.delta.heads import MAX_BLOCKS as MOST_BLOCKS
+from p2psync.delta.history import History, SignReader, Signs, SignWriter
 from p2psync.delta.kernels import address, scan
 from p2psync.delta.lanes import MAX_CLASSES
 from p2psync.delta.ranks import SPILL, place_changes, scan_ranked
@@ -35,7 +44,8 @@ from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
 NAME = "tight"
-CODE = 2
+#: Of a chunk without and with a history.
+CODE, CODE_HISTORY = 2, 3
 WIDTH = 2
 #: Most changed units in the symbols of one chunk: what decoding it takes is bounded by this.
 MAX_CHANGED = 1 << 22
@@ -51,6 +61,8 @@ _DENSE = 0.75
 #: Bytes that a head takes, about, and a change of the first chunk.
 _HEAD_BYTES, _RATE = 16, 0.9
 _local = threading.local()
+#: Gives the history of a row; None where it has none.
+Past = Callable[[int], History | None]
 
 
 class _Ranked(NamedTuple):
@@ -79,9 +91,9 @@ class Prepared(NamedTuple):
 class TightWriter:
     """The chunks of one encoder, one after another. Blocks come in rising order."""
 
-    def __init__(self, block_units: int, limit: int) -> None:
-        """limit: bytes that a chunk should not be larger than."""
-        self._block_units, self._limit = block_units, limit
+    def __init__(self, block_units: int, limit: int, history: Past | None = None) -> None:
+        """limit: bytes that a chunk should not be larger than. history: of each row, where receivers have it too."""
+        self._block_units, self._limit, self._history = block_units, limit, history
         self._classes = Classes()
         #: Bytes a change, in the last chunk.
         self._rate = _RATE
@@ -165,7 +177,8 @@ class TightWriter:
     def close(self) -> tuple[int, bytes]:
         """The profile's code and the body of the chunk at hand; a new one begins."""
         rows = {ranked.block.row: ranked.row for ranked in self._ranked}
-        found = (CODE, self._body()) if self._ranked else (fast.CODE, self._fast_body(rows))
+        code = CODE if self._history is None else CODE_HISTORY
+        found = (code, self._body()) if self._ranked else (fast.CODE, self._fast_body(rows))
         if self._ranked:
             size, changed = len(found[1]), sum(ranked.items.size for ranked in self._ranked)
             self._rate = min(3.0, size / changed)
@@ -204,7 +217,8 @@ class TightWriter:
         tables = Tables.choose(self._window, totals, sizes, items)
         bits = np.empty(7 * items.size + symbols.SLACK, np.uint8)
         ends = np.empty(len(sizes), np.int64)
-        used = symbols.write_symbols(sizes, items, tables.shifts, tables.book, tables.extra_book, bits, ends)
+        books = tables.shifts, tables.book, tables.extra_book
+        used = symbols.write_symbols(sizes, items, *books, int(self._history is None), bits, ends)
         heads = write_heads([self._place(ranked.block) for ranked in self._ranked], sizes, ends)
         meta = pack_streams([tables.to_bytes(), heads])
         rest = b""
@@ -213,7 +227,21 @@ class TightWriter:
             for coded in self._coded:
                 writer.add(coded)
             rest = writer.finish()
-        return b"".join([varint(len(meta)), varint(used), varint(len(rest)), meta, bits[:used].data, rest])
+        lengths = [varint(len(meta)), varint(used), varint(len(rest))]
+        if self._history is None:
+            return b"".join([*lengths, meta, bits[:used].data, rest])
+        signs = self._signs(self._history)
+        lengths += [varint(len(signs.raw)), varint(len(signs.gaps)), varint(signs.surprises)]
+        way = bytes([2 * signs.rice + signs.usual])
+        return b"".join([*lengths, way, meta, bits[:used].data, signs.raw, signs.gaps, rest])
+
+    def _signs(self, history: Past) -> Signs:
+        writer = SignWriter()
+        for ranked in self._ranked:
+            block = ranked.block
+            assert block.positions is not None
+            writer.add(history(block.row), block.start, block.positions, block.steps)
+        return writer.finish()
 
     def _place(self, block: Block) -> tuple[int, int]:
         return block.row, block.start // block_span(WIDTH, self._block_units)
@@ -237,9 +265,15 @@ class _Head(NamedTuple):
 
 
 def read_body(
-    data: memoryview, rows: Sequence[Row], block_units: int, limit: int, base: Callable[[int], Units] | None
+    data: memoryview,
+    rows: Sequence[Row],
+    block_units: int,
+    limit: int,
+    base: Callable[[int], Units] | None,
+    history: Past | None = None,
 ) -> Iterator[Block]:
-    """Decode a body of at most `limit` bytes against the old units that `base` gives. Raises `FormatError`.
+    """Decode a body of at most `limit` bytes against the old units that `base` gives, and the history that it was made
+    with, if any. Raises `FormatError`.
 
     Blocks come one by one; those that came before an error are valid, but not all. What has come may be added to the
     old units before the next is asked for.
@@ -247,20 +281,43 @@ def read_body(
     length, at = read_varint(data, 0)
     size, at = read_varint(data, at)
     beside, at = read_varint(data, at)
-    if at + length + size + beside != len(data):
+    raw, gaps, surprises, way = 0, 0, 0, 0
+    if history is not None:
+        raw, at = read_varint(data, at)
+        gaps, at = read_varint(data, at)
+        surprises, at = read_varint(data, at)
+        way, at = data[at] if at < len(data) else 0, at + 1
+    parts = [at + sum(lengths) for lengths in ((), (length,), (length, size), (length, size, raw, gaps))]
+    if parts[-1] + beside != len(data):
         raise FormatError("a chunk's length is not what its parts add up to")
-    raw_tables, raw_heads = unpack_streams(data[at : at + length], 2, limit)
+    raw_tables, raw_heads = unpack_streams(data[parts[0] : parts[1]], 2, limit)
     tables = Tables.from_bytes(raw_tables)
     heads = _read_heads(raw_heads, rows, block_units, tables.shifts.size)
     if not heads or heads[-1].end != size:
         raise FormatError("a chunk's blocks are not what its symbols are for")
     bits = np.empty(size + symbols.SLACK, np.uint8)
-    bits[:size] = np.frombuffer(data[at + length : at + length + size], np.uint8)
+    bits[:size] = np.frombuffer(data[parts[1] : parts[2]], np.uint8)
     bits[size:] = 0
-    blocks = _read_blocks(heads, rows, tables, bits, base)
+    blocks = _read_blocks(heads, rows, tables, bits, base, signed=history is None)
+    if history is not None:
+        middle = parts[2] + raw
+        signs = Signs(bytes(data[parts[2] : middle]), way & 1, way >> 1, surprises, bytes(data[middle : parts[3]]))
+        blocks = _turned(blocks, SignReader(signs, sum(int(head.sizes.sum()) for head in heads)), rows, history)
     if beside:
-        blocks = _merge(blocks, iter(fast.read_body(data[at + length + size :], rows, block_units, limit)))
+        blocks = _merge(blocks, iter(fast.read_body(data[parts[3] :], rows, block_units, limit)))
     yield from blocks
+
+
+def _turned(blocks: Iterator[Block], signs: SignReader, rows: Sequence[Row], history: Past) -> Iterator[Block]:
+    """The blocks, with their signs."""
+    for block in blocks:
+        past = history(block.row)
+        if past is not None and past.count != rows[block.row].spec.count:
+            raise FormatError(f"the history of {rows[block.row].spec.name} is that of another tensor")
+        assert block.positions is not None
+        signs.apply(past, block.start, block.positions, block.steps)
+        yield block
+    signs.finish()
 
 
 def _merge(blocks: Iterator[Block], others: Iterator[Block]) -> Iterator[Block]:
@@ -302,9 +359,15 @@ def _read_heads(data: Bytes, rows: Sequence[Row], block_units: int, classes: int
 
 
 def _read_blocks(
-    heads: Sequence[_Head], rows: Sequence[Row], tables: Tables, bits: Bytes, base: Callable[[int], Units] | None
+    heads: Sequence[_Head],
+    rows: Sequence[Row],
+    tables: Tables,
+    bits: Bytes,
+    base: Callable[[int], Units] | None,
+    *,
+    signed: bool,
 ) -> Iterator[Block]:
-    readers = tables.readers()
+    readers = tables.readers(signed=signed)
     nothing = _Head(0, 0, 0, np.zeros(tables.shifts.size, np.int64), 0, 0)
     for k in range(0, len(heads), 2):
         # Two at a time; beside the last of an odd number stands one of no changes.
@@ -312,7 +375,7 @@ def _read_blocks(
         sizes = np.stack([head.sizes for head in pair])
         spans = np.array([(head.begin, head.end, head.units) for head in pair], np.int64)
         items = np.empty(int(sizes.sum()), np.uint64)
-        if not symbols.read_symbols(bits, spans, sizes, *readers, items):
+        if not symbols.read_symbols(bits, spans, sizes, *readers, int(signed), items):
             raise FormatError("a chunk has broken symbols")
         first = int(sizes[0].sum())
         yield _place_block(pair[0], rows, tables.window, items[:first], base)

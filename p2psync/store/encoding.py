@@ -76,8 +76,16 @@ class Encoding:
     here. A context manager: once it is left, the arrays given are not read any more.
     """
 
-    def __init__(self, sink: Sink, rows: Sequence[Row], *, anchor: bool = False, profile: str = "fast") -> None:
-        """Raises `FormatError` for a profile that there is not."""
+    def __init__(
+        self,
+        sink: Sink,
+        rows: Sequence[Row],
+        *,
+        anchor: bool = False,
+        profile: str = "fast",
+        history: tight.Past | None = None,
+    ) -> None:
+        """history: see `ChunkEncoder`; read by all threads. Raises `FormatError` for a profile that there is not."""
         self.rows = list(rows)
         self.block_units = ANCHOR_BLOCK if anchor else DELTA_BLOCK
         #: What the rows encoded so far add to the digest, mod 2^128; all of it after `finish`. Blocks do not tell it.
@@ -86,6 +94,7 @@ class Encoding:
         self.changed = 0
         self._sink = sink
         self._profile = profile
+        self._history = history
         self._sizes: list[int] = []
         self._hashes: list[bytes] = []
         self._first_rows: list[int] = []
@@ -172,7 +181,11 @@ class Encoding:
 
     def _new_encoder(self) -> ChunkEncoder:
         return ChunkEncoder(
-            self.rows, block_units=self.block_units, chunk_bytes=self._chunk_bytes, profile=self._profile
+            self.rows,
+            block_units=self.block_units,
+            chunk_bytes=self._chunk_bytes,
+            profile=self._profile,
+            history=self._history,
         )
 
     def _begin(self, segment: int) -> None:

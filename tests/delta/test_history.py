@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from p2psync.delta.block import Block
+from p2psync.delta.container import ChunkEncoder, EncodedChunk, decode_chunk
 from p2psync.delta.history import History, SignReader, Signs, SignWriter
+from p2psync.delta.tensors import Kind, Row, TensorSpec
 from p2psync.errors import FormatError
 
 UNITS = 5000
@@ -134,3 +136,77 @@ def test_a_block_of_another_tensor_is_not_recorded() -> None:
     ):
         with pytest.raises(ValueError):
             history.record(block)
+
+
+# ---- whole chunks of profile tight
+
+
+def past_and_step() -> tuple[list[Row], NDArray[np.uint16], NDArray[np.uint16], History]:
+    """Weights whose step goes on, for the most part, in the direction of the step before it."""
+    rng = np.random.default_rng(11)
+    count = 1 << 18
+    old = (rng.standard_normal(count) * 0.02).astype(np.float32).view(np.uint32) >> 16
+    old = old.astype(np.uint16)
+    small = np.flatnonzero(((old >> 7) & 255) < 120).astype(np.uint32)
+    where = small[rng.random(small.size) < 0.2]
+    before = rng.choice(np.array([1, 0xFFFF], np.uint16), where.size)
+    history = History(count)
+    history.record(Block(0, 0, count, where, before))
+    later = np.sort(rng.permutation(where)[: where.size // 2])
+    kept = np.isin(where, later)
+    steps = np.where(rng.random(int(kept.sum())) < 0.9, before[kept], np.negative(before[kept])).astype(np.uint16)
+    new = old.copy()
+    new[where[kept]] += steps
+    row = Row(TensorSpec(Kind.TENSOR, "w", "BF16", (count,)), True, True)
+    return [row], old, new, history
+
+
+def coded(
+    rows: list[Row], old: NDArray[np.uint16], new: NDArray[np.uint16], history: History | None
+) -> list[EncodedChunk]:
+    past = None if history is None else [history].__getitem__
+    encoder = ChunkEncoder(rows, block_units=1 << 17, chunk_bytes=1 << 16, profile="tight", history=past)
+    return [*encoder.add(0, old, new), *encoder.finish()]
+
+
+def test_a_chunk_made_with_a_history_is_smaller_and_read_exactly_with_it() -> None:
+    rows, old, new, history = past_and_step()
+    plain, chunks = coded(rows, old, new, None), coded(rows, old, new, history)
+    assert sum(len(c.data) for c in chunks) < 0.95 * sum(len(c.data) for c in plain)
+    made = old.copy()
+    for chunk in chunks:
+        assert chunk.data[1] == 3
+        for block in decode_chunk(chunk.data, rows, 1 << 17, lambda row: old, lambda row: history):
+            made[block.start : block.start + block.count][block.positions] += block.steps
+    assert np.array_equal(made, new)
+
+
+def test_a_chunk_made_with_a_history_is_refused_without_it() -> None:
+    rows, old, new, history = past_and_step()
+    chunk = coded(rows, old, new, history)[0].data
+    with pytest.raises(FormatError, match="history, which is missing"):
+        decode_chunk(chunk, rows, 1 << 17, lambda row: old)
+    with pytest.raises(FormatError, match="another tensor"):
+        decode_chunk(chunk, rows, 1 << 17, lambda row: old, lambda row: History(64))
+
+
+def test_a_chunk_with_a_history_that_was_tampered_with_ends_in_one_error_or_in_sound_blocks() -> None:
+    rows, old, new, history = past_and_step()
+    chunk = coded(rows, old, new, history)[0].data
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(400):
+        bad = bytearray(chunk)
+        for at in rng.integers(2, len(bad), rng.integers(1, 4)):
+            bad[at] = rng.integers(256)
+        if rng.random() < 0.2:
+            del bad[rng.integers(2, len(bad)) :]
+        try:
+            blocks = decode_chunk(bytes(bad), rows, 1 << 17, lambda row: old, lambda row: history)
+        except FormatError:
+            refused += 1
+            continue
+        for block in blocks:
+            assert block.positions is None or bool((np.diff(block.positions.astype(np.int64)) > 0).all())
+            assert block.positions is None or int(block.positions[-1]) < block.count
+    assert refused > 100
