@@ -111,11 +111,17 @@ def _memory(speeds: list[Speed]) -> str:
     return f"memory beyond both copies, encoding (chunks kept) and decoding: {', '.join(told)}"
 
 
+#: Bytes of a model from which on its speeds are those of memory.
+_LEAST_TELLING = 256 << 20
+
+
 def _overview(deltas: list[DeltaReport]) -> Table:
     title = "All deltas: bits per changed unit; ×: how many times what tight takes"
     table = Table(title=title, title_justify="left")
     table.add_column("delta", no_wrap=True)
-    names = [name for name in (*COMPARED, "fast", "tight") if any(delta.format(name) for delta in deltas)]
+    names = [
+        name for name in (*COMPARED, "fast", "tight", "tight-history") if any(delta.format(name) for delta in deltas)
+    ]
     compared = [name for name in COMPARED if name in names]
     for head in (
         "changed, %",
@@ -157,11 +163,13 @@ def _print_budget(budget: Budget, console: Console) -> None:
             f"{stage.bandwidth / 1e9:.1f}",
         )
     console.print(table)
+    small = budget.measured_bytes < _LEAST_TELLING
     rates = ", ".join(f"{rate / 1e9:.1f} GB/s with {cores} core(s)" for cores, rate in budget.read_rates.items())
     console.print(
         f"measured on {budget.delta} of {budget.measured_bytes / 1e9:.2f} GB as shares of reading, at the best reading "
         f"seen ({rates}), and scaled by bytes; scaled cores: the seconds of one divided, which holds only as far as "
-        "memory gives the last column",
+        "memory gives the last column"
+        + ("; a model that fits the caches shows that this runs, not how fast" if small else ""),
         style="dim",
     )
 
