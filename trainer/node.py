@@ -25,6 +25,7 @@ from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.runner import NodeRunner
 from p2psync.observe.events import Event, HubAway, ProfileChosen, Published, Trouble
+from p2psync.parallel import thread_count
 from p2psync.protocol.lineage import is_squash
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
@@ -105,7 +106,7 @@ class TrainerNode:
         self._announcer: Announcer | None = None
         self._catch_up: CatchUp | None = None
         self._view: View | None = None
-        self._chooser = ProfileChooser(config.profile)
+        self._chooser = ProfileChooser(config.profile, cores=thread_count())
         self._profile = ""
 
     # ---- life ------------------------------------------------------------------------------------------------------

@@ -51,10 +51,10 @@ class Cost:
 
 
 #: One core that reads both arrays at 15 GB/s of model, through 1.06 and 4.1 % changed (`p2psync bench codec`).
-ENCODE = {"fast": Cost(0.18e-9, 5.6e-9), "tight": Cost(0.25e-9, 16e-9)}
-APPLY = {"fast": Cost(0.06e-9, 4.3e-9), "tight": Cost(0.18e-9, 18e-9)}
+ENCODE = {"fast": Cost(0.18e-9, 5.6e-9), "tight": Cost(0.20e-9, 12.6e-9)}
+APPLY = {"fast": Cost(0.06e-9, 4.3e-9), "tight": Cost(0.12e-9, 11e-9)}
 #: Bits for each changed unit at 1 % changed.
-BITS = {"fast": 9.9, "tight": 7.05}
+BITS = {"fast": 9.9, "tight": 7.0}
 
 
 @dataclass(frozen=True, slots=True)
