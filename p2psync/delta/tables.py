@@ -18,34 +18,38 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta import symbols
+from p2psync.delta import ans, huffman, symbols
+from p2psync.delta.ans import MAX_LEVEL, STATES
 from p2psync.delta.classes import Counts
+from p2psync.delta.huffman import MAX_BITS
 from p2psync.delta.kernels import kernel
 from p2psync.delta.lanes import MAX_CLASSES, WINDOW
 from p2psync.delta.streams import Bytes
-from p2psync.delta.symbols import BUCKETS, CODE_BITS, EXTRA_BITS, EXTRAS, KINDS, MAX_SHIFT, SYMBOLS
+from p2psync.delta.symbols import BUCKETS, EXTRAS, KINDS, MAX_SHIFT, SYMBOLS
 from p2psync.errors import FormatError
 
 #: Gaps are cut into buckets that are at most this share of the mean gap, and more than half of it.
 _BUCKET = 0.36
-#: Shifts, and for each class what each beginning of the bits stands for: symbols, and extra symbols.
-Readers = tuple[NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint16]]
+#: Shifts, and for each class what each state, and each beginning of an extra code, stands for.
+Readers = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint16]]
+#: Shifts, and for each class the books of `symbols.write_symbols`.
+Writers = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint32]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tables:
     """Classes and codes of one chunk.
 
-    window: u8 (17). shifts: u8 (classes). lengths: u8 (classes, SYMBOLS) and (classes, EXTRAS); the books that follow
-    from them: u32 of the same shapes.
+    window: u8 (17). shifts: u8 (classes). levels, and the frequencies that follow from them: u8 and i64 (classes,
+    SYMBOLS). lengths: u8 (classes, EXTRAS); the book that follows from them: u32 of the same shape.
     """
 
     window: NDArray[np.uint8]
     shifts: NDArray[np.uint8]
+    levels: NDArray[np.uint8]
     lengths: NDArray[np.uint8]
-    extra_lengths: NDArray[np.uint8]
+    frequencies: NDArray[np.int64]
     book: NDArray[np.uint32]
-    extra_book: NDArray[np.uint32]
 
     @classmethod
     def choose(cls, window: NDArray[np.uint8], totals: Counts, sizes: Counts, items: NDArray[np.uint64]) -> Tables:
@@ -59,37 +63,37 @@ class Tables:
         shifts = np.log2(gaps).astype(np.uint8)
         counts, extras = np.zeros((classes, SYMBOLS), np.int64), np.zeros((classes, EXTRAS), np.int64)
         symbols.count_symbols(sizes, items, shifts, counts, extras)
-        lengths, extra_lengths = np.zeros(counts.shape, np.uint8), np.zeros(extras.shape, np.uint8)
+        levels, lengths = np.zeros(counts.shape, np.uint8), np.zeros(extras.shape, np.uint8)
         for c in range(classes):
-            symbols.code_lengths(counts[c], CODE_BITS, lengths[c])
-            symbols.code_lengths(extras[c], EXTRA_BITS, extra_lengths[c])
-        return cls.of(window, shifts, lengths, extra_lengths)
+            ans.choose_levels(counts[c], levels[c])
+            huffman.code_lengths(extras[c], MAX_BITS, lengths[c])
+        return cls.of(window, shifts, levels, lengths)
 
     @classmethod
     def of(
         cls,
         window: NDArray[np.uint8],
         shifts: NDArray[np.uint8],
+        levels: NDArray[np.uint8],
         lengths: NDArray[np.uint8],
-        extra_lengths: NDArray[np.uint8],
     ) -> Tables:
-        """With the codes that follow from the lengths. Raises `FormatError` where there are more than fit."""
-        book, extra_book = np.zeros(lengths.shape, np.uint32), np.zeros(extra_lengths.shape, np.uint32)
+        """With what follows from levels and lengths. Raises `FormatError` where codes overlap or nothing follows."""
+        frequencies, book = np.zeros(levels.shape, np.int64), np.zeros(lengths.shape, np.uint32)
         for c in range(shifts.size):
-            if not (
-                symbols.assign_codes(lengths[c], book[c]) and symbols.assign_codes(extra_lengths[c], extra_book[c])
-            ):
+            if not ans.share_states(levels[c], frequencies[c]):
+                raise FormatError("a chunk has symbols of no weight")
+            if not huffman.assign_codes(lengths[c], book[c]):
                 raise FormatError("a chunk has codes that overlap")
-        return cls(window, shifts, lengths, extra_lengths, book, extra_book)
+        return cls(window, shifts, levels, lengths, frequencies, book)
 
     def to_bytes(self) -> bytes:
         """The wire form."""
         out = bytearray(self.window[:1].tobytes())
         out += (self.window[1::2] | self.window[2::2] << 4).astype(np.uint8).tobytes()
-        for shift, lengths, extras in zip(self.shifts, self.lengths, self.extra_lengths, strict=True):
-            rows = lengths.reshape(KINDS, BUCKETS)
-            used, extra = _used(rows.any(axis=0)), _used(extras)
-            out += bytes((shift, used)) + rows[:, :used].tobytes() + bytes((extra,)) + extras[:extra].tobytes()
+        for shift, levels, lengths in zip(self.shifts, self.levels, self.lengths, strict=True):
+            rows = levels.reshape(KINDS, BUCKETS)
+            used, extra = _used(rows.any(axis=0)), _used(lengths)
+            out += bytes((shift, used)) + rows[:, :used].tobytes() + bytes((extra,)) + lengths[:extra].tobytes()
         return bytes(out)
 
     @classmethod
@@ -106,7 +110,7 @@ class Tables:
             raise FormatError(f"a chunk's tables have {classes} classes; at most {MAX_CLASSES} are possible")
         at = 1 + half
         shifts = np.empty(classes, np.uint8)
-        lengths, extras = np.zeros((classes, SYMBOLS), np.uint8), np.zeros((classes, EXTRAS), np.uint8)
+        levels, lengths = np.zeros((classes, SYMBOLS), np.uint8), np.zeros((classes, EXTRAS), np.uint8)
         for c in range(classes):
             shift, at = _take(data, at, 1)
             used, at = _take(data, at, 1)
@@ -114,24 +118,34 @@ class Tables:
                 raise FormatError("a chunk's tables have a class of too many buckets")
             shifts[c] = shift[0]
             part, at = _take(data, at, KINDS * int(used[0]))
-            lengths[c].reshape(KINDS, BUCKETS)[:, : used[0]] = part.reshape(KINDS, -1)
+            levels[c].reshape(KINDS, BUCKETS)[:, : used[0]] = part.reshape(KINDS, -1)
             extra, at = _take(data, at, 1)
             if extra[0] > EXTRAS:
                 raise FormatError("a chunk's tables have too many extra symbols")
-            extras[c, : extra[0]], at = _take(data, at, int(extra[0]))
-        if at != data.size or lengths.max() > CODE_BITS or extras.max() > EXTRA_BITS:
-            raise FormatError("a chunk's tables have codes that are too long, or bytes after them")
-        return cls.of(window, shifts, lengths, extras)
+            lengths[c, : extra[0]], at = _take(data, at, int(extra[0]))
+        if at != data.size or levels.max() > MAX_LEVEL or lengths.max() > MAX_BITS:
+            raise FormatError("a chunk's tables have a level that is too high, a code too long, or bytes after them")
+        return cls.of(window, shifts, levels, lengths)
 
-    def readers(self) -> Readers:
+    def readers(self, signs: bool) -> Readers:
         """What the reading loop needs."""
         classes = self.shifts.size
-        tables = np.zeros((classes, 1 << CODE_BITS), np.uint32)
-        extras = np.zeros((classes, 1 << EXTRA_BITS), np.uint16)
+        tables = np.zeros((classes, STATES), np.uint64)
+        extras = np.zeros((classes, 1 << MAX_BITS), np.uint16)
+        templates = np.empty(SYMBOLS, np.uint64)
         for c in range(classes):
-            symbols.fill_table(self.book[c], self.lengths[c], int(self.shifts[c]), tables[c])
-            symbols.fill_extra(self.extra_book[c], self.extra_lengths[c], extras[c])
-        return self.shifts, tables, extras
+            symbols.templates(int(self.shifts[c]), signs, templates)
+            ans.fill_reader(self.frequencies[c], templates, tables[c])
+            huffman.fill_codes(self.book[c], self.lengths[c], extras[c])
+        return self.shifts, signs, tables, extras
+
+    def writers(self, signs: bool) -> Writers:
+        """What the writing loop needs."""
+        classes = self.shifts.size
+        book, follow = np.zeros((classes, SYMBOLS), np.uint64), np.zeros((classes, STATES), np.uint16)
+        for c in range(classes):
+            ans.fill_writer(self.frequencies[c], book[c], follow[c])
+        return self.shifts, signs, book, follow, self.book
 
 
 def write_heads(places: Sequence[tuple[int, int]], sizes: Counts, ends: Counts) -> bytes:

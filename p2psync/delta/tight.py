@@ -202,9 +202,9 @@ class TightWriter:
         totals = np.sum([ranked.totals for ranked in self._ranked], axis=0)
         items = np.concatenate([ranked.items for ranked in self._ranked])
         tables = Tables.choose(self._window, totals, sizes, items)
-        bits = np.empty(7 * items.size + symbols.SLACK, np.uint8)
+        bits = np.empty(7 * items.size + 3 * len(sizes) + symbols.SLACK, np.uint8)
         ends = np.empty(len(sizes), np.int64)
-        used = symbols.write_symbols(sizes, items, tables.shifts, tables.book, tables.extra_book, bits, ends)
+        used = symbols.write_symbols(sizes, items, *tables.writers(signs=True), bits, ends)
         heads = write_heads([self._place(ranked.block) for ranked in self._ranked], sizes, ends)
         meta = pack_streams([tables.to_bytes(), heads])
         rest = b""
@@ -213,7 +213,7 @@ class TightWriter:
             for coded in self._coded:
                 writer.add(coded)
             rest = writer.finish()
-        return b"".join([varint(len(meta)), varint(used), varint(len(rest)), meta, bits[:used].data, rest])
+        return b"".join([varint(len(meta)), varint(used), varint(len(rest)), meta, bits[bits.size - used :].data, rest])
 
     def _place(self, block: Block) -> tuple[int, int]:
         return block.row, block.start // block_span(WIDTH, self._block_units)
@@ -304,7 +304,7 @@ def _read_heads(data: Bytes, rows: Sequence[Row], block_units: int, classes: int
 def _read_blocks(
     heads: Sequence[_Head], rows: Sequence[Row], tables: Tables, bits: Bytes, base: Callable[[int], Units] | None
 ) -> Iterator[Block]:
-    readers = tables.readers()
+    readers = tables.readers(signs=True)
     nothing = _Head(0, 0, 0, np.zeros(tables.shifts.size, np.int64), 0, 0)
     for k in range(0, len(heads), 2):
         # Two at a time; beside the last of an odd number stands one of no changes.
