@@ -1,4 +1,4 @@
-"""The compiled loops that write and read the symbols of the `tight` profile: Huffman codes, raw bits, escapes.
+"""The compiled loops that write and read the symbols of the `tight` profile: coded symbols, raw bits, escapes.
 
 A change is one *symbol*, which says roughly how far it is from the one before and how large its step is, and some raw
 bits. Symbol `48 · kind + bucket` of a class whose shift is k:
@@ -6,9 +6,12 @@ bits. Symbol `48 · kind + bucket` of a class whose shift is k:
     bucket   gap >> k, or 47: what is left of the gap >> k then follows in 20 − k bits
     kind     0: step of ±1; 1: ±2; 2: more, and an *extra* symbol follows
 
-Bits fill each byte from the lowest on: the sign (1: negative), the gap's k low bits, the code, of bucket 47 what is
-left of the gap, and, of kind 2, the extra code b and b bits: the step's magnitude is 2 + 2^b + those bits. No change
-takes more than 54 bits. The raw bits come first because a reader can skip them without knowing the symbol.
+Symbols are coded by `ans`. One state goes through a block, from class to class, and from symbol to extra symbol. Bits
+fill each byte from the lowest on: in front zeros and a one, so that the last byte is full, and the state; then for each
+change the sign (1: negative), the gap's k low bits, what takes the state on, of bucket 47 what is left of the gap, and,
+of kind 2, what takes the state on once more and b bits: the step's magnitude is 2 + 2^b + those bits. No change takes
+more than 57 bits, which is what a load of 8 bytes is sure to give. The raw bits come first because a reader can skip
+them without knowing the symbol. The last state is 0: damaged bits seldom end there.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.ans import STATE_BITS, STATES
-from p2psync.delta.huffman import MAX_BITS
 from p2psync.delta.kernels import inline, kernel, load, store, trailing
 
 BUCKETS, KINDS, EXTRAS = 48, 3, 15
@@ -33,7 +35,7 @@ SLACK = 16
 _U = np.uint64
 _ONE = _U(1)
 _LAST = _U(BUCKETS - 1)
-_SHORT, _WORD, _LONG = np.empty(0, np.uint16), np.empty(0, np.uint32), np.empty(0, np.uint64)
+_SHORT, _LONG = np.empty(0, np.uint16), np.empty(0, np.uint64)
 #: An item: a gap or rank, the symbol, the step.
 _GAP, _SYMBOL, _STEP, _SIGN = _U(0xFFFFFF), _U(24), _U(32), _U(47)
 
@@ -92,15 +94,16 @@ def write_symbols(
     signs: bool,
     book: NDArray[np.uint64],
     follow: NDArray[np.uint16],
-    extra_book: NDArray[np.uint32],
+    extra_book: NDArray[np.uint64],
+    extra_follow: NDArray[np.uint16],
     out: NDArray[np.uint8],
     ends: NDArray[np.int64],
 ) -> int:
     """Write the changes of some blocks; returns how many bytes, which are the last of `out`.
 
-    That must hold 7 bytes a change, 3 a block, and SLACK. Items are as `count_symbols` leaves them; `ends` is told where each block's bytes end.
-    For (class, symbol) the books hold what `ans.fill_writer` puts there, and of extra symbols a code and, from bit 16
-    on, its length. Without `signs` all steps count as positive.
+    That must hold 8 bytes a change, 3 a block, and SLACK. Items are as `count_symbols` leaves them; `ends` is told
+    where each block's bytes end. For (class, symbol), and for (class, extra symbol), books and states to follow are what `ans.fill_writer` makes.
+    Without `signs` all steps count as positive.
 
     What is read last is written first, so all this goes backwards.
     """
@@ -114,41 +117,39 @@ def write_symbols(
         c = part % classes
         shift = _U(shifts[c])
         low, head = (_ONE << shift) - _ONE, shift + lead
-        mine = _U(book[c].ctypes.data)
-        # Places in `follow` are told with so many added that they are never negative.
-        nexts = _U(follow[c].ctypes.data) - _U(2 * STATES)
+        mine, nexts = _U(book[c].ctypes.data), _U(follow[c].ctypes.data)
+        extras, extra_nexts = _U(extra_book[c].ctypes.data), _U(extra_follow[c].ctypes.data)
         first = place - (_U(sizes.flat[part]) << _U(3))
         while place != first:
             place -= _U(8)
             item = load(place, 0, _LONG)
             symbol = (item >> _SYMBOL) & _U(255)
-            entry = load(mine, np.int64(symbol), _LONG)
-            count = (state + (entry & _U(0xFFFFFFFF))) >> _U(16)
-            bits = ((item & low) << lead) | ((item >> _SIGN) & lead) | (state & ((_ONE << count) - _ONE)) << head
-            state = load(nexts, np.int64((state >> count) + (entry >> _U(32))), _SHORT)
-            size = head + count
+            bits, size = _U(0), _U(0)
             if symbol >= _LAST and (symbol >= _U(2 * BUCKETS) or symbol == _LAST or symbol == _U(2 * BUCKETS - 1)):
-                if symbol == _LAST or symbol == _LAST + _U(BUCKETS) or symbol == _LAST + _U(2 * BUCKETS):
-                    bits |= (((item & _GAP) >> shift) - _LAST) << size
-                    size += _U(FAR_BITS) - shift
                 if symbol >= _U(2 * BUCKETS):
                     magnitude = magnitude_of(item >> _STEP)
                     b = extra_of(magnitude)
-                    entry = _U(extra_book[c, b])
-                    bits |= (entry & _U(0xFFFF)) << size
-                    size += entry >> _U(16)
+                    state, size, bits = _write_state(state, load(extras, np.int64(b), _LONG), extra_nexts)
                     bits |= (magnitude - _U(2) - (_ONE << b)) << size
                     size += b
+                if symbol == _LAST or symbol == _LAST + _U(BUCKETS) or symbol == _LAST + _U(2 * BUCKETS):
+                    more = _U(FAR_BITS) - shift
+                    bits = bits << more | (((item & _GAP) >> shift) - _LAST)
+                    size += more
+            state, count, code = _write_state(state, load(mine, np.int64(symbol), _LONG), nexts)
+            bits = (bits << count | code) << head | (item & low) << lead | (item >> _SIGN) & lead
+            size += head + count
             word = word << size | bits
             fill += size
-            store(at - _U(8), 0, word << (_U(63) - fill) << _ONE, _LONG)
+            # Nothing is complete where there are no bits at all, and what is stored then does not matter.
+            store(at - _U(8), 0, word << ((_U(64) - fill) & _U(63)), _LONG)
             at -= fill >> _U(3)
             fill &= _U(7)
         if c == _U(0):
             # The state, and before it a one: the zeros before that fill up the first byte.
             word = word << _U(STATE_BITS + 1) | (state - _U(STATES)) << _ONE | _ONE
             fill += _U(STATE_BITS + 1)
-            store(at - _U(8), 0, word << (_U(63) - fill) << _ONE, _LONG)
+            store(at - _U(8), 0, word << (_U(64) - fill), _LONG)
             at -= (fill + _U(7)) >> _U(3)
             fill, word, state = _U(0), _U(0), _U(STATES)
             ends[part // classes] = last - at
@@ -160,6 +161,15 @@ def write_symbols(
     return int(end)
 
 
+@inline
+def _write_state(state: Any, entry: Any, follow: Any) -> Any:
+    """Write a symbol: the state before it, how many bits that takes, and these bits."""
+    count = (state + (entry & _U(0xFFFFFFFF))) >> _U(16)
+    # Places are told with so many added that they are never negative.
+    place = (state >> count) + (entry >> _U(32))
+    return load(follow - _U(2 * STATES), np.int64(place), _SHORT), count, state & ((_ONE << count) - _ONE)
+
+
 @kernel
 def read_symbols(
     data: NDArray[np.uint8],
@@ -168,16 +178,15 @@ def read_symbols(
     shifts: NDArray[np.uint8],
     signs: bool,
     tables: NDArray[np.uint64],
-    extra_tables: NDArray[np.uint16],
+    extra_tables: NDArray[np.uint64],
     items: NDArray[np.uint64],
 ) -> bool:
     """Read two blocks' changes, each from bytes `spans[k, 0]` to `spans[k, 1]` of `data`, which has SLACK after them.
 
     `sizes[k, c]` changes of block k are of class c, their ranks below `spans[k, 2]`. An item becomes a rank, and from
     bit 32 on a step: first those of block 0, then those of block 1. Without `signs` all steps are positive. False
-    unless the codes are known, bits and states end where they should, and the ranks are below their bound. The tables
-    hold, for (class, state), what `ans.fill_reader` makes of `templates`, and, for (class, next bits), what
-    `huffman.fill_codes` puts there.
+    unless the symbols are known, bits and states end where they should, and the ranks are below their bound. The tables
+    hold, for (class, state), what `ans.fill_reader` makes of `templates` and `extra_templates`.
 
     A processor spends most of its time here in waiting for one change's state, so it reads two at once.
     """
@@ -237,7 +246,7 @@ def _begin(base: Any, begin: Any, some: Any) -> Any:
 def _read_change(base: Any, at: Any, state: Any, rank: Any, shift: Any, lead: Any, table: Any, extra: Any) -> Any:
     """The next change at bit `at` after address `base`: the bit after it, state, rank, and the step at bit 32.
 
-    The bit after it is beyond all others where the code is not known.
+    The bit after it is beyond all others where the symbol is not known.
     """
     word = load(base + (at >> _U(3)), 0, _LONG) >> (at & _U(7))
     entry = load(table, np.int64(state), _LONG)
@@ -248,7 +257,7 @@ def _read_change(base: Any, at: Any, state: Any, rank: Any, shift: Any, lead: An
     if magnitude != _U(0):
         rank += (entry >> _U(8)) & _U(0xFFFFFF)
     else:
-        more, over, magnitude = _look_closer(word >> (entry & _U(63)), entry, shift, extra)
+        more, state, over, magnitude = _look_closer(word >> (entry & _U(63)), entry, state, shift, extra)
         at += more
         rank += over
     sign = word & lead
@@ -257,8 +266,8 @@ def _read_change(base: Any, at: Any, state: Any, rank: Any, shift: Any, lead: An
 
 
 @kernel
-def _look_closer(bits: Any, entry: Any, shift: Any, extra: Any) -> Any:
-    """What a table's entry does not tell at once: bits used beyond those it tells of, gap less low part, magnitude."""
+def _look_closer(bits: Any, entry: Any, state: Any, shift: Any, extra: Any) -> Any:
+    """What an entry does not tell at once: bits used beyond those it tells of, state, gap less low part, magnitude."""
     symbol = (entry >> _U(8)) & _U(255)
     kind = _U(symbol >= _U(BUCKETS)) + _U(symbol >= _U(2 * BUCKETS))
     bucket, more = symbol - _U(BUCKETS) * kind, _U(0)
@@ -269,12 +278,13 @@ def _look_closer(bits: Any, entry: Any, shift: Any, extra: Any) -> Any:
     magnitude = kind + _ONE
     unknown = entry == _U(0)
     if kind == _U(2):
-        entry = load(extra, np.int64(bits & _U((1 << MAX_BITS) - 1)), _SHORT)
+        entry = load(extra, np.int64(state), _LONG)
         unknown = entry == _U(0)
-        b = entry >> _U(4)
-        magnitude = _U(2) + (_ONE << b) + ((bits >> (entry & _U(15))) & ((_ONE << b) - _ONE))
-        more += (entry & _U(15)) + b
-    return (_ONE << _U(62) if unknown else more), bucket << shift, magnitude
+        state = ((entry >> _U(32)) & _U(STATES - 1)) + (bits & (entry >> _U(48)))
+        count, b = entry & _U(15), (entry >> _U(8)) & _U(15)
+        magnitude = _U(2) + (_ONE << b) + ((bits >> count) & ((_ONE << b) - _ONE))
+        more += count + b
+    return (_ONE << _U(62) if unknown else more), state, bucket << shift, magnitude
 
 
 @kernel
@@ -290,3 +300,10 @@ def templates(shift: int, signs: bool, out: NDArray[np.uint64]) -> None:
             out[symbol] = head | (symbol // BUCKETS + 1) << 6 | bucket << (shift + 8)
         else:
             out[symbol] = head | symbol << 8
+
+
+@kernel
+def extra_templates(out: NDArray[np.uint64]) -> None:
+    """What `read_symbols` wants to know of each extra symbol: in bits 8 on which it is; bit 6, lest it be 0."""
+    for b in range(EXTRAS):
+        out[b] = 1 << 6 | b << 8

@@ -202,7 +202,7 @@ class TightWriter:
         totals = np.sum([ranked.totals for ranked in self._ranked], axis=0)
         items = np.concatenate([ranked.items for ranked in self._ranked])
         tables = Tables.choose(self._window, totals, sizes, items)
-        bits = np.empty(7 * items.size + 3 * len(sizes) + symbols.SLACK, np.uint8)
+        bits = np.empty(8 * items.size + 3 * len(sizes) + symbols.SLACK, np.uint8)
         ends = np.empty(len(sizes), np.int64)
         used = symbols.write_symbols(sizes, items, *tables.writers(signs=True), bits, ends)
         heads = write_heads([self._place(ranked.block) for ranked in self._ranked], sizes, ends)
