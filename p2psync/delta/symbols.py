@@ -11,7 +11,7 @@ fill each byte from the lowest on: in front zeros and a one, so that the last by
 change the sign (1: negative), the gap's k low bits, what takes the state on, of bucket 47 what is left of the gap, and,
 of kind 2, what takes the state on once more and b bits: the step's magnitude is 2 + 2^b + those bits. No change takes
 more than 57 bits, which is what a load of 8 bytes is sure to give. The raw bits come first because a reader can skip
-them without knowing the symbol. The last state is 0: damaged bits seldom end there.
+them without knowing the symbol. The last state is 0, where damaged bits mostly do not end.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def write_symbols(
     """Write the changes of some blocks; returns how many bytes, which are the last of `out`.
 
     That must hold 8 bytes a change, 3 a block, and SLACK. Items are as `count_symbols` leaves them; `ends` is told
-    where each block's bytes end. For (class, symbol), and for (class, extra symbol), books and states to follow are what `ans.fill_writer` makes.
-    Without `signs` all steps count as positive.
+    where each block's bytes end. For (class, symbol) and (class, extra symbol), books and states to follow are what
+    `ans.fill_writer` makes. Without `signs` all steps count as positive.
 
     What is read last is written first, so all this goes backwards.
     """
