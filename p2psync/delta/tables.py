@@ -1,13 +1,15 @@
-"""What stands before the symbols of a `tight` chunk: the classes, and the codes of each.
+"""What stands before the symbols of a `tight` chunk: the classes, and the symbols of each.
 
     1 byte    the first scale of the window
     8 bytes   the classes of its 16 scales, four bits each, the first in the low bits
     then, for each class from 0 to the highest of those:
     1 byte    its shift
-    1 byte    how many buckets have codes at all, then for each kind and each of these buckets the length of the code
-    1 byte    how many extra symbols have codes at all, then for each of these the length of the code
+    1 byte    how many buckets have a level at all, then for each kind and each of these buckets its level less that of
+              the bucket before it, mod 256
+    1 byte    how many extra symbols have a level at all, then for each of these its level
 
-A length of 0 says that the symbol does not occur.
+A level tells how often a symbol occurs (`ans`). Levels fall at an even pace from bucket to bucket, as gaps are nearly
+geometric, and so do the bytes of their differences repeat.
 """
 
 from __future__ import annotations
@@ -18,34 +20,37 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta import symbols
+from p2psync.delta import ans, symbols
+from p2psync.delta.ans import MAX_LEVEL, STATES
 from p2psync.delta.classes import Counts
 from p2psync.delta.kernels import kernel
 from p2psync.delta.lanes import MAX_CLASSES, WINDOW
 from p2psync.delta.streams import Bytes
-from p2psync.delta.symbols import BUCKETS, CODE_BITS, EXTRA_BITS, EXTRAS, KINDS, MAX_SHIFT, SYMBOLS
+from p2psync.delta.symbols import BUCKETS, EXTRAS, KINDS, MAX_SHIFT, SYMBOLS
 from p2psync.errors import FormatError
 
 #: Gaps are cut into buckets that are at most this share of the mean gap, and more than half of it.
 _BUCKET = 0.36
-#: Shifts, and for each class what each beginning of the bits stands for: symbols, and extra symbols.
-Readers = tuple[NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint16]]
+#: Shifts, whether there are signs, and for each class the tables of `symbols.read_symbols`.
+Readers = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint64]]
+#: The same for `symbols.write_symbols`: books and states to follow, of symbols and of extra symbols.
+Writers = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint64], NDArray[np.uint16]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tables:
     """Classes and codes of one chunk.
 
-    window: u8 (17). shifts: u8 (classes). lengths: u8 (classes, SYMBOLS) and (classes, EXTRAS); the books that follow
-    from them: u32 of the same shapes.
+    window: u8 (17). shifts: u8 (classes). levels: u8 (classes, SYMBOLS) and (classes, EXTRAS); the frequencies that
+    follow from them: i64 of the same shapes.
     """
 
     window: NDArray[np.uint8]
     shifts: NDArray[np.uint8]
-    lengths: NDArray[np.uint8]
-    extra_lengths: NDArray[np.uint8]
-    book: NDArray[np.uint32]
-    extra_book: NDArray[np.uint32]
+    levels: NDArray[np.uint8]
+    extra_levels: NDArray[np.uint8]
+    frequencies: NDArray[np.int64]
+    extra_frequencies: NDArray[np.int64]
 
     @classmethod
     def choose(cls, window: NDArray[np.uint8], totals: Counts, sizes: Counts, items: NDArray[np.uint64]) -> Tables:
@@ -59,37 +64,37 @@ class Tables:
         shifts = np.log2(gaps).astype(np.uint8)
         counts, extras = np.zeros((classes, SYMBOLS), np.int64), np.zeros((classes, EXTRAS), np.int64)
         symbols.count_symbols(sizes, items, shifts, counts, extras)
-        lengths, extra_lengths = np.zeros(counts.shape, np.uint8), np.zeros(extras.shape, np.uint8)
+        levels, extra_levels = np.zeros(counts.shape, np.uint8), np.zeros(extras.shape, np.uint8)
         for c in range(classes):
-            symbols.code_lengths(counts[c], CODE_BITS, lengths[c])
-            symbols.code_lengths(extras[c], EXTRA_BITS, extra_lengths[c])
-        return cls.of(window, shifts, lengths, extra_lengths)
+            ans.choose_levels(counts[c], levels[c])
+            ans.choose_levels(extras[c], extra_levels[c])
+        return cls.of(window, shifts, levels, extra_levels)
 
     @classmethod
     def of(
         cls,
         window: NDArray[np.uint8],
         shifts: NDArray[np.uint8],
-        lengths: NDArray[np.uint8],
-        extra_lengths: NDArray[np.uint8],
+        levels: NDArray[np.uint8],
+        extra_levels: NDArray[np.uint8],
     ) -> Tables:
-        """With the codes that follow from the lengths. Raises `FormatError` where there are more than fit."""
-        book, extra_book = np.zeros(lengths.shape, np.uint32), np.zeros(extra_lengths.shape, np.uint32)
-        for c in range(shifts.size):
-            if not (
-                symbols.assign_codes(lengths[c], book[c]) and symbols.assign_codes(extra_lengths[c], extra_book[c])
-            ):
-                raise FormatError("a chunk has codes that overlap")
-        return cls(window, shifts, lengths, extra_lengths, book, extra_book)
+        """With the frequencies that follow from the levels. Raises `FormatError` where none do."""
+        frequencies = np.zeros(levels.shape, np.int64), np.zeros(extra_levels.shape, np.int64)
+        for both in zip((levels, extra_levels), frequencies, strict=True):
+            for mine, theirs in zip(*both, strict=True):
+                if not ans.share_states(mine, theirs):
+                    raise FormatError("a chunk has symbols of no weight")
+        return cls(window, shifts, levels, extra_levels, *frequencies)
 
     def to_bytes(self) -> bytes:
         """The wire form."""
         out = bytearray(self.window[:1].tobytes())
         out += (self.window[1::2] | self.window[2::2] << 4).astype(np.uint8).tobytes()
-        for shift, lengths, extras in zip(self.shifts, self.lengths, self.extra_lengths, strict=True):
-            rows = lengths.reshape(KINDS, BUCKETS)
+        for shift, levels, extras in zip(self.shifts, self.levels, self.extra_levels, strict=True):
+            rows = levels.reshape(KINDS, BUCKETS)
             used, extra = _used(rows.any(axis=0)), _used(extras)
-            out += bytes((shift, used)) + rows[:, :used].tobytes() + bytes((extra,)) + extras[:extra].tobytes()
+            rises = np.diff(rows[:, :used], axis=1, prepend=np.uint8(0))
+            out += bytes((shift, used)) + rises.tobytes() + bytes((extra,)) + extras[:extra].tobytes()
         return bytes(out)
 
     @classmethod
@@ -106,7 +111,7 @@ class Tables:
             raise FormatError(f"a chunk's tables have {classes} classes; at most {MAX_CLASSES} are possible")
         at = 1 + half
         shifts = np.empty(classes, np.uint8)
-        lengths, extras = np.zeros((classes, SYMBOLS), np.uint8), np.zeros((classes, EXTRAS), np.uint8)
+        levels, extras = np.zeros((classes, SYMBOLS), np.uint8), np.zeros((classes, EXTRAS), np.uint8)
         for c in range(classes):
             shift, at = _take(data, at, 1)
             used, at = _take(data, at, 1)
@@ -114,24 +119,38 @@ class Tables:
                 raise FormatError("a chunk's tables have a class of too many buckets")
             shifts[c] = shift[0]
             part, at = _take(data, at, KINDS * int(used[0]))
-            lengths[c].reshape(KINDS, BUCKETS)[:, : used[0]] = part.reshape(KINDS, -1)
+            rises = part.reshape(KINDS, int(used[0]))
+            levels[c].reshape(KINDS, BUCKETS)[:, : used[0]] = np.cumsum(rises, axis=1, dtype=np.uint8)
             extra, at = _take(data, at, 1)
             if extra[0] > EXTRAS:
                 raise FormatError("a chunk's tables have too many extra symbols")
             extras[c, : extra[0]], at = _take(data, at, int(extra[0]))
-        if at != data.size or lengths.max() > CODE_BITS or extras.max() > EXTRA_BITS:
-            raise FormatError("a chunk's tables have codes that are too long, or bytes after them")
-        return cls.of(window, shifts, lengths, extras)
+        if at != data.size or levels.max() > MAX_LEVEL or extras.max() > MAX_LEVEL:
+            raise FormatError("a chunk's tables have a level that is too high, or bytes after them")
+        return cls.of(window, shifts, levels, extras)
 
-    def readers(self, *, signed: bool) -> Readers:
-        """What the reading loop needs. signed: whether signs are among the symbols."""
+    def readers(self, signs: bool) -> Readers:
+        """What the reading loop needs."""
         classes = self.shifts.size
-        tables = np.zeros((classes, 1 << CODE_BITS), np.uint32)
-        extras = np.zeros((classes, 1 << EXTRA_BITS), np.uint16)
+        tables, extra_tables = np.zeros((classes, STATES), np.uint64), np.zeros((classes, STATES), np.uint64)
+        templates, extra_templates = np.empty(SYMBOLS, np.uint64), np.empty(EXTRAS, np.uint64)
+        symbols.extra_templates(extra_templates)
         for c in range(classes):
-            symbols.fill_table(self.book[c], self.lengths[c], int(self.shifts[c]), int(signed), tables[c])
-            symbols.fill_extra(self.extra_book[c], self.extra_lengths[c], extras[c])
-        return self.shifts, tables, extras
+            symbols.templates(int(self.shifts[c]), signs, templates)
+            ans.fill_reader(self.frequencies[c], templates, tables[c])
+            ans.fill_reader(self.extra_frequencies[c], extra_templates, extra_tables[c])
+        return self.shifts, signs, tables, extra_tables
+
+    def writers(self, signs: bool) -> Writers:
+        """What the writing loop needs."""
+        return self.shifts, signs, *_writers(self.frequencies), *_writers(self.extra_frequencies)
+
+
+def _writers(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint16]]:
+    book, follow = np.zeros(frequencies.shape, np.uint64), np.zeros((len(frequencies), STATES), np.uint16)
+    for c in range(len(frequencies)):
+        ans.fill_writer(frequencies[c], book[c], follow[c])
+    return book, follow
 
 
 def write_heads(places: Sequence[tuple[int, int]], sizes: Counts, ends: Counts) -> bytes:

@@ -215,10 +215,9 @@ class TightWriter:
         totals = np.sum([ranked.totals for ranked in self._ranked], axis=0)
         items = np.concatenate([ranked.items for ranked in self._ranked])
         tables = Tables.choose(self._window, totals, sizes, items)
-        bits = np.empty(7 * items.size + symbols.SLACK, np.uint8)
+        bits = np.empty(8 * items.size + 3 * len(sizes) + symbols.SLACK, np.uint8)
         ends = np.empty(len(sizes), np.int64)
-        books = tables.shifts, tables.book, tables.extra_book
-        used = symbols.write_symbols(sizes, items, *books, int(self._history is None), bits, ends)
+        used = symbols.write_symbols(sizes, items, *tables.writers(signs=self._history is None), bits, ends)
         heads = write_heads([self._place(ranked.block) for ranked in self._ranked], sizes, ends)
         meta = pack_streams([tables.to_bytes(), heads])
         rest = b""
@@ -229,11 +228,11 @@ class TightWriter:
             rest = writer.finish()
         lengths = [varint(len(meta)), varint(used), varint(len(rest))]
         if self._history is None:
-            return b"".join([*lengths, meta, bits[:used].data, rest])
+            return b"".join([*lengths, meta, bits[bits.size - used :].data, rest])
         signs = self._signs(self._history)
         lengths += [varint(len(signs.raw)), varint(len(signs.gaps)), varint(signs.surprises)]
         way = bytes([2 * signs.rice + signs.usual])
-        return b"".join([*lengths, way, meta, bits[:used].data, signs.raw, signs.gaps, rest])
+        return b"".join([*lengths, way, meta, bits[bits.size - used :].data, signs.raw, signs.gaps, rest])
 
     def _signs(self, history: Past) -> Signs:
         writer = SignWriter()
@@ -367,7 +366,7 @@ def _read_blocks(
     *,
     signed: bool,
 ) -> Iterator[Block]:
-    readers = tables.readers(signed=signed)
+    readers = tables.readers(signs=signed)
     nothing = _Head(0, 0, 0, np.zeros(tables.shifts.size, np.int64), 0, 0)
     for k in range(0, len(heads), 2):
         # Two at a time; beside the last of an odd number stands one of no changes.
@@ -375,7 +374,7 @@ def _read_blocks(
         sizes = np.stack([head.sizes for head in pair])
         spans = np.array([(head.begin, head.end, head.units) for head in pair], np.int64)
         items = np.empty(int(sizes.sum()), np.uint64)
-        if not symbols.read_symbols(bits, spans, sizes, *readers, int(signed), items):
+        if not symbols.read_symbols(bits, spans, sizes, *readers, items):
             raise FormatError("a chunk has broken symbols")
         first = int(sizes[0].sum())
         yield _place_block(pair[0], rows, tables.window, items[:first], base)

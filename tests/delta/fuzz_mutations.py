@@ -214,14 +214,14 @@ def _rest(choice: random.Random, rest: bytes, pool: Sequence[Sample]) -> bytes:
 
 
 def _tables(choice: random.Random, tables: bytes) -> bytes:
-    """Classes and codes that do not exist, overlap, or are missing."""
+    """Classes and levels that do not exist, are too high, too low, or missing."""
     forged = bytearray(tables)
     if choice.random() < 0.25:
         forged[choice.randrange(min(9, len(forged)))] = choice.choice(
             (0, 7, 8, 0x88, 0x78, 0xFF, choice.randrange(256))
         )
         return bytes(forged)
-    # A class: shift, buckets, codes, extras, codes.
+    # A class: shift, buckets, differences of levels, extras, levels.
     at, places = 9, []
     while at + 1 < len(forged):
         used = forged[at + 1]
@@ -233,7 +233,7 @@ def _tables(choice: random.Random, tables: bytes) -> bytes:
     if not places:
         return _content(choice, tables)
     begin, end = choice.choice(places)
-    codes = range(begin + 2, end)
+    levels = range(begin + 2, end)
     match choice.randrange(6):
         case 0:
             forged[begin] = choice.choice((0, 1, 19, 20, 21, 63, 64, 255))
@@ -241,16 +241,16 @@ def _tables(choice: random.Random, tables: bytes) -> bytes:
             forged[begin + 1] = choice.choice((0, 1, 47, 48, 49, 255))
         case 2:
             forged[end] = choice.choice((0, 1, 15, 16, 255))
-        case 3 if len(codes):
-            for k in codes:
-                forged[k] = choice.choice((0, 1, 2, 11, 12)) if choice.random() < 0.3 else forged[k]
-        case 4 if len(codes):
-            size = choice.choice((0, 1, 2, 6, 7, 8, 11, 12))
-            for k in codes:
-                forged[k] = size
+        case 3 if len(levels):
+            for k in levels:
+                forged[k] = choice.choice((0, 1, 2, 49, 50, 206, 207, 255)) if choice.random() < 0.3 else forged[k]
+        case 4 if len(levels):
+            rise = choice.choice((0, 1, 2, 49, 50, 128, 255))
+            for k in levels:
+                forged[k] = rise
         case _:
             for k in range(end + 1, min(end + 1 + forged[end], len(forged))):
-                forged[k] = choice.choice((0, 1, 7, 8, 9, 255))
+                forged[k] = choice.choice((0, 1, 2, 48, 49, 50, 255))
     return bytes(forged)
 
 

@@ -24,19 +24,23 @@ def read_chunk(data: bytes, rows: Sequence[Row], block_units: int, base: Callabl
     at += meta_size
     symbols = data[at : at + bits_size]
     found = []
-    window, shifts, books, extra_books = read_tables(tables)
+    window, shifts, owners, extra_owners = read_tables(tables)
     for row, start, units, sizes, first, last in read_heads(heads, rows, block_units, len(shifts)):
         old = [int(unit) for unit in base(row)[start : start + units]]
         bits = Bits(symbols[first:last])
+        while bits.take(1) == 0:
+            pass
+        bits.state = bits.take(11)
         steps: Steps = {}
         for c, size in enumerate(sizes):
             places = [k for k, unit in enumerate(old) if class_of(unit, window) == c]
             rank = -1
             for _ in range(size):
-                gap, step = read_change(bits, shifts[c], books[c], extra_books[c])
+                gap, step = read_change(bits, shifts[c], owners[c], extra_owners[c])
                 rank += gap + 1
                 steps[row, start + places[rank]] = step
-        assert bits.at <= 8 * len(bits.data) < bits.at + 8
+        assert bits.at == 8 * len(bits.data)
+        assert bits.state == 0
         found.append(steps)
     rest = data[at + bits_size :]
     assert len(rest) == rest_size
@@ -71,34 +75,41 @@ def streams(data: bytes) -> list[bytes]:
     return out
 
 
-def read_tables(data: bytes) -> tuple[list[int], list[int], list[dict], list[dict]]:
+def read_tables(data: bytes) -> tuple[list[int], list[int], list[list[int]], list[list[int]]]:
     window = [data[0]] + [data[1 + k // 2] >> 4 * (k % 2) & 15 for k in range(16)]
-    at, shifts, books, extra_books = 9, [], [], []
+    at, shifts, owners, extra_owners = 9, [], [], []
     for _ in range(max(window[1:]) + 1):
         shift, used = data[at : at + 2]
         at += 2
-        lengths = {48 * kind + b: data[at + kind * used + b] for kind in range(3) for b in range(used)}
-        at += 3 * used
+        levels = [0] * 144
+        for kind in range(3):
+            level = 0
+            for bucket in range(used):
+                level = (level + data[at]) % 256
+                levels[48 * kind + bucket] = level
+                at += 1
         extra = data[at]
-        extra_lengths = dict(enumerate(data[at + 1 : at + 1 + extra]))
-        at += 1 + extra
         shifts.append(shift)
-        books.append(book(lengths))
-        extra_books.append(book(extra_lengths))
+        owners.append(spread(levels))
+        extra_owners.append(spread(list(data[at + 1 : at + 1 + extra])))
+        at += 1 + extra
     assert at == len(data)
-    return window, shifts, books, extra_books
+    return window, shifts, owners, extra_owners
 
 
-def book(lengths: dict[int, int]) -> dict[tuple[int, ...], int]:
-    """Symbols by the bits of their codes, in the order of reading."""
-    codes, code = {}, 0
-    for size in range(1, 12):
-        code *= 2
-        for symbol in sorted(lengths):
-            if lengths[symbol] == size:
-                codes[tuple(code >> (size - 1 - k) & 1 for k in range(size))] = symbol
-                code += 1
-    return codes
+def spread(levels: list[int]) -> list[int]:
+    """The symbol of each state; none where no symbol has a level."""
+    weights = [(4 + (level - 2) % 4) * 2 ** ((level - 2) // 4) if level > 1 else 0 for level in levels]
+    left = 2048 - sum(level > 0 for level in levels)
+    owners, place, done = [-1] * 2048, 0, 0
+    for symbol, level in enumerate(levels):
+        before, done = done, done + weights[symbol]
+        if level:
+            for _ in range(1 + done * left // sum(weights) - before * left // sum(weights)):
+                owners[place % 2048] = symbol
+                place += 1283
+    assert place in (0, 2048 * 1283)
+    return owners
 
 
 def read_heads(
@@ -129,7 +140,7 @@ class Bits:
     """Bits of bytes, the lowest of each first."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
+        self.data, self.at, self.state = data, 0, 0
 
     def take(self, count: int) -> int:
         value = 0
@@ -138,21 +149,23 @@ class Bits:
             self.at += 1
         return value
 
-    def symbol(self, codes: dict[tuple[int, ...], int]) -> int:
-        code: tuple[int, ...] = ()
-        while code not in codes:
-            code += (self.take(1),)
-            assert len(code) < 12
-        return codes[code]
+    def symbol(self, owners: list[int]) -> int:
+        """The symbol of the state, which goes on."""
+        symbol = owners[self.state]
+        # Of the symbol's states this is number so many, and it has so many in all.
+        number, count = owners[: self.state].count(symbol), owners.count(symbol)
+        bits = 11 - (count + number).bit_length() + 1
+        self.state = ((count + number) << bits) - 2048 + self.take(bits)
+        return symbol
 
 
-def read_change(bits: Bits, shift: int, codes: dict, extras: dict) -> tuple[int, int]:
+def read_change(bits: Bits, shift: int, owners: list[int], extra_owners: list[int]) -> tuple[int, int]:
     sign, low = bits.take(1), bits.take(shift)
-    kind, bucket = divmod(bits.symbol(codes), 48)
+    kind, bucket = divmod(bits.symbol(owners), 48)
     if bucket == 47:
         bucket += bits.take(20 - shift)
     magnitude = kind + 1
     if kind == 2:
-        b = bits.symbol(extras)
+        b = bits.symbol(extra_owners)
         magnitude = 2 + (1 << b) + bits.take(b)
     return (bucket << shift) + low, (-magnitude if sign else magnitude) % 65536
