@@ -20,7 +20,7 @@ _TRUSTED = frozenset({KEY.public_key().public_bytes_raw()})
 
 def chunk(given: Input) -> None:
     """Decode a chunk; what comes out are blocks on the grid, of the right unit, with rising positions."""
-    blocks = decode_chunk(given.data, given.rows, given.block_units, given.base)
+    blocks = decode_chunk(given.data, given.rows, given.block_units, given.base, given.history)
     assert blocks
     places = [(block.row, block.start) for block in blocks]
     assert all(a < b for a, b in itertools.pairwise(places))

@@ -14,8 +14,10 @@ from delta_parts import random_units
 from fuzz_samples import Sample, other_rows
 
 from p2psync.delta.container import MAX_CHUNK_BYTES
+from p2psync.delta.history import History
 from p2psync.delta.streams import pack_streams, read_varint, unpack_streams, varint
 from p2psync.delta.tensors import Row, Units
+from p2psync.delta.tight import Past
 
 #: Numbers at the edges of what a varint, a block, a chunk or a table can hold.
 EXTREMES = (0, 1, 2, 3, 47, 127, 128, 255, 65535, 65536, 1 << 20, (1 << 20) + 1, 1 << 31, (1 << 32) - 1, (1 << 35) - 1)
@@ -35,6 +37,7 @@ class Input:
     block_units: int
     base: Base
     how: str
+    history: Past | None = None
 
 
 def draw(choice: random.Random, pool: Sequence[Sample]) -> Input:
@@ -42,7 +45,10 @@ def draw(choice: random.Random, pool: Sequence[Sample]) -> Input:
     # The first two are large, and seldom tell more than the others.
     sample = choice.choice(pool[:2] if choice.random() < 0.04 else pool[2:])
     data = choice.choice(sample.chunks)
-    given = Input(data, sample.rows, sample.block_units, sample.old.__getitem__, "")
+    given = Input(data, sample.rows, sample.block_units, sample.old.__getitem__, "", sample.history)
+    if sample.history is not None and choice.random() < 0.05:
+        other = choice.choice((None, {}.get, lambda row: History(choice.choice((0, 64, 1 << 20)))))
+        given = replace(given, history=other, how="other history")
     if choice.random() < 0.15:
         given = _against(choice, given, sample, pool)
         if choice.random() < 0.7:

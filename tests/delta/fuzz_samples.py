@@ -12,7 +12,9 @@ from blake3 import blake3
 from delta_parts import DTYPES, GRID, change, random_units, spec
 
 from p2psync.delta.container import PROFILES, ChunkEncoder
+from p2psync.delta.history import History
 from p2psync.delta.tensors import DTYPE_BITS, Row, TensorSpec, Units
+from p2psync.delta.tight import Past
 from p2psync.protocol.manifest import Manifest, pack_table
 
 _STATES = ((True, True), (True, True), (True, True), (True, True), (False, True), (True, False))
@@ -30,11 +32,12 @@ class Sample:
     block_units: int
     chunks: tuple[bytes, ...]
     manifest: Manifest
+    history: Past | None = None
 
     @property
     def tight(self) -> bool:
         """Whether its chunks are of profile `tight`, or the first of them is."""
-        return self.chunks[0][1] == 2
+        return self.chunks[0][1] in (2, 3)
 
 
 def law_step(rng: np.random.Generator, count: int, density: float) -> tuple[Units, Units]:
@@ -65,7 +68,8 @@ def make_sample(seed: int, *, large: bool = False) -> Sample:
         new.append(after if row.after else None)
     block_units = choice.choice((GRID, GRID, 1 << 17, 1 << 19, 1 << 20))
     chunk_bytes = choice.choice((4096, 1 << 14, 1 << 18, 4 << 20))
-    encoder = ChunkEncoder(rows, block_units=block_units, chunk_bytes=chunk_bytes, profile=profile)
+    history = _past(rows, choice, rng) if profile == "tight" and choice.random() < 0.3 else None
+    encoder = ChunkEncoder(rows, block_units=block_units, chunk_bytes=chunk_bytes, profile=profile, history=history)
     chunks, first_rows = [], []
     for k in range(len(rows)):
         for chunk in encoder.add(k, old[k], new[k]):
@@ -75,7 +79,18 @@ def make_sample(seed: int, *, large: bool = False) -> Sample:
         chunks.append(chunk.data)
         first_rows.append(chunk.first_row)
     manifest = _manifest(rows, chunks, first_rows, profile, block_units, encoder)
-    return Sample(tuple(rows), tuple(old), block_units, tuple(chunks), manifest)
+    return Sample(tuple(rows), tuple(old), block_units, tuple(chunks), manifest, history)
+
+
+def _past(rows: Sequence[Row], choice: random.Random, rng: np.random.Generator) -> Past:
+    """Any directions of any units; some tensors have none."""
+    found: dict[int, History] = {}
+    for index, row in enumerate(rows):
+        if row.spec.width == 2 and choice.random() < 0.8:
+            history = found[index] = History(row.spec.count)
+            for words in (history.known, history.down):
+                words[:] = rng.integers(0, 1 << 64, words.size, np.uint64, endpoint=False)
+    return found.get
 
 
 def make_pool(seed: int, size: int) -> list[Sample]:
