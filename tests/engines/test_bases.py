@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from test_directory_layouts import BASE, LAYOUTS
 from test_module import start
 
 from p2psync.delta.block import Block
-from p2psync.delta.container import decode_chunk
+from p2psync.delta.container import iter_chunk
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.engines.checkpoint import Checkpoint
 from p2psync.engines.directory import DirectoryEngine
@@ -24,7 +24,7 @@ Bits = dict[TensorSpec, Units]
 
 
 class Witness:
-    """Stands in for `decode_chunk`, and compares the bases that it is given with the version the chunk starts from."""
+    """Stands in for `iter_chunk`, and compares the bases that it is given with the version the chunk starts from."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -36,9 +36,10 @@ class Witness:
         for data in self.run.data(self.run.steps[base, version]):
             self.before[self.run.steps[base, version].manifest.rows(), data] = before
 
-    def decode(self, data: bytes, rows: Sequence[Row], block_units: int, base: Callable[[int], Units]) -> list[Block]:
-        blocks = decode_chunk(data, rows, block_units, base)
-        for block in blocks:
+    def decode(
+        self, data: bytes, rows: Sequence[Row], block_units: int, base: Callable[[int], Units]
+    ) -> Iterator[Block]:
+        for block in iter_chunk(data, rows, block_units, base):
             spec = rows[block.row].spec
             truth = self.before[rows, bytes(data)].get(spec, np.zeros(spec.count, spec.unit))
             given = base(block.row)
@@ -46,14 +47,14 @@ class Witness:
             window = slice(block.start, block.start + block.count)
             assert given[window].tobytes() == truth[window].tobytes(), f"block {block.start} of {spec.name}"
             self.compared += 1
-        return blocks
+            yield block
 
 
 @pytest.fixture
 def witness(monkeypatch: pytest.MonkeyPatch) -> Witness:
     made = Witness(Run())
     for module in ("patch", "staging"):
-        monkeypatch.setattr(f"p2psync.engines.{module}.decode_chunk", made.decode)
+        monkeypatch.setattr(f"p2psync.engines.{module}.iter_chunk", made.decode)
     return made
 
 
