@@ -58,7 +58,7 @@ class Capacities:
     @cached_property
     def lengths(self) -> Floats:
         """How far from the trainer each arc ends, as a share of the farthest; 0 where there is no arc."""
-        way = shortest_path(np.where(np.isfinite(self.arcs), np.maximum(self.arcs, 1e-9), 0), indices=self.root)
+        way = shortest_path(np.where(np.isfinite(self.arcs), np.maximum(self.arcs, 1e-7), 0), indices=self.root)
         length = way[:, None] + self.arcs
         finite = np.isfinite(length)
         return np.where(finite, length, 0) / (float(length[finite].max(initial=0.0)) or 1.0)
@@ -212,7 +212,8 @@ def _spread(master: _Master, solution: Floats) -> Floats:
     # What is full now and has a price stays as it may be; the rest shares one level.
     free = [row for row in binding if row < rows and load[row] < right[row] * (1 - 1e-6)]
     lengths = master.capacities.lengths
-    cost = [float(lengths[tree[tree >= 0], np.flatnonzero(tree >= 0)].mean()) for tree in master.trees]
+    far = max(1, len(lengths) - 1)
+    cost = [float(lengths[tree[tree >= 0], np.flatnonzero(tree >= 0)].sum()) / far for tree in master.trees]
     objective = np.concatenate([1e-3 * np.array(cost) / max(total, _TINY), np.full(gifts, 1e-3), [1.0]])
     level = np.zeros((len(right), 1))
     level[free, 0] = -right[free]
