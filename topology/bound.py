@@ -20,7 +20,7 @@ from topology.network import Floats, Network, from_topology
 from topology.packing import Capacities, Packing, pack
 
 #: Up to this many nodes are looked at one by one.
-EXACT = 16
+EXACT = 48
 #: Bits of a Mbit.
 MEGA = 1e6
 

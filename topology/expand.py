@@ -27,6 +27,7 @@ class _Work:
 
     network: Network
     members: list[Ints]
+    copies: Floats
     left: Floats
     spare: Floats
     relays: Flags
@@ -65,7 +66,7 @@ def expand(
     relays = (demand >= 1) & (network.up > 0)
     relays[network.trainer] = True
     spare = np.maximum(0, copies - left)
-    work = _Work(network, members, left, spare, relays, most_children, gifts, network.delay[np.ix_(kept, kept)])
+    work = _Work(network, members, copies, left, spare, relays, most_children, gifts, network.delay[np.ix_(kept, kept)])
     parents = np.stack([_stripe(work, packing.trees[k], share) for k, _, share in jobs])
     return parents, np.array([share for _, _, share in jobs])
 
@@ -112,7 +113,8 @@ def _stripe(work: _Work, tree: Ints, share: float) -> Ints:
     for a in range(regions):
         far_first = sorted(np.flatnonzero(tree == a), key=lambda b: -work.delay[a, b])
         entries = [int(chosen[b][0][0]) for b in far_first]
-        _wire(parents, *chosen[a], entries, np.concatenate([leaves[a], np.array(given[a], np.int64)]))
+        below_all = [np.array(given[a], np.int64), leaves[a]]
+        _wire(parents, *chosen[a], entries, np.concatenate(below_all if network.everyone_dials else below_all[::-1]))
     work.turn += 1
     return parents
 
@@ -151,7 +153,8 @@ def _relays(work: _Work, a: int, share: float, need: int) -> tuple[Ints, Ints]:
         taken = _first(np.where(dialable, slots, 0), min(rest, int((~network.dialable[nodes]).sum())))
     taken += _first(slots - taken, rest - int(taken.sum()))
     used = np.flatnonzero(taken)
-    used = used[np.argsort(-(taken[used] + 1000 * network.dialable[able[used]]), kind="stable")]
+    # The fast ones on top, where all others wait for them; those with one child below.
+    used = used[np.lexsort((-network.up[able[used]], taken[used] < 2, ~network.dialable[able[used]]))]
     picked, slots = np.concatenate([first, able[used]]), np.concatenate([forced, taken[used]])
     if not len(picked):
         best = nodes[np.argmax(work.left[nodes] + 1e6 * network.dialable[nodes] + 1e9 * work.relays[nodes])]
@@ -187,21 +190,20 @@ def _slots(work: _Work, able: Ints, share: float, need: int) -> Ints:
             if most == work.most_children:
                 break
             most *= 2
-    return _overfill(slots, room, need, most) if len(able) else slots
+    return _overfill(slots, room, work.copies[able], share, need) if len(able) else slots
 
 
-def _overfill(slots: Ints, room: Floats, need: int, most: int) -> Ints:
-    """More than there is room for, the most to whoever has the most."""
+def _overfill(slots: Ints, room: Floats, copies: Floats, share: float, need: int) -> Ints:
+    """More than there is room for, from whoever is overfull by the least share of its uplink then."""
     slots = slots.copy()
-    room = np.maximum(room, 1e-9)
-    while slots.sum() < need:
-        open_to = slots < most
-        if not open_to.any():
-            most *= 2
-            continue
-        weight = np.where(open_to, room, 0)
-        more = np.ceil((need - slots.sum()) * weight / weight.sum()).astype(np.int64)
-        slots = np.minimum(slots + more, most)
+    missing = need - int(slots.sum())
+    while missing > 0:
+        over = ((slots + 1) * share - room) / copies
+        cheap = np.argsort(over, kind="stable")[:missing]
+        # One more each for those that stay within the least overfull's next step.
+        cheap = cheap[over[cheap] <= max(over[cheap[0]] + share / copies[cheap[0]], 0.02)]
+        slots[cheap] += 1
+        missing -= len(cheap)
     return slots
 
 

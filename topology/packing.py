@@ -31,6 +31,10 @@ from topology.network import Floats, Ints
 _TINY = 1e-9
 #: How much shorter paths are preferred among equally cheap trees, as a share of the cost of a tree.
 _SHORT = 1e-4
+#: Seconds that a hop between groups counts beside its delay: a chunk is passed on when it is there as a whole.
+HOP = 0.05
+#: What the evenness of loads is worth, in seconds of latency.
+_EVEN = 0.1
 #: More trees than this are not kept: the rest carries little.
 MOST_TREES = 96
 #: Givers to each group that are tried in one round.
@@ -58,8 +62,9 @@ class Capacities:
     @cached_property
     def lengths(self) -> Floats:
         """How far from the trainer each arc ends, as a share of the farthest; 0 where there is no arc."""
-        way = shortest_path(np.where(np.isfinite(self.arcs), np.maximum(self.arcs, 1e-7), 0), indices=self.root)
-        length = way[:, None] + self.arcs
+        hops = self.arcs + HOP
+        way = shortest_path(np.where(np.isfinite(hops), hops, 0), indices=self.root)
+        length = way[:, None] + hops
         finite = np.isfinite(length)
         return np.where(finite, length, 0) / (float(length[finite].max(initial=0.0)) or 1.0)
 
@@ -107,10 +112,11 @@ class _Master:
         self._columns.append(tree_load(self.capacities, parents))
         return True
 
-    def keep(self, some: list[int]) -> None:
-        """Forget all other trees."""
-        self.trees = [self.trees[k] for k in some]
-        self._columns = [self._columns[k] for k in some]
+    def only(self, some: list[int]) -> _Master:
+        """The same gifts, and some of the trees."""
+        return _Master(
+            self.capacities, [self.trees[k] for k in some], self.gifts, [self._columns[k] for k in some], self._known
+        )
 
     def columns(self) -> csc_array:
         """All rows (uplinks, limits, gifts into each group, all together) × trees and gifts."""
@@ -152,8 +158,8 @@ def pack(capacities: Capacities, *, within: float = 1e-3, rounds: int = 60) -> P
     """
     master = _Master(capacities)
     scale = _finite_scale(capacities)
-    for step in (1.0, 0.5):
-        _peel(master, step)
+    for step, short in ((1.0, _SHORT), (0.5, _SHORT), (1.0, 0.1), (0.5, 1.0)):
+        _peel(master, step, short)
     solution, dual, most = _solve(master)
     # All uplinks together, alike: where nothing else binds, these prices are the right ones at once.
     prices = centre = np.concatenate([np.isfinite(capacities.up), np.zeros(len(capacities.limits))]).astype(float)
@@ -170,27 +176,25 @@ def pack(capacities: Capacities, *, within: float = 1e-3, rounds: int = 60) -> P
         if not grown:
             break
         solution, dual, most = _solve(master)
-    solution = _spread(master, solution)
+    solution = _thinned(master, _spread(master, solution), solution)
     trees = len(master.trees)
-    if (solution[:trees] > _TINY * scale).sum() > MOST_TREES:
-        keep = np.argsort(-solution[:trees], kind="stable")[:MOST_TREES]
-        master.keep(sorted(keep.tolist()))
-        solution = _solve(master)[0]
-        trees = len(master.trees)
     gifts = {pair: float(w) for pair, w in zip(master.gifts, solution[trees:], strict=True) if w > _TINY * scale}
     used = np.flatnonzero(solution[:trees] > _TINY * scale)
     return Packing([master.trees[k] for k in used], solution[used], gifts, min(best, capacities.most), prices)
 
 
-def _peel(master: _Master, step: float) -> None:
-    """Trees to begin with: each the widest in what is left, whose bottleneck (or a share of it) is then taken away."""
+def _peel(master: _Master, step: float, short: float) -> None:
+    """Trees to begin with: each the widest in what is left, whose bottleneck (or a share of it) is then taken away.
+
+    short: how much short paths are preferred to wide ones.
+    """
     capacities = master.capacities
     finite = np.minimum(capacities.all_limits, 100 * max(_finite_scale(capacities), capacities.most))
     left = finite.copy()
     enough = 0.0
     for _ in range(4 * len(capacities.up) + 8):
         scarce = 1 / np.maximum(left, finite.max() * 1e-6)
-        tree = _priced(capacities, scarce / scarce.max())
+        tree = _priced(capacities, scarce / scarce.max(), short)
         load = tree_load(capacities, tree)
         used = load > 0
         width = max(0.0, float((left[used] / load[used]).min(initial=capacities.most)))
@@ -201,20 +205,36 @@ def _peel(master: _Master, step: float) -> None:
         left -= load * (width * step)
 
 
+def _thinned(master: _Master, *solutions: Floats) -> Floats:
+    """The first of these solutions, or if it has too many trees, the best that their heaviest trees allow."""
+    trees = len(master.trees)
+    if np.count_nonzero(solutions[0][:trees]) <= MOST_TREES:
+        return solutions[0]
+    tried = []
+    for solution in solutions:
+        heaviest = np.argsort(-solution[:trees], kind="stable")[:MOST_TREES]
+        some = master.only(sorted(heaviest.tolist()))
+        found = _solve(some)[0]
+        tried.append((float(found[: len(some.trees)].sum()), some, found))
+    _, some, found = max(tried, key=lambda one: one[0])
+    master.trees = some.trees
+    return found
+
+
 def _spread(master: _Master, solution: Floats) -> Floats:
-    """The same weight in all, with the least load on what is loaded most and need not be full; then short trees."""
+    """The same weight in all from short trees, and with little load on what need not be full."""
     columns, right = master.columns(), master.right()
     trees, gifts = len(master.trees), len(master.gifts)
     total = float(solution[:trees].sum())
+    if total <= 0:
+        return solution
     binding = np.flatnonzero(np.isfinite(right))
     rows = len(master.capacities.all_limits)
     load = columns @ solution
-    # What is full now and has a price stays as it may be; the rest shares one level.
+    # What is full now stays as it may be; the rest shares one level.
     free = [row for row in binding if row < rows and load[row] < right[row] * (1 - 1e-6)]
-    lengths = master.capacities.lengths
-    far = max(1, len(lengths) - 1)
-    cost = [float(lengths[tree[tree >= 0], np.flatnonzero(tree >= 0)].sum()) / far for tree in master.trees]
-    objective = np.concatenate([1e-3 * np.array(cost) / max(total, _TINY), np.full(gifts, 1e-3), [1.0]])
+    latency = np.array([_latency(master.capacities, tree) for tree in master.trees])
+    objective = np.concatenate([latency / total, np.full(gifts, 1e-3 / total), [_EVEN]])
     level = np.zeros((len(right), 1))
     level[free, 0] = -right[free]
     limits = right.copy()
@@ -231,6 +251,19 @@ def _spread(master: _Master, solution: Floats) -> Floats:
     return solution if found.x is None else found.x[:-1]
 
 
+def _latency(capacities: Capacities, parents: Ints) -> float:
+    """Seconds from the root to the farthest group of a tree, hops counted."""
+    above = parents.copy()
+    total = np.zeros(len(parents))
+    below = np.arange(len(parents))
+    while (above >= 0).any():
+        on = above >= 0
+        total[on] += capacities.arcs[above[on], below[on]] + HOP
+        below = above
+        above = np.where(above >= 0, parents[above], -1)
+    return float(total.max())
+
+
 def _solve(master: _Master) -> tuple[Floats, Floats, float]:
     """Weights of the master's columns, the prices of the rows, and that of `most`."""
     columns, right = master.columns(), master.right()
@@ -245,11 +278,12 @@ def _solve(master: _Master) -> tuple[Floats, Floats, float]:
     return found.x, prices[:rows], float(prices[-1])
 
 
-def _priced(capacities: Capacities, prices: Floats) -> Ints:
+def _priced(capacities: Capacities, prices: Floats, short: float = _SHORT) -> Ints:
     """The cheapest tree at these prices; of those that cost about the same, one of short paths."""
     cost = arc_costs(capacities, prices)
-    most = float(cost[np.isfinite(cost)].max(initial=0.0)) or 1.0
-    return cheapest_arborescence(cost + capacities.lengths * (_SHORT * most), capacities.root)
+    finite = cost[np.isfinite(cost) & (cost > 0)]
+    usual = float(np.median(finite)) if len(finite) else 1.0
+    return cheapest_arborescence(cost + capacities.lengths * (short * usual), capacities.root)
 
 
 def arc_costs(capacities: Capacities, prices: Floats) -> Floats:

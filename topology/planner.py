@@ -23,7 +23,7 @@ from topology.expand import expand
 from topology.network import Floats, Ints, Network
 from topology.packing import pack
 from topology.plan import Plan, demands, usage
-from topology.repair import repair, with_members
+from topology.repair import repair, with_members, without_crowds
 
 #: Children of a node in one tree, at most, unless told otherwise.
 MOST_CHILDREN = 16
@@ -47,7 +47,7 @@ def make_plan(network: Network, *, most_children: int = MOST_CHILDREN, revision:
     plans = [_by_regions(network, slow, most_children)]
     bound = broadcast_bound(network).rate
     if network.size <= EXACT and plans[0].lowest_rate < 0.98 * bound:
-        plans += _by_nodes(network, slow)
+        plans += _by_nodes(network, slow, most_children)
     best = max(plans, key=lambda plan: round(plan.lowest_rate / bound, 3) * 1e3 + round(plan.rate / bound, 3))
     return replace(best, bound=bound, unreachable=lost, revision=revision)
 
@@ -112,7 +112,7 @@ def _by_regions(network: Network, slow: dict[str, float], most_children: int) ->
     return _weighed(network, parents, shares, slow, demand, most)
 
 
-def _by_nodes(network: Network, slow: dict[str, float]) -> list[Plan]:
+def _by_nodes(network: Network, slow: dict[str, float], most_children: int) -> list[Plan]:
     """Plans over single nodes: one in which slow nodes are left behind by the others, and one in which nobody is."""
     plans = []
     for behind in [slow] if not slow else [slow, {}]:
@@ -122,6 +122,8 @@ def _by_nodes(network: Network, slow: dict[str, float]) -> list[Plan]:
         demand = demands(network, behind, max(packing.rate, 1e-9))
         parents, shares = np.stack(packing.trees), packing.weights / packing.rate
         order = np.argsort(-shares, kind="stable")
+        parents = without_crowds(parents, most_children)
+        parents = repair(network, parents, shares, packing.rate, demand, most_children)
         plans.append(_weighed(network, parents[order], shares[order], behind, demand, most))
     return plans
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from topology.network import Floats, Ints, Network
+from topology.network import Flags, Floats, Ints, Network
 
 _NONE = -2
 
@@ -23,32 +23,59 @@ def with_members(names: tuple[str, ...], parents: Ints, network: Network) -> Int
     return found
 
 
-def repair(
-    network: Network, parents: Ints, shares: Floats, rate: float, demand: Floats, most_children: int
-) -> Ints:
+def without_crowds(parents: Ints, most_children: int) -> Ints:
+    """Trees in which no node has more children than this: the others, those with few of their own, have no parent."""
+    parents = parents.copy()
+    for row in parents:
+        children = np.bincount(row[row >= 0], minlength=len(row))
+        for i in np.flatnonzero(children > most_children):
+            own = np.flatnonzero(row == i)
+            row[own[np.argsort(-children[own], kind="stable")][most_children:]] = _NONE
+    return parents
+
+
+class _Left:
+    """Copies of everything that uplinks and links between regions could still carry."""
+
+    def __init__(self, network: Network, rate: float, demand: Floats) -> None:
+        self.network = network
+        self.demand = demand
+        self.up = network.up / rate
+        self.link = network.rate / rate
+
+    def take(self, parent: Ints, child: Ints, share: float) -> None:
+        """Count these nodes as served by those; a negative share gives back."""
+        copies = share * self.demand[child]
+        region = self.network.region
+        np.subtract.at(self.up, parent, copies)
+        np.subtract.at(self.link, (region[parent], region[child]), copies)
+
+
+def repair(network: Network, parents: Ints, shares: Floats, rate: float, demand: Floats, most_children: int) -> Ints:
     """The same trees, in which each node whose parent cannot reach it, or is missing, hangs below another one.
 
-    Below whoever has the most uplink left, in its own region if possible. Every node must be reachable.
+    Below whoever has the most left to send, in its own region if possible. Every node must be reachable.
     """
     parents = parents.copy()
     wrong = [np.flatnonzero(_wrong(network, row)) for row in parents]
     if not any(len(nodes) for nodes in wrong):
         return parents
-    left = network.up / rate
-    for row, share in zip(parents, shares, strict=True):
-        child = np.flatnonzero(row >= 0)
-        left -= np.bincount(row[child], share * demand[child], network.size)
-    for tree, nodes in enumerate(wrong):
-        row = parents[tree]
-        held = row[nodes] >= 0
-        np.add.at(left, row[nodes[held]], shares[tree] * demand[nodes[held]])
+    left = _Left(network, rate, demand)
+    for row, nodes, share in zip(parents, wrong, shares.tolist(), strict=True):
         row[nodes] = _NONE
-        if not _hang(network, row, nodes, left, float(shares[tree]), demand, most_children):
-            parents[tree] = _grown(network, left, most_children)
+        child = np.flatnonzero(row >= 0)
+        left.take(row[child], child, share)
+    for tree, nodes in enumerate(wrong):
+        share = float(shares[tree])
+        if len(nodes) and not _hang(left, parents[tree], nodes, share, most_children):
+            parents[tree] = _NONE
+            parents[tree, network.trainer] = -1
+            if not _hang(left, parents[tree], np.flatnonzero(parents[tree] == _NONE), share, most_children):
+                raise ArithmeticError("a node that cannot be reached is in the plan")
     return parents
 
 
-def _wrong(network: Network, row: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _wrong(network: Network, row: Ints) -> Flags:
     """Nodes of one tree that their parent cannot reach."""
     wrong = row < 0
     wrong[network.trainer] = False
@@ -65,23 +92,22 @@ def _wrong(network: Network, row: Ints) -> np.ndarray[tuple[int], np.dtype[np.bo
     return wrong
 
 
-def _hang(
-    network: Network, row: Ints, nodes: Ints, left: Floats, share: float, demand: Floats, most_children: int
-) -> bool:
+def _hang(left: _Left, row: Ints, nodes: Ints, share: float, most_children: int) -> bool:
     """Hang these nodes of one tree below others; False if one is left over. Those with children of their own first."""
+    network = left.network
     children = np.bincount(row[row >= 0], minlength=network.size)
     rooted = _rooted(row, network.trainer)
-    waiting = sorted(nodes.tolist(), key=lambda i: (-children[i], i))
+    waiting = sorted(nodes.tolist(), key=lambda i: (-children[i], not network.dialable[i], i))
     while waiting:
         later = []
         for i in waiting:
-            parent = _parent(network, i, rooted, children, left, most_children)
+            parent = _parent(left, i, rooted, children, share, most_children)
             if parent < 0:
                 later.append(i)
                 continue
             row[i] = parent
+            left.take(np.array([parent]), np.array([i]), share)
             children[parent] += 1
-            left[parent] -= share * demand[i]
             if children[i]:
                 rooted = _rooted(row, network.trainer)
             rooted[i] = True
@@ -92,21 +118,19 @@ def _hang(
 
 
 def _parent(
-    network: Network,
-    i: int,
-    rooted: np.ndarray[tuple[int], np.dtype[np.bool_]],
-    children: Ints,
-    left: Floats,
-    most_children: int,
+    left: _Left, i: int, rooted: Flags, children: Ints, share: float, most_children: int
 ) -> int:
     """Who should serve i: of the nodes that hang on the trainer already, the one with the most left; -1 for nobody."""
+    network = left.network
     region = int(network.region[i])
     able = rooted & (network.up > 0) & (network.rate[network.region, region] > 0)
     if not network.dialable[i]:
         able &= network.dialable
+    # Room for this child comes first, then the limit of children, then the own region, then who relays already.
+    room = np.minimum(left.up, left.link[network.region, region])
     near = network.region == region
-    # Room under the limit of children first, then room on the uplink, then the own region, then who relays already.
-    worth = np.minimum(left, 8.0) + 0.5 * near + 0.25 * (children > 0) - 100.0 * (children >= most_children)
+    worth = np.minimum(room, 0.0) * 100 - 10.0 * (room < share) - 5.0 * (children >= most_children)
+    worth += 0.5 * near + 0.25 * (children > 0) + 0.2 * np.clip(room, 0, 4)
     worth = np.where(able, worth, -np.inf)
     for _ in range(network.size):
         best = int(worth.argmax())
@@ -118,34 +142,10 @@ def _parent(
     return -1
 
 
-def _rooted(row: Ints, trainer: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _rooted(row: Ints, trainer: int) -> Flags:
     """Nodes from which parents lead to the trainer."""
     above = np.where(row >= 0, row, np.arange(len(row)))
     above[trainer] = trainer
     for _ in range(int(np.ceil(np.log2(max(2, len(row))))) + 1):
         above = above[above]
     return np.asarray(above == trainer)
-
-
-def _grown(network: Network, left: Floats, most_children: int) -> Ints:
-    """A whole new tree, grown from the trainer over whatever connects."""
-    row = np.full(network.size, _NONE, np.int64)
-    row[network.trainer] = -1
-    rooted = np.zeros(network.size, bool)
-    rooted[network.trainer] = True
-    children = np.zeros(network.size, np.int64)
-    waiting = [i for i in range(network.size) if i != network.trainer]
-    while waiting:
-        later = []
-        for i in waiting:
-            parent = _parent(network, i, rooted, children, left, most_children)
-            if parent < 0:
-                later.append(i)
-            else:
-                row[i] = parent
-                children[parent] += 1
-                rooted[i] = True
-        if len(later) == len(waiting):
-            raise ArithmeticError("a node that cannot be reached is in the plan")
-        waiting = later
-    return row
