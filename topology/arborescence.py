@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
 import numpy as np
-from numba import njit
 
 from topology.network import Floats, Ints
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _compiled(function: _F) -> _F:
+    return cast(_F, numba.njit(nogil=True, cache=True)(function))
+
 
 _UNSEEN, _ON_PATH, _DONE = 0, 1, 2
 
 
-@njit(cache=True)
-def cheapest_arborescence(cost: Floats, root: int) -> Ints:  # pragma: no cover - compiled
+@_compiled
+def cheapest_arborescence(cost: Floats, root: int) -> Ints:
     """Parents of each node (the root's is -1) in the spanning arborescence of least total cost; O(n²).
 
     cost: float64 nodes × nodes, from row to column; inf where there is no arc. Every node must be reachable from the
@@ -81,10 +91,8 @@ def cheapest_arborescence(cost: Floats, root: int) -> Ints:  # pragma: no cover 
     return _expand(n, nodes, root, active, above, chosen_tail, chosen_head)
 
 
-@njit(cache=True)
-def _expand(
-    n: int, nodes: int, root: int, active: Ints, above: Ints, chosen_tail: Ints, chosen_head: Ints
-) -> Ints:  # pragma: no cover - compiled
+@_compiled
+def _expand(n: int, nodes: int, root: int, active: Ints, above: Ints, chosen_tail: Ints, chosen_head: Ints) -> Ints:
     """Parents in the given graph: a contracted node is entered at one of its own, which drops that one's arc."""
     parents = np.full(n, -1, np.int64)
     stack = np.zeros(2 * nodes, np.int64)

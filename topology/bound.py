@@ -3,8 +3,8 @@
 Nobody can get more than the maximum flow from the trainer, and where nodes relay, packing spanning trees reaches the
 least of these flows (Edmonds). Links that many copies share make of it a linear program (see `topology.packing`), whose
 dual prices say what binds. For up to `EXACT` nodes the program is solved over nodes: the bound is then what can be
-reached. For more it is solved over regions, each with its uplinks together: an upper bound, which also holds Mutualcast's
-(Li, Chou, Zhang 2005), min(up of the trainer, sum of ups / receivers).
+reached. For more it is solved over regions, each with its uplinks together: an upper bound, never above that of
+Mutualcast (Li, Chou, Zhang 2005), min(up of the trainer, sum of ups / receivers).
 """
 
 from __future__ import annotations
@@ -106,9 +106,10 @@ def _own_flow(network: Network) -> Floats:
     home = int(network.region[network.trainer])
     others = network.rate.copy()
     np.fill_diagonal(others, 0)
-    into = others.sum(axis=0) + np.bincount(network.region, network.up, len(network.regions))
+    into: Floats = others.sum(axis=0) + np.bincount(network.region, network.up, len(network.regions))
     into[home] = np.inf
-    return np.minimum(np.minimum(network.down, network.up[network.trainer]), into[network.region])
+    own: Floats = np.minimum(network.down, network.up[network.trainer])
+    return np.minimum(own, into[network.region])
 
 
 def _dialling(network: Network) -> list[Bound]:

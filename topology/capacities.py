@@ -48,14 +48,14 @@ def by_region(network: Network, most: float, demand: Floats | None = None) -> tu
     kept = np.unique(network.region)
     group = np.searchsorted(kept, network.region)
     root = int(group[network.trainer])
-    received = np.bincount(group, np.where(np.arange(network.size) == network.trainer, 0, demand))
+    received = np.bincount(group, np.where(np.arange(network.size) == network.trainer, 0.0, demand))
     # The trainer's region needs no copy from outside; any other is entered once.
-    inner = np.maximum(0, received - (np.arange(len(kept)) != root))
+    inner = np.maximum(0.0, received - (np.arange(len(kept)) != root)).astype(np.float64)
     square = np.ix_(kept, kept)
     rows, limits = _link_rows(network)
     arcs = np.where(network.rate[square] > 0, _avoidance(network)[square], np.inf)
     np.fill_diagonal(arcs, np.inf)
-    up = np.bincount(group, network.up)
+    up = np.bincount(group, network.up).astype(np.float64)
     return Capacities(root, up, inner, arcs, rows[square][:, :, None], np.array(limits, float), most), kept
 
 

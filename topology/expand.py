@@ -71,9 +71,7 @@ def expand(
     return parents, np.array([share for _, _, share in jobs])
 
 
-def _quotas(
-    packing: Packing, members: list[Ints], copies: Floats, gifts: dict[tuple[int, int], float]
-) -> Floats:
+def _quotas(packing: Packing, members: list[Ints], copies: Floats, gifts: dict[tuple[int, int], float]) -> Floats:
     """Copies that each node should send: within a region level, as far as its uplink allows (water filling)."""
     sends = np.zeros(len(members))
     for tree, weight in zip(packing.trees, packing.weights, strict=True):
@@ -141,7 +139,7 @@ def _relays(work: _Work, a: int, share: float, need: int) -> tuple[Ints, Ints]:
     home = bool((nodes == network.trainer).any())
     first, forced = np.zeros(0, np.int64), np.zeros(0, np.int64)
     if home:
-        first, forced = np.array([network.trainer]), np.array([min(need, _root_slots(work, share))])
+        first, forced = np.array([network.trainer]), np.array([_root_slots(work, share, need)])
         able = able[able != network.trainer]
     able = able[np.lexsort((able, -work.left[able]))]
     rest = need - int(forced.sum())
@@ -165,13 +163,14 @@ def _relays(work: _Work, a: int, share: float, need: int) -> tuple[Ints, Ints]:
 
 def _first(slots: Ints, need: int) -> Ints:
     """`need` of these slots, or as many as there are, from the first on."""
-    return np.clip(need - (np.cumsum(slots) - slots), 0, slots)
+    taken: Ints = np.clip(need - (np.cumsum(slots) - slots), 0, slots)
+    return taken
 
 
-def _root_slots(work: _Work, share: float) -> int:
+def _root_slots(work: _Work, share: float, need: int) -> int:
     """Children of the trainer in its own region's part: at least one, and its quota over all stripes."""
     quota = max(1.0, work.left[work.network.trainer] + work.root_used)
-    slots = max(1, round((quota * work.shares - work.root_used) / share))
+    slots = min(need, max(1, round(float(quota * work.shares - work.root_used) / share)))
     work.root_used += slots * share
     return slots
 

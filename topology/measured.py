@@ -145,7 +145,9 @@ def _regions(
             given.setdefault(label, []).append(node.region)
     # A node that says nothing belongs to the region that most of its neighbours name.
     said = {label: max(sorted(set(names)), key=names.count) for label, names in given.items()}
-    names = [node.region or said.get(label, f"near-{label}") for node, label in zip(nodes, labels.tolist(), strict=True)]
+    names = [
+        node.region or said.get(label, f"near-{label}") for node, label in zip(nodes, labels.tolist(), strict=True)
+    ]
     regions = tuple(sorted(set(names)))
     return np.array([regions.index(name) for name in names], np.int64), regions
 

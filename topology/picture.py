@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ def draw(plan: Plan, network: Network, loads: list[LinkLoad], title: str, path: 
         figure.text(
             0.015,
             0.025,
-            "Arrows: wide by Mbit/s, red where full. Dots: nodes, filled by how full their uplink is; the star is the "
-            "trainer.\nRight: the ways that carry the most, one tree of each; thin strokes end at leaves.",
+            "Arrows: wide by Mbit/s, red where full. Dots: nodes and their uplinks in Mbit/s, red where full; the "
+            "star is the trainer.\nRight: the ways that carry the most, one tree of each; thin strokes end at leaves.",
             fontsize=8,
             color=_QUIET,
         )
@@ -69,13 +70,12 @@ def _different_trees(plan: Plan, network: Network) -> list[tuple[int, float]]:
     """Trees to draw: of each way across regions the heaviest tree, then the next of the heaviest ways."""
     if len(network.regions) == 1 or not (network.region != network.region[0]).any():
         return [(k, float(plan.shares[k])) for k in range(min(_TREES, len(plan.shares)))]
-    ways = region_trees(plan, network)
     chosen = []
-    for share, arcs in ways[:_TREES]:
+    for share, arcs in region_trees(plan, network)[:_TREES]:
         for tree, row in enumerate(plan.parents):
             child = np.flatnonzero(row >= 0)
-            own = {(int(network.region[row[c]]), int(network.region[c])) for c in child}
-            if {pair for pair in own if pair[0] != pair[1]} == set(arcs):
+            own = Counter(zip(network.region[row[child]].tolist(), network.region[child].tolist(), strict=True))
+            if {pair: count for pair, count in own.items() if pair[0] != pair[1]} == arcs:
                 chosen.append((tree, share))
                 break
     return chosen
@@ -86,7 +86,7 @@ def _layout(network: Network) -> tuple[Floats, Floats, Floats]:
     members = network.members()
     regions = len(members)
     sizes = np.array([len(nodes) for nodes in members])
-    radii = np.where(sizes > 0, 0.10 + 0.05 * np.sqrt(np.minimum(sizes, 60)), 0)
+    radii = np.where(sizes > 0, 0.13 + 0.075 * np.sqrt(np.minimum(sizes, 40)), 0)
     if regions == 1:
         centres = np.zeros((1, 2))
         radii = np.array([1.0])
@@ -132,7 +132,7 @@ def _ground(axes: Any, network: Network, centres: Floats, radii: Floats, *, name
             outward = 1 if centre[1] >= -1e-9 else -1
             axes.text(
                 centre[0],
-                centre[1] + outward * (radius + 0.035),
+                centre[1] + outward * (radius + 0.04),
                 network.regions[a],
                 ha="center",
                 va="bottom" if outward > 0 else "top",
@@ -202,21 +202,22 @@ def _nodes(axes: Any, plan: Plan, network: Network, spots: Floats, loads: list[L
     axes.scatter(
         *spots[network.trainer], s=2.6 * size, c=[colours[network.trainer]], marker="*", edgecolors=_INK, zorder=5
     )
-    if network.size <= _NAMED:
-        alone = len(network.regions) == 1
-        for i, name in enumerate(network.names):
-            outward = spots[i] * (0.1 if alone else 0)
-            axes.annotate(
-                f"{name}\n{network.up[i]:.0f}",
-                spots[i] + outward,
-                textcoords="offset points",
-                xytext=(0, 0) if alone else (0, -8),
-                ha="center",
-                va="center" if alone else "top",
-                fontsize=7.5 if alone else 5.5,
-                color=_INK,
-                zorder=6,
-            )
+    if network.size > _NAMED:
+        return
+    alone = len(network.regions) == 1
+    for i, name in enumerate(network.names):
+        short = name.removeprefix(f"{network.regions[network.region[i]]}-")
+        axes.annotate(
+            f"{name}\n{network.up[i]:g} Mbit/s" if alone else f"{short}: {network.up[i]:g}",
+            spots[i],
+            textcoords="offset points",
+            xytext=(0, -9),
+            ha="center",
+            va="top",
+            fontsize=7.5 if alone else 6.5,
+            color=_INK,
+            zorder=6,
+        )
 
 
 def _tree(axes: Any, plan: Plan, tree: int, spots: Floats, colour: Any) -> None:
@@ -229,7 +230,7 @@ def _tree(axes: Any, plan: Plan, tree: int, spots: Floats, colour: Any) -> None:
     few = len(child) <= 60
     for some, width, alpha in ((~relays, 0.9 if few else 0.3, 0.6), (relays, 2.0 if few else 0.8, 1.0)):
         ends = np.stack([spots[row[child[some]]], spots[child[some]]], axis=1)
-        axes.add_collection(LineCollection(ends, colors=[colour], linewidths=width, alpha=alpha, zorder=3))
+        axes.add_collection(LineCollection(list(ends), colors=[colour], linewidths=width, alpha=alpha, zorder=3))
     size = 16 if few else 2
     axes.scatter(*spots[child].T, s=np.where(relays, 1.8 * size, size), color=colour, linewidths=0, zorder=4)
     axes.scatter(*spots[plan.trainer], s=6 * size, marker="*", color=_INK, linewidths=0, zorder=5)

@@ -56,7 +56,7 @@ def replan(old: Plan, network: Network, *, kept_above: float = KEPT_ABOVE, most_
     """A plan for a network that changed: the old trees as they are as long as they reach a share of the best rate.
 
     Nodes that left are taken out, and what hung below them hangs elsewhere; nodes that joined are added as leaves. If
-    that reaches `kept_above` of the new plan's rate, it is the plan; if nothing at all changed in it, with its revision.
+    that reaches `kept_above` of the new plan's rate, it is the plan; with its old revision if nothing in it changed.
     """
     new = make_plan(network, most_children=most_children, revision=old.revision + 1)
     patched = _patched(old, network, new, most_children)
@@ -150,10 +150,30 @@ def _weighed(
             if better > rate * 1.005:
                 keep = weighed > 1e-4
                 parents, shares = parents[keep], weighed[keep] / weighed[keep].sum()
-                rate = min(most, usage(network, parents, demand).rate(shares))
     order = np.lexsort((np.arange(len(shares)), -np.round(shares, 9)))
-    takes = {name: own for name, own in slow.items() if own < rate}
-    return Plan(network.names, network.trainer, parents[order], shares[order], rate, takes, 0.0)
+    parents, shares = parents[order], shares[order]
+    rate, takes = _fitting(network, parents, shares, slow, most)
+    return Plan(network.names, network.trainer, parents, shares, rate, takes, 0.0)
+
+
+def _fitting(
+    network: Network, parents: Ints, shares: Floats, slow: dict[str, float], most: float
+) -> tuple[float, dict[str, float]]:
+    """(the highest rate at which nothing is overfull, nodes that take less than it and what they take)."""
+    index = {name: i for i, name in enumerate(network.names)}
+    slow = dict(sorted(slow.items(), key=lambda item: item[1]))
+    while True:
+        own = np.zeros(network.size)
+        own[[index[name] for name in slow]] = list(slow.values())
+        fast = usage(network, parents, (own == 0).astype(float))
+        load = fast.per_tree @ shares
+        # What slow nodes take does not rise with the rate.
+        left = fast.capacity - (usage(network, parents, own).per_tree @ shares if slow else 0.0)
+        used = load > 1e-12
+        rate = min(most, float((left[used] / load[used]).min(initial=np.inf)))
+        if not slow or (rate >= max(slow.values()) and left.min() >= 0):
+            return rate, slow
+        slow.popitem()
 
 
 def _patched(old: Plan, network: Network, new: Plan, most_children: int) -> Plan | None:
@@ -164,8 +184,11 @@ def _patched(old: Plan, network: Network, new: Plan, most_children: int) -> Plan
     demand = demands(network, new.slow, new.rate)
     parents = with_members(old.names, old.parents, network)
     parents = repair(network, parents, old.shares, new.rate, demand, most_children)
-    rate = min(usage(network, parents, demand).rate(old.shares), float(network.up[network.trainer]))
-    slow = {name: own for name, own in new.slow.items() if own < rate}
-    slow |= {network.names[i]: float(network.down[i]) for i in np.flatnonzero(network.down < rate)}
-    slow.pop(network.names[network.trainer], None)
+    # Who relays must keep up; who does not may be left behind.
+    leaf = ~np.isin(np.arange(network.size), parents)
+    relays = ~leaf
+    relays[network.trainer] = False
+    most = float(min([network.up[network.trainer], *network.down[relays]]))
+    behind = {network.names[i]: float(network.down[i]) for i in np.flatnonzero(leaf & (network.down < most))}
+    rate, slow = _fitting(network, parents, old.shares, behind, most)
     return Plan(network.names, network.trainer, parents, old.shares, rate, slow, new.bound, new.unreachable)

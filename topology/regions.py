@@ -7,6 +7,8 @@ of cities differ by factors. Times below `SAME_PLACE` all mean "here".
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
@@ -45,7 +47,7 @@ def _cut(levels: Floats, never_near: float) -> float:
     """The distance at which merging should stop. levels: heights of the merges, rising."""
     steps = np.append(levels, max(levels[-1], never_near) * 1.0001)
     best, cut = 0.0, never_near
-    for here, above in zip(steps[:-1], steps[1:], strict=True):
+    for here, above in pairwise(steps.tolist()):
         if here > never_near:
             break
         gap = above / here
@@ -55,7 +57,7 @@ def _cut(levels: Floats, never_near: float) -> float:
 
 
 def _completed(rtt: Floats) -> Floats:
-    """Missing pairs from the nodes between: no farther than the shortest way over one, no nearer than any difference."""
+    """Missing pairs from the nodes between: no farther than the way over one, no nearer than any difference."""
     rtt = rtt.copy()
     np.fill_diagonal(rtt, 0)
     known = np.isfinite(rtt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,9 +21,8 @@ def region_trees(plan: Plan, network: Network) -> list[tuple[float, dict[tuple[i
     for row, share in zip(plan.parents, plan.shares, strict=True):
         child = np.flatnonzero(row >= 0)
         pairs = np.stack([region[row[child]], region[child]], axis=1)
-        crossing = pairs[pairs[:, 0] != pairs[:, 1]]
-        arcs, counts = np.unique(crossing, axis=0, return_counts=True) if len(crossing) else (crossing, [])
-        key = tuple((int(a), int(b), int(c)) for (a, b), c in zip(arcs, counts, strict=True))
+        counts = Counter(map(tuple, pairs[pairs[:, 0] != pairs[:, 1]].tolist()))
+        key = tuple(sorted((a, b, copies) for (a, b), copies in counts.items()))
         found[key] = found.get(key, 0.0) + float(share)
     ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     return [(share, {(a, b): copies for a, b, copies in key}) for key, share in ordered]
@@ -69,7 +69,7 @@ def load_lines(loads: list[LinkLoad], *, most: int = 40) -> Iterator[str]:
     """Every link between regions and bound pair, and the fullest up- and downlinks, as a table."""
     links = sorted((load for load in loads if load.kind in ("link", "pair")), key=lambda load: -load.share)
     own = sorted((load for load in loads if load.kind in ("up", "down") and load.load > 0), key=lambda one: -one.share)
-    shown = links[:most] + own[: max(8, most - len(links))]
+    shown = links[:most] + own[:8]
     width = max((len(load.name) for load in shown), default=0)
     for load in shown:
         bar = "█" * round(20 * min(1.0, load.share))
