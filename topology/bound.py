@@ -102,14 +102,15 @@ def _first_arrival(network: Network, chunk_bytes: int) -> Floats:
 
 
 def _own_flow(network: Network) -> Floats:
-    """Mbit/s that can come to each node at most: its downlink, the trainer's uplink, and the links into its region."""
+    """Mbit/s that can come to each node at most: its downlink, the trainer's uplink, the links into its region and the
+    uplinks of the others there."""
     home = int(network.region[network.trainer])
     others = network.rate.copy()
     np.fill_diagonal(others, 0)
     into: Floats = others.sum(axis=0) + np.bincount(network.region, network.up, len(network.regions))
     into[home] = np.inf
     own: Floats = np.minimum(network.down, network.up[network.trainer])
-    return np.minimum(own, into[network.region])
+    return np.minimum(own, into[network.region] - network.up)
 
 
 def _dialling(network: Network) -> list[Bound]:
