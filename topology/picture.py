@@ -10,7 +10,7 @@ import numpy as np
 
 from p2psync.errors import UsageError
 from topology.network import Floats, Ints, Network
-from topology.plan import LinkLoad, Plan
+from topology.plan import LinkLoad, Plan, link_loads
 from topology.text import region_trees
 
 #: Trees drawn beside the map.
@@ -20,8 +20,8 @@ _NAMED = 30
 _INK, _QUIET, _PAPER, _GROUND = "#22303c", "#8a97a3", "#ffffff", "#eef2f5"
 
 
-def draw(plan: Plan, network: Network, loads: list[LinkLoad], title: str, path: Path) -> None:
-    """Draw to a .png or .svg file. network: without the nodes that are in no tree. Raises `UsageError`."""
+def draw(plan: Plan, network: Network, title: str, path: Path) -> None:
+    """Draw to a .png or .svg file; nodes that cannot be reached are left out. Raises `UsageError`."""
     try:
         import matplotlib
     except ImportError:
@@ -29,6 +29,8 @@ def draw(plan: Plan, network: Network, loads: list[LinkLoad], title: str, path: 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    network = network.only(np.isin(network.names, plan.names))
+    loads = link_loads(plan, network)
     chosen = _different_trees(plan, network)
     columns = 1 if len(chosen) <= 2 else 2
     rows = max(1, -(-len(chosen) // columns))

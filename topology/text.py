@@ -7,8 +7,49 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from topology.figures import PlanFigures
 from topology.network import Ints, Network
-from topology.plan import LinkLoad, Plan
+from topology.plan import LinkLoad, Plan, link_loads
+
+#: Ways across regions that are shown.
+_WAYS = 12
+
+
+def summary_lines(figures: PlanFigures) -> list[tuple[str, str]]:
+    """What matters most, as (label, text)."""
+    upper = "" if figures.exact else " at most"
+    times = f"{_seconds(figures.makespan)} for {_size(figures.payload_bytes)}"
+    lines = [
+        ("bound", f"{figures.bound:.1f} Mbit/s{upper}: {figures.because}"),
+        ("plan", f"{figures.rate:.1f} Mbit/s to everyone, {100 * figures.ratio:.1f} % of the bound"),
+        ("makespan", f"{times}; never less than {_seconds(figures.least_makespan)}"),
+        ("trainer", f"{figures.trainer} sends {figures.egress:.2f} copies"),
+        ("trees", f"{len(figures.trees)}, up to {figures.depth} hops deep and {figures.most_children} children a node"),
+    ]
+    if figures.slow:
+        names = ", ".join(f"{name} {rate:g}" for name, rate in sorted(figures.slow.items())[:6])
+        lines.append(("slow", f"bound by their own downlinks, while the others get {figures.others:.1f}: {names}"))
+    if figures.unreachable:
+        lines.append(("unreachable", ", ".join(figures.unreachable[:12])))
+    return lines
+
+
+def detail_lines(plan: Plan, network: Network, trees: int) -> Iterator[str]:
+    """The ways across regions, the heaviest trees, and the load of every link. trees: how many are shown in full."""
+    ways = region_trees(plan, network)
+    root = int(network.region[network.names.index(plan.names[plan.trainer])])
+    if ways[0][1]:
+        yield "\nways across regions, and the share of all chunks that each carries"
+        for share, arcs in ways[:_WAYS]:
+            for number, line in enumerate(region_tree_lines(arcs, network, root)):
+                yield (f"{100 * share:5.1f} %  " if number == 0 else " " * 9) + line
+        if len(ways) > _WAYS:
+            yield f"  … and {len(ways) - _WAYS} more"
+    for tree in range(min(trees, len(plan.shares))):
+        yield f"\ntree {tree + 1}: {100 * plan.shares[tree]:.1f} % of all chunks"
+        yield from (f"  {line}" for line in tree_lines(plan, tree))
+    yield "\nload of every link"
+    yield from (f"  {line}" for line in load_lines(link_loads(plan, network)))
 
 
 def region_trees(plan: Plan, network: Network) -> list[tuple[float, dict[tuple[int, int], int]]]:
@@ -86,3 +127,14 @@ def load_lines(loads: list[LinkLoad], *, most: int = 40) -> Iterator[str]:
 def _region_in_plan(plan: Plan, network: Network) -> Ints:
     index = {name: i for i, name in enumerate(network.names)}
     return network.region[[index[name] for name in plan.names]]
+
+
+def _seconds(elapsed: float) -> str:
+    return f"{elapsed:.2f} s" if elapsed < 99.5 else f"{elapsed / 60:.1f} min"
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count} B"
