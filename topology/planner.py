@@ -180,7 +180,7 @@ def _patched(old: Plan, network: Network, new: Plan, most_children: int) -> Plan
     """The old trees over the new plan's nodes; None if they have nothing to say about them."""
     if old.names[old.trainer] != new.names[new.trainer] or not np.isfinite(old.rate):
         return None
-    network = network.only(np.array([name in set(new.names) for name in network.names], bool))
+    network = network.only(np.isin(network.names, new.names))
     demand = demands(network, new.slow, new.rate)
     parents = with_members(old.names, old.parents, network)
     parents = repair(network, parents, old.shares, new.rate, demand, most_children)
