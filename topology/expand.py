@@ -106,6 +106,7 @@ def _stripe(work: _Work, tree: Ints, share: float) -> Ints:
     given: list[list[int]] = [[] for _ in range(regions)]
     leaves = [_leaves(work, a, chosen[a][0]) for a in range(regions)]
     for (a, b), count in sorted(adopted.items()):
+        count = min(count, len(leaves[b]))
         given[a] += leaves[b][len(leaves[b]) - count :].tolist()
         leaves[b] = leaves[b][: len(leaves[b]) - count]
     for a in range(regions):

@@ -89,7 +89,13 @@ def _wrong(network: Network, row: Ints) -> Flags:
             odd = (i, j) in network.blocked or (j, i) in network.blocked or (i, j) in network.pair_rate
             bad[k] |= odd and not network.connects(i, j)
     wrong[child[bad]] = True
-    return wrong
+    # What leads neither to the trainer nor to a node that will get a new parent goes round in circles.
+    above = np.where(wrong | (row < 0), np.arange(len(row)), row)
+    for _ in range(int(np.ceil(np.log2(max(2, len(row))))) + 1):
+        above = above[above]
+    ends = wrong.copy()
+    ends[network.trainer] = True
+    return wrong | ~ends[above]
 
 
 def _hang(left: _Left, row: Ints, nodes: Ints, share: float, most_children: int) -> bool:
