@@ -27,6 +27,8 @@ from topology.repair import repair, with_members, without_crowds
 
 #: Children of a node in one tree, at most, unless told otherwise.
 MOST_CHILDREN = 16
+#: Up to this many nodes are packed one by one where regions do not do.
+_BY_NODES = 128
 #: An old plan is kept while it has this share of the new one's rate.
 KEPT_ABOVE = 0.9
 
@@ -46,7 +48,7 @@ def make_plan(network: Network, *, most_children: int = MOST_CHILDREN, revision:
     slow = _slow(network, most_children)
     plans = [_by_regions(network, slow, most_children)]
     bound = broadcast_bound(network).rate
-    if network.size <= EXACT and plans[0].lowest_rate < 0.98 * bound:
+    if network.size <= _BY_NODES and plans[0].lowest_rate < (0.98 if network.size <= EXACT else 0.92) * bound:
         plans += _by_nodes(network, slow, most_children)
     best = max(plans, key=lambda plan: round(plan.lowest_rate / bound, 3) * 1e3 + round(plan.rate / bound, 3))
     return replace(best, bound=bound, unreachable=lost, revision=revision)
