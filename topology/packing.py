@@ -49,6 +49,7 @@ class Capacities:
     that each unit of a tree costs within each group. arcs: groups × groups, inf where there is no arc, else its delay
     in seconds (and more for what should be avoided where something else is as good). rows: groups × groups × k,
     indices into `limits` (-1: none). limits: Mbit/s. most: no packing may weigh more than this.
+    most_children: of a group in one tree, as far as it can be had; the bound is one without this limit.
     """
 
     root: int
@@ -58,6 +59,7 @@ class Capacities:
     rows: Ints
     limits: Floats
     most: float
+    most_children: int | None = None
 
     @cached_property
     def lengths(self) -> Floats:
@@ -283,7 +285,33 @@ def _priced(capacities: Capacities, prices: Floats, short: float = _SHORT) -> In
     cost = arc_costs(capacities, prices)
     finite = cost[np.isfinite(cost) & (cost > 0)]
     usual = float(np.median(finite)) if len(finite) else 1.0
-    return cheapest_arborescence(cost + capacities.lengths * (short * usual), capacities.root)
+    cost += capacities.lengths * (short * usual)
+    parents = cheapest_arborescence(cost, capacities.root)
+    return parents if capacities.most_children is None else _uncrowded(parents, cost, capacities.most_children)
+
+
+def _uncrowded(parents: Ints, cost: Floats, most: int) -> Ints:
+    """The same tree, in which children beyond `most` hang elsewhere, where that costs least; leaves are moved first."""
+    children = np.bincount(parents[parents >= 0], minlength=len(parents))
+    if children.max(initial=0) <= most:
+        return parents
+    parents = parents.copy()
+    for i in np.flatnonzero(children > most):
+        own = np.flatnonzero(parents == i)
+        # Those that lose least by it go first.
+        other = np.where((children >= most)[:, None], np.inf, cost[:, own]).min(axis=0) - cost[i, own]
+        for v in own[np.lexsort((other, children[own] > 0))][: len(own) - most]:
+            below = np.zeros(len(parents), bool)
+            below[v] = True
+            while children[v] and (grown := below | (below[parents] & (parents >= 0))).sum() > below.sum():
+                below = grown
+            price = np.where(below | (children >= most), np.inf, cost[:, v])
+            u = int(price.argmin())
+            if np.isfinite(price[u]):
+                parents[v] = u
+                children[u] += 1
+                children[i] -= 1
+    return parents
 
 
 def arc_costs(capacities: Capacities, prices: Floats) -> Floats:

@@ -120,7 +120,7 @@ def _by_nodes(network: Network, slow: dict[str, float], most_children: int) -> l
     for behind in [slow] if not slow else [slow, {}]:
         others = [i for i, name in enumerate(network.names) if name not in behind and i != network.trainer]
         most = float(min([network.up[network.trainer], *network.down[others]]))
-        packing = pack(by_node(network, most))
+        packing = pack(replace(by_node(network, most), most_children=most_children))
         demand = demands(network, behind, max(packing.rate, 1e-9))
         parents, shares = np.stack(packing.trees), packing.weights / packing.rate
         order = np.argsort(-shares, kind="stable")
