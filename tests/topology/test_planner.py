@@ -173,6 +173,17 @@ def test_nodes_behind_nat_never_hang_below_each_other() -> None:
     assert plan.ratio > 0.95
 
 
+def test_many_nodes_behind_nat_are_packed_one_by_one_within_the_limit_of_children() -> None:
+    network = from_topology(large(60, 4, seed=3))
+    dialable = np.random.default_rng(3).random(network.size) > 0.5
+    dialable[network.trainer] = True
+    network = replace(network, dialable=dialable)
+    plan = make_plan(network)
+    check(plan, network)
+    assert plan.ratio > 0.95
+    assert plan.children.max() <= MOST_CHILDREN + 1
+
+
 def test_pairs_that_cannot_connect_are_not_joined_and_one_way_dialling_is_enough() -> None:
     apart = [("a-1", "a-2"), ("a-2", "a-1")]
     network = from_topology(Topology("a-0", {"a": Region(4, 100)}, blocked=[*apart, ("a-0", "a-3")]))
