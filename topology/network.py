@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from topology.model import MAX_RATE, Topology
+from topology.model import Topology
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -170,6 +170,3 @@ def _pairs(hosts: Sequence[tuple[str, str]], blocked: Sequence[tuple[str, str]])
         stands.setdefault(region, []).append(i)
         stands[host] = [i]
     return frozenset((i, j) for one, other in blocked for i in stands[one] for j in stands[other] if i != j)
-
-
-__all__ = ["MAX_RATE", "Flags", "Floats", "Ints", "Network", "from_topology"]

@@ -15,6 +15,8 @@ from topology.text import region_trees
 
 #: Trees drawn beside the map.
 _TREES = 6
+#: Links whose figures are written, the heaviest first.
+_LABELS = 16
 #: Nodes up to which each is drawn by name.
 _NAMED = 30
 _INK, _QUIET, _PAPER, _GROUND = "#22303c", "#8a97a3", "#ffffff", "#eef2f5"
@@ -98,7 +100,7 @@ def _layout(network: Network) -> tuple[Floats, Floats, Floats]:
         angle = np.zeros(regions)
         angle[order] = np.pi - 2 * np.pi * np.arange(regions) / regions
         # A circle large enough that neighbours do not touch.
-        radii *= min(1.0, 2.2 * np.sin(np.pi / regions) / (2 * radii.max()))
+        radii *= min(1.0, 0.64 * np.sin(np.pi / regions) / radii.max())
         centres = np.stack([np.cos(angle), np.sin(angle)], axis=1) * 1.05
     spots = np.zeros((network.size, 2))
     for a, nodes in enumerate(members):
@@ -156,7 +158,7 @@ def _links(axes: Any, network: Network, centres: Floats, radii: Floats, loads: l
     for load in [one for one in loads if one.kind == "link" and one.load <= 1e-9]:
         a, b = (index[name] for name in load.name.split("→"))
         axes.plot(*centres[[a, b]].T, color="#dfe5ea", linewidth=0.8, zorder=0)
-    labelled = len(carried) <= 40
+    labelled = {load.name for load in sorted(carried, key=lambda one: -one.load)[:_LABELS]}
     for load in sorted(carried, key=lambda one: one.share):
         a, b = (index[name] for name in load.name.split("→"))
         direction = centres[b] - centres[a]
@@ -178,7 +180,7 @@ def _links(axes: Any, network: Network, centres: Floats, radii: Floats, loads: l
             zorder=2,
         )
         axes.add_patch(arrow)
-        if labelled:
+        if load.name in labelled:
             # Off the middle, so that labels of crossing links do not meet.
             at = start + (end - start) * 0.36 + side * 0.9 + np.array([-direction[1], direction[0]]) * 0.025 * length
             axes.text(
@@ -202,7 +204,12 @@ def _nodes(axes: Any, plan: Plan, network: Network, spots: Floats, loads: list[L
     others = np.arange(network.size) != network.trainer
     axes.scatter(*spots[others].T, s=size, c=np.array(colours)[others], edgecolors=_INK, linewidths=0.6, zorder=4)
     axes.scatter(
-        *spots[network.trainer], s=2.6 * size, c=[colours[network.trainer]], marker="*", edgecolors=_INK, zorder=5
+        *spots[network.trainer],
+        s=max(2.6 * size, 150),
+        c=[colours[network.trainer]],
+        marker="*",
+        edgecolors=_INK,
+        zorder=5,
     )
     if network.size > _NAMED:
         return
