@@ -1,0 +1,75 @@
+"""What nodes are told of a plan: their places, and the same tree for a chunk everywhere."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2psync.errors import FormatError
+from p2psync.protocol.plan import NodePlan, Place, tree_of_chunks
+
+PLAN = NodePlan(
+    3,
+    ["x", "y", "z"],
+    [600, 400],
+    [Place(0, [1, 2], 1, 60.0), Place(1, [], 2, 40.0)],
+)
+SHARES = st.lists(st.integers(1, 10**6), min_size=1, max_size=40)
+
+
+def test_fractions_follow_from_places() -> None:
+    assert PLAN.fractions_from() == {"x": 0.6, "y": 0.4}
+    assert PLAN.fractions_to() == {"y": 0.6, "z": 0.6}
+
+
+def test_a_plan_travels_small_and_comes_back_whole() -> None:
+    wire = msgspec.msgpack.encode(PLAN)
+    assert len(wire) < 60
+    assert msgspec.msgpack.decode(wire, type=NodePlan) == PLAN
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        NodePlan(0, ["x"], [], []),
+        NodePlan(0, ["x"], [1], []),
+        NodePlan(0, ["x"], [0], [Place(0, [], 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [Place(1, [], 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [Place(-2, [], 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [Place(0, [7], 1, 1.0)]),
+        NodePlan(0, ["x"], [1] * 300, [Place(0, [], 1, 1.0)] * 300),
+        NodePlan(0, ["x"], [1], [Place(0, [0] * 2000, 1, 1.0)]),
+    ],
+)
+def test_what_no_planner_makes_is_refused(wrong: NodePlan) -> None:
+    with pytest.raises(FormatError):
+        wrong.check()
+
+
+@settings(deadline=None, derandomize=True)
+@given(SHARES, st.integers(0, 3000), st.integers(0, 3000))
+def test_more_chunks_never_move_an_earlier_one(shares: list[int], one: int, other: int) -> None:
+    few, many = sorted((one, other))
+    assert np.array_equal(tree_of_chunks(shares, few), tree_of_chunks(shares, many)[:few])
+
+
+@settings(deadline=None, derandomize=True)
+@given(SHARES, st.integers(1, 3000))
+def test_every_chunk_has_a_tree_and_trees_have_their_shares(shares: list[int], chunks: int) -> None:
+    trees = tree_of_chunks(shares, chunks)
+    assert len(trees) == chunks
+    assert trees.max() < len(shares)
+    counts = np.bincount(trees, minlength=len(shares))
+    ideal = chunks * np.array(shares) / sum(shares)
+    assert (np.abs(counts - ideal) <= 1 + ideal * len(shares) / chunks).all()
+
+
+@pytest.mark.parametrize("trees", [1, 5, 16, 48])
+def test_equal_trees_have_equally_many_of_any_run_from_the_first(trees: int) -> None:
+    found = tree_of_chunks([7] * trees, 500)
+    for run in (1, 10, 48, 499):
+        counts = np.bincount(found[:run], minlength=trees)
+        assert counts.max() - counts.min() <= 1

@@ -1,0 +1,284 @@
+"""Plans span what can be reached, pass no capacity, come near the bound, and change no more than they must."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from drawn_networks import example, large, regions, single_region
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topology.bound import broadcast_bound, least_makespan
+from topology.model import Host, Link, Region, Topology
+from topology.network import Network, from_topology
+from topology.plan import Plan, link_loads, predicted_makespan
+from topology.planner import MOST_CHILDREN, changed_places, make_plan, replan
+
+SEEDS = st.integers(0, 10_000)
+quick = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def drawn(seed: int) -> Network:
+    """A network of one region, or of several, small or not so small."""
+    kinds = (single_region, regions, lambda s: regions(s, 25))
+    return from_topology(kinds[seed % 3](seed))
+
+
+def check(plan: Plan, network: Network) -> None:
+    """What holds for every plan."""
+    reachable = network.reachable()
+    assert set(plan.unreachable) == {network.names[i] for i in np.flatnonzero(~reachable)}
+    part = network.only(reachable)
+    assert plan.names == part.names
+    assert plan.shares.sum() == pytest.approx(1)
+    assert (plan.shares > 0).all()
+    for row in plan.parents:
+        assert row[plan.trainer] == -1
+        for start in range(part.size):
+            node, seen = start, set()
+            while node != plan.trainer:
+                assert node not in seen, "a cycle"
+                seen.add(node)
+                parent = int(row[node])
+                assert part.connects(parent, node)
+                node = parent
+    for load in link_loads(plan, network):
+        assert load.load <= load.capacity * (1 + 1e-6), f"{load.kind} {load.name} is overfull"
+
+
+@quick
+@given(SEEDS)
+def test_every_tree_spans_what_can_be_reached_and_nothing_is_overfull(seed: int) -> None:
+    network = drawn(seed)
+    check(make_plan(network), network)
+
+
+@quick
+@given(SEEDS)
+def test_no_plan_passes_the_bound_and_few_stay_below_it(seed: int) -> None:
+    network = drawn(seed)
+    network = network.only(network.reachable())
+    plan = make_plan(network)
+    assert plan.bound == pytest.approx(broadcast_bound(network).rate)
+    assert plan.lowest_rate <= plan.bound * (1 + 1e-6)
+    assert plan.ratio > 0.9
+
+
+@pytest.mark.parametrize("kind", [single_region, regions, lambda seed: regions(seed, 25)])
+def test_half_of_all_networks_come_within_a_percent_of_the_bound(kind) -> None:  # type: ignore[no-untyped-def]
+    ratios = [make_plan(from_topology(kind(seed))).ratio for seed in range(15)]
+    assert np.median(ratios) > 0.99
+
+
+@quick
+@given(SEEDS)
+def test_the_prediction_is_never_below_the_least_makespan(seed: int) -> None:
+    network = drawn(seed)
+    plan = make_plan(network)
+    part = network.only(network.reachable())
+    least = least_makespan(part, 16 << 20)
+    assert least * (1 - 1e-9) <= predicted_makespan(plan, network, 16 << 20) < least * 3 + 1
+
+
+@quick
+@given(SEEDS)
+def test_the_same_network_gives_the_same_plan(seed: int) -> None:
+    one, other = make_plan(drawn(seed)), make_plan(drawn(seed))
+    assert np.array_equal(one.parents, other.parents)
+    assert np.array_equal(one.shares, other.shares)
+
+
+@quick
+@given(SEEDS, st.floats(1.1, 5))
+def test_more_capacity_never_costs_more_than_a_few_percent(seed: int, factor: float) -> None:
+    network = drawn(seed)
+    more = network.up.copy()
+    more[seed % network.size] *= factor
+    richer = replace(network, up=more, rate=network.rate * np.where(np.eye(len(network.rate)), 1, 1.05))
+    assert make_plan(richer).lowest_rate > make_plan(network).lowest_rate * 0.93
+
+
+@quick
+@given(SEEDS)
+def test_children_in_one_tree_are_bounded(seed: int) -> None:
+    network = drawn(seed)
+    network = replace(network, up=np.clip(network.up, 40, 400))
+    plan = make_plan(network, most_children=6)
+    assert plan.children.max() <= 6 or plan.lowest_rate > 0.9 * plan.bound
+    assert make_plan(network).children.max() <= 2 * MOST_CHILDREN
+
+
+def test_equal_hosts_share_the_relaying_and_the_trainer_sends_one_copy() -> None:
+    plan = make_plan(example("lan-12"))
+    assert plan.ratio == pytest.approx(1)
+    assert plan.egress(plan.trainer) == pytest.approx(1)
+    others = [plan.egress(i) for i in range(13) if i != plan.trainer]
+    assert max(others) <= 1.0 + 1e-9
+    # Nobody is a relay in more than half of all trees.
+    assert (plan.shares @ (plan.children > 0))[1:].max() < 0.5
+
+
+def test_a_slow_uplink_relays_little_and_costs_the_others_nothing() -> None:
+    plan = make_plan(example("lan-12-one-slow"))
+    assert plan.ratio == pytest.approx(1, abs=1e-3)
+    assert plan.egress(plan.names.index("lan-5")) <= 0.25
+
+
+def test_the_wan_of_four_regions_reaches_its_bound_with_one_copy_into_each_region() -> None:
+    network = example("wan-4x3")
+    plan = make_plan(network)
+    assert plan.lowest_rate == pytest.approx(60, rel=1e-6)
+    into = dict.fromkeys(network.regions, 0.0)
+    for load in link_loads(plan, network):
+        if load.kind == "link":
+            into[load.name.split("→")[1]] += load.load / plan.rate
+    assert into.pop("r0") == 0
+    assert all(copies == pytest.approx(1) for copies in into.values())
+    assert predicted_makespan(plan, network, 64 << 20) < 1.05 * least_makespan(network, 64 << 20)
+
+
+def test_no_relay_of_a_region_carries_more_than_it_must_where_another_is_as_good() -> None:
+    network = example("wan-4x3")
+    plan = make_plan(network)
+    relays = plan.shares @ (plan.children > 0)
+    for nodes in network.members():
+        others = [i for i in nodes if i != plan.trainer]
+        assert max(relays[others]) < 0.75
+
+
+def test_weak_uplinks_get_copies_from_strong_ones_elsewhere() -> None:
+    network = from_topology(
+        Topology("t-0", {"t": Region(1, 100, 100), "a": Region(9, 10, 100)}, [Link(("t", "a"), 1000)])
+    )
+    assert make_plan(network).lowest_rate == pytest.approx(190 / 9, rel=0.01)
+
+
+def test_slow_downlinks_hold_nobody_else_back() -> None:
+    network = from_topology(Topology("a-0", {"a": Region(10, 100)}, host={"a-3": Host(down=20), "a-4": Host(down=5)}))
+    plan = make_plan(network)
+    assert plan.slow == {"a-3": 20, "a-4": 5}
+    assert plan.lowest_rate == 5
+    assert plan.rate == pytest.approx(100, rel=0.01)
+    assert not plan.children[:, [plan.names.index("a-3"), plan.names.index("a-4")]].any()
+
+
+def test_nodes_behind_nat_never_hang_below_each_other() -> None:
+    hidden = {f"a-{i}": Host(dialable=False) for i in range(1, 8)}
+    network = from_topology(Topology("a-0", {"a": Region(13, 100)}, host=hidden))
+    plan = make_plan(network)
+    check(plan, network)
+    assert plan.ratio > 0.95
+
+
+def test_many_nodes_behind_nat_are_packed_one_by_one_within_the_limit_of_children() -> None:
+    network = from_topology(large(60, 4, seed=3))
+    dialable = np.random.default_rng(3).random(network.size) > 0.5
+    dialable[network.trainer] = True
+    network = replace(network, dialable=dialable)
+    plan = make_plan(network)
+    check(plan, network)
+    assert plan.ratio > 0.95
+    assert plan.children.max() <= MOST_CHILDREN + 1
+
+
+def test_pairs_that_cannot_connect_are_not_joined_and_one_way_dialling_is_enough() -> None:
+    apart = [("a-1", "a-2"), ("a-2", "a-1")]
+    network = from_topology(Topology("a-0", {"a": Region(4, 100)}, blocked=[*apart, ("a-0", "a-3")]))
+    assert not network.connects(1, 2)
+    assert network.connects(0, 3)
+    check(make_plan(network), network)
+
+
+def test_what_cannot_be_reached_is_named_and_does_not_hinder_the_rest() -> None:
+    network = from_topology(Topology("a-0", {"a": Region(3, 100), "b": Region(2, 100)}))
+    plan = make_plan(network)
+    assert plan.unreachable == ("b-0", "b-1")
+    assert plan.lowest_rate == pytest.approx(100)
+
+
+def test_a_trainer_alone_has_a_plan() -> None:
+    plan = make_plan(from_topology(Topology("a-0", {"a": Region(1, 100)})))
+    assert plan.names == ("a-0",)
+    assert predicted_makespan(plan, from_topology(Topology("a-0", {"a": Region(1, 100)})), 1000) == 0
+
+
+# ---- replanning ----------------------------------------------------------------------------------------------------
+
+
+def drifted(network: Network, seed: int, by: float) -> Network:
+    """All uplinks and links changed by up to this share."""
+    rng = np.random.default_rng(seed)
+    factors = 1 + rng.uniform(-by, by, network.size)
+    return replace(network, up=network.up * factors)
+
+
+@quick
+@given(SEEDS)
+def test_a_little_drift_changes_nothing(seed: int) -> None:
+    network = drawn(seed)
+    plan = make_plan(network)
+    again = replan(plan, drifted(network, seed, 0.02))
+    assert np.array_equal(again.parents, plan.parents)
+    assert again.revision == plan.revision
+
+
+@quick
+@given(SEEDS)
+def test_whatever_changes_the_plan_fits_and_is_near_the_best(seed: int) -> None:
+    network = drawn(seed)
+    plan = make_plan(network)
+    rng = np.random.default_rng(seed)
+    keep = rng.random(network.size) > 0.2
+    keep[network.trainer] = True
+    changed = drifted(network.only(keep), seed, 0.6)
+    again = replan(plan, changed)
+    check(again, changed)
+    assert again.lowest_rate >= 0.9 * make_plan(changed).lowest_rate * (1 - 1e-9)
+
+
+def test_one_node_leaving_moves_only_its_own_children() -> None:
+    network = from_topology(Topology("a-0", {"a": Region(40, 100)}, host={"a-0": Host(300)}))
+    plan = make_plan(network)
+    keep = np.ones(network.size, bool)
+    keep[network.names.index("a-17")] = False
+    again = replan(plan, network.only(keep))
+    assert changed_places(plan, again) < 0.05
+    assert again.revision == plan.revision + 1
+
+
+def test_one_node_joining_hangs_on_as_a_leaf() -> None:
+    network = from_topology(Topology("a-0", {"a": Region(40, 100)}, host={"a-0": Host(300)}))
+    keep = np.ones(network.size, bool)
+    keep[network.names.index("a-17")] = False
+    plan = make_plan(network.only(keep))
+    again = replan(plan, network)
+    assert changed_places(plan, again) == 0
+    assert not again.children[:, again.names.index("a-17")].any()
+
+
+def test_a_link_cut_to_a_tenth_is_planned_around() -> None:
+    network = example("wan-4x3")
+    plan = make_plan(network)
+    rate = network.rate.copy()
+    rate[1, 3] = rate[3, 1] = 3
+    again = replan(plan, replace(network, rate=rate))
+    assert again.lowest_rate == pytest.approx(33)
+    assert again.revision == 1
+
+
+# ---- scale ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("nodes", "count", "most"), [(1000, 1, 1.0), (1000, 20, 1.0), (10_000, 50, 15.0)])
+def test_many_nodes_are_planned_for_in_seconds_and_near_the_bound(nodes: int, count: int, most: float) -> None:
+    network = from_topology(large(nodes, count))
+    make_plan(from_topology(large(40, 4)))  # compiled by now
+    begin = time.process_time()
+    plan = make_plan(network)
+    assert time.process_time() - begin < most
+    assert plan.ratio > 0.93
+    assert plan.children.max() <= MOST_CHILDREN
+    assert all(load.load <= load.capacity * (1 + 1e-6) for load in link_loads(plan, network))

@@ -1,0 +1,91 @@
+"""What a plan comes to, in figures: what `p2psync wan plan` reports."""
+
+from __future__ import annotations
+
+import msgspec
+
+from topology.bound import broadcast_bound, least_makespan
+from topology.network import Network
+from topology.plan import LinkLoad, Plan, link_loads, predicted_makespan
+
+
+class LoadFigures(msgspec.Struct, frozen=True):
+    """One link: Mbit/s that the plan sends, and what it has. kind: up, down, link or pair."""
+
+    kind: str
+    name: str
+    mbit: float
+    capacity: float
+
+
+class TreeFigures(msgspec.Struct, frozen=True):
+    """One tree: its share of the chunks, how deep it is, and the parent of each node."""
+
+    share: float
+    depth: int
+    parents: dict[str, str]
+
+
+class PlanFigures(msgspec.Struct, frozen=True):
+    """Rates in Mbit/s, times in seconds.
+
+    exact: whether the bound can be reached, or is an upper bound. rate: what every node gets by the plan. slow: nodes
+    that take less than the others, because their own downlink is slower, and what they take; others: what the others
+    get then. egress: copies of everything that the trainer sends.
+    """
+
+    nodes: int
+    trainer: str
+    bound: float
+    exact: bool
+    because: str
+    least_makespan: float
+    rate: float
+    ratio: float
+    makespan: float
+    payload_bytes: int
+    egress: float
+    depth: int
+    most_children: int
+    unreachable: list[str]
+    others: float
+    slow: dict[str, float]
+    loads: list[LoadFigures]
+    trees: list[TreeFigures]
+
+
+def plan_figures(plan: Plan, network: Network, payload_bytes: int, chunk_bytes: int) -> PlanFigures:
+    """The figures of a plan for a network and a payload."""
+    part = network.only(network.reachable())
+    alone = part.size < 2
+    bound = broadcast_bound(part)
+    return PlanFigures(
+        nodes=network.size,
+        trainer=plan.names[plan.trainer],
+        bound=0.0 if alone else bound.rate,
+        exact=bound.exact,
+        because=bound.because,
+        least_makespan=least_makespan(part, payload_bytes),
+        rate=0.0 if alone else plan.lowest_rate,
+        ratio=plan.ratio,
+        makespan=predicted_makespan(plan, network, payload_bytes, chunk_bytes),
+        payload_bytes=payload_bytes,
+        egress=plan.egress(plan.trainer),
+        depth=int(plan.depth.max()),
+        most_children=int(plan.children.max()),
+        unreachable=list(plan.unreachable),
+        others=0.0 if alone else plan.rate,
+        slow=plan.slow,
+        loads=[_load(one) for one in link_loads(plan, network)] if not alone else [],
+        trees=[_tree(plan, tree) for tree in range(len(plan.shares))],
+    )
+
+
+def _load(load: LinkLoad) -> LoadFigures:
+    return LoadFigures(load.kind, load.name, round(load.load, 3), load.capacity)
+
+
+def _tree(plan: Plan, tree: int) -> TreeFigures:
+    ends = enumerate(plan.parents[tree].tolist())
+    parents = {plan.names[i]: plan.names[parent] for i, parent in ends if parent >= 0}
+    return TreeFigures(round(float(plan.shares[tree]), 6), int(plan.depth[tree].max()), parents)

@@ -1,0 +1,169 @@
+"""A network from what was measured: measured beats unmeasured beats failed, and nobody is believed on his word alone.
+
+A node knows its own uplink best, but a node that claims too much would become the parent of many and slow them all. So
+what it claims counts only up to what others saw come from it, times `GROWTH`: an honest node rises as it is used, as a
+connection's window does. One witness alone may be an accomplice; where there are several, the highest is set aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from p2psync.errors import FormatError
+from topology.model import MAX_RATE
+from topology.network import Floats, Ints, Network
+from topology.regions import cluster
+
+#: How far above what others saw a claim is believed.
+GROWTH = 2.0
+#: Mbit/s that a node is given to begin with, when nothing was seen of anybody.
+FIRST = 20.0
+
+
+class NodeFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a node. Mbit/s. claimed_up, claimed_down: what it says itself (None: nothing).
+
+    seen_up: Mbit/s that came from it, in all at one time, as each witness tells. region: "" is found from round trips.
+    """
+
+    name: str
+    region: str = ""
+    claimed_up: float | None = None
+    claimed_down: float | None = None
+    seen_up: Mapping[str, float] = {}
+    dialable: bool = True
+
+
+class PathFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured from one node to another. rate: Mbit/s; rtt: seconds; None: not measured.
+
+    failed: no connection could be opened in this direction. whole: whether the rate is all that the two regions' path
+    has (a probe that filled it), not merely what one transfer used.
+    """
+
+    source: str
+    target: str
+    rate: float | None = None
+    rtt: float | None = None
+    loss: float | None = None
+    failed: bool = False
+    whole: bool = True
+
+
+def from_measurements(
+    trainer: str, nodes: Sequence[NodeFigures], paths: Iterable[PathFigures], *, trusted: Iterable[str] = ()
+) -> Network:
+    """The network that these figures describe. trusted: names whose claims count whole; the trainer's always does.
+
+    A path between regions has the highest rate that any of its pairs reached at the third quartile (one liar cannot
+    raise it much where several measured); a path nobody measured is assumed to be like the slower ones that were.
+    Raises `FormatError` if the trainer is none of the nodes, or a name comes twice.
+    """
+    nodes = sorted(nodes, key=lambda node: node.name)
+    index = {node.name: i for i, node in enumerate(nodes)}
+    if trainer not in index or len(index) < len(nodes):
+        raise FormatError(f"the trainer {trainer!r} is not among the nodes, or a name comes twice")
+    known = [path for path in paths if path.source in index and path.target in index and path.source != path.target]
+    ends = [(index[path.source], index[path.target]) for path in known]
+    region, regions = _regions(nodes, known, ends)
+    shape = (len(regions), len(regions))
+    rates: dict[tuple[int, int], list[float]] = {}
+    delays: dict[tuple[int, int], list[float]] = {}
+    losses: dict[tuple[int, int], list[float]] = {}
+    for path, (i, j) in zip(known, ends, strict=True):
+        pair = (int(region[i]), int(region[j]))
+        if path.rtt is not None and _plausible(path.rtt, 60):
+            for way in (pair, pair[::-1]):
+                delays.setdefault(way, []).append(path.rtt / 2)
+        if path.rate is not None and path.whole and _plausible(path.rate, MAX_RATE) and pair[0] != pair[1]:
+            rates.setdefault(pair, []).append(path.rate)
+        if path.loss is not None and 0 <= path.loss < 1:
+            losses.setdefault(pair, []).append(path.loss)
+    delay, loss = _table(shape, delays, 0.5, 0.05), _table(shape, losses, 0.5, 0.0)
+    np.fill_diagonal(delay, [np.median(delays.get((a, a), [0.0])) for a in range(len(regions))])
+    usual = float(np.quantile([rate for found in rates.values() for rate in found] or [FIRST], 0.25))
+    rate = _table(shape, rates, 0.75, usual)
+    np.fill_diagonal(rate, np.inf)
+    measured = np.eye(len(regions), dtype=bool)
+    for pair in rates:
+        measured[pair] = True
+    believed = {trainer, *trusted}
+    return Network(
+        names=tuple(node.name for node in nodes),
+        trainer=index[trainer],
+        up=_ups(nodes, believed),
+        down=np.array([_claim(node.claimed_down, MAX_RATE) for node in nodes]),
+        region=region,
+        regions=regions,
+        rate=rate,
+        delay=delay,
+        loss=loss,
+        measured=measured,
+        dialable=np.array([node.dialable for node in nodes], bool),
+        blocked=frozenset(pair for path, pair in zip(known, ends, strict=True) if path.failed),
+    )
+
+
+def _ups(nodes: Sequence[NodeFigures], believed: set[str]) -> Floats:
+    """Mbit/s of each uplink: the claim, as far as others bear it out."""
+    seen = [_witnessed(node) for node in nodes]
+    tested = [rate for rate in seen if rate is not None]
+    # Whoever nobody has received from yet is like the slower half of those that somebody has.
+    first = float(np.quantile(tested, 0.25)) if tested else FIRST
+    ups = []
+    for node, rate in zip(nodes, seen, strict=True):
+        claim = _claim(node.claimed_up, MAX_RATE)
+        believable = first if rate is None else rate * GROWTH
+        if node.name in believed:
+            ups.append(claim if node.claimed_up is not None else max(believable, FIRST))
+        else:
+            ups.append(min(claim, believable))
+    return np.array(ups)
+
+
+def _witnessed(node: NodeFigures) -> float | None:
+    """What others saw come from a node: the highest figure but one, or the only one there is."""
+    told = sorted(rate for name, rate in node.seen_up.items() if name != node.name and _plausible(rate, MAX_RATE))
+    return None if not told else told[-2] if len(told) > 1 else told[0]
+
+
+def _regions(
+    nodes: Sequence[NodeFigures], paths: Sequence[PathFigures], ends: Sequence[tuple[int, int]]
+) -> tuple[Ints, tuple[str, ...]]:
+    """Index of each node's region, and the regions' names; those not given are found from round-trip times."""
+    rtt = np.full((len(nodes), len(nodes)), np.nan)
+    for path, (i, j) in zip(paths, ends, strict=True):
+        if path.rtt is not None and _plausible(path.rtt, 60):
+            rtt[i, j] = np.fmin(rtt[i, j], path.rtt)
+    labels = cluster(rtt) if any(not node.region for node in nodes) else np.zeros(len(nodes), np.int64)
+    given: dict[int, list[str]] = {}
+    for node, label in zip(nodes, labels.tolist(), strict=True):
+        if node.region:
+            given.setdefault(label, []).append(node.region)
+    # A node that says nothing belongs to the region that most of its neighbours name.
+    said = {label: max(sorted(set(names)), key=names.count) for label, names in given.items()}
+    names = [
+        node.region or said.get(label, f"near-{label}") for node, label in zip(nodes, labels.tolist(), strict=True)
+    ]
+    regions = tuple(sorted(set(names)))
+    return np.array([regions.index(name) for name in names], np.int64), regions
+
+
+def _table(
+    shape: tuple[int, int], found: Mapping[tuple[int, int], list[float]], quantile: float, otherwise: float
+) -> Floats:
+    table = np.full(shape, otherwise)
+    for pair, values in found.items():
+        table[pair] = np.quantile(values, quantile)
+    return table
+
+
+def _claim(rate: float | None, otherwise: float) -> float:
+    return rate if rate is not None and _plausible(rate, MAX_RATE) else otherwise
+
+
+def _plausible(value: float, most: float) -> bool:
+    return 0 < value <= most
