@@ -18,8 +18,10 @@ A topology file (TOML):
     rate = 50                           # Mbit/s, shared by all hosts of the two regions
     delay_ms = 35                       # one way
     loss = 0.001                        # probability that a packet is lost
+    buffer_ms = 70                      # what may queue for it in the emulator, in time at its rate [one round trip]
 
-Within a region only the hosts' own links bind. Regions without a link cannot talk to each other directly.
+Within a region only the hosts' own links bind. Regions without a link cannot talk to each other directly. What happens
+to the network while it is emulated stands in the same file: see `events`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pathlib import Path
 import msgspec
 
 from p2psync.errors import FormatError
+from topology.events import Event
 
 #: Hosts in all: more than any plan is made for, and few enough that no file can exhaust memory.
 MAX_HOSTS = 100_000
@@ -54,6 +57,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate: float
     delay_ms: float = 0.0
     loss: float = 0.0
+    buffer_ms: float | None = None
 
 
 class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +66,7 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trainer: str
     region: dict[str, Region]
     link: list[Link] = []
+    event: list[Event] = []
 
     @property
     def hosts(self) -> list[tuple[str, str]]:
@@ -80,6 +85,9 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         pairs = [frozenset(link.between) for link in self.link]
         if len(set(pairs)) < len(pairs):
             raise FormatError("two links between the same regions: give their sum as one")
+        names = {host for host, _ in self.hosts}
+        for event in self.event:
+            event.check(names, self.region, pairs)
         if self.trainer not in {host for host, _ in self.hosts}:
             raise FormatError(f"the trainer {self.trainer!r} is no host; hosts are named like {self.hosts[0][0]}")
 
@@ -91,6 +99,8 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise FormatError(f"a link from {link.between[0]} to itself; hosts of a region need none")
         if link.rate <= 0 or link.delay_ms < 0 or not 0 <= link.loss < 1:
             raise FormatError(f"the link {'–'.join(link.between)}: rate above 0, delay from 0, loss from 0 to below 1")
+        if link.buffer_ms is not None and link.buffer_ms <= 0:
+            raise FormatError(f"the link {'–'.join(link.between)}: a buffer above 0")
 
 
 def load(path: Path) -> Topology:
