@@ -429,33 +429,45 @@ def _step(plane: Plane, slot: int) -> None:
 
 
 @_kernel
-def forward(plane: Plane, watched: int, early: int) -> int:
+def _wait(plane: Plane, count: int, left: int) -> int:
+    """Wait for the first `count` descriptors, for `left` nanoseconds at most (below 0: for ever); how many are ready."""
+    timeout = 0
+    if left >= 0:
+        plane.clock[2], plane.clock[3] = left // 1_000_000_000, left % 1_000_000_000
+        timeout = plane.clock_at + 16
+    return _ppoll(plane.polls_at, count, timeout, 0)
+
+
+@_kernel
+def forward(plane: Plane, watched: int, tick: int) -> int:
     """Move packets until one of the first `watched` descriptors has something, or a signal came (-1); returns which.
 
-    early: nanoseconds by which a step may be taken before its time, which saves waking up for each.
+    tick: nanoseconds that pass at least between two wake-ups, which are what costs most. A packet may move on half a
+    tick before its time, and one that is sent within a tick of an earlier one is seen up to a tick too late.
     """
-    polls, state, clock = plane.polls, plane.state, plane.clock
-    count = polls.shape[0]
+    polls, state = plane.polls, plane.state
+    awake = _now(plane)
     while True:
-        time = _now(plane)
-        while state[HEAP_SIZE] > 0 and plane.packets[plane.heap[0]].due <= time + early:
+        while state[HEAP_SIZE] > 0 and plane.packets[plane.heap[0]].due <= awake + tick // 2:
             _step(plane, _pop(plane))
-        timeout = 0
+        time = _now(plane)
+        if time < awake + tick:
+            _wait(plane, 0, awake + tick - time)
+            time = awake + tick
+        left = -1
         if state[HEAP_SIZE] > 0:
-            left = max(plane.packets[plane.heap[0]].due - _now(plane), 0)
-            clock[2], clock[3] = left // 1_000_000_000, left % 1_000_000_000
-            timeout = plane.clock_at + 16
-        ready = _ppoll(plane.polls_at, count, timeout, 0)
+            left = max(plane.packets[plane.heap[0]].due - time, 0)
+        ready = _wait(plane, polls.shape[0], left)
         if ready < 0:
             return -1
         state[WAKEUPS] += 1
+        awake = _now(plane)
         if ready == 0:
             continue
-        time = _now(plane)
-        for i in range(watched, count):
+        for i in range(watched, polls.shape[0]):
             events = polls[i, 1] >> 16
             if events & _POLLIN:
-                _drain(plane, i - watched, time)
+                _drain(plane, i - watched, awake)
             elif events & _POLL_DEAD:
                 polls[i, 0] = -1
         for i in range(watched):

@@ -11,8 +11,8 @@ class Config(msgspec.Struct, frozen=True):
     """The first line on a router's standard input.
 
     congestion: the hosts' TCP congestion control, or "" for the kernel's choice. quantum_us: how long one super-packet
-    may hold the slowest stage of its way. early_us: how much before its time a packet may move on. detached: live on
-    when standard input ends.
+    may hold the slowest stage of its way. tick_us: how long the router sleeps at least, which is the error of a packet's
+    time; longer costs less CPU. detached: live on when standard input ends.
     """
 
     layout: Layout
@@ -20,7 +20,7 @@ class Config(msgspec.Struct, frozen=True):
     congestion: str = ""
     seed: int = 0
     quantum_us: int = 1000
-    early_us: int = 50
+    tick_us: int = 100
     detached: bool = False
 
 

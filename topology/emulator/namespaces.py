@@ -138,6 +138,35 @@ def set_kernel(values: dict[str, str]) -> None:
             raise P2PSyncError(f"net/{name} = {value}: {error.strerror}; this kernel does not offer it") from None
 
 
+_CHOICE = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+_ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+
+
+def choose_congestion(names: Iterable[str], control: str) -> None:
+    """Set the TCP congestion control of namespaces. Raises `P2PSyncError` where the kernel lacks it or refuses.
+
+    Namespaces may only use what the machine allows to users without privileges: this adds it meanwhile.
+    """
+    text = None
+    try:
+        allowed = _ALLOWED.read_text()
+        if control not in allowed.split():
+            _ALLOWED.write_text(f"{allowed.strip()} {control}")
+            text = allowed
+        for name in names:
+            with inside(name):
+                _CHOICE.write_text(control)
+    except OSError as error:
+        offered = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+        raise P2PSyncError(
+            f"the congestion control {control!r} cannot be used here ({error.strerror}); "
+            f"the kernel has {', '.join(offered)}; others may be modules: modprobe tcp_{control}"
+        ) from None
+    finally:
+        if text is not None:
+            _ALLOWED.write_text(text)
+
+
 def processes(names: Iterable[str]) -> list[int]:
     """Processes in namespaces."""
     wanted = set()

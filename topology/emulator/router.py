@@ -71,9 +71,8 @@ class Router:
         return made
 
     def _make_host(self, number: int, name: str) -> int:
-        choice = {"ipv4/tcp_congestion_control": self._config.congestion} if self._config.congestion else {}
         with namespaces.inside(f"{runs.prefix_of(self._run)}{name}"):
-            namespaces.set_kernel(_KERNEL | choice)
+            namespaces.set_kernel(_KERNEL)
             return namespaces.open_tun(layout.address_of(number), layout.MASK)
 
     def listen(self) -> None:
@@ -84,7 +83,7 @@ class Router:
     def serve(self) -> None:
         """Move packets and answer requests until it is time to stop."""
         while True:
-            which = loop.forward(self._plane, 3, self._config.early_us * 1000)
+            which = loop.forward(self._plane, 3, self._config.tick_us * 1000)
             if which == 0:
                 if self._answer():
                     return
@@ -171,7 +170,11 @@ def _network(config: messages.Config) -> Iterator[str]:
     runs.sweep()
     run, lock = runs.claim()
     try:
-        namespaces.add(f"{runs.prefix_of(run)}{host}" for host, _ in config.layout.hosts)
+        names = [f"{runs.prefix_of(run)}{host}" for host, _ in config.layout.hosts]
+        namespaces.add(names)
+        if config.congestion:
+            with runs.all_runs():
+                namespaces.choose_congestion(names, config.congestion)
         yield run
     finally:
         runs.clear(run)

@@ -53,7 +53,7 @@ def folder_of(run: str) -> Path:
 
 def claim() -> tuple[str, int]:
     """A new run and its lock, held until the descriptor is closed or the process ends. Raises `P2PSyncError`."""
-    with _all_runs():
+    with all_runs():
         run = secrets.token_hex(4)
         folder_of(run).mkdir(mode=0o700)
         lock = os.open(folder_of(run) / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -63,7 +63,7 @@ def claim() -> tuple[str, int]:
 
 def sweep() -> list[str]:
     """Remove what killed runs left behind; their names. Raises `P2PSyncError`."""
-    with _all_runs():
+    with all_runs():
         dead = [path.name for path in PLACE.iterdir() if path.is_dir() and not _is_alive(path)]
         for run in dead:
             clear(run)
@@ -124,7 +124,7 @@ def _is_alive(folder: Path) -> bool:
 
 
 @contextmanager
-def _all_runs() -> Iterator[None]:
+def all_runs() -> Iterator[None]:
     """Runs neither begin nor are swept meanwhile but by us. Raises `P2PSyncError`."""
     try:
         PLACE.mkdir(mode=0o700, exist_ok=True)
