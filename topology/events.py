@@ -74,9 +74,5 @@ class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         values = (self.rate, self.delay_ms, self.loss)
         if (self.kind == "degrade") == all(value is None for value in values):
             raise FormatError(f"{where}: rate, delay_ms and loss belong to degrade, which needs one of them")
-        if (
-            (self.rate is not None and self.rate <= 0)
-            or (self.delay_ms or 0) < 0
-            or not 0 <= (self.loss or 0) < 1
-        ):
+        if (self.rate is not None and self.rate <= 0) or (self.delay_ms or 0) < 0 or not 0 <= (self.loss or 0) < 1:
             raise FormatError(f"{where}: rate above 0, delay from 0, loss from 0 to below 1")

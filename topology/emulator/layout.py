@@ -1,4 +1,4 @@
-"""A topology as the router sees it: numbered hosts with addresses, and numbered stages, each one direction of a link."""
+"""A topology as the router sees it: numbered hosts with addresses, and stages, each one direction of a link."""
 
 from __future__ import annotations
 
@@ -47,13 +47,17 @@ class Layout(msgspec.Struct, frozen=True):
         for number, (name, _) in enumerate(self.hosts):
             if name == host:
                 return number
-        raise P2PSyncError(f"{host!r} is no host of this network; there are {', '.join(h for h, _ in self.hosts[:5])} …")
+        raise P2PSyncError(
+            f"{host!r} is no host of this network; there are {', '.join(h for h, _ in self.hosts[:5])} …"
+        )
 
     def between(self, a: str, b: str, one_way: bool = False) -> list[Stage]:
         """The stages of a link between two regions. Raises `P2PSyncError` where there is none."""
-        if a not in self.regions or b not in self.regions or self.link_of[self.regions.index(a)][
-            self.regions.index(b)
-        ] < 0:
+        if (
+            a not in self.regions
+            or b not in self.regions
+            or self.link_of[self.regions.index(a)][self.regions.index(b)] < 0
+        ):
             raise P2PSyncError(f"there is no link between {a} and {b}; regions are {', '.join(self.regions)}")
         i, j = self.regions.index(a), self.regions.index(b)
         ways = [(i, j)] if one_way else [(i, j), (j, i)]

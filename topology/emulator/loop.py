@@ -52,6 +52,8 @@ _TCP, _UDP = 6, 17
 _FIN, _PSH, _CWR = 0x01, 0x08, 0x80
 #: Super-packets read from one host before the next one has its turn.
 _TURN = 64
+#: Bytes are widened before anything is computed: int() leaves them unsigned, and mixed sums become floats.
+_wide: Any = np.int64
 #: Until the next loss where there is none.
 _NEVER = 1 << 62
 
@@ -63,7 +65,7 @@ def _kernel(function: _F) -> _F:
 @_kernel
 def _now(plane: Plane) -> int:
     _clock_gettime(_CLOCK, plane.clock_at)
-    return plane.clock[0] * 1_000_000_000 + plane.clock[1]
+    return int(plane.clock[0] * 1_000_000_000 + plane.clock[1])
 
 
 @_kernel
@@ -79,10 +81,10 @@ def _take(plane: Plane, size: int) -> int:
     state = plane.state
     if size <= SMALL and state[SMALL_FREE] > 0:
         state[SMALL_FREE] -= 1
-        return plane.small[state[SMALL_FREE]]
+        return int(plane.small[state[SMALL_FREE]])
     if state[LARGE_FREE] > 0:
         state[LARGE_FREE] -= 1
-        return plane.large[state[LARGE_FREE]]
+        return int(plane.large[state[LARGE_FREE]])
     state[NO_MEMORY] += 1
     return -1
 
@@ -101,7 +103,7 @@ def _free(plane: Plane, slot: int) -> None:
 @_kernel
 def _before(plane: Plane, a: int, b: int) -> bool:
     one, other = plane.packets[a], plane.packets[b]
-    return one.due < other.due or (one.due == other.due and one.order < other.order)
+    return bool(one.due < other.due or (one.due == other.due and one.order < other.order))
 
 
 @_kernel
@@ -144,12 +146,12 @@ def _pop(plane: Plane) -> int:
     state[HEAP_SIZE] -= 1
     if state[HEAP_SIZE] > 0:
         _sink(plane, 0, heap[state[HEAP_SIZE]])
-    return top
+    return int(top)
 
 
 @_kernel
 def _get16(memory: Any, at: int) -> int:
-    return (np.int64(memory[at]) << 8) | np.int64(memory[at + 1])
+    return int((_wide(memory[at]) << 8) | _wide(memory[at + 1]))
 
 
 @_kernel
@@ -175,7 +177,7 @@ def _rewrite(plane: Plane, slot: int, first: int, count: int, is_last: bool) -> 
     memory, packet = plane.memory, plane.packets[slot]
     vnet = _offset(slot)
     ip = vnet + _VNET
-    words = 4 * np.int64(memory[ip] & 15)
+    words = 4 * _wide(memory[ip] & 15)
     transport = ip + words
     size = packet.length - words
     _put16(memory, ip + 2, packet.length)
@@ -195,7 +197,7 @@ def _rewrite(plane: Plane, slot: int, first: int, count: int, is_last: bool) -> 
         _put16(memory, transport + 4, size)
         check = transport + 6
     # The receiver's kernel wants the sum of the pseudo-header, and completes it where it needs to.
-    _put16(memory, check, _sum16(memory, ip + 12, 8, np.int64(memory[ip + 9]) + size))
+    _put16(memory, check, _sum16(memory, ip + 12, 8, _wide(memory[ip + 9]) + size))
     memory[vnet] = _NEEDS_CHECKSUM
     if count == 1:
         memory[vnet + 1] = 0
@@ -333,14 +335,14 @@ def _parse(plane: Plane, slot: int, size: int, source: int) -> bool:
     packet.mss, packet.header, packet.segments = 0, 0, 1
     kind = memory[vnet + 1] & 0x7F
     if kind != 0:
-        header = 4 * np.int64(memory[ip] & 15)
+        header = 4 * _wide(memory[ip] & 15)
         if kind == _GSO_TCP4:
-            header += np.int64(memory[ip + header + 12] >> 4) * 4
+            header += _wide(memory[ip + header + 12] >> 4) * 4
         elif kind == _GSO_UDP:
             header += 8
         else:
             return False
-        mss = np.int64(memory[vnet + 4]) | (np.int64(memory[vnet + 5]) << 8)
+        mss = _wide(memory[vnet + 4]) | (_wide(memory[vnet + 5]) << 8)
         payload = packet.length - header
         if mss == 0 or payload <= 0:
             return False
@@ -430,12 +432,12 @@ def _step(plane: Plane, slot: int) -> None:
 
 @_kernel
 def _wait(plane: Plane, count: int, left: int) -> int:
-    """Wait for the first `count` descriptors, for `left` nanoseconds at most (below 0: for ever); how many are ready."""
+    """How many of the first `count` descriptors are ready, within `left` nanoseconds (below 0: in the end)."""
     timeout = 0
     if left >= 0:
         plane.clock[2], plane.clock[3] = left // 1_000_000_000, left % 1_000_000_000
         timeout = plane.clock_at + 16
-    return _ppoll(plane.polls_at, count, timeout, 0)
+    return int(_ppoll(plane.polls_at, count, timeout, 0))
 
 
 @_kernel

@@ -11,7 +11,7 @@ class Config(msgspec.Struct, frozen=True):
     """The first line on a router's standard input.
 
     congestion: the hosts' TCP congestion control, or "" for the kernel's choice. quantum_us: how long one super-packet
-    may hold the slowest stage of its way. tick_us: how long the router sleeps at least, which is the error of a packet's
+    may hold the slowest stage of its way. tick_us: how long the router sleeps at least, and so the error of a packet's
     time; longer costs less CPU. detached: live on when standard input ends.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import msgspec
@@ -82,12 +82,20 @@ class Network:
         stages = self.layout.between(a, b, one_way)
         self._change(Change(s.name, rate, delay_ms, loss, buffer_ms) for s in stages)
 
-    def set_host(self, host: str, *, up: float | None = None, down: float | None = None) -> None:
-        """Change a host's own rates, in Mbit/s."""
-        _check(up, None, None, None)
-        _check(down, None, None, None)
+    def set_host(
+        self,
+        host: str,
+        *,
+        up: float | None = None,
+        down: float | None = None,
+        delay_ms: float | None = None,
+        loss: float | None = None,
+    ) -> None:
+        """Change a host's own links. up, down: Mbit/s. delay_ms, loss: of each of the two."""
+        for rate in (up, down):
+            _check(rate, delay_ms, loss, None)
         uplink, downlink = self.layout.of_host(host)
-        self._change([Change(uplink.name, up), Change(downlink.name, down)])
+        self._change([Change(uplink.name, up, delay_ms, loss), Change(downlink.name, down, delay_ms, loss)])
 
     def cut(self, a: str, b: str | None = None, *, one_way: bool = False) -> None:
         """Let nothing through any more: between two regions; or to and from a host; or into and out of a region."""
@@ -110,11 +118,9 @@ class Network:
 
     def stop(self) -> None:
         """End the network: kill what runs in it, and remove it."""
-        try:
+        # It answers by going.
+        with suppress(P2PSyncError):
             runs.ask(self.state.run, Stop())
-        except P2PSyncError:
-            # It answers by going.
-            pass
 
     def _stages(self, a: str, b: str | None, one_way: bool) -> Sequence[Stage]:
         if b is not None:

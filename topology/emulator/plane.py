@@ -1,4 +1,4 @@
-"""The packet loop's memory: links, packets on their way, and where they are kept. Arrays only, shared with compiled code.
+"""The packet loop's memory: links, packets on their way, and where they are kept; arrays only.
 
 A *stage* is one direction of one link: a host's uplink, a host's downlink, or a region pair's link one way. With H
 hosts, stage h is host h's uplink, stage H + h its downlink, and those from 2 H on are between regions. Times are
