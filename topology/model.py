@@ -18,7 +18,7 @@ A topology file (TOML):
     rate = 50                           # Mbit/s, shared by all hosts of the two regions
     delay_ms = 35                       # one way
     loss = 0.001                        # probability that a packet is lost
-    buffer_ms = 70                      # what may queue for it in the emulator, in time at its rate [one round trip]
+    buffer_ms = 70                      # what may wait for it in the emulator, in time [a round trip, or 20]
 
 Within a region only the hosts' own links bind. Regions without a link cannot talk to each other directly. What happens
 to the network while it is emulated stands in the same file: see `events`.

@@ -10,9 +10,9 @@ Real programs over real TCP, with each host's rates, and each region pair's shar
 root, `ip` and /dev/net/tun, but neither netem nor other queueing disciplines; nothing leaves the namespaces.
 """
 
-from topology.emulator import runs
+from topology.emulator import namespaces, runs
 from topology.emulator.emulator import Emulator, bring_up, take_down, why_not
 from topology.emulator.messages import Counter, Counters
 from topology.emulator.network import Network
 
-__all__ = ["Counter", "Counters", "Emulator", "Network", "bring_up", "runs", "take_down", "why_not"]
+__all__ = ["Counter", "Counters", "Emulator", "Network", "bring_up", "namespaces", "runs", "take_down", "why_not"]

@@ -14,6 +14,8 @@ MASK = "255.255.0.0"
 HOST_BUFFER_MS = 50.0
 #: A link's buffer where none is given: a round trip of it (bandwidth × delay), but not less than this.
 LEAST_BUFFER_MS = 20.0
+#: However slow a link is or becomes, so many bytes may wait: eight full packets.
+LEAST_BUFFER_BYTES = 12_000
 
 
 class Stage(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -66,8 +67,8 @@ class Router:
         # Never 0, where xorshift would stay.
         made.stages["random"] = np.random.default_rng(self._config.seed).integers(1, 2**63, len(spread.stages))
         for number, stage in enumerate(spread.stages):
-            made.stages[number]["buffer"] = int(stage.buffer_ms * 1e6)
             loop.retune(made, number, 8000 / stage.rate, int(stage.delay_ms * 1e6), stage.loss)
+            made.stages[number]["buffer"] = _buffer(made.stages[number], stage.buffer_ms)
         return made
 
     def _make_host(self, number: int, name: str) -> int:
@@ -123,7 +124,8 @@ class Router:
         loss = float(stage["loss"]) if change.loss is None else change.loss
         loop.retune(self._plane, number, rate, delay, loss)
         if change.buffer_ms is not None:
-            stage["buffer"] = int(change.buffer_ms * 1e6)
+            self._buffer_ms[number] = change.buffer_ms
+        stage["buffer"] = _buffer(stage, self._buffer_ms[number])
         if change.cut is not None:
             stage["cut"] = int(change.cut)
 
@@ -150,6 +152,11 @@ class Router:
             late_ms_max=late_ms(1.0),
             cpu_seconds=time.process_time(),
         )
+
+
+def _buffer(stage: Any, milliseconds: float) -> int:
+    """A stage's buffer in nanoseconds."""
+    return int(max(milliseconds * 1e6, layout.LEAST_BUFFER_BYTES * stage["ns_per_byte"]))
 
 
 def _go_first() -> bool:
