@@ -444,16 +444,16 @@ def _wait(plane: Plane, count: int, left: int) -> int:
 def forward(plane: Plane, watched: int, tick: int) -> int:
     """Move packets until one of the first `watched` descriptors has something, or a signal came (-1); returns which.
 
-    tick: nanoseconds that pass at least between two wake-ups, which are what costs most. A packet may move on half a
-    tick before its time, and one that is sent within a tick of an earlier one is seen up to a tick too late.
+    tick: nanoseconds that pass at least between two wake-ups, which are what costs most, while there is much to do. A
+    packet may move on half a tick before its time, and is then seen up to a tick too late.
     """
     polls, state = plane.polls, plane.state
-    awake = _now(plane)
+    awake, busy = _now(plane), False
     while True:
         while state[HEAP_SIZE] > 0 and plane.packets[plane.heap[0]].due <= awake + tick // 2:
             _step(plane, _pop(plane))
         time = _now(plane)
-        if time < awake + tick:
+        if busy and time < awake + tick:
             _wait(plane, 0, awake + tick - time)
             time = awake + tick
         left = -1
@@ -463,7 +463,10 @@ def forward(plane: Plane, watched: int, tick: int) -> int:
         if ready < 0:
             return -1
         state[WAKEUPS] += 1
-        awake = _now(plane)
+        time = _now(plane)
+        # Where there is little to do, a second sleep between two wake-ups would only cost.
+        busy = time < awake + 2 * tick
+        awake = time
         if ready == 0:
             continue
         for i in range(watched, polls.shape[0]):
