@@ -1,13 +1,10 @@
 """How fast the trainer's bits can reach everyone at best: what no plan and no protocol can beat.
 
-Two bounds, of which the lesser counts. *Flow*: to each host no more can come than the maximum flow from the trainer
-(max-flow/min-cut; Edmonds: where hosts relay, packing spanning trees reaches the least of them). *Sending*: every bit
-that a host of a set receives must be sent over somebody's uplink, so the hosts' rates together cannot pass the sum of
-all uplinks; for hosts behind one switch this is the tight bound of Mutualcast (Li, Chou, Zhang 2005), min(up of the
-trainer, sum of ups / receivers).
-
-The bound is exact where links between regions are not shared by competing copies; where they are, it may be above what
-is reachable.
+Nobody can get more than the maximum flow from the trainer, and where nodes relay, packing spanning trees reaches the
+least of these flows (Edmonds). Links that many copies share make of it a linear program (see `topology.packing`), whose
+dual prices say what binds. For up to `EXACT` nodes the program is solved over nodes: the bound is then what can be
+reached. For more it is solved over regions, each with its uplinks together: an upper bound, which also holds Mutualcast's
+(Li, Chou, Zhang 2005), min(up of the trainer, sum of ups / receivers).
 """
 
 from __future__ import annotations
@@ -15,66 +12,147 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_flow
+from scipy.sparse.csgraph import shortest_path
 
+from topology.capacities import by_node, by_region, most_rate
 from topology.model import Topology
+from topology.network import Floats, Network, from_topology
+from topology.packing import Capacities, Packing, pack
 
-#: scipy's flows are integers of 32 bits: rates are counted in kbit/s, and nothing binds above this.
-_KBIT = 1000
-_UNLIMITED = 2**30
+#: Up to this many nodes are looked at one by one.
+EXACT = 48
+#: Bits of a Mbit.
+MEGA = 1e6
 
 
 @dataclass(frozen=True)
 class Bound:
-    """rate: Mbit/s that every host can receive at once at best. because: what binds, for people."""
+    """rate: Mbit/s that every node can receive at once at best. because: what binds, for people.
+
+    exact: whether this rate can be reached; else it is an upper bound.
+    """
 
     rate: float
     because: str
+    exact: bool = False
 
     def seconds(self, payload_bytes: int) -> float:
         """The least time for a payload at this rate; latency comes on top."""
-        return payload_bytes * 8 / (self.rate * 1e6) if self.rate else float("inf")
+        return payload_bytes * 8 / (self.rate * MEGA) if self.rate else float("inf")
 
 
-def broadcast_bound(topology: Topology) -> Bound:
-    """The bound for a broadcast from the trainer to every other host; 0 where one cannot be reached."""
-    receivers = [host for host, _ in topology.hosts if host != topology.trainer]
-    if not receivers:
-        return Bound(float("inf"), "there is nobody to send to")
-    ups = sum(topology.region[region].up for _, region in topology.hosts)
-    sending = Bound(ups / len(receivers), "the sum of all uplinks, which every copy must cross")
-    flows = [_flow(topology, host) for host in _one_per_kind(topology)]
-    return min([sending, *flows], key=lambda bound: bound.rate)
+def broadcast_bound(network: Topology | Network) -> Bound:
+    """The bound for a broadcast from the trainer to every other node; 0 where one cannot be reached."""
+    if isinstance(network, Topology):
+        network = from_topology(network)
+    if network.size < 2:
+        return Bound(float("inf"), "there is nobody to send to", True)
+    reachable = network.reachable()
+    if not reachable.all():
+        lost = [network.names[i] for i in np.flatnonzero(~reachable)]
+        return Bound(0.0, f"{_some(lost)} cannot be reached", True)
+    most, whose = most_rate(network)
+    link = "up" if whose == network.trainer else "down"
+    bounds = [Bound(most, f"the {link}link of {network.names[whose]}")]
+    capacities, kept = by_region(network, most)
+    found = pack(capacities)
+    names = [f"{network.regions[a]}" for a in kept]
+    bounds.append(Bound(found.bound, _because(capacities, found, names, network, regions=True)))
+    bounds += _dialling(network)
+    best = min(bounds, key=lambda bound: bound.rate * (1 + 1e-9 * bounds.index(bound)))
+    if network.size > EXACT:
+        return best
+    capacities = by_node(network, most)
+    found = pack(capacities)
+    if found.rate >= best.rate * (1 - 1e-3):
+        return Bound(best.rate, best.because, True)
+    because = _because(capacities, found, list(network.names), network, regions=False)
+    return Bound(found.bound, because, found.rate >= found.bound * (1 - 1e-2))
 
 
-def _one_per_kind(topology: Topology) -> list[str]:
-    """Hosts of a region are alike, but for the trainer: one of each region stands for all."""
-    found: dict[str, str] = {}
-    for host, region in topology.hosts:
-        if host != topology.trainer:
-            found.setdefault(region, host)
-    return list(found.values())
+def least_makespan(network: Topology | Network, payload_bytes: int, chunk_bytes: int = 0) -> float:
+    """Seconds before which not every node can have a payload: no plan can beat it, latency included.
+
+    The whole takes its time at the bound; and to each node alone, the first chunk takes the delay of the shortest path
+    (and chunk_bytes > 0: each relay passes a chunk on when it has it whole), and the rest what its own links bear.
+    """
+    if isinstance(network, Topology):
+        network = from_topology(network)
+    if network.size < 2:
+        return 0.0
+    bound = broadcast_bound(network)
+    if not bound.rate:
+        return float("inf")
+    first = _first_arrival(network, min(chunk_bytes, payload_bytes))
+    receivers = np.arange(network.size) != network.trainer
+    rest = (payload_bytes - min(chunk_bytes, payload_bytes)) * 8 / (_own_flow(network) * MEGA)
+    return max(bound.seconds(payload_bytes), float((first + rest)[receivers].max()))
 
 
-def _flow(topology: Topology, target: str) -> Bound:
-    """Maximum flow from the trainer to `target`. Hosts relay; the points where regions' links end do not."""
-    names: dict[tuple[str, str], int] = {}
-    edges: list[tuple[int, int, float]] = []
+def _first_arrival(network: Network, chunk_bytes: int) -> Floats:
+    """Seconds until a first chunk can be at each node, over regions whose fastest node relays."""
+    up = np.array([network.up[network.region == a].max(initial=0.0) for a in range(len(network.regions))])
+    home = int(network.region[network.trainer])
+    up[home] = max(up[home], network.up[network.trainer])
+    rate = np.minimum(network.rate, up[:, None])
+    hop = np.where(rate > 0, network.delay + chunk_bytes * 8 / (np.maximum(rate, 1e-9) * MEGA), np.inf)
+    way = shortest_path(np.where(np.isfinite(hop), np.maximum(hop, 1e-7), 0), indices=home)
+    way[home] = hop[home, home]
+    return np.asarray(way[network.region])
 
-    def at(kind: str, name: str) -> int:
-        return names.setdefault((kind, name), len(names))
 
-    for host, region in topology.hosts:
-        own = topology.region[region]
-        edges.append((at("host", host), at("out", region), own.up))
-        edges.append((at("in", region), at("host", host), own.downlink))
-    edges += [(at("out", region), at("in", region), float("inf")) for region in topology.region]
-    for link in topology.link:
-        for a, b in (link.between, link.between[::-1]):
-            edges.append((at("out", a), at("in", b), link.rate))
-    rows, columns, rates = zip(*edges, strict=True)
-    capacity = np.array([min(_UNLIMITED, rate * _KBIT) for rate in rates]).astype(np.int32)
-    graph = csr_array((capacity, (rows, columns)), shape=(len(names), len(names)))
-    value = maximum_flow(graph, at("host", topology.trainer), at("host", target)).flow_value / _KBIT
-    return Bound(value, f"the paths from {topology.trainer} to {target}")
+def _own_flow(network: Network) -> Floats:
+    """Mbit/s that can come to each node at most: its downlink, the trainer's uplink, and the links into its region."""
+    home = int(network.region[network.trainer])
+    others = network.rate.copy()
+    np.fill_diagonal(others, 0)
+    into = others.sum(axis=0) + np.bincount(network.region, network.up, len(network.regions))
+    into[home] = np.inf
+    return np.minimum(np.minimum(network.down, network.up[network.trainer]), into[network.region])
+
+
+def _dialling(network: Network) -> list[Bound]:
+    """Nodes that only dial out get everything from nodes that can be dialled, over those nodes' uplinks."""
+    hidden = ~network.dialable
+    hidden[network.trainer] = False
+    if not hidden.any():
+        return []
+    givers = network.dialable.copy()
+    givers[network.trainer] = network.dialable[network.trainer]
+    rate = float(network.up[givers].sum()) / int(hidden.sum())
+    return [Bound(rate, "the uplinks of the nodes that can be dialled, from which all others must receive")]
+
+
+def _because(capacities: Capacities, found: Packing, names: list[str], network: Network, *, regions: bool) -> str:
+    """What has a price at the optimum, the dearest first."""
+    limits = capacities.all_limits
+    finite = np.isfinite(limits) & (found.prices > 0)
+    worth = np.where(finite, np.where(finite, limits, 0) * found.prices, 0)
+    if worth.sum() <= 0:
+        return "nothing but the nodes' own links"
+    groups = len(capacities.up)
+    dear = np.flatnonzero(worth > 0.01 * worth.sum())
+    ups = [names[k] for k in dear if k < groups]
+    ends = {int(capacities.rows[i, j, k]): (i, j) for i, j, k in np.argwhere(capacities.rows >= 0)}
+    arrows = [
+        f"{names[i]}→{names[j]}" if regions else _between(network, i, j)
+        for i, j in (ends[int(row) - groups] for row in dear if row >= groups)
+    ]
+    parts = []
+    if len(ups) == len([k for k in range(groups) if capacities.up[k] > 0]) and len(ups) > 1:
+        parts.append("the sum of all uplinks, which every copy must cross")
+    elif ups:
+        parts.append(f"the uplinks {'in' if regions else 'of'} {_some(ups)}")
+    if arrows:
+        parts.append(f"the link{'s' if len(arrows) > 1 else ''} {_some(arrows)}")
+    return " and ".join(parts)
+
+
+def _between(network: Network, i: int, j: int) -> str:
+    a, b = network.regions[network.region[i]], network.regions[network.region[j]]
+    return f"{network.names[i]}→{network.names[j]}" if (i, j) in network.pair_rate else f"{a}→{b}"
+
+
+def _some(names: list[str]) -> str:
+    """The first few of some names."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -8,15 +8,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 
 from p2psync.cli.output import JsonTarget, report_json, size
 from p2psync.errors import P2PSyncError, UsageError
-
-if TYPE_CHECKING:
-    from topology.emulator import Counters, Network
 
 app = typer.Typer(help="An emulated WAN on this machine (needs root).", no_args_is_help=True)
 
@@ -93,8 +90,10 @@ def run(
         printers: list[threading.Thread] = []
 
         def start(name: str) -> subprocess.Popen[Any]:
+            process: subprocess.Popen[Any]
             if alone:
-                return network.run(name, command)
+                process = network.run(name, command)
+                return process
             process = network.run(
                 name, command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
@@ -151,7 +150,7 @@ def set_(
         _show(counters)
 
 
-def _found(file: Path) -> Network:
+def _found(file: Path) -> Any:
     from topology.emulator import Network, runs
 
     state = runs.find(file)
@@ -161,7 +160,7 @@ def _found(file: Path) -> Network:
 
 
 @contextmanager
-def _network(file: Path, congestion: str | None, seed: int) -> Iterator[Network]:
+def _network(file: Path, congestion: str | None, seed: int) -> Iterator[Any]:
     """The network of a file that is up, or one that lasts as long as this does."""
     from topology.emulator import Emulator, Network, runs
     from topology.model import load
@@ -181,7 +180,7 @@ def _prefix(host: str, lines: IO[str]) -> None:
         print(f"{host}: {line}", end="", flush=True)
 
 
-def _show(counters: Counters) -> None:
+def _show(counters: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 

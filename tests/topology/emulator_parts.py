@@ -13,11 +13,12 @@ from topology.model import Link, Region, Topology
 _reason = why_not()
 needs_networks = pytest.mark.skipif(_reason is not None, reason=_reason or "")
 
-#: Hosts at 100 Mbit/s; a–b is slow and far, b–c loses, and there is no way from a to c.
+#: Hosts at 100 Mbit/s; a–b is slow and far, b–c loses, there is no way from a to c, and b-1 cannot dial a-1.
 SMALL = Topology(
     "a-0",
     {"a": Region(2, 100), "b": Region(2, 100, 50), "c": Region(1, 100)},
     [Link(("a", "b"), 40, 10), Link(("b", "c"), 50, 2, 0.05)],
+    blocked=[("b-1", "a-1")],
 )
 #: Payload bytes in a full packet of TCP with timestamps, of 1500.
 TCP_SHARE = 1448 / 1500

@@ -69,7 +69,7 @@ def test_two_transfers_over_one_link_share_it(network: Network) -> None:
 
 def test_opposite_directions_do_not_share(network: Network) -> None:
     before = network.counters().links
-    in_threads(lambda: transfer(network, "a-0", "b-0", PAYLOAD), lambda: transfer(network, "b-1", "a-1", PAYLOAD))
+    in_threads(lambda: transfer(network, "a-0", "b-0", PAYLOAD), lambda: transfer(network, "b-0", "a-0", PAYLOAD))
     after = network.counters().links
     for way in ("a>b", "b>a"):
         assert after[way].bytes - before[way].bytes > len(PAYLOAD)
@@ -191,6 +191,19 @@ def test_regions_without_a_link_do_not_reach_each_other(network: Network) -> Non
     with udp(network, "a-0") as one, udp(network, "c-0"):
         send(network, one, "c-0")
         until(lambda: network.counters().unroutable == before + 1)
+
+
+def test_a_host_that_cannot_dial_another_is_dialled_by_it(network: Network) -> None:
+    barred = network.counters().barred
+    with network.inside("a-1"):
+        listener = socket.create_server((network.address("a-1"), 0))
+    with network.inside("b-1"):
+        dialler = socket.socket()
+    with listener, dialler:
+        dialler.setblocking(False)
+        dialler.connect_ex(listener.getsockname())
+        until(lambda: network.counters().barred > barred)
+    assert transfer(network, "a-1", "b-1", b"both ways")[1] == b"both ways"
 
 
 def test_a_changed_link_takes_effect_at_once(network: Network) -> None:

@@ -8,7 +8,7 @@ from p2psync.errors import FormatError, P2PSyncError
 from topology.emulator.layout import make_layout
 from topology.emulator.scenario import describe
 from topology.events import Event
-from topology.model import Link, Region, Topology, load
+from topology.model import Host, Link, Region, Topology, load
 
 FILE = """
 trainer = "eu-0"
@@ -82,3 +82,20 @@ def test_hosts_have_addresses_and_their_own_rates() -> None:
 def test_more_hosts_than_one_machine_emulates_are_refused(tmp_path: Path) -> None:
     with pytest.raises(P2PSyncError, match="302 hosts: the emulator takes up to 250"):
         make_layout(loaded(tmp_path, FILE))
+
+
+def test_hosts_links_and_regions_have_what_is_their_own() -> None:
+    topology = Topology(
+        "a-0",
+        {"a": Region(2, 100, delay_ms=0.5), "b": Region(2, 50, dialable=False)},
+        [Link(("a", "b"), 20, 5, rate_back=10)],
+        host={"a-1": Host(up=25), "b-1": Host(dialable=True)},
+        blocked=[("a-1", "b-1")],
+    )
+    layout = make_layout(topology)
+    assert [stage.rate for stage in layout.of_host("a-1")] == [25, 100]
+    assert [(stage.name, stage.rate) for stage in layout.between("b", "a")] == [("b>a", 10), ("a>b", 20)]
+    assert [stage.delay_ms for stage in layout.between("a", "a")] == [0.5]
+    assert [stage.name for stage in layout.of_region("a")] == ["a>b", "b>a"]
+    # Hosts 0 to 3 are a-0, a-1, b-0, b-1.
+    assert layout.barred == [(0, 2), (1, 2), (1, 3), (3, 2)]

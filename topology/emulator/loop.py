@@ -22,6 +22,7 @@ import numpy as np
 
 from topology.emulator import syscalls
 from topology.emulator.plane import (
+    BARRED,
     DELIVERED,
     HEAP_SIZE,
     LARGE,
@@ -49,7 +50,7 @@ _POLLIN, _POLL_DEAD = syscalls.POLLIN, syscalls.POLL_DEAD
 _VNET = 10
 _NEEDS_CHECKSUM, _GSO_TCP4, _GSO_UDP = 1, 1, 5
 _TCP, _UDP = 6, 17
-_FIN, _PSH, _CWR = 0x01, 0x08, 0x80
+_FIN, _SYN, _PSH, _ACK, _CWR = 0x01, 0x02, 0x08, 0x10, 0x80
 #: Super-packets read from one host before the next one has its turn.
 _TURN = 64
 #: Bytes are widened before anything is computed: int() leaves them unsigned, and mixed sums become floats.
@@ -353,6 +354,15 @@ def _parse(plane: Plane, slot: int, size: int, source: int) -> bool:
 
 
 @_kernel
+def _is_dialling(plane: Plane, slot: int) -> bool:
+    """Whether a packet asks for a TCP connection."""
+    memory = plane.memory
+    ip = _offset(slot) + _VNET
+    flags = memory[ip + 4 * _wide(memory[ip] & 15) + 13]
+    return bool(memory[ip + 9] == _TCP and flags & (_SYN | _ACK) == _SYN)
+
+
+@_kernel
 def _arrive(plane: Plane, slot: int, time: int) -> None:
     """A host sent a packet: into its uplink, in pieces that hold up no stage of the way for long."""
     packet, stages, hosts = plane.packets[slot], plane.stages, plane.tuns.size
@@ -360,6 +370,10 @@ def _arrive(plane: Plane, slot: int, time: int) -> None:
     link = plane.link_of[here, there]
     if link < 0 and here != there:
         plane.state[STRANGERS] += 1
+        _free(plane, slot)
+        return
+    if plane.barred[packet.source, packet.target] and _is_dialling(plane, slot):
+        plane.state[BARRED] += 1
         _free(plane, slot)
         return
     slowest = max(stages[packet.source].ns_per_byte, stages[hosts + packet.target].ns_per_byte)

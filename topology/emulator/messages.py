@@ -76,6 +76,7 @@ class Counters(msgspec.Struct, frozen=True):
     """All counters of a network since it came up.
 
     links: by name, `eu>us`, `eu-0 up`, `eu-0 down`. unroutable: packets for nobody, or for a region without a link.
+    barred: connections asked for by a host that cannot dial the other.
     refused: packets that a host's kernel did not take. no_memory: packets that the router had no memory for. delivered:
     super-packets. late_ms_p50, late_ms_p99, late_ms_max: how much later than computed they were delivered, on which a
     loaded machine shows. cpu_seconds: what the router has used.
@@ -83,6 +84,7 @@ class Counters(msgspec.Struct, frozen=True):
 
     links: dict[str, Counter]
     unroutable: int
+    barred: int
     refused: int
     no_memory: int
     delivered: int

@@ -58,7 +58,7 @@ SMALL, LARGE = 2048, 66 * 1024
 SMALL_SLOTS, LARGE_SLOTS = 65_536, 8_192
 
 #: Places in `Plane.state`.
-HEAP_SIZE, SMALL_FREE, LARGE_FREE, ORDER, STRANGERS, REFUSED, NO_MEMORY, DELIVERED, WAKEUPS = range(9)
+HEAP_SIZE, SMALL_FREE, LARGE_FREE, ORDER, STRANGERS, REFUSED, NO_MEMORY, DELIVERED, WAKEUPS, BARRED = range(10)
 #: `Plane.late` counts deliveries by how late they were: buckets of this many nanoseconds, the last one for the rest.
 LATE_BUCKET, LATE_BUCKETS = 10_000, 1_000
 
@@ -75,6 +75,7 @@ class Plane(NamedTuple):
     stages: NDArray[Any]
     region_of: NDArray[np.int64]
     link_of: NDArray[np.int64]
+    barred: NDArray[np.uint8]
     tuns: NDArray[np.int64]
     polls: NDArray[np.int32]
     polls_at: int
@@ -86,9 +87,18 @@ class Plane(NamedTuple):
 
 
 def make_plane(
-    region_of: list[int], link_of: NDArray[np.int64], stages: int, tuns: list[int], watched: list[int], quantum: int
+    region_of: list[int],
+    link_of: NDArray[np.int64],
+    barred: NDArray[np.uint8],
+    stages: int,
+    tuns: list[int],
+    watched: list[int],
+    quantum: int,
 ) -> Plane:
-    """An empty plane. watched: descriptors that are not ours to read; tuns: one of each host, in order."""
+    """An empty plane. watched: descriptors that are not ours to read; tuns: one of each host, in order.
+
+    barred[i, j]: whether host i cannot open connections to host j.
+    """
     slots = SMALL_SLOTS + LARGE_SLOTS
     # Not numpy's own memory: that asks for huge pages, and a packet here and there would touch two megabytes each.
     memory = np.frombuffer(mmap.mmap(-1, SMALL_SLOTS * SMALL + LARGE_SLOTS * LARGE), np.uint8)
@@ -108,6 +118,7 @@ def make_plane(
         np.zeros(stages, STAGE),
         np.array(region_of, np.int64),
         link_of,
+        barred,
         np.array(tuns, np.int64),
         polls,
         polls.ctypes.data,

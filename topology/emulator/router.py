@@ -63,7 +63,10 @@ class Router:
         tuns = [self._make_host(number, name) for number, (name, _) in enumerate(spread.hosts)]
         regions = [spread.regions.index(region) for _, region in spread.hosts]
         links = np.array(spread.link_of, np.int64).reshape(len(spread.regions), -1)
-        made = plane.make_plane(regions, links, len(spread.stages), tuns, watched, self._config.quantum_us * 1000)
+        barred = np.zeros((len(tuns), len(tuns)), np.uint8)
+        barred[tuple(np.array(spread.barred, np.int64).reshape(-1, 2).T)] = 1
+        quantum = self._config.quantum_us * 1000
+        made = plane.make_plane(regions, links, barred, len(spread.stages), tuns, watched, quantum)
         # Never 0, where xorshift would stay.
         made.stages["random"] = np.random.default_rng(self._config.seed).integers(1, 2**63, len(spread.stages))
         for number, stage in enumerate(spread.stages):
@@ -143,6 +146,7 @@ class Router:
         return messages.Counters(
             links=links,
             unroutable=int(state[plane.STRANGERS]),
+            barred=int(state[plane.BARRED]),
             refused=int(state[plane.REFUSED]),
             no_memory=int(state[plane.NO_MEMORY]),
             delivered=int(state[plane.DELIVERED]),

@@ -1,0 +1,217 @@
+"""A plan: weighted spanning trees over the nodes, what they load, and how long they should take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from p2psync.protocol.plan import NodePlan, Place
+from topology.bound import MEGA
+from topology.network import Floats, Ints, Network
+
+#: Bytes of a chunk that predictions reckon with, unless told otherwise.
+CHUNK = 64 << 10
+#: Shares travel as whole numbers out of about this many.
+_PARTS = 1_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class LinkLoad:
+    """What the plan sends over one thing that binds, in Mbit/s at the plan's rate. kind: up, down, link or pair."""
+
+    kind: str
+    name: str
+    load: float
+    capacity: float
+
+    @property
+    def share(self) -> float:
+        """How full it is: 1 is full."""
+        return self.load / self.capacity if self.capacity > 0 else float("inf")
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """names: nodes, sorted. trainer: its index. parents: trees × nodes, index of the parent; -1 at the trainer.
+
+    shares: of each tree, summing to 1, the heaviest first. rate: Mbit/s at which the trees fill what binds them first.
+    slow: nodes that take less than `rate` because their own downlink is slower, and what they take; they relay nothing.
+    bound: Mbit/s that no plan can pass. unreachable: nodes of the network that nothing can reach; they are in no tree.
+    """
+
+    names: tuple[str, ...]
+    trainer: int
+    parents: Ints
+    shares: Floats
+    rate: float
+    slow: dict[str, float]
+    bound: float
+    unreachable: tuple[str, ...] = ()
+    revision: int = 0
+
+    @property
+    def lowest_rate(self) -> float:
+        """Mbit/s that every node gets."""
+        return min([self.rate, *self.slow.values()])
+
+    @property
+    def ratio(self) -> float:
+        """The rate that every node gets, as a share of the bound."""
+        return self.lowest_rate / self.bound if self.bound else 1.0
+
+    @cached_property
+    def whole_shares(self) -> list[int]:
+        """The shares as whole numbers, as nodes are told."""
+        return [max(1, round(_PARTS * share)) for share in self.shares]
+
+    @cached_property
+    def children(self) -> Ints:
+        """Trees × nodes: children of each node in each tree."""
+        counts = np.zeros(self.parents.shape, np.int64)
+        tree, node = np.nonzero(self.parents >= 0)
+        np.add.at(counts, (tree, self.parents[tree, node]), 1)
+        return counts
+
+    @cached_property
+    def depth(self) -> Ints:
+        """Trees × nodes: hops from the trainer."""
+        depth = np.zeros(self.parents.shape, np.int64)
+        above = self.parents.copy()
+        rows = np.arange(len(above))[:, None]
+        while (above >= 0).any():
+            depth += above >= 0
+            above = np.where(above >= 0, self.parents[rows, above], -1)
+        return depth
+
+    def node_plan(self, name: str) -> NodePlan:
+        """What one node must know."""
+        return next(self.node_plans([name]))
+
+    def node_plans(self, names: list[str] | None = None) -> Iterator[NodePlan]:
+        """What each node must know, in the order of the names (None: all)."""
+        index = {name: i for i, name in enumerate(self.names)}
+        below = [_grouped(row, len(self.names)) for row in self.parents]
+        for name in self.names if names is None else names:
+            i = index[name]
+            peers: dict[int, int] = {}
+            places = []
+            for tree, (order, cuts) in enumerate(below):
+                parent = int(self.parents[tree, i])
+                children = order[cuts[i] : cuts[i + 1]].tolist()
+                known = [peers.setdefault(peer, len(peers)) for peer in children]
+                above = peers.setdefault(parent, len(peers)) if parent >= 0 else -1
+                rate = round(float(self.shares[tree] * self.rate), 6)
+                places.append(Place(above, known, int(self.depth[tree, i]), rate))
+            yield NodePlan(self.revision, [self.names[peer] for peer in peers], self.whole_shares, places)
+
+    def egress(self, i: int) -> float:
+        """Copies of everything that node i sends."""
+        return float(self.shares @ self.children[:, i])
+
+
+def _grouped(parents: Ints, nodes: int) -> tuple[Ints, Ints]:
+    """Nodes in the order of their parents, and where each parent's children begin."""
+    order = np.argsort(parents, kind="stable")
+    return order, np.searchsorted(parents[order], np.arange(nodes + 1))
+
+
+def demands(network: Network, slow: dict[str, float], rate: float) -> Floats:
+    """The share of the rate that each node takes."""
+    demand = np.ones(network.size)
+    if slow:
+        index = {name: i for i, name in enumerate(network.names)}
+        for name, own in slow.items():
+            demand[index[name]] = min(1.0, own / rate)
+    return demand
+
+
+@dataclass(frozen=True, eq=False)
+class Usage:
+    """What one unit of each tree loads: rows × trees beside the capacity of each row. rows: (kind, i, j)."""
+
+    rows: list[tuple[str, int, int]]
+    per_tree: Floats
+    capacity: Floats
+
+    def rate(self, shares: Floats) -> float:
+        """The rate at which the first row is full."""
+        load = self.per_tree @ shares
+        used = load > 1e-12
+        return float((self.capacity[used] / load[used]).min(initial=np.inf))
+
+
+def usage(network: Network, parents: Ints, demand: Floats) -> Usage:
+    """What trees (trees × nodes) load: each node's uplink, each link between regions that binds, each bound pair."""
+    trees, nodes, regions = len(parents), network.size, len(network.regions)
+    up = np.zeros((nodes, trees))
+    between = np.zeros((regions * regions, trees))
+    for tree, row in enumerate(parents):
+        child = np.flatnonzero(row >= 0)
+        parent = row[child]
+        up[:, tree] = np.bincount(parent, demand[child], nodes)
+        pair = network.region[parent] * regions + network.region[child]
+        between[:, tree] = np.bincount(pair, demand[child], regions * regions)
+    limits = network.rate.ravel()
+    binding = np.flatnonzero((limits > 0) & np.isfinite(limits))
+    rows = [("up", i, i) for i in range(nodes)]
+    rows += [("link", int(k // regions), int(k % regions)) for k in binding]
+    per_tree, capacity = [up, between[binding]], [network.up, limits[binding]]
+    pairs = sorted(pair for pair, rate in network.pair_rate.items() if 0 < rate < np.inf)
+    if pairs:
+        rows += [("pair", i, j) for i, j in pairs]
+        per_tree.append(np.array([[demand[j] * (row[j] == i) for row in parents] for i, j in pairs], float))
+        capacity.append(np.array([network.pair_rate[pair] for pair in pairs]))
+    return Usage(rows, np.concatenate(per_tree), np.concatenate(capacity))
+
+
+def link_loads(plan: Plan, network: Network) -> list[LinkLoad]:
+    """The load of every link between regions, bound pair, up- and downlink; nodes that cannot be reached have none."""
+    network = network.only(_in_plan(plan, network))
+    demand = demands(network, plan.slow, plan.rate)
+    used = usage(network, plan.parents, demand)
+    load = used.per_tree @ plan.shares * plan.rate
+    names = {"up": network.names, "pair": network.names, "link": network.regions}
+    found = [
+        LinkLoad(kind, names[kind][i] if i == j else f"{names[kind][i]}→{names[kind][j]}", float(mbit), float(most))
+        for (kind, i, j), mbit, most in zip(used.rows, load, used.capacity, strict=True)
+    ]
+    downs = np.where(np.arange(network.size) == plan.trainer, 0, demand * plan.rate)
+    return found + [
+        LinkLoad("down", name, float(mbit), float(most))
+        for name, mbit, most in zip(network.names, downs, network.down, strict=True)
+    ]
+
+
+def predicted_makespan(plan: Plan, network: Network, payload_bytes: int, chunk_bytes: int = CHUNK) -> float:
+    """Seconds until the last node has a payload, if every link gives what the network says.
+
+    The payload at the lowest rate, and the way of the last chunk down its tree: at each hop the delay, and the chunk
+    once for each child that is served before.
+    """
+    network = network.only(_in_plan(plan, network))
+    chunk = min(chunk_bytes, payload_bytes)
+    return payload_bytes * 8 / (plan.lowest_rate * MEGA) + float(arrival(plan, network, chunk).max(initial=0.0))
+
+
+def arrival(plan: Plan, network: Network, chunk_bytes: int) -> Floats:
+    """Trees × nodes: seconds that a chunk takes from the trainer, when it leaves at once and links are idle."""
+    rows = np.arange(len(plan.parents))[:, None]
+    parents = plan.parents
+    above = np.maximum(parents, 0)
+    delay = network.delay[network.region[above], network.region[None, :]]
+    turn = plan.children[rows, above] * chunk_bytes * 8 / (np.maximum(network.up[above], 1e-9) * MEGA)
+    hop = np.where(parents >= 0, delay + turn, 0)
+    total = hop.copy()
+    while (parents >= 0).any():
+        above = np.maximum(parents, 0)
+        total += np.where(parents >= 0, hop[rows, above], 0)
+        parents = np.where(parents >= 0, plan.parents[rows, above], -1)
+    return total
+
+
+def _in_plan(plan: Plan, network: Network) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    known = set(plan.names)
+    return np.array([name in known for name in network.names], bool)

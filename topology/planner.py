@@ -1,0 +1,171 @@
+"""The planner: from a network to weighted spanning trees near the bound. Pure: the same network gives the same plan.
+
+Trees are packed over regions first (a small linear program), then carried out by the nodes of each region (see
+`topology.expand`); a last linear program weighs the trees so that nothing is overfull. Networks of a few nodes whose
+nodes differ too much for that (pairs that cannot connect, slow pairs) are packed node by node.
+
+What others do, and what was taken from it: Mutualcast shares chunks out by uplink, each relayed by one node to all
+others; SplitStream has each node relay in one tree only; Overcast and Bullet build by measured bandwidth, Bullet with a
+mesh beside the tree for what the tree gets wrong, as here the swarm's pulling; FastReplica and Kraken neither measure
+nor plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from scipy.optimize import linprog
+
+from topology.bound import EXACT, broadcast_bound
+from topology.capacities import by_node, by_region
+from topology.expand import expand
+from topology.network import Floats, Ints, Network
+from topology.packing import pack
+from topology.plan import Plan, demands, usage
+from topology.repair import repair, with_members, without_crowds
+
+#: Children of a node in one tree, at most, unless told otherwise.
+MOST_CHILDREN = 16
+#: An old plan is kept while it has this share of the new one's rate.
+KEPT_ABOVE = 0.9
+
+
+def make_plan(network: Network, *, most_children: int = MOST_CHILDREN, revision: int = 0) -> Plan:
+    """The best plan that is found. Nodes that cannot be reached are named in it, and in no tree.
+
+    most_children: of a node in one tree. It is passed only where the bound would else be missed by far: a few strong
+    nodes among many weak ones.
+    """
+    reachable = network.reachable()
+    lost = tuple(network.names[i] for i in np.flatnonzero(~reachable))
+    network = network.only(reachable)
+    if network.size < 2:
+        nobody = np.full((1, network.size), -1, np.int64)
+        return Plan(network.names, network.trainer, nobody, np.ones(1), float("inf"), {}, 0.0, lost, revision)
+    slow = _slow(network, most_children)
+    plans = [_by_regions(network, slow, most_children)]
+    bound = broadcast_bound(network).rate
+    if network.size <= EXACT and plans[0].lowest_rate < 0.98 * bound:
+        plans += _by_nodes(network, slow, most_children)
+    best = max(plans, key=lambda plan: round(plan.lowest_rate / bound, 3) * 1e3 + round(plan.rate / bound, 3))
+    return replace(best, bound=bound, unreachable=lost, revision=revision)
+
+
+def replan(old: Plan, network: Network, *, kept_above: float = KEPT_ABOVE, most_children: int = MOST_CHILDREN) -> Plan:
+    """A plan for a network that changed: the old trees as they are as long as they reach a share of the best rate.
+
+    Nodes that left are taken out, and what hung below them hangs elsewhere; nodes that joined are added as leaves. If
+    that reaches `kept_above` of the new plan's rate, it is the plan; if nothing at all changed in it, with its revision.
+    """
+    new = make_plan(network, most_children=most_children, revision=old.revision + 1)
+    patched = _patched(old, network, new, most_children)
+    if patched is None or patched.lowest_rate < kept_above * new.lowest_rate:
+        return new
+    same = patched.names == old.names and np.array_equal(patched.parents, old.parents)
+    return replace(patched, revision=old.revision if same else old.revision + 1)
+
+
+def changed_places(old: Plan, new: Plan) -> float:
+    """The share of the places (node, tree) of nodes in both plans whose parent is another one, or new."""
+    names = {name: i for i, name in enumerate(old.names)}
+    both = [(i, names[name]) for i, name in enumerate(new.names) if name in names]
+    if old.parents.shape[0] != new.parents.shape[0]:
+        return 1.0
+    ours, theirs = (np.array([pair[k] for pair in both]) for k in (0, 1))
+    old_names, new_names = np.array([*old.names, ""]), np.array([*new.names, ""])
+    return float((new_names[new.parents[:, ours]] != old_names[old.parents[:, theirs]]).mean())
+
+
+def _slow(network: Network, most_children: int) -> dict[str, float]:
+    """Nodes whose own downlink is below what the rest could have, and what they take.
+
+    The rest need not wait for them: they hang as leaves in all trees, and take what they can.
+    """
+    free = float(network.up[network.trainer])
+    if network.down.min() >= free:
+        return {}
+    capacities, _ = by_region(network, free)
+    rate = pack(capacities, within=0.02).rate
+    slow = (network.down < rate * 0.999) & (np.arange(network.size) != network.trainer)
+    if slow.sum() > network.size // 2:
+        # Then it is they who are the rule: a rate that half of all can take.
+        rate = float(np.median(network.down))
+        slow &= network.down < rate
+    return {network.names[i]: float(network.down[i]) for i in np.flatnonzero(slow)}
+
+
+def _by_regions(network: Network, slow: dict[str, float], most_children: int) -> Plan:
+    others = [i for i, name in enumerate(network.names) if name not in slow and i != network.trainer]
+    most = float(min([network.up[network.trainer], *network.down[others]]))
+    demand = demands(network, slow, most)
+    capacities, kept = by_region(network, most, demand)
+    packing = pack(capacities)
+    if slow:
+        demand = demands(network, slow, packing.rate)
+        capacities, kept = by_region(network, most, demand)
+        packing = pack(capacities)
+    parents, shares = expand(
+        network, packing, kept, stripes=_stripes(network), most_children=most_children, demand=demand
+    )
+    parents = repair(network, parents, shares, packing.rate, demand, most_children)
+    return _weighed(network, parents, shares, slow, demand, most)
+
+
+def _by_nodes(network: Network, slow: dict[str, float], most_children: int) -> list[Plan]:
+    """Plans over single nodes: one in which slow nodes are left behind by the others, and one in which nobody is."""
+    plans = []
+    for behind in [slow] if not slow else [slow, {}]:
+        others = [i for i, name in enumerate(network.names) if name not in behind and i != network.trainer]
+        most = float(min([network.up[network.trainer], *network.down[others]]))
+        packing = pack(by_node(network, most))
+        demand = demands(network, behind, max(packing.rate, 1e-9))
+        parents, shares = np.stack(packing.trees), packing.weights / packing.rate
+        order = np.argsort(-shares, kind="stable")
+        parents = without_crowds(parents, most_children)
+        parents = repair(network, parents, shares, packing.rate, demand, most_children)
+        plans.append(_weighed(network, parents[order], shares[order], behind, demand, most))
+    return plans
+
+
+def _stripes(network: Network) -> int:
+    """Trees over nodes to aim at: more split capacities more finely, and give each node more peers."""
+    return 48 if network.size <= 32 else 24 if network.size <= 256 else 16
+
+
+def _weighed(
+    network: Network, parents: Ints, shares: Floats, slow: dict[str, float], demand: Floats, most: float
+) -> Plan:
+    """The plan of these trees, with other weights where that gives a clearly higher rate."""
+    used = usage(network, parents, demand)
+    rate = min(most, used.rate(shares))
+    if rate < most * 0.995:
+        full = used.per_tree @ shares * rate > 0.5 * used.capacity
+        bounds = np.concatenate([used.capacity[full], [most]])
+        rows = np.vstack([used.per_tree[full], np.ones(len(shares))])
+        found = linprog(-np.ones(len(shares)), A_ub=rows, b_ub=bounds, method="highs-ds")
+        if found.x is not None and found.x.sum() > 0:
+            weighed = found.x / found.x.sum()
+            better = min(most, used.rate(weighed))
+            if better > rate * 1.005:
+                keep = weighed > 1e-4
+                parents, shares = parents[keep], weighed[keep] / weighed[keep].sum()
+                rate = min(most, usage(network, parents, demand).rate(shares))
+    order = np.lexsort((np.arange(len(shares)), -np.round(shares, 9)))
+    takes = {name: own for name, own in slow.items() if own < rate}
+    return Plan(network.names, network.trainer, parents[order], shares[order], rate, takes, 0.0)
+
+
+def _patched(old: Plan, network: Network, new: Plan, most_children: int) -> Plan | None:
+    """The old trees over the new plan's nodes; None if they have nothing to say about them."""
+    if old.names[old.trainer] != new.names[new.trainer] or not np.isfinite(old.rate):
+        return None
+    network = network.only(np.array([name in set(new.names) for name in network.names], bool))
+    demand = demands(network, new.slow, new.rate)
+    parents = with_members(old.names, old.parents, network)
+    parents = repair(network, parents, old.shares, new.rate, demand, most_children)
+    rate = min(usage(network, parents, demand).rate(old.shares), float(network.up[network.trainer]))
+    slow = {name: own for name, own in new.slow.items() if own < rate}
+    slow |= {network.names[i]: float(network.down[i]) for i in np.flatnonzero(network.down < rate)}
+    slow.pop(network.names[network.trainer], None)
+    return Plan(network.names, network.trainer, parents, old.shares, rate, slow, new.bound, new.unreachable)

@@ -1,0 +1,149 @@
+"""Trees made whole: every node gets a parent that can reach it, in each tree."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from topology.network import Flags, Floats, Ints, Network
+
+_NONE = -2
+
+
+def with_members(names: tuple[str, ...], parents: Ints, network: Network) -> Ints:
+    """Trees of other members as trees of these: nodes whose parent left, and new ones, have none yet (-2)."""
+    old = {name: i for i, name in enumerate(names)}
+    here = {name: i for i, name in enumerate(network.names)}
+    # Index here of each old node; the last entry stands for "no parent".
+    moved = np.array([here.get(name, _NONE) for name in names] + [_NONE], np.int64)
+    kept = np.array([old.get(name, -1) for name in network.names], np.int64)
+    found = np.full((len(parents), network.size), _NONE, np.int64)
+    both = kept >= 0
+    found[:, both] = moved[parents[:, kept[both]]]
+    found[:, network.trainer] = -1
+    return found
+
+
+def without_crowds(parents: Ints, most_children: int) -> Ints:
+    """Trees in which no node has more children than this: the others, those with few of their own, have no parent."""
+    parents = parents.copy()
+    for row in parents:
+        children = np.bincount(row[row >= 0], minlength=len(row))
+        for i in np.flatnonzero(children > most_children):
+            own = np.flatnonzero(row == i)
+            row[own[np.argsort(-children[own], kind="stable")][most_children:]] = _NONE
+    return parents
+
+
+class _Left:
+    """Copies of everything that uplinks and links between regions could still carry."""
+
+    def __init__(self, network: Network, rate: float, demand: Floats) -> None:
+        self.network = network
+        self.demand = demand
+        self.up = network.up / rate
+        self.link = network.rate / rate
+
+    def take(self, parent: Ints, child: Ints, share: float) -> None:
+        """Count these nodes as served by those; a negative share gives back."""
+        copies = share * self.demand[child]
+        region = self.network.region
+        np.subtract.at(self.up, parent, copies)
+        np.subtract.at(self.link, (region[parent], region[child]), copies)
+
+
+def repair(network: Network, parents: Ints, shares: Floats, rate: float, demand: Floats, most_children: int) -> Ints:
+    """The same trees, in which each node whose parent cannot reach it, or is missing, hangs below another one.
+
+    Below whoever has the most left to send, in its own region if possible. Every node must be reachable.
+    """
+    parents = parents.copy()
+    wrong = [np.flatnonzero(_wrong(network, row)) for row in parents]
+    if not any(len(nodes) for nodes in wrong):
+        return parents
+    left = _Left(network, rate, demand)
+    for row, nodes, share in zip(parents, wrong, shares.tolist(), strict=True):
+        row[nodes] = _NONE
+        child = np.flatnonzero(row >= 0)
+        left.take(row[child], child, share)
+    for tree, nodes in enumerate(wrong):
+        share = float(shares[tree])
+        if len(nodes) and not _hang(left, parents[tree], nodes, share, most_children):
+            parents[tree] = _NONE
+            parents[tree, network.trainer] = -1
+            if not _hang(left, parents[tree], np.flatnonzero(parents[tree] == _NONE), share, most_children):
+                raise ArithmeticError("a node that cannot be reached is in the plan")
+    return parents
+
+
+def _wrong(network: Network, row: Ints) -> Flags:
+    """Nodes of one tree that their parent cannot reach."""
+    wrong = row < 0
+    wrong[network.trainer] = False
+    child = np.flatnonzero(row >= 0)
+    parent = row[child]
+    bad = network.rate[network.region[parent], network.region[child]] <= 0
+    bad |= ~(network.dialable[parent] | network.dialable[child])
+    bad |= network.up[parent] <= 0
+    if network.blocked or network.pair_rate:
+        for k, (i, j) in enumerate(zip(parent.tolist(), child.tolist(), strict=True)):
+            odd = (i, j) in network.blocked or (j, i) in network.blocked or (i, j) in network.pair_rate
+            bad[k] |= odd and not network.connects(i, j)
+    wrong[child[bad]] = True
+    return wrong
+
+
+def _hang(left: _Left, row: Ints, nodes: Ints, share: float, most_children: int) -> bool:
+    """Hang these nodes of one tree below others; False if one is left over. Those with children of their own first."""
+    network = left.network
+    children = np.bincount(row[row >= 0], minlength=network.size)
+    rooted = _rooted(row, network.trainer)
+    waiting = sorted(nodes.tolist(), key=lambda i: (-children[i], not network.dialable[i], i))
+    while waiting:
+        later = []
+        for i in waiting:
+            parent = _parent(left, i, rooted, children, share, most_children)
+            if parent < 0:
+                later.append(i)
+                continue
+            row[i] = parent
+            left.take(np.array([parent]), np.array([i]), share)
+            children[parent] += 1
+            if children[i]:
+                rooted = _rooted(row, network.trainer)
+            rooted[i] = True
+        if len(later) == len(waiting):
+            return False
+        waiting = later
+    return True
+
+
+def _parent(left: _Left, i: int, rooted: Flags, children: Ints, share: float, most_children: int) -> int:
+    """Who should serve i: of the nodes that hang on the trainer already, the one with the most left; -1 for nobody."""
+    network = left.network
+    region = int(network.region[i])
+    able = rooted & (network.up > 0) & (network.rate[network.region, region] > 0)
+    if not network.dialable[i]:
+        able &= network.dialable
+    # Room for this child comes first, then the limit of children, then the own region, then who relays already.
+    room = np.minimum(left.up, left.link[network.region, region])
+    near = network.region == region
+    worth = np.minimum(room, 0.0) * 100 - 10.0 * (room < share) - 5.0 * (children >= most_children)
+    worth += 0.5 * near + 0.25 * (children > 0) + 0.2 * np.clip(room, 0, 4)
+    worth = np.where(able, worth, -np.inf)
+    for _ in range(network.size):
+        best = int(worth.argmax())
+        if not np.isfinite(worth[best]):
+            return -1
+        if network.connects(best, i):
+            return best
+        worth[best] = -np.inf
+    return -1
+
+
+def _rooted(row: Ints, trainer: int) -> Flags:
+    """Nodes from which parents lead to the trainer."""
+    above = np.where(row >= 0, row, np.arange(len(row)))
+    above[trainer] = trainer
+    for _ in range(int(np.ceil(np.log2(max(2, len(row))))) + 1):
+        above = above[above]
+    return np.asarray(above == trainer)
