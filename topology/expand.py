@@ -71,7 +71,9 @@ def expand(
     return parents, np.array([share for _, _, share in jobs])
 
 
-def _quotas(packing: Packing, members: list[Ints], copies: Floats, gifts: dict[tuple[int, int], float]) -> Floats:
+def _quotas(
+    packing: Packing, members: list[Ints], copies: Floats, gifts: dict[tuple[int, int], float]
+) -> Floats:
     """Copies that each node should send: within a region level, as far as its uplink allows (water filling)."""
     sends = np.zeros(len(members))
     for tree, weight in zip(packing.trees, packing.weights, strict=True):

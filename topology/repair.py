@@ -117,7 +117,9 @@ def _hang(left: _Left, row: Ints, nodes: Ints, share: float, most_children: int)
     return True
 
 
-def _parent(left: _Left, i: int, rooted: Flags, children: Ints, share: float, most_children: int) -> int:
+def _parent(
+    left: _Left, i: int, rooted: Flags, children: Ints, share: float, most_children: int
+) -> int:
     """Who should serve i: of the nodes that hang on the trainer already, the one with the most left; -1 for nobody."""
     network = left.network
     region = int(network.region[i])
