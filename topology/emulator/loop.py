@@ -59,8 +59,15 @@ _wide: Any = np.int64
 _NEVER = 1 << 62
 
 
-def _kernel(function: _F) -> _F:
+def _entry(function: _F) -> _F:
+    """What Python calls: kept on disk with all that it calls."""
     return cast(_F, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+
+
+def _kernel(function: _F) -> _F:
+    """What compiled code calls only, so that it needs no way in from Python, which would take as long to compile."""
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return cast(_F, numba.njit(nogil=True, error_model="numpy", **options)(function))
 
 
 @_kernel
@@ -454,7 +461,7 @@ def _wait(plane: Plane, count: int, left: int) -> int:
     return int(_ppoll(plane.polls_at, count, timeout, 0))
 
 
-@_kernel
+@_entry
 def forward(plane: Plane, watched: int, tick: int) -> int:
     """Move packets until one of the first `watched` descriptors has something, or a signal came (-1); returns which.
 
@@ -472,7 +479,7 @@ def forward(plane: Plane, watched: int, tick: int) -> int:
             time = awake + tick
         left = -1
         if state[HEAP_SIZE] > 0:
-            left = max(plane.packets[plane.heap[0]].due - time, 0)
+            left = max(plane.packets[plane.heap[0]].due - tick // 2 - time, 0)
         ready = _wait(plane, polls.shape[0], left)
         if ready < 0:
             return -1
@@ -494,7 +501,7 @@ def forward(plane: Plane, watched: int, tick: int) -> int:
                 return i
 
 
-@_kernel
+@_entry
 def retune(plane: Plane, s: int, ns_per_byte: float, delay: int, loss: float) -> None:
     """Change a stage. What waits in it is sent at the new rate; what is on its way keeps its delay."""
     stage, state = plane.stages[s], plane.state

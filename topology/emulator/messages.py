@@ -20,7 +20,7 @@ class Config(msgspec.Struct, frozen=True):
     congestion: str = ""
     seed: int = 0
     quantum_us: int = 1000
-    tick_us: int = 100
+    tick_us: int = 200
     detached: bool = False
 
 
