@@ -1,9 +1,11 @@
 """What tests of the emulated network share: a small network, sockets in its hosts, and transfers between them."""
 
+import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -84,10 +86,22 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.005)
 
 
+@contextmanager
+def first_in_line() -> Iterator[None]:
+    """This thread runs before all others meanwhile, where that is granted: what it times is then not theirs."""
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(40))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def round_trip_ms(network: Network, a: str, b: str, tries: int = 20) -> float:
     """The shortest of several round trips of a datagram: what the network takes, whatever else this machine does."""
     shortest = float("inf")
-    with udp(network, a) as one, udp(network, b) as other:
+    with udp(network, a) as one, udp(network, b) as other, first_in_line():
         for _ in range(tries):
             begin = time.perf_counter()
             send(network, one, b)
