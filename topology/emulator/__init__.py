@@ -14,5 +14,18 @@ from topology.emulator import namespaces, runs
 from topology.emulator.emulator import Emulator, bring_up, take_down, why_not
 from topology.emulator.messages import Counter, Counters
 from topology.emulator.network import Network
+from topology.emulator.scenario import Outcome, Scenario
 
-__all__ = ["Counter", "Counters", "Emulator", "Network", "bring_up", "namespaces", "runs", "take_down", "why_not"]
+__all__ = [
+    "Counter",
+    "Counters",
+    "Emulator",
+    "Network",
+    "Outcome",
+    "Scenario",
+    "bring_up",
+    "namespaces",
+    "runs",
+    "take_down",
+    "why_not",
+]

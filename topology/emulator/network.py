@@ -49,7 +49,7 @@ class Network:
         spread = self.layout
         return {
             "WAN_HOST": host,
-            "WAN_REGION": dict(spread.hosts)[host],
+            "WAN_REGION": spread.hosts[spread.number(host)][1],
             "WAN_ADDRESS": spread.address(host),
             "WAN_TRAINER": spread.address(spread.trainer),
         }
@@ -57,10 +57,11 @@ class Network:
     def run(
         self, host: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[Any]:
-        """Start a command in a host's network. options: those of `subprocess.Popen`, whose pid is the command's own."""
-        command = ["ip", "netns", "exec", self.namespace(host), *argv]
+        """Start a command in a host's network. options: those of `subprocess.Popen`. Raises `OSError` as that does."""
         whole = {**(os.environ if env is None else env), **self.environment(host)}
-        return subprocess.Popen(command, env=whole, **options)
+        # A child is born into its parent's network: by the time it can be seen, it can be found there and killed.
+        with self.inside(host):
+            return subprocess.Popen(argv, env=whole, **options)
 
     def kill(self, host: str) -> None:
         """Kill -9 of all processes of a host, and wait until they are gone."""
