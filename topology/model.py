@@ -25,9 +25,11 @@ A topology file (TOML):
     rate_back = 20                      # of the direction from the second to the first, where it is another
     delay_ms = 35                       # one way
     loss = 0.001                        # probability that a packet is lost
+    buffer_ms = 70                      # what may wait for it in the emulator, in time [a round trip, or 20]
 
 Within a region only the hosts' own links bind. Regions without a link cannot talk to each other directly. Two hosts
-exchange data, in both directions, if either can dial the other.
+exchange data, in both directions, if either can dial the other. What happens to the network while it is emulated stands
+in the same file: see `events`.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from pathlib import Path
 import msgspec
 
 from p2psync.errors import FormatError
+from topology.events import Event
 
 #: Hosts in all: more than any plan is made for, and few enough that no file can exhaust memory.
 MAX_HOSTS = 100_000
@@ -78,6 +81,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delay_ms: float = 0.0
     loss: float = 0.0
     rate_back: float | None = None
+    buffer_ms: float | None = None
 
     @property
     def back(self) -> float:
@@ -93,6 +97,7 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link: list[Link] = []
     host: dict[str, Host] = {}
     blocked: list[tuple[str, str]] = []
+    event: list[Event] = []
 
     @property
     def hosts(self) -> list[tuple[str, str]]:
@@ -132,6 +137,8 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self._check_hosts(hosts)
         for name in {name for pair in self.blocked for name in pair} - hosts - set(self.region):
             raise FormatError(f"blocked names {name!r}, which is neither a host nor a region of the file")
+        for event in self.event:
+            event.check(hosts, self.region, pairs)
 
     def _check_hosts(self, hosts: set[str]) -> None:
         if self.trainer not in hosts:
@@ -155,6 +162,8 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"the link {'–'.join(link.between)}: rate above 0 and up to {MAX_RATE:.0f} Mbit/s, delay_ms from 0 "
                 "to below a minute, loss from 0 to below 1"
             )
+        if link.buffer_ms is not None and link.buffer_ms <= 0:
+            raise FormatError(f"the link {'–'.join(link.between)}: a buffer above 0")
 
 
 def _is_rate(rate: float) -> bool:

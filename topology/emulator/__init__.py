@@ -1,0 +1,31 @@
+"""A WAN on one machine: a network namespace per host, and one process that carries packets between them.
+
+    with Emulator(load(Path("wan.toml")), congestion="bbr") as network:
+        server = network.run("eu-0", ["iperf3", "-s"])
+        client = network.run("us-1", ["iperf3", "-c", network.address("eu-0")])
+        network.set_link("eu", "us", rate=10)
+        print(network.counters().links["us>eu"])
+
+Real programs over real TCP, with each host's rates, and each region pair's shared rate, delay, loss and buffer. Needs
+root, `ip` and /dev/net/tun, but neither netem nor other queueing disciplines; nothing leaves the namespaces.
+"""
+
+from topology.emulator import namespaces, runs
+from topology.emulator.emulator import Emulator, bring_up, take_down, why_not
+from topology.emulator.messages import Counter, Counters
+from topology.emulator.network import Network
+from topology.emulator.scenario import Outcome, Scenario
+
+__all__ = [
+    "Counter",
+    "Counters",
+    "Emulator",
+    "Network",
+    "Outcome",
+    "Scenario",
+    "bring_up",
+    "namespaces",
+    "runs",
+    "take_down",
+    "why_not",
+]

@@ -1,0 +1,127 @@
+"""Bring an emulated network up, for as long as a `with` lasts or until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from p2psync.errors import P2PSyncError
+from topology.emulator import namespaces, runs
+from topology.emulator.layout import make_layout
+from topology.emulator.messages import Config
+from topology.emulator.network import Network
+from topology.model import Topology
+
+#: How long a router may take to remove its network before it is done for it.
+_PATIENCE = 15.0
+
+
+class Emulator(Network):
+    """A network of one's own: `with Emulator(topology) as network: …`. It goes when this process does, however it ends.
+
+    congestion: the hosts' TCP congestion control; None: the kernel's choice. seed: of the losses. Raises `P2PSyncError`
+    where networks cannot be emulated.
+    """
+
+    def __init__(self, topology: Topology, *, congestion: str | None = None, seed: int = 0, **config: Any) -> None:
+        self._config = Config(make_layout(topology), congestion=congestion or "", seed=seed, **config)
+        self._router: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Emulator:
+        self._router, state = _start(self._config)
+        super().__init__(state)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill what runs in the network, and remove it. Does nothing a second time."""
+        router, self._router = self._router, None
+        if router is None:
+            return
+        assert router.stdin
+        assert router.stdout
+        router.stdin.close()
+        router.stdout.close()
+        try:
+            router.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            router.kill()
+            router.wait()
+        if runs.folder_of(self.state.run).exists():
+            runs.clear(self.state.run)
+
+
+def bring_up(topology: Topology, file: Path, *, congestion: str | None = None, seed: int = 0) -> Network:
+    """A network that stays until it is told to stop, found again by its topology's file. Raises `P2PSyncError`."""
+    if runs.find(file) is not None:
+        raise P2PSyncError(f"{file} is up already: p2psync wan down {file}")
+    config = Config(make_layout(topology), str(file.resolve()), congestion or "", seed, detached=True)
+    router, state = _start(config)
+    for stream in (router.stdin, router.stdout):
+        if stream:
+            stream.close()
+    return Network(state)
+
+
+def take_down(network: Network) -> None:
+    """Stop a network and wait until it is gone. Raises `P2PSyncError`."""
+    network.stop()
+    folder, deadline = runs.folder_of(network.state.run), time.monotonic() + _PATIENCE
+    while folder.exists():
+        if time.monotonic() > deadline:
+            raise P2PSyncError(f"the router, process {network.state.router}, does not end: kill it, and try again")
+        time.sleep(0.01)
+
+
+def _start(config: Config) -> tuple[subprocess.Popen[bytes], runs.RunState]:
+    reason = namespaces.missing()
+    if reason is not None:
+        raise P2PSyncError(reason)
+    router = subprocess.Popen(
+        [sys.executable, "-m", "topology.emulator.router"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if config.detached else None,
+        # Ctrl-C on the terminal is for whoever uses the network; what it does to the network is up to them.
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    assert router.stdin
+    assert router.stdout
+    with suppress(BrokenPipeError):
+        router.stdin.write(msgspec.json.encode(config) + b"\n")
+        router.stdin.flush()
+    answer = router.stdout.readline()
+    if answer.startswith(b"{"):
+        return router, msgspec.json.decode(answer, type=runs.RunState)
+    router.stdin.close()
+    router.stdout.close()
+    router.wait()
+    raise P2PSyncError(answer[1:].decode().strip() or "the emulator's router ended as it began: is `p2psync` whole?")
+
+
+def why_not() -> str | None:
+    """Why no network can be emulated here, in one line; None where it can (found by making a namespace)."""
+    reason = namespaces.missing()
+    if reason is not None or shutil.which("ip") is None:
+        return reason
+    try:
+        probe = f"p2w-probe-{os.getpid()}"
+        namespaces.add([probe])
+        namespaces.remove([probe])
+    except P2PSyncError as error:
+        return f"this machine lets nobody make network namespaces ({error})"
+    return None

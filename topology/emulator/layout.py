@@ -1,0 +1,122 @@
+"""A topology as the router sees it: numbered hosts with addresses, and stages, each one direction of a link."""
+
+from __future__ import annotations
+
+import msgspec
+
+from p2psync.errors import P2PSyncError
+from topology.model import MAX_RATE, Link, Topology
+
+#: Addresses are 10.77.0.1 and up; each host costs a namespace and a descriptor that every wake-up looks at.
+MAX_HOSTS = 250
+MASK = "255.255.0.0"
+#: What may wait for a host's own link.
+HOST_BUFFER_MS = 50.0
+#: A link's buffer where none is given: a round trip of it (bandwidth × delay), but not less than this.
+LEAST_BUFFER_MS = 20.0
+#: However slow a link is or becomes, so many bytes may wait: eight full packets.
+LEAST_BUFFER_BYTES = 12_000
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One direction of a link. rate: Mbit/s; buffer_ms: what may wait, in time at that rate."""
+
+    name: str
+    rate: float
+    delay_ms: float = 0.0
+    loss: float = 0.0
+    buffer_ms: float = HOST_BUFFER_MS
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """hosts: (name, region). stages: H uplinks, H downlinks, then the links between regions, each way.
+
+    link_of[a][b]: the stage from region a to region b, or -1; within a region there is one if it has a delay. barred:
+    (i, j): host i cannot open TCP connections to host j.
+    """
+
+    trainer: str
+    hosts: list[tuple[str, str]]
+    regions: list[str]
+    stages: list[Stage]
+    link_of: list[list[int]]
+    barred: list[tuple[int, int]] = []
+
+    def address(self, host: str) -> str:
+        """A host's IPv4 address. Raises `P2PSyncError` for what is no host."""
+        return address_of(self.number(host))
+
+    def number(self, host: str) -> int:
+        """A host's number. Raises `P2PSyncError` for what is no host."""
+        for number, (name, _) in enumerate(self.hosts):
+            if name == host:
+                return number
+        raise P2PSyncError(f"{host!r} is no host of this network; hosts are named like {self.hosts[0][0]}")
+
+    def between(self, a: str, b: str, one_way: bool = False) -> list[Stage]:
+        """The stages of a link between two regions. Raises `P2PSyncError` where there is none."""
+        if a not in self.regions or b not in self.regions:
+            raise P2PSyncError(f"there is no link between {a} and {b}; regions are {', '.join(self.regions)}")
+        i, j = self.regions.index(a), self.regions.index(b)
+        if self.link_of[i][j] < 0:
+            raise P2PSyncError(f"there is no link between {a} and {b} in the topology")
+        ways = [(i, j)] if one_way or i == j else [(i, j), (j, i)]
+        return [self.stages[self.link_of[x][y]] for x, y in ways]
+
+    def of_host(self, host: str) -> tuple[Stage, Stage]:
+        """A host's uplink and downlink. Raises `P2PSyncError` for what is no host."""
+        number = self.number(host)
+        return self.stages[number], self.stages[len(self.hosts) + number]
+
+    def of_region(self, region: str, rest: set[str] | None = None) -> list[Stage]:
+        """The stages of all links between a region and those of `rest` (all). Raises `P2PSyncError` if it is none."""
+        if region not in self.regions:
+            raise P2PSyncError(f"{region!r} is no region of this network; regions are {', '.join(self.regions)}")
+        i = self.regions.index(region)
+        found = []
+        for j, other in enumerate(self.regions):
+            if i != j and self.link_of[i][j] >= 0 and (rest is None or other in rest):
+                found += [self.stages[self.link_of[i][j]], self.stages[self.link_of[j][i]]]
+        return found
+
+
+def address_of(number: int) -> str:
+    """The address of the host with this number."""
+    return f"10.77.{(number + 1) >> 8}.{(number + 1) & 255}"
+
+
+def make_layout(topology: Topology) -> Layout:
+    """Number the hosts and links of a topology. Raises `P2PSyncError` for more hosts than one machine emulates."""
+    hosts = topology.hosts
+    if len(hosts) > MAX_HOSTS:
+        raise P2PSyncError(f"{len(hosts)} hosts: the emulator takes up to {MAX_HOSTS}; `p2psync sim` takes more")
+    regions = list(topology.region)
+    ups = [Stage(f"{host} up", topology.up(host, region)) for host, region in hosts]
+    downs = [Stage(f"{host} down", topology.down(host, region)) for host, region in hosts]
+    stages = ups + downs
+    link_of = [[-1] * len(regions) for _ in regions]
+    for i, region in enumerate(topology.region.values()):
+        if region.delay_ms:
+            link_of[i][i] = len(stages)
+            stages.append(Stage(f"{regions[i]}>{regions[i]}", MAX_RATE, region.delay_ms))
+    for link in topology.link:
+        for (a, b), rate in ((link.between, link.rate), (link.between[::-1], link.back)):
+            link_of[regions.index(a)][regions.index(b)] = len(stages)
+            stages.append(Stage(f"{a}>{b}", rate, link.delay_ms, link.loss, _buffer(link)))
+    return Layout(topology.trainer, hosts, regions, stages, link_of, _barred(topology))
+
+
+def _barred(topology: Topology) -> list[tuple[int, int]]:
+    """Who cannot dial whom, by their numbers."""
+    called = [{host, region} for host, region in topology.hosts]
+    closed = [not topology.dialable(host, region) for host, region in topology.hosts]
+    return [
+        (i, j)
+        for i, one in enumerate(called)
+        for j, other in enumerate(called)
+        if i != j and (closed[j] or any(a in one and b in other for a, b in topology.blocked))
+    ]
+
+
+def _buffer(link: Link) -> float:
+    return max(2 * link.delay_ms, LEAST_BUFFER_MS) if link.buffer_ms is None else link.buffer_ms

@@ -1,0 +1,142 @@
+"""An emulated network in use: commands in its hosts, its links changed and cut, its counters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+import msgspec
+
+from p2psync.errors import P2PSyncError
+from topology.emulator import namespaces, runs
+from topology.emulator.layout import Layout, Stage
+from topology.emulator.messages import Ask, Change, Changes, Counters, Stop
+
+
+class Network:
+    """A network that is up. Everything raises `P2PSyncError` once it is not, and for names that it does not have."""
+
+    def __init__(self, state: runs.RunState) -> None:
+        self.state = state
+
+    @property
+    def layout(self) -> Layout:
+        """Its hosts and links, as they were when it came up."""
+        return self.state.layout
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names of its hosts, in the order of the topology."""
+        return [host for host, _ in self.layout.hosts]
+
+    def address(self, host: str) -> str:
+        """A host's IPv4 address, to be reached from the other hosts."""
+        return self.layout.address(host)
+
+    def namespace(self, host: str) -> str:
+        """The name of a host's namespace, as `ip netns` shows it."""
+        return self.state.namespace(host)
+
+    def inside(self, host: str) -> AbstractContextManager[None]:
+        """The calling thread is in a host's network meanwhile; sockets made then stay there."""
+        return namespaces.inside(self.namespace(host))
+
+    def environment(self, host: str) -> dict[str, str]:
+        """What a host's commands learn from their environment, beside ours."""
+        spread = self.layout
+        return {
+            "WAN_HOST": host,
+            "WAN_REGION": spread.hosts[spread.number(host)][1],
+            "WAN_ADDRESS": spread.address(host),
+            "WAN_TRAINER": spread.address(spread.trainer),
+        }
+
+    def run(
+        self, host: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[Any]:
+        """Start a command in a host's network. options: those of `subprocess.Popen`. Raises `OSError` as that does."""
+        whole = {**(os.environ if env is None else env), **self.environment(host)}
+        # A child is born into its parent's network: by the time it can be seen, it can be found there and killed.
+        with self.inside(host):
+            return subprocess.Popen(argv, env=whole, **options)
+
+    def kill(self, host: str) -> None:
+        """Kill -9 of all processes of a host, and wait until they are gone."""
+        namespaces.kill([self.namespace(host)])
+
+    def set_link(
+        self,
+        a: str,
+        b: str,
+        *,
+        rate: float | None = None,
+        delay_ms: float | None = None,
+        loss: float | None = None,
+        buffer_ms: float | None = None,
+        one_way: bool = False,
+    ) -> None:
+        """Change the link between two regions, or only its direction from a to b. rate: Mbit/s."""
+        _check(rate, delay_ms, loss, buffer_ms)
+        stages = self.layout.between(a, b, one_way)
+        self._change(Change(s.name, rate, delay_ms, loss, buffer_ms) for s in stages)
+
+    def set_host(
+        self,
+        host: str,
+        *,
+        up: float | None = None,
+        down: float | None = None,
+        delay_ms: float | None = None,
+        loss: float | None = None,
+    ) -> None:
+        """Change a host's own links. up, down: Mbit/s. delay_ms, loss: of each of the two."""
+        for rate in (up, down):
+            _check(rate, delay_ms, loss, None)
+        uplink, downlink = self.layout.of_host(host)
+        self._change([Change(uplink.name, up, delay_ms, loss), Change(downlink.name, down, delay_ms, loss)])
+
+    def cut(self, a: str, b: str | None = None, *, one_way: bool = False) -> None:
+        """Let nothing through any more: between two regions; or to and from a host; or into and out of a region."""
+        self._change(Change(stage.name, cut=True) for stage in self._stages(a, b, one_way))
+
+    def partition(self, regions: Iterable[str]) -> None:
+        """Cut all links between these regions and the rest."""
+        ours = list(regions)
+        rest = {region for region in self.layout.regions if region not in ours}
+        self._change(Change(stage.name, cut=True) for region in ours for stage in self.layout.of_region(region, rest))
+
+    def restore(self, a: str | None = None, b: str | None = None) -> None:
+        """Make links what the topology says, and whole: those that `cut` would cut, or all there are."""
+        stages = self.layout.stages if a is None else self._stages(a, b, False)
+        self._change(Change(s.name, s.rate, s.delay_ms, s.loss, s.buffer_ms, cut=False) for s in stages)
+
+    def counters(self) -> Counters:
+        """What went over every link, and what did not, since the network came up."""
+        return msgspec.json.decode(self._ask(Ask()), type=Counters)
+
+    def stop(self) -> None:
+        """End the network: kill what runs in it, and remove it."""
+        # It answers by going.
+        with suppress(P2PSyncError):
+            runs.ask(self.state.run, Stop())
+
+    def _stages(self, a: str, b: str | None, one_way: bool) -> Sequence[Stage]:
+        if b is not None:
+            return self.layout.between(a, b, one_way)
+        return self.layout.of_region(a) if a in self.layout.regions else self.layout.of_host(a)
+
+    def _change(self, changes: Iterable[Change]) -> None:
+        self._ask(Changes(list(changes)))
+
+    def _ask(self, request: Changes | Ask) -> bytes:
+        return runs.ask(self.state.run, request)
+
+
+def _check(rate: float | None, delay_ms: float | None, loss: float | None, buffer_ms: float | None) -> None:
+    if rate is not None and rate <= 0:
+        raise P2PSyncError(f"a rate of {rate:g} Mbit/s: to let nothing through, cut the link")
+    if (delay_ms or 0) < 0 or not 0 <= (loss or 0) < 1 or (buffer_ms is not None and buffer_ms <= 0):
+        raise P2PSyncError("a link has a delay from 0, a loss from 0 to below 1, and a buffer above 0")

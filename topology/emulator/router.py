@@ -1,0 +1,232 @@
+"""The router process of one emulated network: `python -m topology.emulator.router`, configured on standard input.
+
+It makes the namespaces, holds their TUN devices, moves packets until it is told to stop, or standard input ends, or a
+signal comes, and then removes everything that it made. Killed, it leaves namespaces without devices behind, which the
+next network to come up, or to go down, removes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from p2psync.errors import P2PSyncError
+from topology.emulator import layout, loop, messages, namespaces, plane, runs
+
+_PR_SET_TIMERSLACK = 29
+#: Above everything that is not a kernel thread: a packet's time must not depend on who else wants to compute.
+_PRIORITY = 50
+#: A client that connects has its request ready; the packets do not wait for one that has not.
+_CLIENT_PATIENCE = 0.05
+_LONGEST = 1 << 20
+_KERNEL = {
+    "ipv6/conf/all/disable_ipv6": "1",
+    # A long way at a high rate needs large windows, and nothing is to be remembered from one run for the next.
+    "ipv4/tcp_rmem": "4096 131072 67108864",
+    "ipv4/tcp_wmem": "4096 65536 67108864",
+    "ipv4/tcp_no_metrics_save": "1",
+}
+
+
+class Router:
+    """A network that is up, and its control socket."""
+
+    def __init__(self, config: messages.Config, run: str) -> None:
+        self._config, self._run = config, run
+        self._numbers = {stage.name: i for i, stage in enumerate(config.layout.stages)}
+        self._buffer_ms = [stage.buffer_ms for stage in config.layout.stages]
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.setblocking(False)
+        self._wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(waker)
+        leash = -1 if config.detached else sys.stdin.fileno()
+        self._plane = self._make_plane([self._listener.fileno(), leash, self._wake])
+        # The first call compiles, or loads what was compiled; it comes back at once.
+        os.write(waker, b"\0")
+        loop.forward(self._plane, 3, 0)
+        os.read(self._wake, 1)
+
+    def _make_plane(self, watched: list[int]) -> plane.Plane:
+        spread = self._config.layout
+        tuns = [self._make_host(number, name) for number, (name, _) in enumerate(spread.hosts)]
+        regions = [spread.regions.index(region) for _, region in spread.hosts]
+        links = np.array(spread.link_of, np.int64).reshape(len(spread.regions), -1)
+        barred = np.zeros((len(tuns), len(tuns)), np.uint8)
+        barred[tuple(np.array(spread.barred, np.int64).reshape(-1, 2).T)] = 1
+        quantum = self._config.quantum_us * 1000
+        made = plane.make_plane(regions, links, barred, len(spread.stages), tuns, watched, quantum)
+        # Never 0, where xorshift would stay.
+        made.stages["random"] = np.random.default_rng(self._config.seed).integers(1, 2**63, len(spread.stages))
+        for number, stage in enumerate(spread.stages):
+            loop.retune(made, number, 8000 / stage.rate, int(stage.delay_ms * 1e6), stage.loss)
+            made.stages[number]["buffer"] = _buffer(made.stages[number], stage.buffer_ms)
+        return made
+
+    def _make_host(self, number: int, name: str) -> int:
+        with namespaces.inside(f"{runs.prefix_of(self._run)}{name}"):
+            namespaces.set_kernel(_KERNEL)
+            return namespaces.open_tun(layout.address_of(number), layout.MASK)
+
+    def listen(self) -> None:
+        """Be there for requests."""
+        self._listener.bind(str(runs.folder_of(self._run) / "control"))
+        self._listener.listen(64)
+
+    def serve(self) -> None:
+        """Move packets and answer requests until it is time to stop."""
+        while True:
+            which = loop.forward(self._plane, 3, self._config.tick_us * 1000)
+            if which == 0:
+                if self._answer():
+                    return
+            elif which > 0:
+                return
+
+    def _answer(self) -> bool:
+        """Answer one client; whether it told us to stop."""
+        with suppress(OSError):
+            client, _ = self._listener.accept()
+            with client:
+                client.settimeout(_CLIENT_PATIENCE)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
+                try:
+                    request = msgspec.json.decode(client.recv(_LONGEST), type=messages.Request)
+                    if isinstance(request, messages.Stop):
+                        return True
+                    client.send(self._do(request))
+                except (P2PSyncError, msgspec.MsgspecError) as error:
+                    client.send(f"!{error}".encode())
+        return False
+
+    def _do(self, request: messages.Changes | messages.Ask) -> bytes:
+        if isinstance(request, messages.Ask):
+            return msgspec.json.encode(self._counters())
+        for change in request.changes:
+            self._change(change)
+        return b"{}"
+
+    def _change(self, change: messages.Change) -> None:
+        number = self._numbers.get(change.stage, -1)
+        if number < 0:
+            raise P2PSyncError(f"there is no link named {change.stage!r}")
+        stage = self._plane.stages[number]
+        rate = float(stage["ns_per_byte"]) if change.rate is None else 8000 / change.rate
+        delay = int(stage["delay"]) if change.delay_ms is None else int(change.delay_ms * 1e6)
+        loss = float(stage["loss"]) if change.loss is None else change.loss
+        loop.retune(self._plane, number, rate, delay, loss)
+        if change.buffer_ms is not None:
+            self._buffer_ms[number] = change.buffer_ms
+        stage["buffer"] = _buffer(stage, self._buffer_ms[number])
+        if change.cut is not None:
+            stage["cut"] = int(change.cut)
+
+    def _counters(self) -> messages.Counters:
+        state, late = self._plane.state, np.cumsum(self._plane.late)
+        fields = messages.Counter.__struct_fields__
+        links = {
+            stage.name: messages.Counter(*(int(row[field]) for field in fields))
+            for stage, row in zip(self._config.layout.stages, self._plane.stages, strict=True)
+        }
+
+        def late_ms(share: float) -> float:
+            return float(np.searchsorted(late, share * late[-1])) * plane.LATE_BUCKET / 1e6 if late[-1] else 0.0
+
+        return messages.Counters(
+            links=links,
+            unroutable=int(state[plane.STRANGERS]),
+            barred=int(state[plane.BARRED]),
+            refused=int(state[plane.REFUSED]),
+            no_memory=int(state[plane.NO_MEMORY]),
+            delivered=int(state[plane.DELIVERED]),
+            wakeups=int(state[plane.WAKEUPS]),
+            late_ms_p50=late_ms(0.5),
+            late_ms_p99=late_ms(0.99),
+            late_ms_max=late_ms(1.0),
+            cpu_seconds=time.process_time(),
+        )
+
+
+def _buffer(stage: Any, milliseconds: float) -> int:
+    """A stage's buffer in nanoseconds."""
+    return int(max(milliseconds * 1e6, layout.LEAST_BUFFER_BYTES * stage["ns_per_byte"]))
+
+
+def _go_first() -> bool:
+    """Ask for timers without slack and for real-time priority; whether it was granted."""
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
+    except OSError:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, -20)
+        return False
+    return True
+
+
+@contextmanager
+def _network(config: messages.Config) -> Iterator[str]:
+    """The namespaces of a new run, which are removed afterwards."""
+    # What cannot be removed now is nothing to us.
+    with suppress(P2PSyncError):
+        runs.sweep()
+    run, lock = runs.claim()
+    try:
+        names = [f"{runs.prefix_of(run)}{host}" for host, _ in config.layout.hosts]
+        namespaces.add(names)
+        if config.congestion:
+            with runs.all_runs():
+                namespaces.choose_congestion(names, config.congestion)
+        yield run
+    finally:
+        runs.clear(run)
+        os.close(lock)
+
+
+def main() -> None:
+    """Read the configuration, say on standard output what came of it, serve."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    config = msgspec.json.decode(_first_line(), type=messages.Config)
+    try:
+        with _network(config) as run:
+            router = Router(config, run)
+            state = runs.RunState(run, config.file, os.getpid(), _go_first(), config.layout)
+            router.listen()
+            (runs.folder_of(run) / "state.json").write_bytes(msgspec.json.encode(state))
+            print(msgspec.json.encode(state).decode(), flush=True)
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+            router.serve()
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    except P2PSyncError as error:
+        print(f"!{error}", flush=True)
+        sys.exit(1)
+
+
+def _first_line() -> bytes:
+    """Up to the end of the line, and not a byte further: what comes later is watched for."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        select.select([0], [], [])
+        part = os.read(0, 1 << 20)
+        if not part:
+            sys.exit(1)
+        line += part
+    return bytes(line)
+
+
+if __name__ == "__main__":
+    main()

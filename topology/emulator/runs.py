@@ -1,0 +1,138 @@
+"""Which emulated networks there are on this machine, and what is left of those that were killed.
+
+Every network has a folder with a lock that its router holds while it lives, whatever ends it; so a folder whose lock
+is free is a leftover, and its namespaces, known by their prefix, can be removed. Nothing else is ever touched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from p2psync.errors import P2PSyncError
+from topology.emulator import namespaces
+from topology.emulator.layout import Layout
+
+PLACE = Path("/run/p2psync-wan")
+_PREFIX = "p2w-"
+_LONGEST_ANSWER = 1 << 20
+
+
+class RunState(msgspec.Struct, frozen=True):
+    """What a router tells about itself once its network is up. file: the topology's, where `wan up` made it."""
+
+    run: str
+    file: str
+    router: int
+    realtime: bool
+    layout: Layout
+
+    def namespace(self, host: str) -> str:
+        """The name of a host's namespace. Raises `P2PSyncError` for what is no host."""
+        self.layout.number(host)
+        return f"{prefix_of(self.run)}{host}"
+
+
+def prefix_of(run: str) -> str:
+    """What the names of all namespaces of a run begin with."""
+    return f"{_PREFIX}{run}-"
+
+
+def folder_of(run: str) -> Path:
+    """Where a run's lock, state and control socket are."""
+    return PLACE / run
+
+
+def claim() -> tuple[str, int]:
+    """A new run and its lock, held until the descriptor is closed or the process ends. Raises `P2PSyncError`."""
+    with all_runs():
+        run = secrets.token_hex(4)
+        folder_of(run).mkdir(mode=0o700)
+        lock = os.open(folder_of(run) / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return run, lock
+
+
+def sweep() -> list[str]:
+    """Remove what killed runs left behind; their names. Raises `P2PSyncError`."""
+    with all_runs():
+        dead = [path.name for path in PLACE.iterdir() if path.is_dir() and not _is_alive(path)]
+        for run in dead:
+            clear(run)
+        return dead
+
+
+def clear(run: str) -> None:
+    """Remove a run's processes, namespaces and folder. Raises `P2PSyncError`."""
+    namespaces.remove(namespaces.existing(prefix_of(run)))
+    shutil.rmtree(folder_of(run), ignore_errors=True)
+
+
+def living() -> list[RunState]:
+    """The networks that are up."""
+    found = []
+    for path in sorted(PLACE.glob("*/state.json")):
+        with suppress(OSError, msgspec.MsgspecError):
+            if _is_alive(path.parent):
+                found.append(msgspec.json.decode(path.read_bytes(), type=RunState))
+    return found
+
+
+def find(file: Path) -> RunState | None:
+    """The network that `wan up` made of a file, if it is up."""
+    return next((state for state in living() if state.file == str(file.resolve())), None)
+
+
+def ask(run: str, request: object) -> bytes:
+    """Send a request to a run's router; its answer. Raises `P2PSyncError` where it is gone or refuses."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
+            control.settimeout(10)
+            control.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LONGEST_ANSWER)
+            control.connect(str(folder_of(run) / "control"))
+            control.send(msgspec.json.encode(request))
+            answer = control.recv(_LONGEST_ANSWER)
+    except OSError:
+        answer = b""
+    if not answer:
+        raise P2PSyncError("the emulated network has died: bring it up again")
+    if answer.startswith(b"!"):
+        raise P2PSyncError(answer[1:].decode())
+    return answer
+
+
+def _is_alive(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+@contextmanager
+def all_runs() -> Iterator[None]:
+    """Runs neither begin nor are swept meanwhile but by us. Raises `P2PSyncError`."""
+    try:
+        PLACE.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(PLACE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise P2PSyncError(f"{PLACE}: {error.strerror}; emulating a network needs root") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

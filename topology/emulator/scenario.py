@@ -1,0 +1,132 @@
+"""Commands in an emulated network's hosts, and the events of its topology file, each at its time."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2psync.errors import P2PSyncError
+from topology.emulator.network import Network
+from topology.events import Event
+
+#: How often it is looked whether a process has ended: the exactness of an event's time.
+_GLANCE = 0.005
+
+#: Starts a host's command.
+Start = Callable[[str], "subprocess.Popen[Any]"]
+
+
+@dataclass
+class Outcome:
+    """What became of a host's command. code: its exit status, negative for a signal. killed: by an event or the end."""
+
+    host: str
+    code: int | None = None
+    killed: bool = False
+
+
+@dataclass
+class Scenario:
+    """Run commands and events on a network: `Scenario(network, events, start).play()`.
+
+    start(host) starts a host's command; hosts with a `join` event start then, others at once, unless `hosts` names the
+    only ones that run anything. notice: told of every event as it happens, by its text and its time in seconds.
+    """
+
+    network: Network
+    events: Sequence[Event]
+    start: Start
+    hosts: Sequence[str] = ()
+    notice: Callable[[str, float], None] = lambda text, at: None
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def play(self, seconds: float | None = None) -> list[Outcome]:
+        """Until all commands have ended and none is still to join, or for so long; then kill what is left."""
+        begin = time.monotonic()
+        waiting = sorted(self.events, key=lambda event: event.at)
+        joining = {event.host for event in waiting if event.kind == "join"}
+        self._running: dict[str, tuple[subprocess.Popen[Any], Outcome]] = {}
+        try:
+            for host in self.hosts or self.network.hosts:
+                if host not in joining:
+                    self._join(host)
+            while self._running or any(event.kind == "join" for event in waiting):
+                now = time.monotonic() - begin
+                while waiting and waiting[0].at <= now:
+                    event = waiting.pop(0)
+                    self.notice(describe(event), now)
+                    self._happen(event)
+                if seconds is not None and now >= seconds:
+                    break
+                self._collect()
+                time.sleep(_GLANCE)
+        finally:
+            for host in list(self._running):
+                self._kill(host)
+        return self.outcomes
+
+    def _join(self, host: str) -> None:
+        if host in self._running:
+            return
+        outcome = Outcome(host)
+        self.outcomes.append(outcome)
+        self._running[host] = (self.start(host), outcome)
+
+    def _kill(self, host: str) -> None:
+        self.network.kill(host)
+        if host in self._running:
+            process, outcome = self._running.pop(host)
+            outcome.code, outcome.killed = process.wait(), True
+
+    def _collect(self) -> None:
+        for host, (process, outcome) in list(self._running.items()):
+            if process.poll() is not None:
+                outcome.code = process.returncode
+                del self._running[host]
+
+    def _happen(self, event: Event) -> None:
+        if event.kind == "join" and event.host is not None:
+            self._join(event.host)
+        elif event.kind == "kill" and event.host is not None:
+            self._kill(event.host)
+        else:
+            change_network(self.network, event)
+
+
+def change_network(network: Network, event: Event) -> None:
+    """What an event does to a network's links. Raises `P2PSyncError`."""
+    if event.kind == "degrade" and event.link is not None:
+        network.set_link(*event.link, rate=event.rate, delay_ms=event.delay_ms, loss=event.loss)
+    elif event.kind == "degrade" and event.host is not None:
+        network.set_host(event.host, up=event.rate, down=event.rate, delay_ms=event.delay_ms, loss=event.loss)
+    elif event.kind == "partition":
+        network.partition(event.regions)
+    elif event.kind in ("cut", "restore"):
+        act = network.cut if event.kind == "cut" else network.restore
+        for ends in _targets(event):
+            act(*ends)
+        if event.kind == "restore" and not _targets(event):
+            network.restore()
+    else:
+        raise P2PSyncError(f"{describe(event)}: that happens to processes, not to links")
+
+
+def _targets(event: Event) -> list[tuple[str, ...]]:
+    if event.link is not None:
+        return [event.link]
+    return [(name,) for name in ((event.host,) if event.host is not None else event.regions)]
+
+
+def describe(event: Event) -> str:
+    """An event for people: `degrade eu–us to 10 Mbit/s`."""
+    what = " ".join("–".join(ends) for ends in _targets(event))
+    values: Iterable[str] = (
+        f"{value:g} {unit}".strip()
+        for value, unit in ((event.rate, "Mbit/s"), (event.delay_ms, "ms"), (event.loss, "lost"))
+        if value is not None
+    )
+    to = ", ".join(values)
+    return " ".join(part for part in (event.kind, what, f"to {to}" if to else "") if part)
