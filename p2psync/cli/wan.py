@@ -1,4 +1,4 @@
-"""`p2psync wan`: a plan for a network; an emulated WAN on this machine, commands in its hosts, changes while it runs."""
+"""`p2psync wan`: a plan for a network; an emulated WAN on this machine, commands in its hosts, and changes."""
 
 from __future__ import annotations
 
