@@ -17,7 +17,7 @@ from p2psync.delta.tensors import Row
 #: Bytes of a model that a segment spans at most: at 1 % changed, about one chunk of a delta.
 MAX_SEGMENT = 32 << 20
 #: Less than this is not worth a chunk with tables of its own.
-MIN_SEGMENT = 2 << 20
+MIN_SEGMENT = 8 << 20
 #: Between these bounds a segment spans this share of the model; each of the first few, this smaller share.
 _SHARE, _FIRST_SHARE, _FIRST = 16, 64, 4
 
