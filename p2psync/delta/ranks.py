@@ -52,7 +52,7 @@ _PADS = 256
 # Of a scan: for each scale 8 times its class; what differs; masks and ends of this turn and the one before.
 _CLASS, _DIFFER, _MASKS = 1280, 1536, 2048
 _ENDS = _MASKS + 2 * _TURN
-_SCAN_BYTES = _ENDS + _TURN // 2
+SCAN_BYTES = _ENDS + _TURN // 2
 # Of placing: for each class 64 zeros and the ends of a run's groups; set bits and steps of the run; masks of this run
 # and the one before; ends by quads, after those of none.
 _ROWS, _ROW = 1344, 256
@@ -60,7 +60,7 @@ _BITS = _ROWS + _ROW * MAX_CLASSES
 _STEPS = _BITS + RUN // 8
 _RUN_MASKS = _STEPS + 2 * RUN
 _LINES = _RUN_MASKS + 2 * RUN
-_PLACE_BYTES = _LINES + 64 + RUN // 4
+PLACE_BYTES = _LINES + 64 + RUN // 4
 
 
 @kernel
@@ -98,14 +98,17 @@ def scan_ranked(
     sizes: NDArray[np.int64],
     totals: NDArray[np.int64],
     items: NDArray[np.uint64],
+    state: NDArray[np.uint8],
 ) -> int:
     """`kernels.scan`, and the changes class after class.
 
     `sizes[c]` and `totals[c]` become the numbers of changes and of units of class c; there are 8 of each. `items[c]`,
     with room for `count`, tells the changes of class c: the gap, which is the rank less that of the change before and
     1, and from bit 32 on the step. `items[8]` becomes all of them, class after class.
+
+    state: `SCAN_BYTES` zeros. It is the caller's, because the loop knows it by its address alone: memory of its own
+    would be freed after the last use of its name, and given to another thread.
     """
-    state = np.zeros(_SCAN_BYTES, np.uint8)
     at = _U(state.ctypes.data)
     _table(window, state[_TABLE:])
     for scale in range(_U(256)):
@@ -223,13 +226,13 @@ def place_changes(
     items: NDArray[np.uint64],
     positions: NDArray[np.uint32],
     steps: Units,
+    state: NDArray[np.uint8],
 ) -> bool:
     """The inverse: of each class `sizes[c]` changes, one after another, tell ranks, strictly rising, and steps.
 
     An item is a rank, and from bit 32 on a step. False if a rank is not below its class's total. `positions` must have
-    room for `SPILL` more entries than there are items.
+    room for `SPILL` more entries than there are items; state: `PLACE_BYTES` zeros, as in `scan_ranked`.
     """
-    state = np.zeros(_PLACE_BYTES, np.uint8)
     at = _U(state.ctypes.data)
     _table(window, state[_TABLE:])
     item = _U(items.ctypes.data)

@@ -37,7 +37,7 @@ from p2psync.delta.heads import MAX_BLOCKS as MOST_BLOCKS
 from p2psync.delta.history import History, SignReader, Signs, SignWriter
 from p2psync.delta.kernels import address, scan
 from p2psync.delta.lanes import MAX_CLASSES
-from p2psync.delta.ranks import SPILL, place_changes, scan_ranked
+from p2psync.delta.ranks import PLACE_BYTES, SCAN_BYTES, SPILL, place_changes, scan_ranked
 from p2psync.delta.streams import Bytes, pack_streams, read_varint, unpack_streams, varint
 from p2psync.delta.tables import Tables, read_heads, write_heads
 from p2psync.delta.tensors import Row, Units
@@ -131,7 +131,8 @@ class TightWriter:
         assert classes.window is not None
         items = _scratch(count)
         sizes, totals = np.zeros(MAX_CLASSES, np.int64), np.zeros(MAX_CLASSES, np.int64)
-        found = scan_ranked(old, new, count, classes.window, positions, olds, steps, sizes, totals, items)
+        state = np.zeros(SCAN_BYTES, np.uint8)
+        found = scan_ranked(old, new, count, classes.window, positions, olds, steps, sizes, totals, items, state)
         number = classes.number
         self._found = sizes[:number], totals[:number], items[-1, :found].copy()
         return found
@@ -395,6 +396,7 @@ def _place_block(
         raise FormatError(f"a chunk of profile {NAME} is read against the old units of {spec.name}")
     positions, steps = np.empty(items.size + SPILL, np.uint32), np.empty(items.size, spec.unit)
     place = address(old) + WIDTH * head.start
-    if not place_changes(place, head.units, window, head.sizes, items, positions, steps):
+    state = np.zeros(PLACE_BYTES, np.uint8)
+    if not place_changes(place, head.units, window, head.sizes, items, positions, steps, state):
         raise FormatError(f"a chunk changes units that {spec.name} does not have: another base is wanted")
     return Block(head.row, head.start, head.units, positions[: items.size], steps)
