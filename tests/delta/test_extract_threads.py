@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-
-import numpy as np
-
-from p2psync.delta.container import ChunkEncoder, decode_chunk
-from p2psync.delta.tensors import Kind, Row, TensorSpec
 
 _FIRST_OF_ALL = """
 import threading
@@ -32,30 +27,40 @@ for thread in threads:
     thread.join()
 """
 
+_TIGHT = """
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+from p2psync.delta.container import ChunkEncoder, decode_chunk
+from p2psync.delta.tensors import Kind, Row, TensorSpec
+
+rng = np.random.default_rng(8)
+old = rng.integers(0, 1 << 14, 20_000).astype(np.uint16)
+new = old + (rng.random(old.size) < 0.05).astype(np.uint16)
+rows = [Row(TensorSpec(Kind.TENSOR, "w", "BF16", (old.size,)), True, True)]
+
+def once(_):
+    encoder = ChunkEncoder(rows, block_units=1 << 16, chunk_bytes=1 << 16, profile="tight")
+    chunks = [*encoder.add(0, old, new), *encoder.finish()]
+    made = old.copy()
+    for chunk in chunks:
+        for block in decode_chunk(chunk.data, rows, 1 << 16, lambda row: old):
+            made[block.positions] += block.steps
+            [np.full(size, 0xFF, np.uint8) for size in (6656, 7168, 14000, 20000, 24000)]
+    assert np.array_equal(made, new)
+    return chunks[0].data
+
+with ThreadPoolExecutor(8) as pool:
+    assert len(set(pool.map(once, range(2000)))) == 1
+"""
+
 
 def test_threads_that_are_the_first_to_extract_do_not_hurt_each_other() -> None:
     done = subprocess.run([sys.executable, "-c", _FIRST_OF_ALL], capture_output=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
 
 
-def test_ranking_and_placing_share_no_memory_with_other_threads() -> None:
-    """A loop that worked in memory which it had given back would read what another thread wrote there."""
-    rng = np.random.default_rng(8)
-    old = rng.integers(0, 1 << 14, 20_000).astype(np.uint16)
-    new = old + (rng.random(old.size) < 0.05).astype(np.uint16)
-    rows = [Row(TensorSpec(Kind.TENSOR, "w", "BF16", (old.size,)), True, True)]
-
-    def once(_: int) -> bytes:
-        encoder = ChunkEncoder(rows, block_units=1 << 16, chunk_bytes=1 << 16, profile="tight")
-        chunks = [*encoder.add(0, old, new), *encoder.finish()]
-        made = old.copy()
-        for chunk in chunks:
-            for block in decode_chunk(chunk.data, rows, 1 << 16, lambda row: old):
-                made[block.positions] += block.steps
-                # What is freed here would be what another thread's loop still works in.
-                [np.full(size, 0xFF, np.uint8) for size in (6656, 7168, 14000, 20000, 24000)]
-        assert np.array_equal(made, new)
-        return chunks[0].data
-
-    with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(once, range(2000)))) == 1
+def test_loops_share_no_memory_with_other_threads() -> None:
+    # With one arena for all threads, what one of them frees is what another one is given next.
+    alone = {**os.environ, "MALLOC_ARENA_MAX": "1"}
+    done = subprocess.run([sys.executable, "-c", _TIGHT], capture_output=True, text=True, check=False, env=alone)
+    assert done.returncode == 0, done.stderr
