@@ -43,6 +43,30 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     fetch_rate: int = 0
 
 
+class Path(msgspec.Struct, frozen=True, array_like=True):
+    """What a node measured of its connections to one peer. Mbit/s, seconds.
+
+    sent, received: the highest rates that chunks or probes reached to and from the peer while nothing but the network
+    held them up; 0: none yet. rtt: the least round trip, 0: none yet. loss: share of what was sent to the peer that had
+    to be sent again. failed: no connection could be opened to it.
+    """
+
+    peer: str
+    rtt: float = 0.0
+    sent: float = 0.0
+    received: float = 0.0
+    loss: float = 0.0
+    failed: bool = False
+
+
+class Measures(msgspec.Struct, frozen=True, array_like=True):
+    """What a node measured of its network. up, down: Mbit/s that it sent and received in all at best, 0: not known."""
+
+    up: float = 0.0
+    down: float = 0.0
+    paths: list[Path] = []
+
+
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """What a join or renewal grants: renew within `ttl` seconds, better in a third of it."""
 
@@ -62,13 +86,14 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 class Renew(msgspec.Struct, frozen=True, kw_only=True):
     """Keep a lease, and say which version is live: the acknowledgement of a commit is a renewal.
 
-    fetch_rate: see `Member`.
+    fetch_rate: see `Member`. measures: None if they are as they were told last.
     """
 
     lease: str
     version: int | None = None
     digest: str = ""
     fetch_rate: int = 0
+    measures: Measures | None = None
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True):
