@@ -309,7 +309,8 @@ class NodeRunner:
             self._trouble(f"chunk {action.index} of {action.id.hex()[:12]} is damaged or gone here; fetching it anew")
             self.core.swarm.lost(action.id, action.index, now)
         size = self.core.swarm.chunk_bytes(action.id, action.index)
-        if data is None or not self._peers.send_chunk(action.peer, action.id[:SHORT_ID_BYTES], action.index, data):
+        short = action.id[:SHORT_ID_BYTES]
+        if data is None or not self._peers.send_chunk(action.peer, short, action.index, data, action.tag):
             self.core.swarm.flushed(action.peer, size, now)
 
     def _save(self, action: Save) -> None:

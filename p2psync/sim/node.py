@@ -256,7 +256,7 @@ class SimNode:
                 self.core.swarm.flushed(action.peer, size, self.now)
                 self.drain()
 
-        self.links.send_chunk(action.peer, action.id[:SHORT_ID_BYTES], action.index, data, left)
+        self.links.send_chunk(action.peer, action.id[:SHORT_ID_BYTES], action.index, data, left, action.tag)
 
     def _save(self, action: Save) -> None:
         pack = self.store.packs.get(action.id)

@@ -40,7 +40,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendChunk:
-    """Read a held chunk (manifest id of 32 bytes) and send it.
+    """Read a held chunk (manifest id of 32 bytes) and send it with its tag (see `swarm.trees`).
 
     Say `flushed` with the manifest's size of the chunk when it has left, and also when it could not be read; in that
     case say `lost` too.
@@ -49,6 +49,7 @@ class SendChunk:
     peer: str
     id: bytes
     index: int
+    tag: int = 0
 
 
 @dataclass(frozen=True, slots=True)

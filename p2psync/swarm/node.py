@@ -166,7 +166,8 @@ class NodeCore:
         self._dial_wake = now
         known = self._known.get(name)
         full = name not in self._up and len(self._up) >= self.config.most_peers
-        if full or name == self.info.node or not self.swarm.peer_up(name, near, now):
+        source = name in self._members and self._members[name].role == "trainer"
+        if full or name == self.info.node or not self.swarm.peer_up(name, near, now, source=source):
             if known is not None:
                 self._put_off(known, now)
             return False
