@@ -2,8 +2,8 @@
 
 A frame is a header of 5 bytes (body length u32, type u8, little-endian) and a body. A CHUNK's body is the manifest's
 short id (8 bytes), the chunk's index (u32), its tag (u64) and the chunk's bytes, so that it can be received in place;
-every other body is msgpack of the message's fields in order. Either side may send anything but HELLO at any time; HELLO is first, once,
-on every connection, both ways.
+every other body is msgpack of the message's fields in order. Either side may send anything but HELLO at any time; HELLO
+is first, once, on every connection, both ways.
 
 Nothing here is trusted: a HAVE may lie, a CHUNK is verified against the signed manifest before anything else is done
 with it, and a REQUEST obliges nobody.

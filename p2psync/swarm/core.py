@@ -110,7 +110,7 @@ class Swarm:
 
     def _want(self, short: bytes, transfer: Transfer, names: Iterable[str], now: float) -> None:
         """Have a manifest's chunks pushed here by these peers, as far as they are connected."""
-        up = [name for name in names if name in self._peers]
+        up = [name for name in sorted(names) if name in self._peers]
         for name in up:
             self._ground.send(name, Want(short, True))
         if up and not transfer.pushed:
@@ -143,7 +143,7 @@ class Swarm:
         self._drop_requests(transfer, short)
         if transfer.pushed:
             transfer.pushed = False
-            for name in self._ground.trees.parents & self._peers.keys():
+            for name in sorted(self._ground.trees.parents & self._peers.keys()):
                 self._ground.send(name, Want(short, False))
         transfer.forgo()
 

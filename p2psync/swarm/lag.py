@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: Bounds of the patience, and what it is before anything was measured (seconds).
-LEAST, MOST, FIRST = 0.5, 10.0, 1.0
+LEAST, MOST, FIRST = 1.0, 10.0, 1.5
 
 
 @dataclass(slots=True)

@@ -32,8 +32,8 @@ TELL_AFTER = 1.0
 #: A tree whose first hop had no room for so long (seconds) does not hold the others back.
 STALLED_AFTER = 0.5
 #: By how much a tree may be ahead of its share, as a part of it, besides one chunk.
-AHEAD = 0.15
-#: A chunk that was put in and that nobody holds so long after (seconds, and as a multiple of the usual) is put in again.
+AHEAD = 0.02
+#: A chunk that nobody holds so long after it was put in (seconds, and times the usual) is put in again.
 AGAIN_AFTER, AGAIN_TIMES = 2.0, 4.0
 
 
@@ -162,10 +162,14 @@ class Pushing:
         assert plan is not None
         first = {t: hops for t, names in enumerate(ground.trees.children) if (hops := self._takers(names, short))}
         while injection.waiting and first:
-            tree = self._next_tree(first, plan.shares, injection, now)
+            index = injection.waiting[0]
+            # One that is put in again goes another way, if there is one.
+            failed = {tree for tree in first if tag_of(plan.revision, tree) == transfer.tags.get(index)}
+            ways = {tree: hops for tree, hops in first.items() if tree not in failed} or first
+            tree = self._next_tree(ways, plan.shares, injection, now)
             if tree is None:
                 return
-            index = injection.waiting.popleft()
+            injection.waiting.popleft()
             transfer.tags[index] = tag_of(plan.revision, tree)
             given = [self._serving.push(name, transfer, short, index) for name in first[tree]]
             injection.sent[tree] += 1

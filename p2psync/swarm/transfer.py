@@ -66,7 +66,9 @@ class Transfer:
         n = manifest.chunks
         needed = wanted & ~held
         spread = np.random.default_rng(rng.getrandbits(63)).random(n)
-        return cls(id, manifest, held.copy(), needed, needed.copy(), np.zeros(n, np.int32), spread, heard=np.full(n, np.inf))
+        return cls(
+            id, manifest, held.copy(), needed, needed.copy(), np.zeros(n, np.int32), spread, heard=np.full(n, np.inf)
+        )
 
     def widen(self, held: Bits, wanted: Bits) -> None:
         """More is wanted, or held, than before."""
