@@ -53,7 +53,9 @@ controls: st.SearchStrategy[Control] = st.one_of(
     st.builds(Ping, st.integers(0, 1 << 60)),
     st.builds(Pong, st.integers(0, 1 << 60)),
 )
-chunks = st.builds(Chunk, shorts, st.integers(0, (1 << 32) - 1), st.binary(min_size=1, max_size=9000))
+chunks = st.builds(
+    Chunk, shorts, st.integers(0, (1 << 32) - 1), st.binary(min_size=1, max_size=9000), st.integers(0, 1 << 63)
+)
 streams = st.lists(st.one_of(controls, chunks), max_size=8)
 
 

@@ -132,7 +132,7 @@ def test_a_publisher_whom_nobody_asks_to_push_tells_what_it_holds_after_a_moment
 def test_a_chunk_that_nobody_holds_after_long_goes_down_another_tree() -> None:
     bench = root("a", "b", chunks=2)
     bench.seed_all()
-    first = dict((index, name) for name, index in bench.served())
+    first = {index: name for name, index in bench.served()}
     lost = next(index for index, name in first.items() if name == "a")
     kept = next(index for index, name in first.items() if name == "b")
     bench.swarm.flushed("b", CHUNK, 0.1)
