@@ -42,6 +42,7 @@ from p2psync.protocol.messages import (
     Reject,
     Request,
 )
+from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.actions import Action, Ban, Complete, Save, Send, SendChunk, SwarmConfig
 from p2psync.swarm.downlink import Downlink
 from p2psync.swarm.peer import MAX_QUEUED, Peer
@@ -125,6 +126,10 @@ class Swarm:
             for key in [key for key in peer.queue if key[0] == short]:
                 del peer.queue[key]
             self._actions.append(Send(peer.name, Gone(short)))
+
+    def follow(self, plan: NodePlan, now: float) -> None:
+        """Send and expect chunks by this plan."""
+        self._plan = plan
 
     def forgo(self, id: bytes) -> None:
         """Fetch no more of this manifest; what is held of it is still offered."""
