@@ -44,7 +44,7 @@ class HubPlanner:
 
     def __init__(self, first_revision: int = 1) -> None:
         """first_revision: of the first plan; above those of an earlier life if they should not be mixed up."""
-        self._first = first_revision
+        self._next = first_revision
         self._plan: Plan | None = None
         self._regions = _Regions()
 
@@ -57,11 +57,10 @@ class HubPlanner:
     def plan(self, task: PlanTask) -> HubBook:
         """See `Planner`."""
         network = network_of(task, self._regions)
-        if self._plan is None:
-            plan = make_plan(network, revision=self._first)
-        else:
-            plan = replan(self._plan, network)
-        self._plan = plan
+        # A plan that nothing can be made of is not tried again: the next one begins anew.
+        last, self._plan = self._plan, None
+        plan = make_plan(network, revision=self._next) if last is None else replan(last, network)
+        self._plan, self._next = plan, plan.revision + 1
         return HubBook(plan)
 
 
