@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 import pytest
 import zstandard
-from hub_parts import KEY, RUN, TRAINER, TRUSTED, Clock, manifest, node, until
+from hub_parts import KEY, RUN, TRAINER, TRUSTED, manifest, node, until
 
 from p2psync.errors import FormatError, HubError, LeaseError
 from p2psync.membership.hub import HubConfig
