@@ -71,5 +71,5 @@ def test_without_faults_every_node_ends_with_its_part_of_the_last_plan(
     "kinds", [("restart_hub",), ("lose_hub_calls", "cut_off_hub"), ("take_over", "join_with_nothing")]
 )
 def test_plans_survive_what_happens_to_the_hub(kinds: tuple[str, ...]) -> None:
-    for seed in range(5):
+    for seed in range(3):
         run_sim(seed, SimConfig(faults=kinds, fault_count=4, liars=(), planned=True))
