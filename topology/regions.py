@@ -68,10 +68,10 @@ def _completed(rtt: Floats) -> Floats:
     apart = 10 * float(np.nanmax(np.where(known, rtt, np.nan), initial=NEVER_NEAR))
     found = rtt.copy()
     for i in np.flatnonzero(missing.any(axis=1)):
-        others = np.flatnonzero(missing[i])
-        way = (far[i][None, :] + far[others]).min(axis=1)
-        with np.errstate(invalid="ignore"):
-            gap = np.where(known[i][None, :] & known[others], np.abs(rtt[i][None, :] - rtt[others]), 0).max(axis=1)
+        others, between = np.flatnonzero(missing[i]), np.flatnonzero(known[i])
+        ways = far[np.ix_(others, between)]
+        way = (far[i, between] + ways).min(axis=1)
+        gap = np.where(np.isfinite(ways), np.abs(far[i, between] - ways), 0).max(axis=1)
         # Over a node nearby both agree; over far nodes alone, the difference tells near from far better.
         found[i, others] = np.where(np.isfinite(way), (way + gap) / 2, apart)
     return np.asarray((found + found.T) / 2)

@@ -151,8 +151,8 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True):
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """One manifest of the lineage in short. id, digest, base_digest: hex.
 
-    profile: that of its chunks. `inline` holds the signed manifest when it is small and among the newest; any other is
-    had by its id.
+    profile: that of its chunks. `inline` holds the signed manifest when it is small and news to the asker; any other
+    is had by its id.
     """
 
     id: str
@@ -172,6 +172,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     instance: differs after each start of the hub, so a client sees that revisions began anew.
     head: the newest announced version of the highest epoch that announced one, None before the first.
+    plan: revision of the plan in use, 0: none. It rises with each plan of this instance.
     members: sorted by node. Their versions are news that does not raise the revision.
     lineage: in the order announced, oldest first.
     """
@@ -181,16 +182,22 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     epoch: int = 0
     head: int | None = None
+    plan: int = 0
     members: list[Member] = []
     lineage: list[Announcement] = []
 
 
 class MemberAge(msgspec.Struct, frozen=True, kw_only=True):
-    """For how long a node has held its lease, and how long ago it was last heard of (seconds)."""
+    """For how long a node has held its lease, and how long ago it was last heard of (seconds).
+
+    up, down: see `Measures`.
+    """
 
     node: str
     joined: float
     heard: float
+    up: float = 0.0
+    down: float = 0.0
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ import numpy as np
 from p2psync.delta.warm import warm
 from p2psync.engines.base import Engine
 from p2psync.errors import LeaseError, P2PSyncError, TrustError
-from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall
+from p2psync.membership.client import CallJoin, CallPlan, CallRenew, CallView, HubCall
 from p2psync.membership.records import HUB_HOST, NodeInfo, View
 from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_client import HubClient
@@ -210,7 +210,7 @@ class NodeRunner:
                 self._send_chunk(action)
             case Save():
                 self._save(action)
-            case CallJoin() | CallRenew() | CallView():
+            case CallJoin() | CallRenew() | CallView() | CallPlan():
                 self._spawn(self._call_hub(action))
             case Dial():
                 self._peers.dial(self._reachable(action.info))
@@ -384,18 +384,27 @@ class NodeRunner:
             elif isinstance(call, CallRenew):
                 request = call.request
                 lease = await self._hub.renew(
-                    request.lease, request.version, request.digest, fetch_rate=request.fetch_rate
+                    request.lease,
+                    request.version,
+                    request.digest,
+                    fetch_rate=request.fetch_rate,
+                    measures=request.measures,
                 )
                 self.core.renewed(lease, self._loop.time())
                 self._on_told()
+            elif isinstance(call, CallPlan):
+                self.core.planned(await self._hub.plan(call.lease), self._loop.time())
             else:
                 view = await self._hub.view(call.instance, call.revision, VIEW_WAIT)
                 same = (view.instance, view.revision) == (call.instance, call.revision)
                 self.core.viewed(None if same else view, self._loop.time())
                 if not same:
                     self._on_view(view)
-        except LeaseError:
-            self.core.lease_lost(self._loop.time())
+        except LeaseError as error:
+            if isinstance(call, CallPlan):  # the next renewal tells what became of the lease
+                self._hub_failed(call, error)
+            else:
+                self.core.lease_lost(self._loop.time())
         except P2PSyncError as error:
             self._hub_failed(call, error)
         self._kick()
@@ -404,9 +413,11 @@ class NodeRunner:
         if isinstance(error, TrustError) and not self._was_member:
             self._break(error)  # a wrong join token: asking again mends nothing
             return
-        if not self._hub_away:
+        if isinstance(call, CallPlan):
+            self._trouble(f"going on without this node's part of the plan: {error}")
+        elif not self._hub_away:
             self._emit(HubAway(f"{error}; carrying on with the peers at hand"))
-        self._hub_away = True
+        self._hub_away |= not isinstance(call, CallPlan)
         self.core.hub_failed(call, self._loop.time())
 
     async def _get_manifest(self, action: GetManifest) -> None:

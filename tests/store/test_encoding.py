@@ -143,3 +143,11 @@ def test_segments_hold_every_block_once_in_order_and_are_no_larger_than_a_share(
         assert seen == list(range(block_count(r.spec, DELTA_BLOCK)))
     # A segment may go over its share by the block that fills it.
     assert all(size <= min(MAX_SEGMENT, max(MIN_SEGMENT, total / 16)) + (2 << 20) for size in sizes.values())
+
+
+@pytest.mark.parametrize(("megabytes", "chunk"), [(1, 64 << 10), (64, 64 << 10), (300, 512 << 10), (16_000, 512 << 10)])
+def test_small_anchors_have_small_chunks_so_that_relays_pass_them_on_soon(megabytes: int, chunk: int) -> None:
+    rows = [Row(TensorSpec(Kind.TENSOR, "w", "BF16", (megabytes << 19,)), False, True)]
+    encoding = Encoding([], rows, anchor=True)
+    assert encoding.block_units * 2 <= chunk
+    assert encoding.block_units == min(1 << 17, chunk // 2)
