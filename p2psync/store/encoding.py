@@ -19,8 +19,8 @@ from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import Manifest, pack_table
 from p2psync.store.segments import Segments
 
-#: Units per block and bytes per chunk before compression. A delta's block costs Python's overhead once, which one thread
-#: at a time has: so it is as large as may be. An anchor's must fit a chunk whole.
+#: Units per block and bytes per chunk before compression. A delta's block costs Python's overhead once, which one
+#: thread at a time has: so it is as large as may be. An anchor's must fit a chunk whole.
 DELTA_BLOCK, DELTA_CHUNK = 1 << 20, 256 << 10
 #: An anchor has about this many chunks, as far as these bounds on their bytes allow: a relay passes on whole chunks, so
 #: large ones make the swarm's last node late; and each one takes 32 bytes of the manifest, and time at every node.
