@@ -17,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 
-from actor.scrub import Scrubber
 from p2psync.engines.base import Closing, Engine
 from p2psync.engines.relay import RelayEngine
 from p2psync.errors import StoreError
@@ -137,6 +136,8 @@ class ActorNode:
         self.store.close()
 
     async def _scrub(self) -> None:
+        from actor.scrub import Scrubber  # loads numba, which a relay does without
+
         assert self.runner.driver is not None
 
         def doubt(position: Position) -> None:

@@ -27,7 +27,7 @@ class Track:
     digest: str
     payload_bytes: int
     base: int = 0
-    piece: int = 256 << 10
+    piece: int = 64 << 10
     settle: float = 2.0
 
     @property

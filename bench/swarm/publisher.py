@@ -10,6 +10,8 @@ bytes are published).
 from __future__ import annotations
 
 import asyncio
+import bisect
+import math
 import sys
 import time
 from pathlib import Path
@@ -29,9 +31,8 @@ from trainer.versions import Made
 
 #: Units of one tensor.
 _TENSOR = 1 << 22
-#: Bytes of a first, small delta, from which is learnt what one changed unit takes.
-_TRIAL = 64 << 10
-_FIRST_BITS = 10.0
+#: What a first, smaller delta carries of one that is asked for: from it is learnt what changed units take.
+_TRIAL = 0.25
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -72,9 +73,14 @@ class Weights:
         """See `trainer.source.Source`."""
         return self._bits[spec]
 
+    @property
+    def count(self) -> int:
+        """Units in all."""
+        return sum(spec.count for spec in self.specs)
+
     def change(self, count: int) -> int:
         """Move about `count` units, anywhere, by one; returns how many were moved."""
-        share = min(1.0, count / sum(spec.count for spec in self.specs))
+        share = min(1.0, count / self.count)
         moved = 0
         for bits in self._bits.values():
             where = np.flatnonzero(self._rng.random(bits.size, np.float32) < share)
@@ -102,7 +108,6 @@ class Publisher:
         self._options = options
         self._rng = np.random.default_rng(options.seed)
         self._weights = Weights(0, self._rng)
-        self._bits = _FIRST_BITS
 
     async def run(self) -> None:
         """Until standard input ends."""
@@ -136,10 +141,11 @@ class Publisher:
         say(await self._publish())
 
     async def _delta(self, nbytes: int) -> None:
-        for goal in (min(nbytes, _TRIAL), nbytes):
-            moved = self._weights.change(round(goal * 8 / self._bits))
+        factor = 1.0
+        for goal in (_TRIAL * nbytes, nbytes):
+            moved = self._weights.change(count_for(goal / factor, self._weights.count))
             told = await self._publish()
-            self._bits = told.payload_bytes * 8 / max(1, moved)
+            factor = told.payload_bytes / least_bytes(moved, self._weights.count)
         say(told)
 
     async def _publish(self) -> Told:
@@ -161,6 +167,18 @@ class Publisher:
             say({"peers": self._node.runner.peers})
         elif isinstance(event, Trouble):
             print(event.line(), file=sys.stderr, flush=True)
+
+
+def least_bytes(changed: int, count: int) -> float:
+    """What it takes at least to tell which units of `count` have changed, anywhere, and which way."""
+    share = changed / count
+    places = -sum(part * math.log2(part) for part in (share, 1 - share) if part)
+    return (places * count + changed) / 8
+
+
+def count_for(nbytes: float, count: int) -> int:
+    """How many of `count` units may change so that it takes so many bytes: half of them at most."""
+    return bisect.bisect(range(1, count // 2), nbytes, key=lambda changed: least_bytes(changed, count))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     finished: of each receiver that came to an end, in seconds. more_seconds: the same as `seconds` from other moments,
     such as the call to publish. trainer_copies: bytes that left the trainer, headers included, by the payload.
     region_copies: the same for what came over links into each other region. cpu_seconds: of all processes of the run,
-    meanwhile. unsound: receivers whose bytes are not the published ones.
+    meanwhile. unsound: receivers whose bytes are not the published ones. over_limit: it was given up for time.
     """
 
     contender: str
@@ -43,6 +43,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds: float
     unsound: list[str] = []
     trouble: str = ""
+    over_limit: bool = False
     progress: list[Sample] = []
 
     @property
@@ -52,7 +53,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SwarmReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One race. floor: seconds before which not all can have the payload. bound: Mbit/s, and why not more."""
+    """One race. floor: seconds before which not all can have the payload. bound: Mbit/s, and why not more.
+
+    load_before: what else kept the machine busy (processes that wanted to run, on average). late_ms: how much later
+    than its links say the network delivered one in a hundred packets, which shows whether the machine was fast enough.
+    """
 
     topology: str
     receivers: list[str]
@@ -65,6 +70,8 @@ class SwarmReport(msgspec.Struct, frozen=True, kw_only=True):
     limit: float
     runs: list[Run]
     skipped: list[str] = []
+    load_before: float = 0.0
+    late_ms: float = 0.0
     cpu: str = ""
     cpus_allowed: int = 0
 

@@ -28,7 +28,11 @@ def print_swarm_report(report: SwarmReport, console: Console | None = None) -> N
         console.print(f"{OURS}, {fault}: {ratio:.2f} times the run without")
     for text in [*report.skipped, *(_trouble(report))]:
         console.print(text, style="dim")
-    console.print(f"{report.cpu}, {report.cpus_allowed} core(s) for all hosts and their network", style="dim")
+    console.print(
+        f"{report.cpu}, {report.cpus_allowed} core(s) for all hosts and their network; 1 % of packets were over "
+        f"{report.late_ms:.2g} ms late; load before {report.load_before:.1f}",
+        style="dim",
+    )
 
 
 def fault_ratios(found: list[Line]) -> dict[str, float]:

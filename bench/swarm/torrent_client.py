@@ -50,7 +50,9 @@ def settings(options: Options, lt: Any) -> dict[str, Any]:
         "torrent_connect_boost": 100,
         "min_reconnect_time": 1,
         "max_failcount": 100,
-        "max_out_request_queue": 2000,
+        # So much is asked of a peer ahead: the faster of the lengths that were tried.
+        "max_out_request_queue": 500,
+        "request_queue_time": 1,
         "alert_mask": int(lt.alert.category_t.status_notification),
     }
 

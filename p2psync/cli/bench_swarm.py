@@ -33,7 +33,7 @@ def swarm(
         bool, typer.Option("--faults", help="Ours again with a relay killed halfway, and with a link cut to a tenth.")
     ] = False,
     limit: Annotated[float, typer.Option(help="Seconds after which a run is given up.", min=1)] = 300.0,
-    piece: Annotated[str, typer.Option(help="Bytes of the torrents' pieces.")] = "256KiB",
+    piece: Annotated[str, typer.Option(help="Bytes of the torrents' pieces.")] = "64KiB",
     settle: Annotated[float, typer.Option(help="Seconds that a connected swarm is left alone.", min=0)] = 2.0,
     seed: Annotated[int, typer.Option(help="Of what is drawn, and of the packets that are lost.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Short form: 4 hosts, 4 MiB, one round.")] = False,
