@@ -54,7 +54,6 @@ class Aria2(Heat):
         self._hook = self.place / "hook"
         self._hook.write_text(_HOOK)
         self._hook.chmod(0o755)
-        self._done: dict[str, float] = {}
         self._clients: dict[str, Child] = {}
         self._calls: dict[str, socket.socket] = {}
         peers = [f"{network.address(host)}:{_PORT}" for host in network.hosts]
@@ -91,9 +90,9 @@ class Aria2(Heat):
         """See `Heat`."""
         now = time.monotonic()
         for host in self.track.receivers:
-            if host not in self._done and Path(f"{self.result(host)}.done").exists():
-                self._done[host] = now
-        return self._done
+            if host not in self.done and Path(f"{self.result(host)}.done").exists():
+                self.done[host] = now
+        return self.done
 
     def trouble(self) -> str:
         """See `Heat`."""

@@ -52,6 +52,8 @@ class Heat(ABC):
         self.number = number
         #: Bytes that were carried, once that is known.
         self.payload_bytes = track.payload_bytes
+        #: Receivers that have everything, each with the moment.
+        self.done: dict[str, float] = {}
         #: When the first process of a cold run was started.
         self.began = 0.0
 

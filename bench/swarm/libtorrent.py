@@ -26,7 +26,6 @@ class Libtorrent(Heat):
         """See `Heat`."""
         track = self.track
         (self.place / "torrent").write_bytes(torrent_of(track.file, track.piece, ""))
-        self._done: dict[str, float] = {}
         self._clients: dict[str, Child] = {}
         self.began = time.monotonic()
         for host in track.network.hosts:
@@ -51,10 +50,10 @@ class Libtorrent(Heat):
     def finished(self) -> dict[str, float]:
         """See `Heat`."""
         for host in self.track.receivers:
-            while host not in self._done and (said := self._clients[host].next(0.0)) is not None:
+            while host not in self.done and (said := self._clients[host].next(0.0)) is not None:
                 if "finished" in said:
-                    self._done[host] = said["finished"]
-        return self._done
+                    self.done[host] = said["finished"]
+        return self.done
 
     def trouble(self) -> str:
         """See `Heat`."""

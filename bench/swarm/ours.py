@@ -32,12 +32,12 @@ class Ours(Heat):
 
     def start(self, cold: bool) -> None:
         """See `Heat`."""
-        if cold:
-            self._publish_before()
         self._receivers: dict[str, Child] = {}
         #: By version: who has it, and since when.
         self._at: dict[int, dict[str, float]] = {}
         self._peers: dict[str, int] = {}
+        if cold:
+            self._publish_before()
         self.began = time.monotonic()
         self._trainer = self._publisher()
         if cold:
@@ -63,8 +63,7 @@ class Ours(Heat):
 
     def finished(self) -> dict[str, float]:
         """See `Heat`."""
-        assert self._told is not None
-        return self._holders(self._told.version)
+        return self._holders(self._told.version) if self._told is not None else {}
 
     def trouble(self) -> str:
         """See `Heat`."""

@@ -219,7 +219,7 @@ class _Timing:
     def _result(self, begin: float, cpu: float, trouble: str, fault: str) -> Run:
         heat = self._heat
         sent = self._since() if self._before else {}
-        finished = {} if not self._before else {h: t - begin for h, t in self._finished().items() if h in self._alive}
+        finished = {} if not self._before else {h: t - begin for h, t in heat.finished().items() if h in self._alive}
         whole = not trouble and len(finished) == len(self._alive)
         unsound = heat.unsound(list(finished)) if whole else []
         topology, payload = heat.track.topology, heat.payload_bytes
@@ -243,12 +243,6 @@ class _Timing:
             trouble=trouble or (f"other bytes on {', '.join(unsound)}" if unsound else ""),
             progress=self._samples,
         )
-
-    def _finished(self) -> dict[str, float]:
-        try:
-            return self._heat.finished()
-        except (AttributeError, AssertionError):  # it did not come so far
-            return {}
 
     def _sent(self) -> dict[str, int]:
         return {name: counter.bytes for name, counter in self._network.counters().links.items()}

@@ -29,7 +29,6 @@ class Rsync(Heat):
         track = self.track
         self._address = track.network.address(track.trainer)
         (self.place / "rsyncd.conf").write_text(_SETTINGS.format(track.file.parent))
-        self._done: dict[str, float] = {}
         self._clients: dict[str, Child] = {}
         self.began = time.monotonic()
         self._daemon = self.children.start(
@@ -60,9 +59,9 @@ class Rsync(Heat):
         """See `Heat`."""
         now = time.monotonic()
         for host, child in self._clients.items():
-            if host not in self._done and child.ended() == 0:
-                self._done[host] = now
-        return self._done
+            if host not in self.done and child.ended() == 0:
+                self.done[host] = now
+        return self.done
 
     def trouble(self) -> str:
         """See `Heat`."""
