@@ -28,7 +28,7 @@ def plot_swarm_report(report: SwarmReport, path: Path) -> None:
         f"{report.congestion}",
         color=_INK,
     )
-    figure.text(0.995, 0.008, f"{report.cpu}, {report.cpus_allowed} core(s)", ha="right", fontsize=7, color="#777777")
+    figure.text(0.995, 0.97, f"{report.cpu}, {report.cpus_allowed} core(s)", ha="right", fontsize=7, color="#777777")
     try:
         figure.savefig(path, dpi=160)
     except (OSError, ValueError) as error:

@@ -80,7 +80,9 @@ class Race:
                 for name in names:
                     if not self._is_hopeless(name):
                         self._heat(track, name, number)
-            if options.cold and not options.base:
+            if options.cold and options.base:
+                skipped.append("from cold: not with a delta, whose base must be there first")
+            elif options.cold:
                 for name in names:
                     self._heat(track, name, 0, cold=True)
             if options.with_faults and OURS in names:
