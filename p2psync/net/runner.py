@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from p2psync.delta.warm import warm
 from p2psync.engines.base import Engine
 from p2psync.errors import LeaseError, P2PSyncError, TrustError
 from p2psync.membership.client import CallJoin, CallPlan, CallRenew, CallView, HubCall
@@ -60,12 +59,15 @@ class NodeRunner:
         instance: str,
         engine: Engine | None = None,
         streams: int = 2,
+        warm: bool = True,
         on_event: Callable[[Event], None] = lambda event: None,
         on_view: Callable[[View], None] = lambda view: None,
         on_told: Callable[[], None] = lambda: None,
     ) -> None:
+        """warm: compile what coding needs before the first version comes; a relay codes nothing."""
         self.core = core
         self.store = store
+        self._warms = warm
         self._hub = hub
         self._trusted = trusted
         self._emit = on_event
@@ -100,7 +102,8 @@ class NodeRunner:
     def start(self) -> None:
         """Offer what the store holds, and join the hub. `listen` comes first."""
         self._peers.watch()
-        self._spawn(self._warm())
+        if self._warms:
+            self._spawn(self._warm())
         for pack in self.store.packs():
             self._know(pack)
         self._kick()
@@ -121,6 +124,8 @@ class NodeRunner:
                 task.cancel()
 
     async def _warm(self) -> None:
+        from p2psync.delta.warm import warm
+
         # In the engine's thread where there is one, so that its first call finds everything compiled.
         await (self.driver.in_worker(warm) if self.driver is not None else asyncio.to_thread(warm))
 

@@ -22,8 +22,7 @@ from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from p2psync.delta.digest import DIGEST_BYTES
-from p2psync.delta.tensors import Kind, Row
+from p2psync.delta.tensors import DIGEST_BYTES, Kind, Row
 from p2psync.errors import BaseMismatchError, FormatError, TrustError
 
 FORMAT = 1
