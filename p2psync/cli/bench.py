@@ -68,6 +68,10 @@ def codec(
     chosen = PROFILES if profile == "all" else (profile,)
     if unknown := set(chosen) - set(PROFILES):
         raise UsageError(f"--profile {sorted(unknown)[0]!r}: choose all, {', '.join(PROFILES)}")
+    if plot is not None:
+        from bench.plot import check_installed, plot_codec_report
+
+        check_installed()
     densities, model_bytes = density or [0.01], parse_size(size)
     options = bench.Options(
         profiles=chosen,
@@ -102,8 +106,6 @@ def codec(
     if json is not None:
         report_json(report, json)
     if plot is not None:
-        from bench.plot import plot_codec_report
-
         plot_codec_report(report, plot)
 
 

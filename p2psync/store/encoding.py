@@ -189,6 +189,18 @@ class Encoding:
             created=created,
         )
 
+    def manifest_like(self, given: Manifest) -> Manifest:
+        """The manifest of what was encoded, where that does the same as what `given` describes; only after `finish`."""
+        return self.manifest(
+            run=given.run,
+            epoch=given.epoch,
+            version=given.version,
+            base=given.base,
+            digest=given.digest,
+            base_digest=given.base_digest,
+            created=given.created,
+        )
+
     def _new_encoder(self) -> ChunkEncoder:
         return ChunkEncoder(
             self.rows,

@@ -119,6 +119,19 @@ def test_a_wrong_array_is_refused_though_another_thread_finds_it(threads: int) -
         encoding.finish()
 
 
+def test_a_manifest_like_another_tells_of_the_same_step_coded_otherwise() -> None:
+    rows = [row(0, 300, 700)]
+    pairs = model(rows, 0.02)
+    tight, fast = (encode(rows, pairs, profile)[0] for profile in ("tight", "fast"))
+    told_of = tight.manifest(
+        run=f"{7:032x}", epoch=3, version=9, base=8, digest=bytes(range(16)), base_digest=b"b" * 16, created=12.5
+    )
+    like = fast.manifest_like(told_of)
+    told = ("run", "epoch", "version", "base", "digest", "base_digest", "created", "table", "changed", "total")
+    assert [getattr(like, name) for name in told] == [getattr(told_of, name) for name in told]
+    assert (told_of.profile, like.profile) == ("tight", "fast")
+
+
 @settings(deadline=None)
 @given(
     counts=st.lists(st.integers(0, 40_000_000), max_size=12),
