@@ -16,7 +16,8 @@ class SwarmConfig:
     late_after: a request counts as late this long after the peer's own pace would have brought it. flush_limit: bytes
     given to one peer's connections ahead of the kernel. endgame_copies: peers asked for the same chunk at the end,
     once it is `endgame_after` and half as much again as the first one's pace would take overdue.
-    have_delay: how long news of held chunks may wait for company. ban: how long a liar is shut out.
+    have_delay: how long news of held chunks may wait for company; have_delay_pushed: where they come by pushes, so that
+    nobody waits for the news, which cost more than the chunks where each tells all. ban: how long a liar is shut out.
     """
 
     window_least: int = 256 << 10
@@ -27,6 +28,7 @@ class SwarmConfig:
     endgame_copies: int = 2
     endgame_after: float = 0.2
     have_delay: float = 0.01
+    have_delay_pushed: float = 0.1
     ban: float = 600.0
 
 

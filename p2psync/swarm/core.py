@@ -368,7 +368,8 @@ class Swarm:
         self._ground.actions.append(Save(transfer.id, chunk.index, chunk.data))
         self._pushing.forward(transfer, short, chunk.index, chunk.tag)
         self._news.setdefault(short, []).append(chunk.index)
-        self._news_due = min(self._news_due, now + self._config.have_delay)
+        patience = self._config.have_delay_pushed if transfer.pushed else self._config.have_delay
+        self._news_due = min(self._news_due, now + patience)
         if transfer.complete:
             self._ground.actions.append(Complete(transfer.id))
             self._tell_news()

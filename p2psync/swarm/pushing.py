@@ -160,40 +160,30 @@ class Pushing:
         ground = self._ground
         transfer, plan = ground.transfers[short], ground.trees.plan
         assert plan is not None
-        first = {t: hops for t, names in enumerate(ground.trees.children) if (hops := self._takers(names, short))}
-        while injection.waiting and first:
+        takers = {name for name in set().union(*ground.trees.children) if self._takes(name, short)}
+        first = {t: hops for t, names in enumerate(ground.trees.children) if (hops := takers.intersection(names))}
+        roomy = {name for name in takers if self._serving.has_room(ground.peers[name])}
+        while injection.waiting and roomy:
             index = injection.waiting[0]
             # One that is put in again goes another way, if there is one.
             failed = {tree for tree in first if tag_of(plan.revision, tree) == transfer.tags.get(index)}
-            ways = {tree: hops for tree, hops in first.items() if tree not in failed} or first
-            tree = self._next_tree(ways, plan.shares, injection, now)
+            ways = {tree: hops for tree, hops in first.items() if tree not in failed} if failed else first
+            tree = _next_tree(ways or first, roomy, plan.shares, injection, now)
             if tree is None:
                 return
             injection.waiting.popleft()
             transfer.tags[index] = tag_of(plan.revision, tree)
-            given = [self._serving.push(name, transfer, short, index) for name in first[tree]]
+            given = [self._serving.push(name, transfer, short, index) for name in sorted(first[tree])]
+            roomy -= {name for name in first[tree] if not self._serving.has_room(ground.peers[name])}
             injection.sent[tree] += 1
             injection.moved = now
             if any(given):
                 injection.out[index] = (tree, now)
                 self.next_wake = min(self.next_wake, now + injection.again_after)
 
-    def _takers(self, names: list[str], short: bytes) -> list[str]:
-        peers = self._ground.peers
-        return [name for name in names if name in peers and short in peers[name].wants]
-
-    def _next_tree(
-        self, first: dict[int, list[str]], shares: list[int], injection: Injection, now: float
-    ) -> int | None:
-        room = {t for t, hops in first.items() if all(self._serving.has_room(self._ground.peers[n]) for n in hops)}
-        for tree in room:
-            injection.roomy[tree] = now
-        moving = [tree for tree in first if now - injection.roomy[tree] < STALLED_AFTER]
-        parts = sum(shares[tree] for tree in moving)
-        total = sum(injection.sent[tree] for tree in moving) + 1
-        most = {tree: (1 + AHEAD) * total * shares[tree] / parts + 1 for tree in moving}
-        fair = [tree for tree in room if injection.sent[tree] < most[tree]]
-        return min(fair, key=lambda tree: ((injection.sent[tree] + 0.5) / shares[tree], tree), default=None)
+    def _takes(self, name: str, short: bytes) -> bool:
+        peer = self._ground.peers.get(name)
+        return peer is not None and short in peer.wants
 
     def _again(self, short: bytes, injection: Injection, chunks: list[int]) -> None:
         """Put chunks in again, before all others; whoever was given one and has it not is given it again."""
@@ -212,3 +202,18 @@ class Pushing:
                 self._serving.tell_all(short, transfer, name)
         if over:
             del self._injections[short]
+
+
+def _next_tree(
+    first: dict[int, set[str]], roomy: set[str], shares: list[int], injection: Injection, now: float
+) -> int | None:
+    """The tree whose turn it is among those whose first hops (names by tree) all have room; None: all must wait."""
+    room = [tree for tree, hops in first.items() if hops <= roomy]
+    for tree in room:
+        injection.roomy[tree] = now
+    moving = [tree for tree in first if now - injection.roomy[tree] < STALLED_AFTER]
+    parts = sum(shares[tree] for tree in moving)
+    total = sum(injection.sent[tree] for tree in moving) + 1
+    most = (1 + AHEAD) * total / parts if moving else 0.0
+    fair = [tree for tree in room if injection.sent[tree] < most * shares[tree] + 1]
+    return min(fair, key=lambda tree: ((injection.sent[tree] + 0.5) / shares[tree], tree), default=None)
