@@ -6,6 +6,7 @@ found, which are looked for again when members or the round trips known change m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from topology.planner import make_plan, replan
 
 #: The region of members that name none and of whom no round trip is known yet.
 UNKNOWN = "unknown"
+#: Regions at most: the time of a plan grows fast with them, and any member may name one of its own.
+MAX_REGIONS = 32
 #: Regions are looked for again once this share more of the round trips is known.
 _MORE_KNOWN = 1.1
 
@@ -76,7 +79,7 @@ class _Regions:
         """The region of each member by name."""
         given = {m.info.node: m.info.region for m in members}
         if all(given.values()):
-            return given
+            return _bounded(given)
         timed = [path for path in paths if path.rtt is not None]
         key = tuple(sorted(given.items()))
         if key != self._key or len(timed) > _MORE_KNOWN * self._known:
@@ -87,7 +90,16 @@ class _Regions:
 def _found(given: dict[str, str], timed: Sequence[PathFigures]) -> dict[str, str]:
     seen = {name for path in timed for name in (path.source, path.target)}
     figures = [NodeFigures(name=n, region=r) for n, r in given.items() if r or n in seen]
-    return {name: region or UNKNOWN for name, region in given.items()} | regions_of(figures, timed)
+    return _bounded({name: region or UNKNOWN for name, region in given.items()} | regions_of(figures, timed))
+
+
+def _bounded(regions: dict[str, str]) -> dict[str, str]:
+    """The same with the largest regions alone; members of all others are taken for one."""
+    sizes = Counter(regions.values())
+    if len(sizes) <= MAX_REGIONS:
+        return regions
+    kept = sorted(sizes, key=lambda region: (-sizes[region], region))[: MAX_REGIONS - 1]
+    return {name: region if region in kept else UNKNOWN for name, region in regions.items()}
 
 
 def network_of(task: PlanTask, regions: _Regions | None = None) -> Network:

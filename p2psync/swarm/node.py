@@ -375,7 +375,7 @@ class NodeCore:
                 known.pause = self.config.redial_first
                 known.retry_at = known.first_seen = now
         self._plan_peers = peers
-        self._dial_wake = now
+        self._dial_due(now)
 
     def _is_near(self, name: str) -> bool:
         return bool(self.info.region) and self._members[name].region == self.info.region

@@ -8,7 +8,7 @@ import pytest
 
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, Member, NodeInfo, Path
-from topology.hub_planner import UNKNOWN, HubBook, HubPlanner, network_of
+from topology.hub_planner import MAX_REGIONS, UNKNOWN, HubBook, HubPlanner, network_of
 from topology.network import Network
 from topology.plan import Plan
 
@@ -159,6 +159,13 @@ def test_after_a_plan_that_failed_the_next_one_begins_anew_with_a_higher_revisio
     with pytest.raises(ArithmeticError):
         planner.plan(task(members))
     assert planner.plan(task(members)).revision == first.revision + 1
+
+
+def test_a_region_of_ones_own_each_does_not_make_planning_slow() -> None:
+    members = [member(i, f"region {i}" if i % 2 else "eu") for i in range(600)]
+    network = network_of(task(members))
+    assert len(network.regions) == MAX_REGIONS and {"eu", UNKNOWN} <= set(network.regions)
+    assert plan(task(members)).node_plan(name(599)) is not None
 
 
 def test_a_thousand_members_get_small_parts() -> None:
