@@ -124,8 +124,9 @@ def _unary(name: str, extra: tuple[int, ...]) -> Any:
     return operation
 
 
-#: Set bits of a u64; number of its trailing zeros (64 for 0).
+#: Set bits of a u64; number of its leading, and of its trailing, zeros (64 for 0).
 popcount = _unary("llvm.ctpop", ())
+leading = _unary("llvm.ctlz", (0,))
 trailing = _unary("llvm.cttz", (0,))
 
 
