@@ -19,7 +19,8 @@ from p2psync.delta.block import Block, block_span
 from p2psync.delta.classes import Counts
 from p2psync.delta.history import SignReader, Signs
 from p2psync.delta.kernels import address
-from p2psync.delta.ranks import PLACE_BYTES, SPILL, place_changes
+from p2psync.delta.lanes import BEYOND
+from p2psync.delta.ranks import PLACE_BYTES, place_changes
 from p2psync.delta.streams import Bytes, read_varint, unpack_streams
 from p2psync.delta.tables import Readers, Tables, read_heads, reader_room
 from p2psync.delta.tensors import Row, Units
@@ -38,12 +39,13 @@ class _Room:
 
     def __init__(self) -> None:
         self.tables = reader_room()
-        self.items = np.empty(_KEPT, np.uint64)
-        self.state = np.zeros(PLACE_BYTES, np.uint8)
+        self.items = np.empty(_KEPT + BEYOND, np.uint64)
+        self.state = np.empty(PLACE_BYTES, np.uint8)
 
     def for_items(self, count: int) -> NDArray[np.uint64]:
-        """Room for so many changes."""
-        return self.items[:count] if count <= _KEPT else np.empty(count, np.uint64)
+        """Room for so many changes, and what `place_changes` may look at after them."""
+        room = self.items if count <= _KEPT else np.empty(count + BEYOND, np.uint64)
+        return room[:count]
 
 
 class _Heads(NamedTuple):
@@ -190,14 +192,13 @@ def _with_room(
             if old is not kept or row != kept_row:
                 place = _address(rows, row, old)
                 kept, kept_row = old, row
-            positions, steps = np.empty(changed + SPILL, np.uint32), np.empty(changed, np.uint16)
-            room.state[:] = 0
+            positions, steps = np.empty(changed, np.uint32), np.empty(changed, np.uint16)
             mine = items[:changed] if k == first else items[items.size - changed :]
             if not place_changes(place + WIDTH * start, units, window, sizes[k], mine, positions, steps, room.state):
                 raise FormatError(
                     f"a chunk changes units that {rows[row].spec.name} does not have: another base is wanted"
                 )
-            yield Block(row, start, units, positions[:changed], steps)
+            yield Block(row, start, units, positions, steps)
 
 
 def _address(rows: Sequence[Row], row: int, old: Units | None) -> int:
