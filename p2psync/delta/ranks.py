@@ -277,11 +277,11 @@ def place_changes(
                 item += some << _U(3)
             store(mine + _U(_NEXT), 0, item, _LONG)
             store(mine + _U(_START), 0, start + end, _LONG)
-        ahead = run + _U(4 * RUN)
-        stop = ahead + _U(RUN)
+        fetched: Any = run + _U(4 * RUN)
+        enough = fetched + _U(RUN)
         for place in range(at + _U(_TAKEN), taken, _U(8)):
-            prefetch(ahead)
-            ahead += _U(64)
+            prefetch(fetched)
+            fetched += _U(64)
             entry = load(place, 0, _LONG)
             c, rank = (entry >> _U(24)) & _U(MAX_CLASSES - 1), entry & _U(0xFFFFFF)
             row = at + _U(_ROWS) + c * _U(_ROW)
@@ -294,17 +294,17 @@ def place_changes(
         # Of a change in order stand so many before it as bits are set before its own.
         count_before(at + _U(_BITS), at + _U(_PLACES))
         for place in range(at + _U(_TAKEN), taken, _U(8)):
-            prefetch(ahead)
-            ahead += _U(64)
+            prefetch(fetched)
+            fetched += _U(64)
             entry = load(place, 0, _LONG)
             unit = entry & _U(0xFFFFFFFF)
             g, below = np.int64(unit >> _U(6)), (_ONE << (unit & _U(63))) - _ONE
             j = filled + load(at + _U(_PLACES), g, _LONG) + popcount(load(at + _U(_BITS), g, _LONG) & below)
             positions[j] = begin - _U(RUN) + unit
             steps[j] = entry >> _U(32)
-        while ahead < stop:
-            prefetch(ahead)
-            ahead += _U(64)
+        while fetched < enough:
+            prefetch(fetched)
+            fetched += _U(64)
         filled += (taken - at - _U(_TAKEN)) >> _U(3)
         for g in range(RUN // GROUP):
             store(at + _U(_BITS), g, _U(0), _LONG)
