@@ -266,8 +266,8 @@ def _read_change(
     """The next change at bit `at` after address `base`: the bit after it, state, rank, and the step at bit 32.
 
     word: the bits from `at` on, at least as many as a change takes that the table tells all of; what is left of them is
-    returned after the bit. That is beyond all others where the symbol is not known. No bits are looked at that lie
-    further from bit `stop` than a change is long.
+    returned after the bit. That is beyond all others where the symbol is not known. What is loaded here begins at bit
+    `stop` at the latest.
     """
     entry = load(table, np.int64(state), _LONG)
     state = ((entry >> _U(32)) & _U(STATES - 1)) + ((word >> (shift + lead)) & (entry >> _U(48)))
