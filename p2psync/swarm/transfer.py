@@ -39,7 +39,7 @@ class Transfer:
     node, which breaks ties between equally rare chunks differently at each node, so that nodes fetch different ones.
     asked: the outstanding requests of each chunk that has any. sent: how often each was handed out. losses: how often
     each was lost here. resting: lost chunks that are not asked for before a time (seconds).
-    pushed: chunks are expected down the plan's trees, so that only overdue ones are asked for. heard: since when some
+    missing: how many are needed. pushed: chunks are expected down the plan's trees, so that only overdue ones are asked for. heard: since when some
     peer is known to hold each chunk (seconds). tags: of chunks that came, or go, down a tree. silent: peers are not
     told what is held, as long as this node is putting it into the trees.
     """
@@ -55,6 +55,7 @@ class Transfer:
     sent: dict[int, int] = field(default_factory=dict)
     losses: dict[int, int] = field(default_factory=dict)
     resting: dict[int, float] = field(default_factory=dict)
+    missing: int = 0
     pushed: bool = False
     heard: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     tags: dict[int, int] = field(default_factory=dict)
@@ -66,9 +67,9 @@ class Transfer:
         n = manifest.chunks
         needed = wanted & ~held
         spread = np.random.default_rng(rng.getrandbits(63)).random(n)
-        return cls(
-            id, manifest, held.copy(), needed, needed.copy(), np.zeros(n, np.int32), spread, heard=np.full(n, np.inf)
-        )
+        begun = cls(id, manifest, held.copy(), needed, needed.copy(), np.zeros(n, np.int32), spread)
+        begun.missing, begun.heard = int(needed.sum()), np.full(n, np.inf)
+        return begun
 
     def widen(self, held: Bits, wanted: Bits) -> None:
         """More is wanted, or held, than before."""
@@ -76,17 +77,19 @@ class Transfer:
         more = wanted & ~self.held & ~self.needed
         self.needed = (self.needed | more) & ~self.held
         self.open = (self.open | more) & ~self.held
+        self.missing = int(self.needed.sum())
 
     def forgo(self) -> None:
         """Nothing is wanted any more."""
         self.needed[:] = False
+        self.missing = 0
         self.open[:] = False
         self.resting.clear()
 
     @property
     def complete(self) -> bool:
         """Nothing is needed any more."""
-        return not self.needed.any()
+        return not self.missing
 
     def hear(self, chunks: Bits | list[int], since: float) -> None:
         """Some peer holds these chunks (flags or indices) since then."""
@@ -143,6 +146,7 @@ class Transfer:
     def gain(self, index: int) -> list[Asked]:
         """The chunk is held now; returns the requests that were still out for it."""
         self.held[index] = True
+        self.missing -= bool(self.needed[index])
         self.needed[index] = False
         self.open[index] = False
         self.resting.pop(index, None)
@@ -155,6 +159,7 @@ class Transfer:
         not make the network busy for ever.
         """
         self.held[index] = False
+        self.missing += not self.needed[index]
         self.needed[index] = True
         self.open[index] = False
         losses = self.losses[index] = self.losses.get(index, 0) + 1
