@@ -39,9 +39,9 @@ class Transfer:
     node, which breaks ties between equally rare chunks differently at each node, so that nodes fetch different ones.
     asked: the outstanding requests of each chunk that has any. sent: how often each was handed out. losses: how often
     each was lost here. resting: lost chunks that are not asked for before a time (seconds).
-    missing: how many are needed. pushed: chunks are expected down the plan's trees, so that only overdue ones are asked for. heard: since when some
-    peer is known to hold each chunk (seconds). tags: of chunks that came, or go, down a tree. silent: peers are not
-    told what is held, as long as this node is putting it into the trees.
+    missing: how many are needed. pushed: chunks are expected down the plan's trees, so that only overdue ones are asked
+    for. heard: since when some peer is known to hold each chunk (seconds). tags: of chunks that came, or go, down a
+    tree. silent: peers are not told what is held, as long as this node is putting it into the trees.
     """
 
     id: bytes
