@@ -25,7 +25,10 @@ _KEY = bytes(range(32))
 
 class Ours(Heat):
     """Warm: all are members and connected, and then left alone for a while; a delta's base is everywhere. Cold: the
-    trainer begins anew with the version in its store."""
+    trainer begins anew with the version in its store.
+
+    The time counts from when the version is offered, as a torrent's from when it is handed to the seeder: what was done
+    before (drawing, encoding, hashing, the trainer's trial of its own chunks) is told beside it."""
 
     _told: publisher.Told | None = None
     _called = 0.0
@@ -59,7 +62,7 @@ class Ours(Heat):
         what = "delta" if self.track.base else "base"
         self._told = told = self._publish(f"{what} {self.track.payload_bytes}", deadline)
         self._called, self.payload_bytes = told.called, told.payload_bytes
-        return told.sealed
+        return told.offered
 
     def finished(self) -> dict[str, float]:
         """See `Heat`."""
@@ -84,7 +87,7 @@ class Ours(Heat):
         """See `Heat`."""
         if self._told is None or not self._called:
             return {}
-        return {"publish called": end - self._called, "version offered": end - self._told.offered}
+        return {"publish called": end - self._called, "manifest sealed": end - self._told.sealed}
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

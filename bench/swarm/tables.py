@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from rich.console import Console
 from rich.table import Table
 
@@ -24,6 +26,8 @@ def print_swarm_report(report: SwarmReport, console: Console | None = None) -> N
         faster = times_faster(found, OURS, rival)
         if faster is not None:
             console.print(f"{rival} takes {faster:.2f} times as long as {OURS}")
+    for start, seconds in longer_times(report).items():
+        console.print(f"{OURS}, from when: {start}: {seconds:.2f} s", style="dim")
     for fault, ratio in fault_ratios(found).items():
         console.print(f"{OURS}, {fault}: {ratio:.2f} times the run without")
     for text in [*report.skipped, *(_trouble(report))]:
@@ -33,6 +37,13 @@ def print_swarm_report(report: SwarmReport, console: Console | None = None) -> N
         f"{report.late_ms:.2g} ms late; load before {report.load_before:.1f}",
         style="dim",
     )
+
+
+def longer_times(report: SwarmReport) -> dict[str, float]:
+    """Medians of ours, warm and undisturbed, counted from earlier moments."""
+    runs = [run.more_seconds for run in report.runs if run.contender == OURS and not run.cold and not run.fault]
+    runs = [more for more in runs if more]
+    return {start: statistics.median(more[start] for more in runs) for start in (runs[0] if runs else {})}
 
 
 def fault_ratios(found: list[Line]) -> dict[str, float]:
