@@ -37,7 +37,8 @@ def count_steps(olds: Units, steps: Units, counts: Counts) -> None:
     for j in range(_U(steps.size)):
         scale = (_U(olds[j]) >> _U(7)) & _U(255)
         magnitude = magnitude_of(_U(steps[j]))
-        counts[scale, magnitude - _U(1) if magnitude < _U(3) else _U(2) + extra_of(magnitude)] += 1
+        # Of 1 and 2 the last term is 0: no branch that nobody can predict.
+        counts[scale, min(magnitude, _U(3)) - _U(1) + extra_of(max(magnitude, _U(3)))] += 1
 
 
 @kernel
@@ -88,22 +89,30 @@ def _best_first(units: Counts, counts: Counts) -> int:
     kinds = counts.shape[1]
     # Row s: all scales below s.
     sums = np.zeros((257, 1 + kinds))
-    alone = np.zeros(257)
+    changed = np.zeros(257, np.int64)
+    # Bits of each scale alone, of all below s together, and of all from s on.
+    alone, below, above = np.zeros(257), np.zeros(257), np.zeros(257)
     for scale in range(256):
         sums[scale + 1] = sums[scale]
         sums[scale + 1, 0] += units[scale]
         for kind in range(kinds):
             sums[scale + 1, 1 + kind] += counts[scale, kind]
-        alone[scale + 1] = alone[scale] + _learned_bits(sums[scale + 1] - sums[scale])
-    best, least, most, usual = 0, np.inf, -1.0, 0
+        changed[scale + 1] = changed[scale] + counts[scale].sum()
+    above[0] = _learned_bits(sums[256])
+    for scale in range(256):
+        alone[scale + 1], below[scale + 1], above[scale + 1] = alone[scale], below[scale], above[scale]
+        if units[scale] or changed[scale + 1] > changed[scale]:
+            alone[scale + 1] += _learned_bits(sums[scale + 1] - sums[scale])
+            below[scale + 1] = _learned_bits(sums[scale + 1])
+            above[scale + 1] = _learned_bits(sums[256] - sums[scale + 1])
+    best, least, most, usual = 0, np.inf, -1, 0
     bits = np.empty(256 - WINDOW + 1)
     for first in range(bits.size):
         last = first + WINDOW - 1
-        inside = alone[last] - alone[first + 1]
-        bits[first] = _learned_bits(sums[first + 1]) + inside + _learned_bits(sums[256] - sums[last])
+        bits[first] = below[first + 1] + (alone[last] - alone[first + 1]) + above[last]
         if bits[first] < least:
             best, least = first, bits[first]
-        reached = (sums[first + WINDOW, 1:] - sums[first, 1:]).sum()
+        reached = changed[first + WINDOW] - changed[first]
         if reached > most:
             usual, most = first, reached
     # A sample says little of scales that hardly any unit has.

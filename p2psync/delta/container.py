@@ -123,7 +123,7 @@ class ChunkEncoder:
         """Code one tensor that is there before and after, and whose changes were found elsewhere, in rising order: to
         the same bytes, digest and counts as `add`.
 
-        old: the old bits of the whole tensor, which profile `tight` needs. Run the iterator to its end. Raises
+        old: the old bits of the whole tensor, which profile `tight` needs; no other reads them. Run the iterator to its end. Raises
         `ValueError` for blocks that do not fit the row, `old` missing, or rows out of order.
         """
         row = self._rows[row_index]
@@ -140,7 +140,7 @@ class ChunkEncoder:
                 raise ValueError(f"{row.spec.name}: a block of another row")
             self._check_block(one.block)
             self.digest_change = (self.digest_change + one.digest_change(row.spec)) % MODULUS
-            if old is not None:
+            if old is not None and self._ranks(one.block):
                 self._scan_again(one.block, old)
             yield from self._code(one.block)
         self._place = (row_index, row.spec.count)
@@ -155,6 +155,10 @@ class ChunkEncoder:
             raise ValueError(f"profile {tight.NAME} codes against old weights: blocks alone take profile {fast.NAME}")
         self._check_block(block)
         yield from self._code(block)
+
+    def _ranks(self, block: Block) -> bool:
+        """Whether the profile looks at more of a block than what was found."""
+        return isinstance(self._writer, tight.TightWriter) and block.steps.itemsize == tight.WIDTH
 
     def _scan_again(self, block: Block, old: Units) -> None:
         """Have the writer look at a block that was found elsewhere, as if it had found it itself."""

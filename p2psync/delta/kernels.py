@@ -124,9 +124,10 @@ def _unary(name: str, extra: tuple[int, ...]) -> Any:
     return operation
 
 
-#: Set bits of a u64; number of its trailing zeros (64 for 0).
+#: Set bits of a u64; number of its trailing, and of its leading, zeros (64 for 0).
 popcount = _unary("llvm.ctpop", ())
 trailing = _unary("llvm.cttz", (0,))
+leading = _unary("llvm.ctlz", (0,))
 
 
 @_intrinsic

@@ -98,13 +98,14 @@ def scan_ranked(
     sizes: NDArray[np.int64],
     totals: NDArray[np.int64],
     items: NDArray[np.uint64],
+    filled: NDArray[np.int64],
     state: NDArray[np.uint8],
 ) -> int:
     """`kernels.scan`, and the changes class after class.
 
-    `sizes[c]` and `totals[c]` become the numbers of changes and of units of class c; there are 8 of each. `items[c]`,
-    with room for `count`, tells the changes of class c: the gap, which is the rank less that of the change before and
-    1, and from bit 32 on the step. `items[8]` becomes all of them, class after class.
+    `sizes[c]` and `totals[c]` become the numbers of changes and of units of class c; there are 8 of each. To `items[c]`
+    the changes of class c are appended, after `filled[c]` entries, with room for `count`: the gap, which is the rank
+    less that of the change before and 1, and from bit 32 on the step. `filled` is left as it is.
 
     state: `SCAN_BYTES` zeros. It is the caller's, because the loop knows it by its address alone: memory of its own
     would be freed after the last use of its name, and given to another thread.
@@ -114,7 +115,7 @@ def scan_ranked(
     for scale in range(_U(256)):
         state[_U(_CLASS) + scale] = class_of(scale, window) << 3
     for c in range(MAX_CLASSES):
-        store(at + _U(_NEXT), c, _U(items[c].ctypes.data), _LONG)
+        store(at + _U(_NEXT), c, _U(items[c].ctypes.data) + (_U(filled[c]) << _U(3)), _LONG)
     place_at, old_at, step_at = _U(positions.ctypes.data), _U(olds.ctypes.data), _U(steps.ctypes.data)
     a, b = _U(old), _U(new)
     total: Any = _U(count)
@@ -174,12 +175,8 @@ def scan_ranked(
                 units = load(at + _U(_ENDS) + ring + _U(8 * c + 6), 0, _UNIT)
                 totals[c] += units
                 store(at + _U(_START), c, load(at + _U(_START), c, _LONG) + units, _LONG)
-    j = 0
     for c in range(MAX_CLASSES):
-        sizes[c] = np.int64(load(at + _U(_NEXT), c, _LONG) - _U(items[c].ctypes.data)) >> 3
-        for k in range(sizes[c]):
-            items[MAX_CLASSES, j + k] = items[c, k]
-        j += sizes[c]
+        sizes[c] = (np.int64(load(at + _U(_NEXT), c, _LONG) - _U(items[c].ctypes.data)) >> 3) - filled[c]
     totals[class_of(_U(0), window)] -= -count & (QUAD - 1)
     return int(found)
 

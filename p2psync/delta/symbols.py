@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.ans import STATE_BITS, STATES
-from p2psync.delta.kernels import inline, kernel, load, store, trailing
+from p2psync.delta.kernels import inline, kernel, leading, load, store, trailing
 
 BUCKETS, KINDS, EXTRAS = 48, 3, 15
 SYMBOLS = KINDS * BUCKETS
@@ -35,7 +35,7 @@ SLACK = 16
 _U = np.uint64
 _ONE = _U(1)
 _LAST = _U(BUCKETS - 1)
-_SHORT, _LONG = np.empty(0, np.uint16), np.empty(0, np.uint64)
+_TINY, _SHORT, _LONG = np.empty(0, np.uint8), np.empty(0, np.uint16), np.empty(0, np.uint64)
 #: An item: a gap or rank, the symbol, the step.
 _GAP, _SYMBOL, _STEP, _SIGN = _U(0xFFFFFF), _U(24), _U(32), _U(47)
 
@@ -49,12 +49,7 @@ def magnitude_of(step: Any) -> Any:
 @kernel
 def extra_of(magnitude: Any) -> Any:
     """The extra symbol of a magnitude of 3 or more."""
-    b = _U(0)
-    value = (magnitude - _U(2)) >> _ONE
-    while value:
-        value >>= _ONE
-        b += _ONE
-    return b
+    return _U(63) - leading(magnitude - _U(2))
 
 
 @kernel
@@ -67,16 +62,13 @@ def count_symbols(
 ) -> None:
     """Add to `counts` (classes, SYMBOLS) and `extras` (classes, EXTRAS) the symbols of some blocks, and note them.
 
-    An item, of `sizes[block, c]` for each block and class, is a gap, and from bit 32 on a step; the symbol is put at
-    bit 24.
+    Items of class c, of `sizes[block, c]` for each block in turn, are the first in row c of `items`. An item is a gap,
+    and from bit 32 on a step; the symbol is put at bit 24.
     """
-    end = _U(items.ctypes.data)
-    for part in range(_U(sizes.size)):
-        c = part % _U(shifts.size)
+    for c in range(_U(shifts.size)):
         shift, row = _U(shifts[c]), _U(counts[c].ctypes.data)
-        begin = end
-        end += _U(sizes.flat[part]) << _U(3)
-        for place in range(begin, end, _U(8)):
+        begin = _U(items[c].ctypes.data)
+        for place in range(begin, begin + (_U(sizes[:, c].sum()) << _U(3)), _U(8)):
             item = load(place, 0, _LONG)
             magnitude = magnitude_of(item >> _STEP)
             symbol = min((item & _GAP) >> shift, _LAST) + _U(BUCKETS) * (min(magnitude, _U(3)) - _ONE)
@@ -101,64 +93,134 @@ def write_symbols(
 ) -> int:
     """Write the changes of some blocks; returns how many bytes, which are the last of `out`.
 
-    That must hold 8 bytes a change, 3 a block, and SLACK. Items are as `count_symbols` leaves them; `ends` is told
-    where each block's bytes end. For (class, symbol) and (class, extra symbol), books and states to follow are what
-    `ans.fill_writer` makes. Without `signs` all steps count as positive.
+    That must hold `most_bytes` of them. Items are as `count_symbols` leaves them; `ends` is told where each block's
+    bytes end. For (class, symbol) and (class, extra symbol), books and states to follow are what `ans.fill_writer`
+    makes. Without `signs` all steps count as positive.
 
-    What is read last is written first, so all this goes backwards.
+    What is read last is written first, so all this goes backwards. A processor spends much of its time here in waiting
+    for one block's state, so two blocks are written at once, and the earlier one is then moved to the later one.
     """
-    fill, word = _U(0), _U(0)
-    classes, lead = _U(shifts.size), _U(signs)
-    at, place = _U(out.ctypes.data) + _U(out.size), _U(items.ctypes.data) + (_U(items.size) << _U(3))
-    last = at
-    state = _U(STATES)
-    for back in range(_U(1), _U(sizes.size + 1)):
-        part = _U(sizes.size) - back
-        c = part % classes
-        shift = _U(shifts[c])
-        low, head = (_ONE << shift) - _ONE, shift + lead
-        mine, nexts = _U(book[c].ctypes.data), _U(follow[c].ctypes.data)
-        extras, extra_nexts = _U(extra_book[c].ctypes.data), _U(extra_follow[c].ctypes.data)
-        first = place - (_U(sizes.flat[part]) << _U(3))
-        while place != first:
-            place -= _U(8)
-            item = load(place, 0, _LONG)
-            symbol = (item >> _SYMBOL) & _U(255)
-            bits, size = _U(0), _U(0)
-            if symbol >= _LAST and (symbol >= _U(2 * BUCKETS) or symbol == _LAST or symbol == _U(2 * BUCKETS - 1)):
-                if symbol >= _U(2 * BUCKETS):
-                    magnitude = magnitude_of(item >> _STEP)
-                    b = extra_of(magnitude)
-                    state, size, bits = _write_state(state, load(extras, np.int64(b), _LONG), extra_nexts)
-                    bits |= (magnitude - _U(2) - (_ONE << b)) << size
-                    size += b
-                if symbol == _LAST or symbol == _LAST + _U(BUCKETS) or symbol == _LAST + _U(2 * BUCKETS):
-                    more = _U(FAR_BITS) - shift
-                    bits = bits << more | (((item & _GAP) >> shift) - _LAST)
-                    size += more
-            state, count, code = _write_state(state, load(mine, np.int64(symbol), _LONG), nexts)
-            bits = (bits << count | code) << head | (item & low) << lead | (item >> _SIGN) & lead
-            size += head + count
-            word = word << size | bits
-            fill += size
-            # Nothing is complete where there are no bits at all, and what is stored then does not matter.
-            store(at - _U(8), 0, word << ((_U(64) - fill) & _U(63)), _LONG)
-            at -= fill >> _U(3)
-            fill &= _U(7)
-        if c == _U(0):
-            # The state, and before it a one: the zeros before that fill up the first byte.
-            word = word << _U(STATE_BITS + 1) | (state - _U(STATES)) << _ONE | _ONE
-            fill += _U(STATE_BITS + 1)
-            store(at - _U(8), 0, word << (_U(64) - fill), _LONG)
-            at -= (fill + _U(7)) >> _U(3)
-            fill, word, state = _U(0), _U(0), _U(STATES)
-            ends[part // classes] = last - at
-            last = at
+    classes, lead = shifts.size, _U(signs)
+    places = np.empty(classes, np.uint64)
+    for c in range(classes):
+        places[c] = _U(items[c].ctypes.data) + (_U(sizes[:, c].sum()) << _U(3))
+    last = _U(out.ctypes.data) + _U(out.size)
+    for back in range(0, sizes.shape[0], 2):
+        b = sizes.shape[0] - 1 - back
+        a = max(b - 1, 0)
+        one = a != b
+        room = _U(8 * sizes[b].sum() + SLACK)
+        first_b, first_a = last, last - room
+        at_a, fill_a, word_a, state_a = first_a, _U(0), _U(0), _U(STATES)
+        at_b, fill_b, word_b, state_b = first_b, _U(0), _U(0), _U(STATES)
+        for before in range(1, classes + 1):
+            c = classes - before
+            shift = _U(shifts[c])
+            mine, nexts = _U(book[c].ctypes.data), _U(follow[c].ctypes.data)
+            extras, extra_nexts = _U(extra_book[c].ctypes.data), _U(extra_follow[c].ctypes.data)
+            place_b = places[c]
+            place_a = stop_b = place_b - (_U(sizes[b, c]) << _U(3))
+            stop_a = place_a - (_U(sizes[a, c]) << _U(3)) if one else place_a
+            places[c] = stop_a
+            while (place_a != stop_a) & (place_b != stop_b):
+                place_a -= _U(8)
+                place_b -= _U(8)
+                at_a, fill_a, word_a, state_a = _write_change(
+                    load(place_a, 0, _LONG), at_a, fill_a, word_a, state_a, shift, lead, mine, nexts, extras, extra_nexts
+                )
+                at_b, fill_b, word_b, state_b = _write_change(
+                    load(place_b, 0, _LONG), at_b, fill_b, word_b, state_b, shift, lead, mine, nexts, extras, extra_nexts
+                )
+            while place_a != stop_a:
+                place_a -= _U(8)
+                at_a, fill_a, word_a, state_a = _write_change(
+                    load(place_a, 0, _LONG), at_a, fill_a, word_a, state_a, shift, lead, mine, nexts, extras, extra_nexts
+                )
+            while place_b != stop_b:
+                place_b -= _U(8)
+                at_b, fill_b, word_b, state_b = _write_change(
+                    load(place_b, 0, _LONG), at_b, fill_b, word_b, state_b, shift, lead, mine, nexts, extras, extra_nexts
+                )
+        last = _write_first(at_b, fill_b, word_b, state_b)
+        ends[b] = first_b - last
+        if one:
+            begin = _write_first(at_a, fill_a, word_a, state_a)
+            ends[a] = first_a - begin
+            last = _move_up(begin, first_a, last)
     end = 0
     for k in range(ends.size):
         end += ends[k]
         ends[k] = end
     return int(end)
+
+
+def most_bytes(changes: int, blocks: int) -> int:
+    """Bytes that `write_symbols` may need of its output."""
+    return 8 * changes + (3 + SLACK) * blocks + SLACK
+
+
+@inline
+def _write_change(
+    item: Any,
+    at: Any,
+    fill: Any,
+    word: Any,
+    state: Any,
+    shift: Any,
+    lead: Any,
+    book: Any,
+    follow: Any,
+    extras: Any,
+    extra_follow: Any,
+) -> Any:
+    """Write a change before address `at`, where the last `fill` bits of `word` are still to be stored; returns what
+    takes the place of these, and of the state."""
+    symbol = (item >> _SYMBOL) & _U(255)
+    bits, size = _U(0), _U(0)
+    if symbol >= _LAST and (symbol >= _U(2 * BUCKETS) or symbol == _LAST or symbol == _U(2 * BUCKETS - 1)):
+        if symbol >= _U(2 * BUCKETS):
+            magnitude = magnitude_of(item >> _STEP)
+            b = extra_of(magnitude)
+            state, size, bits = _write_state(state, load(extras, np.int64(b), _LONG), extra_follow)
+            bits |= (magnitude - _U(2) - (_ONE << b)) << size
+            size += b
+        if symbol == _LAST or symbol == _LAST + _U(BUCKETS) or symbol == _LAST + _U(2 * BUCKETS):
+            more = _U(FAR_BITS) - shift
+            bits = bits << more | (((item & _GAP) >> shift) - _LAST)
+            size += more
+    state, count, code = _write_state(state, load(book, np.int64(symbol), _LONG), follow)
+    low = (item & ((_ONE << shift) - _ONE)) << lead | (item >> _SIGN) & lead
+    bits = (bits << count | code) << (shift + lead) | low
+    size += shift + lead + count
+    word = word << size | bits
+    fill += size
+    # Nothing is complete where there are no bits at all, and what is stored then does not matter.
+    store(at - _U(8), 0, word << ((_U(64) - fill) & _U(63)), _LONG)
+    return at - (fill >> _U(3)), fill & _U(7), word, state
+
+
+@inline
+def _write_first(at: Any, fill: Any, word: Any, state: Any) -> Any:
+    """Write what stands first in a block: the state, and before it a one and the zeros that fill up the first byte.
+    Returns the address of that."""
+    word = word << _U(STATE_BITS + 1) | (state - _U(STATES)) << _ONE | _ONE
+    fill += _U(STATE_BITS + 1)
+    store(at - _U(8), 0, word << (_U(64) - fill), _LONG)
+    return at - ((fill + _U(7)) >> _U(3))
+
+
+@inline
+def _move_up(begin: Any, end: Any, to: Any) -> Any:
+    """Move bytes, the last first, so that they end at a higher address; returns the address of the first."""
+    while end >= begin + _U(8):
+        end -= _U(8)
+        to -= _U(8)
+        store(to, 0, load(end, 0, _LONG), _LONG)
+    while end != begin:
+        end -= _ONE
+        to -= _ONE
+        store(to, 0, load(end, 0, _TINY), _TINY)
+    return to
 
 
 @inline

@@ -60,19 +60,20 @@ _SMALL = 1 << 13
 _DENSE = 0.75
 #: Bytes that a head takes, about, and a change of the first chunk.
 _HEAD_BYTES, _RATE = 16, 0.9
+#: Changes of a class that room is kept for, and what is added so that rows lie apart.
+_ROOM, _SHIFTED = 1 << 21, 72
 _local = threading.local()
 #: Gives the history of a row; None where it has none.
 Past = Callable[[int], History | None]
 
 
 class _Ranked(NamedTuple):
-    """A block class after class: changes and units of each, and the changes (`symbols`)."""
+    """A block class after class: changes and units of each."""
 
     block: Block
     row: Row
     sizes: Counts
     totals: Counts
-    items: NDArray[np.uint64]
 
 
 class Prepared(NamedTuple):
@@ -97,8 +98,13 @@ class TightWriter:
         self._classes = Classes()
         #: Bytes a change, in the last chunk.
         self._rate = _RATE
-        self._found: tuple[Counts, Counts, NDArray[np.uint64]]
+        self._found: tuple[Counts, Counts]
         self._fresh = self._dense = False
+        #: What was prepared, but is not in a chunk yet.
+        self._next: _Ranked | None = None
+        #: The changes (`symbols`) of the chunk at hand, class after class; after them those of the block scanned last.
+        self._items: NDArray[np.uint64] | None = None
+        self._filled = np.zeros(MAX_CLASSES, np.int64)
         self._begin()
 
     def _begin(self) -> None:
@@ -129,13 +135,21 @@ class TightWriter:
     def _rank(self, old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units) -> int:
         classes = self._classes
         assert classes.window is not None
-        items = _scratch(count)
-        sizes, totals = np.zeros(MAX_CLASSES, np.int64), np.zeros(MAX_CLASSES, np.int64)
-        state = np.zeros(SCAN_BYTES, np.uint8)
-        found = scan_ranked(old, new, count, classes.window, positions, olds, steps, sizes, totals, items, state)
-        number = classes.number
-        self._found = sizes[:number], totals[:number], items[-1, :found].copy()
+        sizes, totals = np.zeros((2, MAX_CLASSES), np.int64)
+        state, items = np.zeros(SCAN_BYTES, np.uint8), self._room(count)
+        window, filled = classes.window, self._filled
+        found = scan_ranked(old, new, count, window, positions, olds, steps, sizes, totals, items, filled, state)
+        self._found = sizes[: classes.number], totals[: classes.number]
         return found
+
+    def _room(self, count: int) -> NDArray[np.uint64]:
+        """Where changes go, with room for `count` more of each class."""
+        wanted = int(self._filled.max()) + count
+        if self._items is None:
+            self._items = _take_room(wanted)
+        elif self._items.shape[1] < wanted:
+            self._items = _longer(self._items, self._filled, wanted)
+        return self._items
 
     def prepare(self, block: Block, row: Row) -> Prepared:
         """Look at a block that was found by the last `scan`."""
@@ -149,7 +163,7 @@ class TightWriter:
             coded = fast.code_block(block, row)
             return Prepared(block, coded.changed, coded.size, coded)
         ranked = _Ranked(block, row, *self._found)
-        fresh, self._fresh = self._fresh, False
+        fresh, self._fresh, self._next = self._fresh, False, ranked
         return Prepared(block, block.changed, _HEAD_BYTES + int(self._rate * block.changed), None, ranked, fresh)
 
     def fits(self, prepared: Prepared) -> bool:
@@ -174,6 +188,8 @@ class TightWriter:
             if not self._ranked:
                 self._window = self._classes.window
             self._ranked.append(prepared.ranked)
+            self._filled[: prepared.ranked.sizes.size] += prepared.ranked.sizes
+            self._next = None
 
     def close(self) -> tuple[int, bytes]:
         """The profile's code and the body of the chunk at hand; a new one begins."""
@@ -181,22 +197,34 @@ class TightWriter:
         code = CODE if self._history is None else CODE_HISTORY
         found = (code, self._body()) if self._ranked else (fast.CODE, self._fast_body(rows))
         if self._ranked:
-            size, changed = len(found[1]), sum(ranked.items.size for ranked in self._ranked)
+            size, changed = len(found[1]), int(self._filled.sum())
             self._rate = min(3.0, size / changed)
             if size < _SMALL or size > self._worst or size / changed > _SURE * self._fast_rate():
                 body = self._fast_body(rows)
                 if len(body) <= size:
                     found = fast.CODE, body
         self._begin()
+        self._forget()
         self._classes.begin()
         return found
+
+    def _forget(self) -> None:
+        """Give up the changes of the chunk at hand; those of a block that is to come into the next one come first."""
+        if self._items is not None:
+            if self._next is None:
+                _give_room(self._items)
+                self._items = None
+            else:
+                for row, first, size in zip(self._items, self._filled, self._next.sizes, strict=False):
+                    row[:size] = row[first : first + size].copy()
+        self._filled[:] = 0
 
     def _fast_rate(self) -> float:
         """Bytes a change in profile `fast`, by the chunk's first blocks: one alone may be small, and mostly headers."""
         writer, changed = fast.FastWriter(self._block_units), 0
         for ranked in self._ranked:
             writer.add(fast.code_block(ranked.block, ranked.row))
-            changed += ranked.items.size
+            changed += ranked.block.changed
             if changed >= _SAMPLE:
                 break
         return len(writer.finish()) / changed
@@ -214,9 +242,10 @@ class TightWriter:
         assert self._window is not None
         sizes = np.stack([ranked.sizes for ranked in self._ranked])
         totals = np.sum([ranked.totals for ranked in self._ranked], axis=0)
-        items = np.concatenate([ranked.items for ranked in self._ranked])
+        items, changed = self._items, int(sizes.sum())
+        assert items is not None
         tables = Tables.choose(self._window, totals, sizes, items)
-        bits = np.empty(8 * items.size + 3 * len(sizes) + symbols.SLACK, np.uint8)
+        bits = np.empty(symbols.most_bytes(changed, len(sizes)), np.uint8)
         ends = np.empty(len(sizes), np.int64)
         used = symbols.write_symbols(sizes, items, *tables.writers(signs=self._history is None), bits, ends)
         heads = write_heads([self._place(ranked.block) for ranked in self._ranked], sizes, ends)
@@ -247,12 +276,29 @@ class TightWriter:
         return block.row, block.start // block_span(WIDTH, self._block_units)
 
 
-def _scratch(room: int) -> NDArray[np.uint64]:
-    """Room for the changes of each class, and of all, kept for the thread; only what is written to takes memory."""
-    items: NDArray[np.uint64] | None = getattr(_local, "items", None)
-    if items is None or items.shape[1] < room:
-        items = _local.items = np.empty((MAX_CLASSES + 1, room), np.uint64)
-    return items
+def _take_room(wanted: int) -> NDArray[np.uint64]:
+    """Room for so many changes of each class: what this thread has kept, if that is enough.
+
+    What is kept is nobody's until it is taken: encoders of one thread may take turns. Only what is written to takes
+    memory.
+    """
+    kept: NDArray[np.uint64] | None = _local.__dict__.pop("items", None)
+    if kept is not None and kept.shape[1] >= wanted:
+        return kept
+    # Rows of a power of two would meet in the same lines of a cache.
+    return np.empty((MAX_CLASSES, max(wanted, _ROOM) + _SHIFTED), np.uint64)
+
+
+def _give_room(items: NDArray[np.uint64]) -> None:
+    _local.items = items
+
+
+def _longer(items: NDArray[np.uint64], filled: Counts, wanted: int) -> NDArray[np.uint64]:
+    """The same with more room, and the first `filled[c]` entries of each class."""
+    longer = _take_room(2 * wanted)
+    for c in range(MAX_CLASSES):
+        longer[c, : filled[c]] = items[c, : filled[c]]
+    return longer
 
 
 class _Head(NamedTuple):
