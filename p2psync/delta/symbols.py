@@ -36,7 +36,7 @@ _U = np.uint64
 _ONE = _U(1)
 _LAST = _U(BUCKETS - 1)
 _TINY, _SHORT, _LONG = np.empty(0, np.uint8), np.empty(0, np.uint16), np.empty(0, np.uint64)
-#: An item: a gap or rank, the symbol, the step.
+#: An item: a rank or gap, the symbol, the step.
 _GAP, _SYMBOL, _STEP, _SIGN = _U(0xFFFFFF), _U(24), _U(32), _U(47)
 
 
@@ -62,20 +62,25 @@ def count_symbols(
 ) -> None:
     """Add to `counts` (classes, SYMBOLS) and `extras` (classes, EXTRAS) the symbols of some blocks, and note them.
 
-    Items of class c, of `sizes[block, c]` for each block in turn, are the first in row c of `items`. An item is a gap,
-    and from bit 32 on a step; the symbol is put at bit 24.
+    Items of class c, of `sizes[block, c]` for each block in turn, are the first in row c of `items`. An item is a rank,
+    and from bit 32 on a step; the rank becomes a gap, and the symbol is put at bit 24.
     """
     for c in range(_U(shifts.size)):
         shift, row = _U(shifts[c]), _U(counts[c].ctypes.data)
-        begin = _U(items[c].ctypes.data)
-        for place in range(begin, begin + (_U(sizes[:, c].sum()) << _U(3)), _U(8)):
-            item = load(place, 0, _LONG)
-            magnitude = magnitude_of(item >> _STEP)
-            symbol = min((item & _GAP) >> shift, _LAST) + _U(BUCKETS) * (min(magnitude, _U(3)) - _ONE)
-            store(row, np.int64(symbol), load(row, np.int64(symbol), _LONG) + _ONE, _LONG)
-            store(place, 0, item | symbol << _SYMBOL, _LONG)
-            if magnitude > _U(2):
-                extras[c, extra_of(magnitude)] += 1
+        end = _U(items[c].ctypes.data)
+        for block in range(sizes.shape[0]):
+            begin, after = end, _U(0)
+            end += _U(sizes[block, c]) << _U(3)
+            for place in range(begin, end, _U(8)):
+                item = load(place, 0, _LONG)
+                rank, step = item & _GAP, item >> _STEP
+                gap, after = rank - after, rank + _ONE
+                magnitude = magnitude_of(step)
+                symbol = min(gap >> shift, _LAST) + _U(BUCKETS) * (min(magnitude, _U(3)) - _ONE)
+                store(row, np.int64(symbol), load(row, np.int64(symbol), _LONG) + _ONE, _LONG)
+                store(place, 0, gap | symbol << _SYMBOL | step << _STEP, _LONG)
+                if magnitude > _U(2):
+                    extras[c, extra_of(magnitude)] += 1
 
 
 @kernel

@@ -35,7 +35,7 @@ def by_class(sizes, items):
 
 def write(sizes, gaps, steps, signs=True):
     sizes = np.array(sizes, np.int64)
-    items = by_class(sizes, gaps.astype(np.uint64) | steps.astype(np.uint64) << np.uint64(32))
+    items = by_class(sizes, ranks_of(sizes, gaps).astype(np.uint64) | steps.astype(np.uint64) << np.uint64(32))
     totals = np.full(sizes.shape[1], int((gaps + 1).sum()) + 1)
     tables = Tables.choose(WINDOW, totals, sizes, items)
     room = np.empty(symbols.most_bytes(gaps.size, len(sizes)), np.uint8)
