@@ -166,15 +166,11 @@ class Classes:
 
     def __init__(self) -> None:
         self.window: NDArray[np.uint8] | None = None
+        #: How many classes there are.
+        self.number = 0
         self._units, self._changes = np.zeros(256, np.int64), np.zeros((256, _KINDS), np.int64)
         self._sums = np.empty((WINDOW + 1, 1 + _KINDS))
         self._changed = self._known = self._blocks = 0
-
-    @property
-    def number(self) -> int:
-        """How many classes there are."""
-        assert self.window is not None
-        return int(self.window[-1]) + 1
 
     def see(self, base: int, count: int, olds: Units, steps: Units) -> None:
         """Take a block of `count` units at address `base` into account; of many, one in four."""
@@ -199,7 +195,7 @@ class Classes:
         better = self.choose()
         if bits > (1 + _BETTER) * better + 4096:
             return True
-        self.window = old
+        self._use(old)
         return False
 
     def begin(self) -> None:
@@ -212,10 +208,15 @@ class Classes:
         """Choose classes by all that was seen; returns the bits they take."""
         self._known = self._changed
         first = int(_best_first(self._units * SAMPLED, self._changes))
-        self.window = np.zeros(WINDOW + 1, np.uint8)
-        self.window[0] = first
+        window = np.zeros(WINDOW + 1, np.uint8)
+        window[0] = first
         self._fold(first)
-        return _cut(self._sums, CLASSES, self.window[1:])
+        bits = _cut(self._sums, CLASSES, window[1:])
+        self._use(window)
+        return bits
+
+    def _use(self, window: NDArray[np.uint8]) -> None:
+        self.window, self.number = window, int(window[-1]) + 1
 
     def _fold(self, first: int) -> None:
         _fold(first, self._units * SAMPLED, self._changes, self._sums)

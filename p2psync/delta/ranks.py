@@ -96,22 +96,22 @@ def scan_ranked(
     positions: NDArray[np.uint32],
     olds: Units,
     steps: Units,
-    sizes: NDArray[np.int64],
-    totals: NDArray[np.int64],
+    counts: NDArray[np.int64],
     items: NDArray[np.uint64],
     filled: NDArray[np.int64],
     state: NDArray[np.uint8],
 ) -> int:
     """`kernels.scan`, and the changes class after class.
 
-    `sizes[c]` and `totals[c]` become the numbers of changes and of units of class c; there are 8 of each. To `items[c]`
+    `counts[0, c]` and `counts[1, c]` become the numbers of changes and of units of class c of 8. To `items[c]`
     the changes of class c are appended, after `filled[c]` entries, with room for `count`: the rank, and from bit 32 on
     the step. `filled` is left as it is.
 
-    state: `SCAN_BYTES` zeros. It is the caller's, because the loop knows it by its address alone: memory of its own
-    would be freed after the last use of its name, and given to another thread.
+    state: `SCAN_BYTES` of scratch. It is the caller's, because the loop knows it by its address alone: memory of its
+    own would be freed after the last use of its name, and given to another thread.
     """
     at = _U(state.ctypes.data)
+    state[:_TABLE] = 0
     _table(window, state[_TABLE:])
     for scale in range(_U(256)):
         state[_U(_CLASS) + scale] = class_of(scale, window) << 3
@@ -139,9 +139,9 @@ def scan_ranked(
             store(at + _U(_START), c, load(at + _U(_START), c, _LONG) + units, _LONG)
         begin += size
     for c in range(MAX_CLASSES):
-        totals[c] = np.int64(load(at + _U(_START), c, _LONG))
-        sizes[c] = (np.int64(load(at + _U(_NEXT), c, _LONG) - _U(items[c].ctypes.data)) >> 3) - filled[c]
-    totals[class_of(_U(0), window)] -= -count & (QUAD - 1)
+        counts[0, c] = (np.int64(load(at + _U(_NEXT), c, _LONG) - _U(items[c].ctypes.data)) >> 3) - filled[c]
+        counts[1, c] = np.int64(load(at + _U(_START), c, _LONG))
+    counts[1, class_of(_U(0), window)] -= -count & (QUAD - 1)
     return int(found)
 
 
@@ -183,9 +183,9 @@ def _rank_turn(a: Any, b: Any, first: Any, found: Any, place_at: Any, old_at: An
 
 @kernel
 def _copy(base: Any, size: Any, out: Any) -> Any:
-    """Copy units to address `out`, which is returned."""
-    for i in range(size):
-        store(out, np.int64(i), load(base, np.int64(i), _UNIT), _UNIT)
+    """Copy units to address `out`, which is returned; zeros after them, up to the length of a turn."""
+    for i in range(_TURN):
+        store(out, i, load(base, i, _UNIT) if _U(i) < size else _U(0), _UNIT)
     return out
 
 

@@ -36,8 +36,8 @@ _U = np.uint64
 _ONE = _U(1)
 _LAST = _U(BUCKETS - 1)
 _TINY, _SHORT, _LONG = np.empty(0, np.uint8), np.empty(0, np.uint16), np.empty(0, np.uint64)
-#: An item: a rank or gap, the symbol, the step.
-_GAP, _SYMBOL, _STEP, _SIGN = _U(0xFFFFFF), _U(24), _U(32), _U(47)
+#: An item: a rank, or a sign and a gap; the symbol; the step.
+_GAP, _SYMBOL, _STEP = _U(0xFFFFFF), _U(24), _U(32)
 
 
 @kernel
@@ -63,7 +63,7 @@ def count_symbols(
     """Add to `counts` (classes, SYMBOLS) and `extras` (classes, EXTRAS) the symbols of some blocks, and note them.
 
     Items of class c, of `sizes[block, c]` for each block in turn, are the first in row c of `items`. An item is a rank,
-    and from bit 32 on a step; the rank becomes a gap, and the symbol is put at bit 24.
+    and from bit 32 on a step; the rank becomes a sign and from bit 1 on a gap, and the symbol is put at bit 24.
     """
     for c in range(_U(shifts.size)):
         shift, row = _U(shifts[c]), _U(counts[c].ctypes.data)
@@ -78,7 +78,7 @@ def count_symbols(
                 magnitude = magnitude_of(step)
                 symbol = min(gap >> shift, _LAST) + _U(BUCKETS) * (min(magnitude, _U(3)) - _ONE)
                 store(row, np.int64(symbol), load(row, np.int64(symbol), _LONG) + _ONE, _LONG)
-                store(place, 0, gap | symbol << _SYMBOL | step << _STEP, _LONG)
+                store(place, 0, step >> _U(15) | gap << _ONE | symbol << _SYMBOL | step << _STEP, _LONG)
                 if magnitude > _U(2):
                     extras[c, extra_of(magnitude)] += 1
 
@@ -191,12 +191,12 @@ def _write_change(
             size += b
         if symbol == _LAST or symbol == _LAST + _U(BUCKETS) or symbol == _LAST + _U(2 * BUCKETS):
             more = _U(FAR_BITS) - shift
-            bits = bits << more | (((item & _GAP) >> shift) - _LAST)
+            bits = bits << more | (((item & _GAP) >> (shift + _ONE)) - _LAST)
             size += more
     state, count, code = _write_state(state, load(book, np.int64(symbol), _LONG), follow)
-    low = (item & ((_ONE << shift) - _ONE)) << lead | (item >> _SIGN) & lead
-    bits = (bits << count | code) << (shift + lead) | low
-    size += shift + lead + count
+    head = shift + lead
+    bits = (bits << count | code) << head | (item >> (_ONE - lead)) & ((_ONE << head) - _ONE)
+    size += head + count
     word = word << size | bits
     fill += size
     # Nothing is complete where there are no bits at all, and what is stored then does not matter.

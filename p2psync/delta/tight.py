@@ -25,6 +25,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -51,8 +52,8 @@ WIDTH = 2
 MAX_CHANGED = 1 << 22
 #: Most tight blocks of one chunk.
 MAX_BLOCKS = 1 << 14
-#: A chunk's first blocks, of this many changes, are coded both ways; where that saves less than this share of the
-#: bytes, all of the chunk is.
+#: A chunk's first changes, so many, are coded both ways; where that saves less than this share of the bytes, all of the
+#: chunk is.
 _SAMPLE, _SURE = 4096, 0.93
 #: A body of fewer bytes than this is always coded both ways.
 _SMALL = 1 << 13
@@ -68,12 +69,11 @@ Past = Callable[[int], History | None]
 
 
 class _Ranked(NamedTuple):
-    """A block class after class: changes and units of each."""
+    """A block class after class: changes (`counts[0]`) and units (`counts[1]`) of each."""
 
     block: Block
     row: Row
-    sizes: Counts
-    totals: Counts
+    counts: Counts
 
 
 class Prepared(NamedTuple):
@@ -83,6 +83,8 @@ class Prepared(NamedTuple):
     changed: int
     size: int
     """Bytes that it may add to a chunk."""
+    worst: int
+    """Bytes that it may add to one of profile `fast`."""
     coded: fast.Coded | None = None
     ranked: _Ranked | None = None
     fresh: bool = False
@@ -98,13 +100,14 @@ class TightWriter:
         self._classes = Classes()
         #: Bytes a change, in the last chunk.
         self._rate = _RATE
-        self._found: tuple[Counts, Counts]
+        self._found: Counts
         self._fresh = self._dense = False
         #: What was prepared, but is not in a chunk yet.
         self._next: _Ranked | None = None
         #: The changes (`symbols`) of the chunk at hand, class after class; after them those of the block scanned last.
         self._items: NDArray[np.uint64] | None = None
         self._filled = np.zeros(MAX_CLASSES, np.int64)
+        self._state = np.empty(SCAN_BYTES, np.uint8)
         self._begin()
 
     def _begin(self) -> None:
@@ -112,7 +115,7 @@ class TightWriter:
         self._window: NDArray[np.uint8] | None = None
         self._order: list[Block] = []
         self._coded: list[fast.Coded] = []
-        self._size = self._worst = 0
+        self._size = self._worst = self._changed = 0
 
     def scan(self, old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units) -> int:
         """`kernels.scan`, which of 16-bit units also ranks what it finds, for the block that is prepared next."""
@@ -134,17 +137,16 @@ class TightWriter:
 
     def _rank(self, old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units) -> int:
         classes = self._classes
-        assert classes.window is not None
-        sizes, totals = np.zeros((2, MAX_CLASSES), np.int64)
-        state, items = np.zeros(SCAN_BYTES, np.uint8), self._room(count)
-        window, filled = classes.window, self._filled
-        found = scan_ranked(old, new, count, window, positions, olds, steps, sizes, totals, items, filled, state)
-        self._found = sizes[: classes.number], totals[: classes.number]
+        window, items, state = classes.window, self._room(count), self._state
+        assert window is not None
+        counts = np.empty((2, MAX_CLASSES), np.int64)
+        found = scan_ranked(old, new, count, window, positions, olds, steps, counts, items, self._filled, state)
+        self._found = counts[:, : classes.number]
         return found
 
     def _room(self, count: int) -> NDArray[np.uint64]:
         """Where changes go, with room for `count` more of each class."""
-        wanted = int(self._filled.max()) + count
+        wanted = self._changed + count
         if self._items is None:
             self._items = _take_room(wanted)
         elif self._items.shape[1] < wanted:
@@ -153,7 +155,7 @@ class TightWriter:
 
     def prepare(self, block: Block, row: Row) -> Prepared:
         """Look at a block that was found by the last `scan`."""
-        positions = block.positions
+        positions, worst = block.positions, fast.most_bytes(block)
         if (
             positions is None
             or positions.size > _DENSE * block.count
@@ -161,17 +163,18 @@ class TightWriter:
             or not (row.before and row.after)
         ):
             coded = fast.code_block(block, row)
-            return Prepared(block, coded.changed, coded.size, coded)
-        ranked = _Ranked(block, row, *self._found)
+            return Prepared(block, coded.changed, coded.size, worst, coded)
+        ranked = _Ranked(block, row, self._found)
         fresh, self._fresh, self._next = self._fresh, False, ranked
-        return Prepared(block, block.changed, _HEAD_BYTES + int(self._rate * block.changed), None, ranked, fresh)
+        size = _HEAD_BYTES + int(self._rate * positions.size)
+        return Prepared(block, positions.size, size, worst, None, ranked, fresh)
 
     def fits(self, prepared: Prepared) -> bool:
         """Whether the chunk at hand, which has blocks, should take one more."""
         if prepared.fresh and self._ranked:
             return False
         # What profile `fast` would take at most: no chunk ever takes more.
-        worst = self._worst + fast.most_bytes(prepared.block)
+        worst = self._worst + prepared.worst
         if len(self._ranked) == MAX_BLOCKS or len(self._order) == MOST_BLOCKS:
             return False
         return self._size + prepared.size <= self._limit and worst <= min(12 * self._limit, MAX_CHANGED)
@@ -180,15 +183,18 @@ class TightWriter:
         """Append a block."""
         self._order.append(prepared.block)
         self._size += prepared.size
-        self._worst += fast.most_bytes(prepared.block)
+        self._worst += prepared.worst
         if prepared.coded is not None:
             self._coded.append(prepared.coded)
-        if prepared.ranked is not None:
+        ranked = prepared.ranked
+        if ranked is not None:
             # The classes may be others by the time that the chunk is closed.
             if not self._ranked:
                 self._window = self._classes.window
-            self._ranked.append(prepared.ranked)
-            self._filled[: prepared.ranked.sizes.size] += prepared.ranked.sizes
+            self._ranked.append(ranked)
+            sizes = ranked.counts[0]
+            self._filled[: sizes.size] += sizes
+            self._changed += prepared.changed
             self._next = None
 
     def close(self) -> tuple[int, bytes]:
@@ -197,14 +203,14 @@ class TightWriter:
         code = CODE if self._history is None else CODE_HISTORY
         found = (code, self._body()) if self._ranked else (fast.CODE, self._fast_body(rows))
         if self._ranked:
-            size, changed = len(found[1]), int(self._filled.sum())
+            size, changed = len(found[1]), self._changed
             self._rate = min(3.0, size / changed)
             if size < _SMALL or size > self._worst or size / changed > _SURE * self._fast_rate():
                 body = self._fast_body(rows)
                 if len(body) <= size:
                     found = fast.CODE, body
-        self._begin()
         self._forget()
+        self._begin()
         self._classes.begin()
         return found
 
@@ -215,7 +221,7 @@ class TightWriter:
                 _give_room(self._items)
                 self._items = None
             else:
-                for row, first, size in zip(self._items, self._filled, self._next.sizes, strict=False):
+                for row, first, size in zip(self._items, self._filled, self._next.counts[0], strict=False):
                     row[:size] = row[first : first + size].copy()
         self._filled[:] = 0
 
@@ -223,8 +229,11 @@ class TightWriter:
         """Bytes a change in profile `fast`, by the chunk's first blocks: one alone may be small, and mostly headers."""
         writer, changed = fast.FastWriter(self._block_units), 0
         for ranked in self._ranked:
-            writer.add(fast.code_block(ranked.block, ranked.row))
-            changed += ranked.block.changed
+            block, wanted = ranked.block, _SAMPLE - changed
+            assert block.positions is not None
+            part = replace(block, positions=block.positions[:wanted], steps=block.steps[:wanted])
+            writer.add(fast.code_block(part, ranked.row))
+            changed += part.changed
             if changed >= _SAMPLE:
                 break
         return len(writer.finish()) / changed
@@ -240,12 +249,12 @@ class TightWriter:
 
     def _body(self) -> bytes:
         assert self._window is not None
-        sizes = np.stack([ranked.sizes for ranked in self._ranked])
-        totals = np.sum([ranked.totals for ranked in self._ranked], axis=0)
-        items, changed = self._items, int(sizes.sum())
+        counts = np.stack([ranked.counts for ranked in self._ranked])
+        sizes, totals = np.ascontiguousarray(counts[:, 0]), counts[:, 1].sum(axis=0)
+        items = self._items
         assert items is not None
         tables = Tables.choose(self._window, totals, sizes, items)
-        bits = np.empty(symbols.most_bytes(changed, len(sizes)), np.uint8)
+        bits = np.empty(symbols.most_bytes(self._changed, len(sizes)), np.uint8)
         ends = np.empty(len(sizes), np.int64)
         used = symbols.write_symbols(sizes, items, *tables.writers(signs=self._history is None), bits, ends)
         heads = write_heads([self._place(ranked.block) for ranked in self._ranked], sizes, ends)
