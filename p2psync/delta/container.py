@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from p2psync.delta import fast, tight
 from p2psync.delta.algebra import apply_block
-from p2psync.delta.block import Block, block_count, block_range, block_span, check_block_units
+from p2psync.delta.block import Block, block_count, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
 from p2psync.delta.extract import Extraction, Found, Scan
 from p2psync.delta.tensors import Row, Units
@@ -111,10 +111,11 @@ class ChunkEncoder:
             blocks = range(block_count(row.spec, self._block_units))
         self._check(row_index, row, old, new, blocks)
         extraction = Extraction(row_index, old, new, self._writer.scan)
-        for index in blocks:
-            start, count = block_range(row.spec, self._block_units, index)
+        spec, units, span = row.spec, row.spec.count, block_span(row.spec.width, self._block_units)
+        for start in range(blocks.start * span, min(units, blocks.stop * span), span):
+            count = min(span, units - start)
             self.total += count
-            block, change = extraction.block_with_digest(row.spec, start, count)
+            block, change = extraction.block_with_digest(spec, start, count)
             self.digest_change = (self.digest_change + change) % MODULUS
             if block is not None:
                 yield from self._code(block)
@@ -123,8 +124,9 @@ class ChunkEncoder:
         """Code one tensor that is there before and after, and whose changes were found elsewhere, in rising order: to
         the same bytes, digest and counts as `add`.
 
-        old: the old bits of the whole tensor, which profile `tight` needs; no other reads them. Run the iterator to its end. Raises
-        `ValueError` for blocks that do not fit the row, `old` missing, or rows out of order.
+        old: the old bits of the whole tensor, which profile `tight` needs, and reads where units are of 16 bits. Run
+        the iterator to its end. Raises `ValueError` for blocks that do not fit the row, `old` missing, or rows out of
+        order.
         """
         row = self._rows[row_index]
         if row_index <= self._place[0] or not (row.before and row.after):

@@ -111,47 +111,38 @@ def write_symbols(
         places[c] = _U(items[c].ctypes.data) + (_U(sizes[:, c].sum()) << _U(3))
     last = _U(out.ctypes.data) + _U(out.size)
     for back in range(0, sizes.shape[0], 2):
-        b = sizes.shape[0] - 1 - back
-        a = max(b - 1, 0)
-        one = a != b
-        room = _U(8 * sizes[b].sum() + SLACK)
-        first_b, first_a = last, last - room
-        at_a, fill_a, word_a, state_a = first_a, _U(0), _U(0), _U(STATES)
-        at_b, fill_b, word_b, state_b = first_b, _U(0), _U(0), _U(STATES)
+        late = sizes.shape[0] - 1 - back
+        early = max(late - 1, 0)
+        # Of an odd number the first block is alone: the other writer has nothing to do.
+        two = _U(early != late)
+        top = last - _U(8 * sizes[late].sum() + SLACK)
+        a = (top, _U(0), _U(0), _U(STATES))
+        b = (last, _U(0), _U(0), _U(STATES))
         for before in range(1, classes + 1):
             c = classes - before
-            shift = _U(shifts[c])
-            mine, nexts = _U(book[c].ctypes.data), _U(follow[c].ctypes.data)
-            extras, extra_nexts = _U(extra_book[c].ctypes.data), _U(extra_follow[c].ctypes.data)
+            books = _U(book[c].ctypes.data), _U(follow[c].ctypes.data)
+            code = (_U(shifts[c]), lead, *books, _U(extra_book[c].ctypes.data), _U(extra_follow[c].ctypes.data))
             place_b = places[c]
-            place_a = stop_b = place_b - (_U(sizes[b, c]) << _U(3))
-            stop_a = place_a - (_U(sizes[a, c]) << _U(3)) if one else place_a
-            places[c] = stop_a
+            stop_b = place_a = place_b - (_U(sizes[late, c]) << _U(3))
+            stop_a = places[c] = place_a - two * (_U(sizes[early, c]) << _U(3))
             while (place_a != stop_a) & (place_b != stop_b):
                 place_a -= _U(8)
                 place_b -= _U(8)
-                at_a, fill_a, word_a, state_a = _write_change(
-                    load(place_a, 0, _LONG), at_a, fill_a, word_a, state_a, shift, lead, mine, nexts, extras, extra_nexts
-                )
-                at_b, fill_b, word_b, state_b = _write_change(
-                    load(place_b, 0, _LONG), at_b, fill_b, word_b, state_b, shift, lead, mine, nexts, extras, extra_nexts
-                )
+                a = _write_change(load(place_a, 0, _LONG), a, code)
+                b = _write_change(load(place_b, 0, _LONG), b, code)
             while place_a != stop_a:
                 place_a -= _U(8)
-                at_a, fill_a, word_a, state_a = _write_change(
-                    load(place_a, 0, _LONG), at_a, fill_a, word_a, state_a, shift, lead, mine, nexts, extras, extra_nexts
-                )
+                a = _write_change(load(place_a, 0, _LONG), a, code)
             while place_b != stop_b:
                 place_b -= _U(8)
-                at_b, fill_b, word_b, state_b = _write_change(
-                    load(place_b, 0, _LONG), at_b, fill_b, word_b, state_b, shift, lead, mine, nexts, extras, extra_nexts
-                )
-        last = _write_first(at_b, fill_b, word_b, state_b)
-        ends[b] = first_b - last
-        if one:
-            begin = _write_first(at_a, fill_a, word_a, state_a)
-            ends[a] = first_a - begin
-            last = _move_up(begin, first_a, last)
+                b = _write_change(load(place_b, 0, _LONG), b, code)
+        first = _write_first(b)
+        ends[late] = last - first
+        last = first
+        if two:
+            first = _write_first(a)
+            ends[early] = top - first
+            last = _move_up(first, top, last)
     end = 0
     for k in range(ends.size):
         end += ends[k]
@@ -165,21 +156,11 @@ def most_bytes(changes: int, blocks: int) -> int:
 
 
 @inline
-def _write_change(
-    item: Any,
-    at: Any,
-    fill: Any,
-    word: Any,
-    state: Any,
-    shift: Any,
-    lead: Any,
-    book: Any,
-    follow: Any,
-    extras: Any,
-    extra_follow: Any,
-) -> Any:
-    """Write a change before address `at`, where the last `fill` bits of `word` are still to be stored; returns what
-    takes the place of these, and of the state."""
+def _write_change(item: Any, writer: Any, code: Any) -> Any:
+    """Write a change. The writer, which is returned: all before its address is to come, with the last bits of a word,
+    of which so many are not stored yet; and the state. code: shift, whether there are signs, books and what follows."""
+    at, fill, word, state = writer
+    shift, lead, book, follow, extras, extra_follow = code
     symbol = (item >> _SYMBOL) & _U(255)
     bits, size = _U(0), _U(0)
     if symbol >= _LAST and (symbol >= _U(2 * BUCKETS) or symbol == _LAST or symbol == _U(2 * BUCKETS - 1)):
@@ -205,9 +186,10 @@ def _write_change(
 
 
 @inline
-def _write_first(at: Any, fill: Any, word: Any, state: Any) -> Any:
+def _write_first(writer: Any) -> Any:
     """Write what stands first in a block: the state, and before it a one and the zeros that fill up the first byte.
     Returns the address of that."""
+    at, fill, word, state = writer
     word = word << _U(STATE_BITS + 1) | (state - _U(STATES)) << _ONE | _ONE
     fill += _U(STATE_BITS + 1)
     store(at - _U(8), 0, word << (_U(64) - fill), _LONG)
