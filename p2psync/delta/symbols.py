@@ -35,7 +35,7 @@ SLACK = 16
 _U = np.uint64
 _ONE = _U(1)
 _LAST = _U(BUCKETS - 1)
-_TINY, _SHORT, _LONG = np.empty(0, np.uint8), np.empty(0, np.uint16), np.empty(0, np.uint64)
+_SHORT, _LONG = np.empty(0, np.uint16), np.empty(0, np.uint64)
 #: An item: a rank, or a sign and a gap; the symbol; the step.
 _GAP, _SYMBOL, _STEP = _U(0xFFFFFF), _U(24), _U(32)
 
@@ -102,47 +102,46 @@ def write_symbols(
     bytes end. For (class, symbol) and (class, extra symbol), books and states to follow are what `ans.fill_writer`
     makes. Without `signs` all steps count as positive.
 
-    What is read last is written first, so all this goes backwards. A processor spends much of its time here in waiting
-    for one block's state, so two blocks are written at once, and the earlier one is then moved to the later one.
+    What is read last is written first, so all this goes backwards.
     """
     classes, lead = shifts.size, _U(signs)
     places = np.empty(classes, np.uint64)
     for c in range(classes):
         places[c] = _U(items[c].ctypes.data) + (_U(sizes[:, c].sum()) << _U(3))
-    last = _U(out.ctypes.data) + _U(out.size)
-    for back in range(0, sizes.shape[0], 2):
-        late = sizes.shape[0] - 1 - back
-        early = max(late - 1, 0)
-        # Of an odd number the first block is alone: the other writer has nothing to do.
-        two = _U(early != late)
-        top = last - _U(8 * sizes[late].sum() + SLACK)
-        a = (top, _U(0), _U(0), _U(STATES))
-        b = (last, _U(0), _U(0), _U(STATES))
-        for before in range(1, classes + 1):
-            c = classes - before
-            books = _U(book[c].ctypes.data), _U(follow[c].ctypes.data)
-            code = (_U(shifts[c]), lead, *books, _U(extra_book[c].ctypes.data), _U(extra_follow[c].ctypes.data))
-            place_b = places[c]
-            stop_b = place_a = place_b - (_U(sizes[late, c]) << _U(3))
-            stop_a = places[c] = place_a - two * (_U(sizes[early, c]) << _U(3))
-            while (place_a != stop_a) & (place_b != stop_b):
-                place_a -= _U(8)
-                place_b -= _U(8)
-                a = _write_change(load(place_a, 0, _LONG), a, code)
-                b = _write_change(load(place_b, 0, _LONG), b, code)
-            while place_a != stop_a:
-                place_a -= _U(8)
-                a = _write_change(load(place_a, 0, _LONG), a, code)
-            while place_b != stop_b:
-                place_b -= _U(8)
-                b = _write_change(load(place_b, 0, _LONG), b, code)
-        first = _write_first(b)
-        ends[late] = last - first
-        last = first
-        if two:
-            first = _write_first(a)
-            ends[early] = top - first
-            last = _move_up(first, top, last)
+    at = last = _U(out.ctypes.data) + _U(out.size)
+    for block in range(sizes.shape[0] - 1, -1, -1):
+        fill, word, state = _U(0), _U(0), _U(STATES)
+        for c in range(classes - 1, -1, -1):
+            shift = _U(shifts[c])
+            head = shift + lead
+            mine, nexts = _U(book[c].ctypes.data), _U(follow[c].ctypes.data)
+            extras, extra_nexts = _U(extra_book[c].ctypes.data), _U(extra_follow[c].ctypes.data)
+            place = places[c]
+            first = places[c] = place - (_U(sizes[block, c]) << _U(3))
+            while place != first:
+                place -= _U(8)
+                item = load(place, 0, _LONG)
+                symbol = (item >> _SYMBOL) & _U(255)
+                bits, size = _U(0), _U(0)
+                if symbol >= _LAST:
+                    state, bits, size = _write_rare(item, symbol, state, shift, extras, extra_nexts)
+                state, count, code = _write_state(state, load(mine, np.int64(symbol), _LONG), nexts)
+                # What is raw: the gap's low bits, and before them the sign, which is left out where it is not told.
+                bits = (bits << count | code) << head | (item >> (_ONE - lead)) & ((_ONE << head) - _ONE)
+                size += head + count
+                word = word << size | bits
+                fill += size
+                # Nothing is complete where there are no bits at all, and what is stored then does not matter.
+                store(at - _U(8), 0, word << ((_U(64) - fill) & _U(63)), _LONG)
+                at -= fill >> _U(3)
+                fill &= _U(7)
+        # The state, and before it a one: the zeros before that fill up the first byte.
+        word = word << _U(STATE_BITS + 1) | (state - _U(STATES)) << _ONE | _ONE
+        fill += _U(STATE_BITS + 1)
+        store(at - _U(8), 0, word << (_U(64) - fill), _LONG)
+        at -= (fill + _U(7)) >> _U(3)
+        ends[block] = last - at
+        last = at
     end = 0
     for k in range(ends.size):
         end += ends[k]
@@ -150,64 +149,26 @@ def write_symbols(
     return int(end)
 
 
+@inline
+def _write_rare(item: Any, symbol: Any, state: Any, shift: Any, extras: Any, follow: Any) -> Any:
+    """What is read after the symbol of a change that is not of the usual kind: the state before, bits, how many."""
+    bits, size = _U(0), _U(0)
+    if symbol >= _U(2 * BUCKETS):
+        magnitude = magnitude_of(item >> _STEP)
+        b = extra_of(magnitude)
+        state, size, bits = _write_state(state, load(extras, np.int64(b), _LONG), follow)
+        bits |= (magnitude - _U(2) - (_ONE << b)) << size
+        size += b
+    if symbol == _LAST or symbol == _LAST + _U(BUCKETS) or symbol == _LAST + _U(2 * BUCKETS):
+        more = _U(FAR_BITS) - shift
+        bits = bits << more | (((item & _GAP) >> (shift + _ONE)) - _LAST)
+        size += more
+    return state, bits, size
+
+
 def most_bytes(changes: int, blocks: int) -> int:
     """Bytes that `write_symbols` may need of its output."""
-    return 8 * changes + (3 + SLACK) * blocks + SLACK
-
-
-@inline
-def _write_change(item: Any, writer: Any, code: Any) -> Any:
-    """Write a change. The writer, which is returned: all before its address is to come, with the last bits of a word,
-    of which so many are not stored yet; and the state. code: shift, whether there are signs, books and what follows."""
-    at, fill, word, state = writer
-    shift, lead, book, follow, extras, extra_follow = code
-    symbol = (item >> _SYMBOL) & _U(255)
-    bits, size = _U(0), _U(0)
-    if symbol >= _LAST and (symbol >= _U(2 * BUCKETS) or symbol == _LAST or symbol == _U(2 * BUCKETS - 1)):
-        if symbol >= _U(2 * BUCKETS):
-            magnitude = magnitude_of(item >> _STEP)
-            b = extra_of(magnitude)
-            state, size, bits = _write_state(state, load(extras, np.int64(b), _LONG), extra_follow)
-            bits |= (magnitude - _U(2) - (_ONE << b)) << size
-            size += b
-        if symbol == _LAST or symbol == _LAST + _U(BUCKETS) or symbol == _LAST + _U(2 * BUCKETS):
-            more = _U(FAR_BITS) - shift
-            bits = bits << more | (((item & _GAP) >> (shift + _ONE)) - _LAST)
-            size += more
-    state, count, code = _write_state(state, load(book, np.int64(symbol), _LONG), follow)
-    head = shift + lead
-    bits = (bits << count | code) << head | (item >> (_ONE - lead)) & ((_ONE << head) - _ONE)
-    size += head + count
-    word = word << size | bits
-    fill += size
-    # Nothing is complete where there are no bits at all, and what is stored then does not matter.
-    store(at - _U(8), 0, word << ((_U(64) - fill) & _U(63)), _LONG)
-    return at - (fill >> _U(3)), fill & _U(7), word, state
-
-
-@inline
-def _write_first(writer: Any) -> Any:
-    """Write what stands first in a block: the state, and before it a one and the zeros that fill up the first byte.
-    Returns the address of that."""
-    at, fill, word, state = writer
-    word = word << _U(STATE_BITS + 1) | (state - _U(STATES)) << _ONE | _ONE
-    fill += _U(STATE_BITS + 1)
-    store(at - _U(8), 0, word << (_U(64) - fill), _LONG)
-    return at - ((fill + _U(7)) >> _U(3))
-
-
-@inline
-def _move_up(begin: Any, end: Any, to: Any) -> Any:
-    """Move bytes, the last first, so that they end at a higher address; returns the address of the first."""
-    while end >= begin + _U(8):
-        end -= _U(8)
-        to -= _U(8)
-        store(to, 0, load(end, 0, _LONG), _LONG)
-    while end != begin:
-        end -= _ONE
-        to -= _ONE
-        store(to, 0, load(end, 0, _TINY), _TINY)
-    return to
+    return 8 * changes + 3 * blocks + SLACK
 
 
 @inline
