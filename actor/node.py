@@ -1,4 +1,5 @@
-"""The actor in the swarm: an engine that holds the live version, kept at the newest one.
+"""The actor in the swarm: an engine that holds the live version, kept at the newest one. Or a relay: the same without
+weights.
 
 It joins the hub, finds its peers, fetches what is announced, stages it beside the live weights, commits, acknowledges,
 and serves what it holds to others. Everything it needs to go on after a crash is in its store and in its engine.
@@ -7,6 +8,7 @@ and serves what it holds to others. Everything it needs to go on after a crash i
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import random
 from collections.abc import Callable
@@ -15,9 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from actor.scrub import Scrubber
-from p2psync.engines.base import Engine
-from p2psync.engines.directory import DirectoryEngine
+from p2psync.engines.base import Closing, Engine
+from p2psync.engines.relay import RelayEngine
 from p2psync.errors import StoreError
 from p2psync.membership.records import NodeInfo, Role
 from p2psync.net.hub_client import HubClient
@@ -36,7 +37,7 @@ class ActorConfig:
 
     hub_url: where to join. trusted: raw public keys whose manifests are believed. store: directory of chunks.
     host, port: where peers connect (port 0: any; None: this actor cannot be reached and only dials out).
-    advertise: address told to peers, "" lets the hub see it. scrub_share: see `Scrubber`.
+    advertise: address told to peers, "" lets the hub see it. scrub_share: see `Scrubber`. role: actor or relay.
     """
 
     hub_url: str
@@ -49,6 +50,7 @@ class ActorConfig:
     token: str | None = None
     streams: int = 2
     scrub_share: float = 0.02
+    role: Role = "actor"
 
 
 class _Identity(msgspec.Struct, frozen=True):
@@ -87,7 +89,11 @@ class ActorNode:
             self._engine = await asyncio.to_thread(self._engine_of, self.store)
             follower = Follower(self.engine.position, self._local_digest)
             info = NodeInfo(
-                node=self._identity(), role=_ROLE, region=config.region, host=config.advertise, port=config.port or 0
+                node=self._identity(),
+                role=config.role,
+                region=config.region,
+                host=config.advertise,
+                port=config.port or 0,
             )
             self.runner = NodeRunner(
                 NodeCore(info, NodeConfig(), random.Random(os.urandom(16)), follower),
@@ -97,6 +103,7 @@ class ActorNode:
                 instance=os.urandom(8).hex(),
                 engine=self.engine,
                 streams=config.streams,
+                warm=config.role != "relay",
                 on_event=self._on_event,
                 on_told=self._moved.set,
             )
@@ -106,7 +113,7 @@ class ActorNode:
             self._close()
             await self.client.close()
             raise
-        if config.scrub_share > 0:
+        if config.scrub_share > 0 and config.role != "relay":
             self.runner.run_beside(self._scrub())
 
     async def stop(self) -> None:
@@ -124,11 +131,13 @@ class ActorNode:
         await self.runner.until_broken()
 
     def _close(self) -> None:
-        if isinstance(self._engine, DirectoryEngine):
+        if isinstance(self._engine, Closing):
             self._engine.close()
         self.store.close()
 
     async def _scrub(self) -> None:
+        from actor.scrub import Scrubber  # loads numba, which a relay does without
+
         assert self.runner.driver is not None
 
         def doubt(position: Position) -> None:
@@ -172,7 +181,10 @@ class ActorNode:
         return identity.node
 
 
-_ROLE: Role = "actor"
+def relay(config: ActorConfig, *, on_event: Callable[[Event], None] = lambda event: None) -> ActorNode:
+    """A relay: it fetches and serves what an actor would, and keeps no weights."""
+    config = dataclasses.replace(config, role="relay")
+    return ActorNode(config, lambda packs: RelayEngine(config.store / "relay.json", packs), on_event=on_event)
 
 
 def chunk_reader(store: Store) -> Callable[[bytes, int], bytes | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,17 @@ _DARK = "#444444"
 _INK = "#222222"
 
 
+def check_installed() -> None:
+    """Raise `UsageError` without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install 'p2psync[plot]'")
+
+
 def plot_codec_report(report: CodecReport, path: Path) -> None:
     """Write a PNG (or what the suffix says). Raises `UsageError` without matplotlib, or if it cannot be written."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError("--plot needs matplotlib: pip install 'p2psync[bench]'") from error
+    check_installed()
+    from matplotlib.figure import Figure
+
     timed = max((delta for delta in report.deltas if delta.speeds), key=_speed_order, default=None)
     figure = Figure(figsize=(13.5, 5.8) if timed else (8.6, 5.8), layout="constrained", facecolor="white")
     axes: Any = figure.subplots(1, 2 if timed else 1, width_ratios=[1.25, 1] if timed else None, squeeze=False)[0]

@@ -131,6 +131,10 @@ def test_importing_the_pure_rooms_loads_no_event_loop() -> None:
     assert after <= before
 
 
+def test_a_relay_runs_without_torch_and_without_the_codec() -> None:
+    assert loaded_after("from actor.node import relay", "torch", "numba") == []
+
+
 def test_the_command_line_starts_without_torch_and_without_compiling() -> None:
     if not (ROOT / "p2psync" / "cli" / "main.py").exists():
         pytest.skip("there is no command line yet")

@@ -14,7 +14,7 @@ import numpy as np
 
 from p2psync.errors import FormatError
 from topology.model import MAX_RATE
-from topology.network import Floats, Ints, Network
+from topology.network import Floats, Network
 from topology.regions import cluster
 
 #: How far above what others saw a claim is believed.
@@ -68,7 +68,9 @@ def from_measurements(
         raise FormatError(f"the trainer {trainer!r} is not among the nodes, or a name comes twice")
     known = [path for path in paths if path.source in index and path.target in index and path.source != path.target]
     ends = [(index[path.source], index[path.target]) for path in known]
-    region, regions = _regions(nodes, known, ends)
+    names = regions_of(nodes, known)
+    regions = tuple(sorted(set(names.values())))
+    region = np.array([regions.index(names[node.name]) for node in nodes], np.int64)
     shape = (len(regions), len(regions))
     rates: dict[tuple[int, int], list[float]] = {}
     delays: dict[tuple[int, int], list[float]] = {}
@@ -130,26 +132,28 @@ def _witnessed(node: NodeFigures) -> float | None:
     return None if not told else told[-2] if len(told) > 1 else told[0]
 
 
-def _regions(
-    nodes: Sequence[NodeFigures], paths: Sequence[PathFigures], ends: Sequence[tuple[int, int]]
-) -> tuple[Ints, tuple[str, ...]]:
-    """Index of each node's region, and the regions' names; those not given are found from round-trip times."""
+def regions_of(nodes: Sequence[NodeFigures], paths: Iterable[PathFigures]) -> dict[str, str]:
+    """The region of each node by name; those not given are found from round-trip times."""
+    if all(node.region for node in nodes):
+        return {node.name: node.region for node in nodes}
+    nodes = sorted(nodes, key=lambda node: node.name)
+    index = {node.name: i for i, node in enumerate(nodes)}
     rtt = np.full((len(nodes), len(nodes)), np.nan)
-    for path, (i, j) in zip(paths, ends, strict=True):
-        if path.rtt is not None and _plausible(path.rtt, 60):
+    for path in paths:
+        i, j = index.get(path.source), index.get(path.target)
+        if i is not None and j is not None and path.rtt is not None and _plausible(path.rtt, 60):
             rtt[i, j] = np.fmin(rtt[i, j], path.rtt)
-    labels = cluster(rtt) if any(not node.region for node in nodes) else np.zeros(len(nodes), np.int64)
+    labels = cluster(rtt)
     given: dict[int, list[str]] = {}
     for node, label in zip(nodes, labels.tolist(), strict=True):
         if node.region:
             given.setdefault(label, []).append(node.region)
     # A node that says nothing belongs to the region that most of its neighbours name.
     said = {label: max(sorted(set(names)), key=names.count) for label, names in given.items()}
-    names = [
-        node.region or said.get(label, f"near-{label}") for node, label in zip(nodes, labels.tolist(), strict=True)
-    ]
-    regions = tuple(sorted(set(names)))
-    return np.array([regions.index(name) for name in names], np.int64), regions
+    return {
+        node.name: node.region or said.get(label, f"near-{label}")
+        for node, label in zip(nodes, labels.tolist(), strict=True)
+    }
 
 
 def _table(

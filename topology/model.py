@@ -10,6 +10,7 @@ A topology file (TOML):
     up = 100                            # Mbit/s of each host; `down` is the same unless given
     down = 200
     delay_ms = 0.2                      # one way, between hosts of the region
+    loss = 0.0001                       # probability that a packet between them is lost
 
     [region.us]
     hosts = 3
@@ -55,6 +56,7 @@ class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     down: float | None = None
     delay_ms: float = 0.0
     dialable: bool = True
+    loss: float = 0.0
 
     @property
     def downlink(self) -> float:
@@ -128,6 +130,8 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise FormatError(f"region {name}: it needs a host, and rates above 0 and up to {MAX_RATE:.0f} Mbit/s")
             if not 0 <= region.delay_ms < 60_000:
                 raise FormatError(f"region {name}: delay_ms from 0 to below a minute")
+            if not 0 <= region.loss < 1:
+                raise FormatError(f"region {name}: loss from 0 to below 1")
         for link in self.link:
             self._check_link(link)
         pairs = [frozenset(link.between) for link in self.link]

@@ -139,6 +139,7 @@ def from_topology(topology: Topology) -> Network:
     rate, delay, loss = (np.zeros((len(regions), len(regions))) for _ in range(3))
     np.fill_diagonal(rate, np.inf)
     np.fill_diagonal(delay, [region.delay_ms / 1000 for region in topology.region.values()])
+    np.fill_diagonal(loss, [region.loss for region in topology.region.values()])
     for link in topology.link:
         a, b = (number[name] for name in link.between)
         rate[a, b], rate[b, a] = link.rate, link.back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,17 @@ _NAMED = 30
 _INK, _QUIET, _PAPER, _GROUND = "#22303c", "#8a97a3", "#ffffff", "#eef2f5"
 
 
+def check_installed() -> None:
+    """Raise `UsageError` without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("pictures need matplotlib: pip install 'p2psync[plot]'")
+
+
 def draw(plan: Plan, network: Network, title: str, path: Path) -> None:
     """Draw to a .png or .svg file; nodes that cannot be reached are left out. Raises `UsageError`."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise UsageError("pictures need matplotlib: pip install 'p2psync[plot]'") from None
+    check_installed()
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -86,19 +86,26 @@ class Plan:
             above = np.where(above >= 0, self.parents[rows, above], -1)
         return depth
 
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """The index of each node by name."""
+        return {name: i for i, name in enumerate(self.names)}
+
+    @cached_property
+    def _below(self) -> list[tuple[Ints, Ints]]:
+        return [_grouped(row, len(self.names)) for row in self.parents]
+
     def node_plan(self, name: str) -> NodePlan:
         """What one node must know."""
         return next(self.node_plans([name]))
 
     def node_plans(self, names: list[str] | None = None) -> Iterator[NodePlan]:
         """What each node must know, in the order of the names (None: all)."""
-        index = {name: i for i, name in enumerate(self.names)}
-        below = [_grouped(row, len(self.names)) for row in self.parents]
         for name in self.names if names is None else names:
-            i = index[name]
+            i = self.index[name]
             peers: dict[int, int] = {}
             places = []
-            for tree, (order, cuts) in enumerate(below):
+            for tree, (order, cuts) in enumerate(self._below):
                 parent = int(self.parents[tree, i])
                 children = order[cuts[i] : cuts[i + 1]].tolist()
                 known = [peers.setdefault(peer, len(peers)) for peer in children]

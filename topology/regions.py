@@ -11,6 +11,8 @@ from itertools import pairwise
 
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import dijkstra
 from scipy.spatial.distance import squareform
 
 from topology.network import Floats, Ints
@@ -23,13 +25,15 @@ NEVER_NEAR = 0.040
 _GAP = 1.6
 #: How much a gap at a longer distance must be wider to be preferred: regions are as large as they may be.
 _LIKE = 0.7
+#: Seconds that no round trip is below: what is 0 in a sparse matrix is not there.
+_LEAST = 1e-9
 
 
 def cluster(rtt: Floats, *, never_near: float = NEVER_NEAR) -> Ints:
     """A label for each node, numbered by first appearance.
 
     rtt: nodes × nodes in seconds; nan where it was never measured. The lesser of the two directions counts (jitter only
-    adds). A missing pair is estimated over the nodes that both were measured with; nodes without any are by themselves.
+    adds). A missing pair is estimated over the nodes between; nodes without any round trip are by themselves.
     Pure and deterministic, and independent of the order of nodes but for the labels' numbers.
     """
     n = len(rtt)
@@ -57,7 +61,7 @@ def _cut(levels: Floats, never_near: float) -> float:
 
 
 def _completed(rtt: Floats) -> Floats:
-    """Missing pairs from the nodes between: no farther than the way over one, no nearer than any difference."""
+    """Missing pairs from the nodes between: no farther than the way over some, no nearer than any difference."""
     rtt = rtt.copy()
     np.fill_diagonal(rtt, 0)
     known = np.isfinite(rtt)
@@ -66,12 +70,14 @@ def _completed(rtt: Floats) -> Floats:
         return rtt
     far = np.where(known, rtt, np.inf)
     apart = 10 * float(np.nanmax(np.where(known, rtt, np.nan), initial=NEVER_NEAR))
+    # Over many, since of many nodes two near ones may share none: 1,000 that each timed 48 others.
+    graph = csr_matrix(np.where(known & ~np.eye(len(rtt), dtype=bool), np.maximum(rtt, _LEAST), 0))
     found = rtt.copy()
     for i in np.flatnonzero(missing.any(axis=1)):
-        others = np.flatnonzero(missing[i])
-        way = (far[i][None, :] + far[others]).min(axis=1)
-        with np.errstate(invalid="ignore"):
-            gap = np.where(known[i][None, :] & known[others], np.abs(rtt[i][None, :] - rtt[others]), 0).max(axis=1)
-        # Over a node nearby both agree; over far nodes alone, the difference tells near from far better.
+        others, between = np.flatnonzero(missing[i]), np.flatnonzero(known[i])
+        way = dijkstra(graph, directed=False, indices=i)[others]
+        theirs = far[np.ix_(others, between)]
+        gap = np.where(np.isfinite(theirs), np.abs(far[i, between] - theirs), 0).max(axis=1)
+        # Over nodes nearby both agree; over far nodes alone, the difference tells near from far better.
         found[i, others] = np.where(np.isfinite(way), (way + gap) / 2, apart)
     return np.asarray((found + found.T) / 2)

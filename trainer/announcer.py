@@ -150,7 +150,7 @@ class Announcer:
         # Before the first view nobody is known to need anything, which is not to be acted on.
         if self._view is None:
             return []
-        members = [member for member in self._view.members if member.info.role == "actor"]
+        members = [member for member in self._view.members if member.info.role != "trainer"]
         return to_retire(self.lineage(whole=False), members, self._keep)
 
     def _fence(self, error: FencedError) -> None:

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.errors import FencedError, HubError, P2PSyncError, StoreError
 from p2psync.membership.hub import HubConfig
+from p2psync.membership.planning import Planner
 from p2psync.membership.records import HUB_HOST, NodeInfo, View
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
@@ -55,7 +56,7 @@ class TrainerConfig:
     host, port: where peers connect (0: any port). advertise: address told to peers, "" lets the hub see it.
     profile: of deltas, or "auto": see `trainer.profile_choice`. link_mbps: what the slowest link gives, 0: as members
     measure it. squash: make squashes for members that are behind. anchor_ratio, keep: see `trainer.retention`.
-    ttl: seconds of a lease at the embedded hub.
+    ttl: seconds of a lease at the embedded hub. plan: whether that hub makes plans.
     wait_for_hub: where an external hub cannot be reached at the start, try again until it can.
     """
 
@@ -75,6 +76,7 @@ class TrainerConfig:
     anchor_ratio: float = 1.0
     keep: int = 64
     ttl: float = 10.0
+    plan: bool = True
     wait_for_hub: bool = False
 
 
@@ -372,7 +374,12 @@ class TrainerNode:
             pause = min(RETRY_LAST, pause * 2)
 
     async def _embed_hub(self, trusted: frozenset[bytes]) -> str:
-        self.hub = HubService(HubConfig(trusted=trusted, ttl=self.config.ttl), token=self.config.token)
+        self.hub = HubService(
+            HubConfig(trusted=trusted, ttl=self.config.ttl),
+            token=self.config.token,
+            planner=_hub_planner() if self.config.plan else None,
+            on_trouble=lambda message: self._emit(Trouble(message)),
+        )
         self._on_hub(self.hub)
         port = await self.hub.start(self.config.host, self.config.hub_port)
         host = "127.0.0.1" if self.config.host in ("", "0.0.0.0", "::") else self.config.host
@@ -383,6 +390,13 @@ class TrainerNode:
         self.announcer.viewed(view)
         if self._catch_up is not None:
             self._catch_up.viewed(view)
+
+
+def _hub_planner() -> Planner:
+    from topology.hub_planner import HubPlanner  # scipy and compiled loops: only where a hub plans
+
+    # Above the revisions of an earlier life of this hub, which nodes may still follow.
+    return HubPlanner(int(time.time()))
 
 
 def _published(made: Made) -> Published:

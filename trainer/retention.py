@@ -33,7 +33,8 @@ def to_retire(lineage: Sequence[Announcement], members: Iterable[Member], keep: 
 
     A delta of the chain is kept for the live `members` that run its base or an earlier version and would use it; for
     joiners, who fetch an anchor and go on from it; and, for `keep` versions back, for whoever was away. While a member
-    runs nothing yet, it may be fetching the anchor before the newest one, which is kept until it is done.
+    runs nothing yet, it may be fetching the anchor before the newest one, which is kept until it is done; and while one
+    runs the base of the newest delta, it may be fetching that, even if a new anchor is less.
 
     A squash is kept while it is on the best way of some member; and while one may be fetching it, having been told of
     it, as long as it leads past the newest anchor.
@@ -58,7 +59,8 @@ def to_retire(lineage: Sequence[Announcement], members: Iterable[Member], keep: 
     for delta in chain:  # from the head backwards
         bytes_left -= delta.payload_bytes
         base = -1 if delta.base is None else delta.base
-        if base >= start or (base >= floor and bytes_left >= 0):
+        under_way = delta is chain[0] and base in wanted
+        if base >= start or under_way or (base >= floor and bytes_left >= 0):
             needed.add(delta.id)
     needed |= _squashes_in_use(lineage, members, anchor)
     return [a for a in lineage if a.id not in needed]

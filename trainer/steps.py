@@ -70,21 +70,10 @@ class Keeping:
     def finish(self) -> None:
         """All blocks were taken, and did what the manifest says."""
         began = time.monotonic()
-        m = self._pack.manifest
         if self._writer is not None and self._encoding is not None:
             with suppress(StoreError):
                 self._encoding.finish()
-                self._writer.finish(
-                    self._encoding.manifest(
-                        run=m.run,
-                        epoch=m.epoch,
-                        version=m.version,
-                        base=m.base,
-                        digest=m.digest,
-                        base_digest=m.base_digest,
-                        created=m.created,
-                    )
-                )
+                self._writer.finish(self._encoding.manifest_like(self._pack.manifest))
         self.abandon()
         self.seconds += time.monotonic() - began
 

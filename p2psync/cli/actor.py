@@ -1,4 +1,4 @@
-"""`p2psync actor`: keep a directory byte-identical to the published checkpoint."""
+"""`p2psync actor`: keep a directory byte-identical to the published checkpoint; or only pass it on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from p2psync.observe.events import Note, Trouble
 def actor(
     join: Annotated[str, typer.Option(help="The hub's URL.")],
     trust: Annotated[list[str], typer.Option(help="The trainer's public key, or a file with it; may be repeated.")],
-    into: Annotated[Path, typer.Option(help="DIR/current will be the checkpoint.")],
+    into: Annotated[Path | None, typer.Option(help="DIR/current will be the checkpoint.")] = None,
+    relay: Annotated[bool, typer.Option("--relay", help="Keep no weights: only fetch, keep and serve chunks.")] = False,
     base: Annotated[
         Path | None, typer.Option(help="A local copy of the base model: what it has is not fetched.")
     ] = None,
-    store: Annotated[Path | None, typer.Option(help="Where chunks are kept [DIR/.p2psync/swarm].")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Where chunks are kept [DIR/.p2psync/swarm]; a relay needs it.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 0,
     listen: Annotated[bool, typer.Option(help="--no-listen: cannot be reached from outside; dial out only.")] = True,
@@ -36,21 +39,27 @@ def actor(
     reader_limit: Annotated[float, typer.Option(help="Seconds to wait for readers that hold a lock.")] = 30.0,
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
 ) -> None:
-    """Keep DIR/current byte-identical to the published checkpoint."""
+    """Keep DIR/current byte-identical to the published checkpoint; or, with --relay, only pass it on to others."""
     show = daemon.Show(json)
     trusted = daemon.trusted_keys(trust)
     check_url(join)
     if base is not None and not base.exists():
         raise UsageError(f"--base {base} does not exist")
+    if relay and (into is not None or base is not None):
+        raise UsageError("--relay keeps no weights: leave out --into and --base, and name a --store")
+    place = store or (into / ".p2psync" / "swarm" if into is not None else None)
+    if place is None:
+        wanted = "--relay needs --store DIR: where it keeps chunks" if relay else "--into DIR is missing"
+        raise UsageError(f"{wanted}; `p2psync actor --help` tells more")
 
     async def build() -> None:
+        from actor import node as nodes
         from actor.directory import local_digest, open_directory
-        from actor.node import ActorConfig, ActorNode
 
-        config = ActorConfig(
+        config = nodes.ActorConfig(
             hub_url=join,
             trusted=trusted,
-            store=store or into / ".p2psync" / "swarm",
+            store=place,
             host=host,
             port=port if listen else None,
             advertise=advertise,
@@ -59,23 +68,26 @@ def actor(
             streams=streams,
             scrub_share=scrub / 100,
         )
-        copy = base
-        try:
-            digest = await asyncio.to_thread(local_digest, into, copy)
-        except FormatError as error:
-            show(Trouble(f"--base is of no use, everything is fetched: {error}"))
-            copy, digest = None, ""
-        node = ActorNode(
-            config,
-            lambda packs: open_directory(into, packs, copy, reader_limit),
-            local_digest=digest,
-            on_event=show,
-        )
+        if into is None:
+            node, where = nodes.relay(config, on_event=show), place
+        else:
+            copy, home, where = base, into, into / "current"
+            try:
+                digest = await asyncio.to_thread(local_digest, into, copy)
+            except FormatError as error:
+                show(Trouble(f"--base is of no use, everything is fetched: {error}"))
+                copy, digest = None, ""
+            node = nodes.ActorNode(
+                config,
+                lambda packs: open_directory(home, packs, copy, reader_limit),
+                local_digest=digest,
+                on_event=show,
+            )
         await node.start()
         try:
             live = node.position
             if live is not None:
-                show(Note(f"version {live.version} is live in {into / 'current'}"))
+                show(Note(f"version {live.version} is live in {where}"))
             running = node.until(until) if until is not None else node.until_broken()
             await daemon.until_stopped(asyncio.create_task(running))
         finally:

@@ -11,10 +11,12 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from p2psync.cli.bench_swarm import swarm
 from p2psync.cli.output import JsonTarget, report_json
 from p2psync.errors import UsageError
 
 app = typer.Typer(help="Measure, beside the limit and beside others.", no_args_is_help=True)
+app.command("swarm")(swarm)
 
 _T = TypeVar("_T", int, float)
 _SCALES = {"MB": 10**6, "GB": 10**9}
@@ -66,6 +68,10 @@ def codec(
     chosen = PROFILES if profile == "all" else (profile,)
     if unknown := set(chosen) - set(PROFILES):
         raise UsageError(f"--profile {sorted(unknown)[0]!r}: choose all, {', '.join(PROFILES)}")
+    if plot is not None:
+        from bench.plot import check_installed, plot_codec_report
+
+        check_installed()
     densities, model_bytes = density or [0.01], parse_size(size)
     options = bench.Options(
         profiles=chosen,
@@ -100,8 +106,6 @@ def codec(
     if json is not None:
         report_json(report, json)
     if plot is not None:
-        from bench.plot import plot_codec_report
-
         plot_codec_report(report, plot)
 
 

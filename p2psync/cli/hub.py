@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
 
 from p2psync.cli import daemon
-from p2psync.observe.events import Note
+from p2psync.observe.events import Note, Trouble
 
 
 def hub(
@@ -16,9 +17,10 @@ def hub(
     port: Annotated[int, typer.Option(help="Port (HTTP); 0: any.", min=0, max=65535)] = 7070,
     token: Annotated[str | None, typer.Option(help="Join token that every node must know.")] = None,
     ttl: Annotated[float, typer.Option(help="Seconds of a lease.", min=1)] = 10.0,
+    plan: Annotated[bool, typer.Option(help="Plan from what nodes measure who sends what to whom.")] = True,
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
 ) -> None:
-    """Run the hub alone: leases, announcements, members."""
+    """Run the hub alone: leases, announcements, members, the plan."""
     show = daemon.Show(json)
     trusted = daemon.trusted_keys(trust)
 
@@ -26,7 +28,18 @@ def hub(
         from p2psync.membership.hub import HubConfig
         from p2psync.net.hub import HubService
 
-        service = HubService(HubConfig(trusted=trusted, ttl=ttl), token=token)
+        planner = None
+        if plan:
+            from topology.hub_planner import HubPlanner
+
+            planner = HubPlanner(int(time.time()))
+
+        service = HubService(
+            HubConfig(trusted=trusted, ttl=ttl),
+            token=token,
+            planner=planner,
+            on_trouble=lambda message: show(Trouble(message)),
+        )
         bound = await service.start(host, port)
         show(Note(f"hub at http://{'127.0.0.1' if host in ('', '0.0.0.0', '::') else host}:{bound}"))
         try:

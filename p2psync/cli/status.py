@@ -41,7 +41,7 @@ def _show(found: Status) -> None:
     head = "none yet" if view.head is None else str(view.head)
     console.print(f"run {view.run[:12] or 'none yet'}  epoch {view.epoch}  version {head}  hub up {_ago(found.uptime)}")
     table = Table(box=None, pad_edge=False)
-    for title in ("node", "role", "region", "address", "version", "digest", "fetches at", "heard"):
+    for title in ("node", "role", "region", "address", "version", "digest", "fetches at", "up/down", "heard"):
         table.add_column(title)
     ages = {age.node: age for age in found.ages}
     for member in sorted(view.members, key=lambda m: (m.info.role != "trainer", m.info.region, m.info.node)):
@@ -55,6 +55,7 @@ def _show(found: Status) -> None:
             ("–" if member.version is None else str(member.version)) + behind,
             member.digest[:12],
             f"{8e-6 * member.fetch_rate:.4g} Mbit/s" if member.fetch_rate else "–",
+            f"{age.up:.4g}/{age.down:.4g} Mbit/s" if age and (age.up or age.down) else "–",
             _ago(age.heard) if age else "–",
         )
     console.print(table)

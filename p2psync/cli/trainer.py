@@ -48,6 +48,9 @@ def trainer(
         float, typer.Option(help="A new anchor once deltas outweigh the last by this.", min=0.01)
     ] = 1.0,
     ttl: Annotated[float, typer.Option(help="Seconds of a lease at the embedded hub.", min=1)] = 10.0,
+    plan: Annotated[
+        bool, typer.Option(help="The embedded hub plans, from what nodes measure, who sends what to whom.")
+    ] = True,
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
 ) -> None:
     """Publish each checkpoint that appears in a directory; embeds the hub."""
@@ -80,6 +83,7 @@ def trainer(
             anchor_ratio=anchor_ratio,
             keep=keep,
             ttl=ttl,
+            plan=plan,
         )
         node = TrainerNode(config, show)
         watching = WatchDaemon(node, watch, marker=marker, settle=settle, on_event=show)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -84,7 +85,7 @@ def run(
     from topology.model import load
 
     topology = load(file)
-    with _network(file, congestion, seed) as network:
+    with _ending_well(), _network(file, congestion, seed) as network:
         only = host or []
         for name in only:
             network.address(name)
@@ -175,6 +176,16 @@ def _network(file: Path, congestion: str | None, seed: int) -> Iterator[Any]:
         raise UsageError(f"{file} is up: its congestion control was chosen by `wan up`")
     else:
         yield Network(state)
+
+
+@contextmanager
+def _ending_well() -> Iterator[None]:
+    """SIGTERM ends this process as Ctrl-C does, not before what it started is killed."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _prefix(host: str, lines: IO[str]) -> None:

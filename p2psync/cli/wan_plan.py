@@ -38,6 +38,10 @@ def plan(
     for picture, suffix in ((png, ".png"), (svg, ".svg")):
         if picture is not None and picture.suffix.lower() != suffix:
             raise UsageError(f"--{suffix[1:]} {picture}: the name should end in {suffix}")
+    if png or svg:
+        from topology.picture import check_installed, draw
+
+        check_installed()
     network = from_topology(load(file))
     made = make_plan(network, most_children=children)
     figures = plan_figures(made, network, payload, piece)
@@ -47,8 +51,6 @@ def plan(
             typer.echo(line)
     for picture in (png, svg):
         if picture is not None:
-            from topology.picture import draw
-
             receivers = len(made.names) - 1
             title = f"{file.name}: {figures.rate:.1f} of at most {figures.bound:.1f} Mbit/s to all {receivers}"
             draw(made, network, title, picture)

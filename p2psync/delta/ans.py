@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels import inline, kernel
+from p2psync.delta.kernels import inline, kernel, leading
 
 STATE_BITS = 11
 STATES = 1 << STATE_BITS
@@ -94,9 +94,10 @@ def fill_reader(frequencies: NDArray[np.int64], templates: NDArray[np.uint64], t
     """For each state what its symbol's template says, and how to go on.
 
     The number of bits to be read is added to the template; from bit 32 on stands the state that follows if they are
-    all zero, from bit 48 on the mask that they have. Nothing is written if there are no symbols.
+    all zero, from bit 48 on the mask that they have. All is zero if there are no symbols.
     """
     if frequencies.sum() != STATES:
+        table[:] = 0
         return
     owners = np.empty(STATES, np.uint8)
     _spread(frequencies, owners)
@@ -105,9 +106,8 @@ def fill_reader(frequencies: NDArray[np.int64], templates: NDArray[np.uint64], t
         symbol = owners[state]
         place = places[symbol]
         places[symbol] += 1
-        bits = 0
-        while place << bits < STATES:
-            bits += 1
+        # As many as make it one of the states again.
+        bits = STATE_BITS - 63 + np.int64(leading(np.uint64(place)))
         base = (place << bits) - STATES
         table[state] = templates[symbol] + np.uint64(bits | base << 32 | ((1 << bits) - 1) << 48)
 

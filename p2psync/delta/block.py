@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.errors import FormatError
 
-MIN_BLOCK_UNITS = 1 << 16
+MIN_BLOCK_UNITS = 1 << 15
 MAX_BLOCK_UNITS = 1 << 20
 #: A block never spans more bytes of its tensor than this: blocks of wide units span fewer units.
 MAX_BLOCK_BYTES = 2 << 20
@@ -42,9 +42,9 @@ class Block:
 
 
 def check_block_units(block_units: int) -> None:
-    """Raise `FormatError` unless `block_units` is a power of two from 2^16 to 2^20."""
+    """Raise `FormatError` unless `block_units` is a power of two from 2^15 to 2^20."""
     if block_units & (block_units - 1) or not MIN_BLOCK_UNITS <= block_units <= MAX_BLOCK_UNITS:
-        raise FormatError(f"blocks of {block_units} units; a power of two from 2^16 to 2^20 is wanted")
+        raise FormatError(f"blocks of {block_units} units; a power of two from 2^15 to 2^20 is wanted")
 
 
 def block_span(width: int, block_units: int) -> int:

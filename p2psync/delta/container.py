@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from p2psync.delta import fast, tight
+from p2psync.delta import fast, tight, tight_read
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import Block, block_count, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
@@ -254,9 +254,9 @@ def iter_chunk(
     if code == fast.CODE:
         yield from fast.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
     elif code == tight.CODE:
-        yield from tight.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
+        yield from tight_read.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
     elif code == tight.CODE_HISTORY and history is not None:
-        yield from tight.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base, history)
+        yield from tight_read.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base, history)
     elif code == tight.CODE_HISTORY:
         raise FormatError("a chunk that was made with a history, which is missing here")
     else:

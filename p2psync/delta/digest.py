@@ -30,12 +30,10 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from p2psync.delta import kernels
-from p2psync.delta.tensors import TensorSpec, Units
+from p2psync.delta.tensors import DIGEST_BYTES, TensorSpec, Units
 
 #: The digest is a sum modulo this.
 MODULUS = 1 << 128
-#: Bytes of a digest on the wire.
-DIGEST_BYTES = 16
 _CONTEXT = b"p2psync tensor v1\0"
 # The kernels add 32-bit halves in 64-bit sums: fewer than 2^31 units in one call keep even signed sums exact.
 _SPAN = 1 << 30

@@ -19,6 +19,8 @@ MAX_CLASSES = 8
 #: Scales that can be told apart: this many, in a row; a class for those below, and one for those above, included.
 WINDOW = 16
 GROUP, QUAD, RUN = 64, 256, 4096
+#: Items that are looked at together, and so may be looked at after the last.
+BEYOND = 8
 
 _I1, _I16, _I64, _BYTE = ir.IntType(1), ir.IntType(16), ir.IntType(64), ir.IntType(8)
 _LANES = ir.VectorType(_I64, MAX_CLASSES)
@@ -174,6 +176,49 @@ def group_of(typing_context: Any, row: Any, rank: Any) -> Any:
         return _call(builder, "llvm.ctpop", _I64, [builder.bitcast(below, _I64)])
 
     return types.uint64(types.uint64, types.uint64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def take_below(typing_context: Any, items: Any, left: Any, start: Any, stop: Any, tag: Any, out: Any) -> Any:
+    """`take_below(items, left, start, stop, tag, out) -> u64`: how many of `left` items, and of 8, have a rank (the low
+    32 bits; they rise) below `stop`. All 8 are copied to `out`, less `start`, with `tag` added."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        items, left, start, stop, tag, out = args
+        entries = _load(builder, items, _LANES)
+        ranks = builder.and_(entries, ir.Constant(_LANES, [0xFFFFFFFF] * BEYOND))
+        below = builder.icmp_unsigned("<", ranks, _splat(builder, stop, _LANES))
+        there = builder.icmp_unsigned("<", ir.Constant(_LANES, list(range(BEYOND))), _splat(builder, left, _LANES))
+        entries = builder.sub(entries, _splat(builder, builder.sub(start, tag), _LANES))
+        _store(builder, entries, out)
+        bits = builder.bitcast(builder.and_(below, there), ir.IntType(BEYOND))
+        return _call(builder, "llvm.ctpop", _I64, [builder.zext(bits, _I64)])
+
+    return types.uint64(*[types.uint64] * 6), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def count_before(typing_context: Any, words: Any, counts: Any) -> Any:
+    """Write to `counts`, u64, for each of the 64 u64 at `words` how many bits are set in those before it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words, counts = args
+        zeros = ir.Constant(_LANES, [0] * 8)
+        before = zeros
+        for k in range(8):
+            own = _call(builder, "llvm.ctpop", _LANES, [_load(builder, builder.add(words, _I64(64 * k)), _LANES)])
+            sums = own
+            for step in (1, 2, 4):
+                moved = builder.shuffle_vector(
+                    zeros, sums, _order([8 - step + i if i >= step else i for i in range(8)])
+                )
+                sums = builder.add(sums, moved)
+            sums = builder.add(sums, before)
+            _store(builder, builder.sub(sums, own), builder.add(counts, _I64(64 * k)))
+            before = _shuffle(builder, sums, [7] * 8)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -213,21 +213,32 @@ def read_symbols(
         table, extra = _U(tables[c].ctypes.data), _U(extra_tables[c].ctypes.data)
         rank_a, rank_b = ~_U(0), ~_U(0)
         both = min(_U(sizes[0, c]), _U(sizes[1, c]))
-        for _ in range(both):
-            at_a, state_a, rank_a, step_a = _read_change(base, at_a, state_a, rank_a, shift, lead, table, extra)
-            at_b, state_b, rank_b, step_b = _read_change(base, at_b, state_b, rank_b, shift, lead, table, extra)
+        # The bits of two changes that tell nothing unusual are in one word.
+        twice = both >> _ONE if shift + lead + _U(STATE_BITS) <= _U(28) else _U(0)
+        for _ in range(twice):
+            word_a, word_b = _bits_at(base, at_a), _bits_at(base, at_b)
+            for k in range(2):
+                at_a, word_a, state_a, rank_a, step_a = _read_change(
+                    base, at_a, stop_a, word_a, state_a, rank_a, shift, lead, table, extra
+                )
+                at_b, word_b, state_b, rank_b, step_b = _read_change(
+                    base, at_b, stop_b, word_b, state_b, rank_b, shift, lead, table, extra
+                )
+                store(out_a, k, rank_a | step_a, _LONG)
+                store(out_b, k, rank_b | step_b, _LONG)
             if (at_a > stop_a) | (at_b > stop_b):
                 return False
-            store(out_a, 0, rank_a | step_a, _LONG)
-            store(out_b, 0, rank_b | step_b, _LONG)
-            out_a += _U(8)
-            out_b += _U(8)
+            out_a += _U(16)
+            out_b += _U(16)
+        both = twice << _ONE
         for k in range(2):
             at, state, rank, out, stop = (
                 (at_b, state_b, rank_b, out_b, stop_b) if k else (at_a, state_a, rank_a, out_a, stop_a)
             )
             for _ in range(both, _U(sizes[k, c])):
-                at, state, rank, step = _read_change(base, at, state, rank, shift, lead, table, extra)
+                at, _, state, rank, step = _read_change(
+                    base, at, stop, _bits_at(base, at), state, rank, shift, lead, table, extra
+                )
                 if at > stop:
                     return False
                 store(out, 0, rank | step, _LONG)
@@ -253,26 +264,39 @@ def _begin(base: Any, begin: Any, some: Any) -> Any:
 
 
 @inline
-def _read_change(base: Any, at: Any, state: Any, rank: Any, shift: Any, lead: Any, table: Any, extra: Any) -> Any:
+def _bits_at(base: Any, at: Any) -> Any:
+    """57 bits or more from bit `at` after address `base` on."""
+    return load(base + (at >> _U(3)), 0, _LONG) >> (at & _U(7))
+
+
+@inline
+def _read_change(
+    base: Any, at: Any, stop: Any, word: Any, state: Any, rank: Any, shift: Any, lead: Any, table: Any, extra: Any
+) -> Any:
     """The next change at bit `at` after address `base`: the bit after it, state, rank, and the step at bit 32.
 
-    The bit after it is beyond all others where the symbol is not known.
+    word: the bits from `at` on, at least as many as a change takes that the table tells all of; what is left of them is
+    returned after the bit. That is beyond all others where the symbol is not known. What is loaded here begins at bit
+    `stop` at the latest.
     """
-    word = load(base + (at >> _U(3)), 0, _LONG) >> (at & _U(7))
     entry = load(table, np.int64(state), _LONG)
     state = ((entry >> _U(32)) & _U(STATES - 1)) + ((word >> (shift + lead)) & (entry >> _U(48)))
     magnitude = (entry >> _U(6)) & _U(3)
     rank += _ONE + ((word >> lead) & ((_ONE << shift) - _ONE))
-    at += entry & _U(63)
+    sign = word & lead
     if magnitude != _U(0):
         rank += (entry >> _U(8)) & _U(0xFFFFFF)
+        at += entry & _U(63)
+        word >>= entry & _U(63)
     else:
-        more, state, over, magnitude = _look_closer(word >> (entry & _U(63)), entry, state, shift, extra)
-        at += more
+        more, state, over, magnitude = _look_closer(
+            _bits_at(base, min(at, stop)) >> (entry & _U(63)), entry, state, shift, extra
+        )
+        at += (entry & _U(63)) + more
         rank += over
-    sign = word & lead
+        word = _bits_at(base, min(at, stop))
     step = ((magnitude ^ (~sign + _ONE)) + sign) & _U(0xFFFF)
-    return at, state, rank, step << _STEP
+    return at, word, state, rank, step << _STEP
 
 
 @kernel

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from p2psync.delta import ans, symbols
 from p2psync.delta.ans import MAX_LEVEL, STATES
 from p2psync.delta.classes import Counts
-from p2psync.delta.kernels import kernel
+from p2psync.delta.kernels import kernel, plain
 from p2psync.delta.lanes import MAX_CLASSES, WINDOW
 from p2psync.delta.streams import Bytes
 from p2psync.delta.symbols import BUCKETS, EXTRAS, KINDS, MAX_SHIFT, SYMBOLS
@@ -33,6 +33,8 @@ from p2psync.errors import FormatError
 _BUCKET = 0.36
 #: Shifts, whether there are signs, and for each class the tables of `symbols.read_symbols`.
 Readers = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint64]]
+#: Memory for the tables of `symbols.read_symbols`.
+ReaderRoom = tuple[NDArray[np.uint64], NDArray[np.uint64]]
 #: The same for `symbols.write_symbols`: books and states to follow, of symbols and of extra symbols.
 Writers = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint64], NDArray[np.uint16]]
 
@@ -92,45 +94,20 @@ class Tables:
     @classmethod
     def from_bytes(cls, data: Bytes) -> Tables:
         """The inverse of `to_bytes`. Raises `FormatError`."""
-        half = WINDOW // 2
-        packed = data[1 : 1 + half]
-        if packed.size != half:
-            raise FormatError("a chunk's tables are cut off")
         window = np.empty(1 + WINDOW, np.uint8)
-        window[0], window[1::2], window[2::2] = data[0], packed & 15, packed >> 4
-        classes = int(window[1:].max()) + 1
-        if classes > MAX_CLASSES:
-            raise FormatError(f"a chunk's tables have {classes} classes; at most {MAX_CLASSES} are possible")
-        at = 1 + half
-        shifts = np.empty(classes, np.uint8)
-        levels, extras = np.zeros((classes, SYMBOLS), np.uint8), np.zeros((classes, EXTRAS), np.uint8)
-        for c in range(classes):
-            shift, at = _take(data, at, 1)
-            used, at = _take(data, at, 1)
-            if shift[0] > MAX_SHIFT or used[0] > BUCKETS:
-                raise FormatError("a chunk's tables have a class of too many buckets")
-            shifts[c] = shift[0]
-            part, at = _take(data, at, KINDS * int(used[0]))
-            rises = part.reshape(KINDS, int(used[0]))
-            levels[c].reshape(KINDS, BUCKETS)[:, : used[0]] = np.cumsum(rises, axis=1, dtype=np.uint8)
-            extra, at = _take(data, at, 1)
-            if extra[0] > EXTRAS:
-                raise FormatError("a chunk's tables have too many extra symbols")
-            extras[c, : extra[0]], at = _take(data, at, int(extra[0]))
-        if at != data.size or levels.max() > MAX_LEVEL or extras.max() > MAX_LEVEL:
-            raise FormatError("a chunk's tables have a level that is too high, or bytes after them")
-        return cls.of(window, shifts, levels, extras)
+        shifts = np.empty(MAX_CLASSES, np.uint8)
+        levels, extras = np.zeros((MAX_CLASSES, SYMBOLS), np.uint8), np.zeros((MAX_CLASSES, EXTRAS), np.uint8)
+        frequencies, others = np.empty(levels.shape, np.int64), np.empty(extras.shape, np.int64)
+        classes = _parse(plain(data), window, shifts, levels, extras, frequencies, others)
+        if classes < 0:
+            raise FormatError(f"a chunk's tables {_WRONG[~classes]}")
+        used = slice(classes)
+        return cls(window, shifts[used], levels[used], extras[used], frequencies[used], others[used])
 
-    def readers(self, signs: bool) -> Readers:
-        """What the reading loop needs."""
-        classes = self.shifts.size
-        tables, extra_tables = np.zeros((classes, STATES), np.uint64), np.zeros((classes, STATES), np.uint64)
-        templates, extra_templates = np.empty(SYMBOLS, np.uint64), np.empty(EXTRAS, np.uint64)
-        symbols.extra_templates(extra_templates)
-        for c in range(classes):
-            symbols.templates(int(self.shifts[c]), signs, templates)
-            ans.fill_reader(self.frequencies[c], templates, tables[c])
-            ans.fill_reader(self.extra_frequencies[c], extra_templates, extra_tables[c])
+    def readers(self, signs: bool, room: ReaderRoom | None = None) -> Readers:
+        """What the reading loop needs; room: memory for it, which must not be in use."""
+        tables, extra_tables = reader_room() if room is None else room
+        _fill_readers(self.shifts, signs, self.frequencies, self.extra_frequencies, tables, extra_tables)
         return self.shifts, signs, tables, extra_tables
 
     def writers(self, signs: bool) -> Writers:
@@ -203,22 +180,142 @@ def _rises(places: Counts, sizes: Counts, ends: Counts, heads: Counts) -> None:
         heads[k, 2 + sizes.shape[1]] = ends[k] - (0 if first else ends[k - 1])
 
 
-def read_heads(data: Bytes, classes: int, most: int) -> Counts:
-    """What `write_heads` wrote of `most` blocks at most: (blocks, 3 + classes), as the bytes tell, sizes summed up.
+def reader_room() -> ReaderRoom:
+    """For `Tables.readers`."""
+    return np.empty((MAX_CLASSES, STATES), np.uint64), np.empty((MAX_CLASSES, STATES), np.uint64)
 
-    Raises `FormatError`.
+
+#: What can be wrong with the bytes of tables.
+_WRONG = (
+    "are cut off",
+    f"have more than {MAX_CLASSES} classes",
+    "have a class of too many buckets",
+    "have too many extra symbols",
+    "have a level that is too high, or bytes after them",
+    "have symbols of no weight",
+)
+
+
+@kernel
+def _parse(
+    data: NDArray[np.uint8],
+    window: NDArray[np.uint8],
+    shifts: NDArray[np.uint8],
+    levels: NDArray[np.uint8],
+    extras: NDArray[np.uint8],
+    frequencies: NDArray[np.int64],
+    extra_frequencies: NDArray[np.int64],
+) -> int:
+    """Read tables into arrays for the most classes that there may be; `levels` and `extras` are zeros.
+
+    Returns how many classes there are, or the complement of a place in `_WRONG`, which is less than 0.
+    """
+    at = 1 + WINDOW // 2
+    if data.size < at:
+        return -1
+    window[0], classes = data[0], 0
+    for k in range(WINDOW):
+        window[1 + k] = (data[1 + k // 2] >> (4 * (k & 1))) & 15
+        classes = max(classes, int(window[1 + k]) + 1)
+    if classes > MAX_CLASSES:
+        return -2
+    highest = 0
+    for c in range(classes):
+        if at + 2 > data.size:
+            return -1
+        shift, used = int(data[at]), int(data[at + 1])
+        if shift > MAX_SHIFT or used > BUCKETS:
+            return -3
+        shifts[c] = shift
+        at += 2
+        if at + KINDS * used + 1 > data.size:
+            return -1
+        for kind in range(KINDS):
+            level = 0
+            for bucket in range(used):
+                level = (level + int(data[at])) & 255
+                highest = max(highest, level)
+                levels[c, kind * BUCKETS + bucket] = level
+                at += 1
+        extra = int(data[at])
+        at += 1
+        if extra > EXTRAS:
+            return -4
+        if at + extra > data.size:
+            return -1
+        for b in range(extra):
+            highest = max(highest, int(data[at + b]))
+            extras[c, b] = data[at + b]
+        at += extra
+    if at != data.size or highest > MAX_LEVEL:
+        return -5
+    for c in range(classes):
+        if not (ans.share_states(levels[c], frequencies[c]) and ans.share_states(extras[c], extra_frequencies[c])):
+            return -6
+    return classes
+
+
+@kernel
+def _fill_readers(
+    shifts: NDArray[np.uint8],
+    signs: bool,
+    frequencies: NDArray[np.int64],
+    extra_frequencies: NDArray[np.int64],
+    tables: NDArray[np.uint64],
+    extra_tables: NDArray[np.uint64],
+) -> None:
+    templates, extra_templates = np.empty(SYMBOLS, np.uint64), np.empty(EXTRAS, np.uint64)
+    symbols.extra_templates(extra_templates)
+    for c in range(shifts.size):
+        symbols.templates(int(shifts[c]), signs, templates)
+        ans.fill_reader(frequencies[c], templates, tables[c])
+        ans.fill_reader(extra_frequencies[c], extra_templates, extra_tables[c])
+
+
+def read_heads(data: Bytes, classes: int, most: int, most_changed: int) -> tuple[Counts, Counts, Counts]:
+    """What `write_heads` wrote of `most` blocks and `most_changed` changes at most.
+
+    Row steps, indices and bytes as the bytes tell them, (blocks, 3); changes of each class, (blocks + 1, classes), of
+    which the last are zeros; changes of each block. Raises `FormatError`.
     """
     width = 3 + classes
     values = np.empty(min(data.size, most * width + 1), np.int64)
-    found = _read_varints(data, values)
+    found = _read_varints(plain(data), values)
     if found > most * width:
         raise FormatError(f"a chunk has more than {most} tight blocks")
     if found < 0 or found % width:
         raise FormatError("a chunk's heads are cut off or have a number that is not in its shortest form")
-    heads = values[:found].reshape(-1, width)
-    changes = heads[:, 2:-1]
-    heads[:, 2:-1] = np.cumsum(np.where(changes & 1, -(changes + 1 >> 1), changes >> 1), axis=0)
-    return heads
+    blocks = found // width
+    places, changed = np.empty((blocks, 3), np.int64), np.empty(blocks, np.int64)
+    sizes = np.empty((blocks + 1, classes), np.int64)
+    if not _sum_heads(values, places, sizes, changed, most_changed):
+        raise FormatError("a chunk has a block of more or fewer changes than it can have")
+    return places, sizes, changed
+
+
+@kernel
+def _sum_heads(values: Counts, places: Counts, sizes: Counts, changed: Counts, most: int) -> bool:
+    """Sum up the changes that heads tell; False if some are less than 0, a block has none, or there are too many."""
+    blocks, classes = len(changed), sizes.shape[1]
+    at, total = 0, 0
+    for c in range(classes):
+        sizes[blocks, c] = 0
+    for k in range(blocks):
+        places[k, 0], places[k, 1], places[k, 2] = values[at], values[at + 1], values[at + 2 + classes]
+        here = 0
+        for c in range(classes):
+            value = values[at + 2 + c]
+            size = (sizes[k - 1, c] if k else 0) + (-((value + 1) >> 1) if value & 1 else value >> 1)
+            if size < 0:
+                return False
+            sizes[k, c] = size
+            here += size
+        changed[k] = here
+        total += here
+        at += 3 + classes
+        if here < 1 or total > most:
+            return False
+    return True
 
 
 @kernel
@@ -252,9 +349,3 @@ def _write_varints(values: Counts, out: NDArray[np.uint8]) -> int:
         out[at] = value
         at += 1
     return at
-
-
-def _take(data: Bytes, at: int, size: int) -> tuple[Bytes, int]:
-    if at + size > data.size:
-        raise FormatError("a chunk's tables are cut off")
-    return data[at : at + size], at + size

@@ -50,6 +50,8 @@ _UNITS: dict[int, np.dtype[np.unsignedinteger]] = {
     8: np.dtype("<u8"),
 }
 
+#: Bytes of a digest on the wire; here, so that those who only pass chunks on need not load the digest's kernels.
+DIGEST_BYTES = 16
 #: Most dimensions of a tensor whose spec comes from elsewhere.
 MAX_DIMENSIONS = 64
 _Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]

@@ -15,16 +15,15 @@ With a *history* (`history`), which a receiver must have too, the symbols hold n
     1 byte   2 · parameter of the gaps' code + whether the last direction is the usual one
     then     meta part, symbols, raw signs, gaps, rest
 
-`ranks` says what classes and ranks are, `symbols` how changes are written, `tables` what stands before them. Tensors
-of 16-bit units that exist before and after are coded so; all other blocks, and dense ones, are in the `fast` body. A
-chunk that would be no smaller for it is a chunk of profile `fast`.
+`ranks` says what classes and ranks are, `symbols` how changes are written, `tables` what stands before them;
+`tight_read` is the way back. Tensors of 16-bit units that exist before and after are coded so; all other blocks, and
+dense ones, are in the `fast` body. A chunk that would be no smaller for it is a chunk of profile `fast`.
 """
 
 from __future__ import annotations
 
-import heapq
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,17 +31,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta import fast, symbols
-from p2psync.delta.block import Block, block_count, block_range, block_span
+from p2psync.delta.block import Block, block_span
 from p2psync.delta.classes import Classes, Counts
 from p2psync.delta.heads import MAX_BLOCKS as MOST_BLOCKS
-from p2psync.delta.history import History, SignReader, Signs, SignWriter
-from p2psync.delta.kernels import address, scan
+from p2psync.delta.history import History, Signs, SignWriter
+from p2psync.delta.kernels import scan
 from p2psync.delta.lanes import MAX_CLASSES
-from p2psync.delta.ranks import PLACE_BYTES, SCAN_BYTES, SPILL, place_changes, scan_ranked
-from p2psync.delta.streams import Bytes, pack_streams, read_varint, unpack_streams, varint
-from p2psync.delta.tables import Tables, read_heads, write_heads
+from p2psync.delta.ranks import SCAN_BYTES, scan_ranked
+from p2psync.delta.streams import pack_streams, varint
+from p2psync.delta.tables import Tables, write_heads
 from p2psync.delta.tensors import Row, Units
-from p2psync.errors import FormatError
 
 NAME = "tight"
 #: Of a chunk without and with a history.
@@ -308,150 +306,3 @@ def _longer(items: NDArray[np.uint64], filled: Counts, wanted: int) -> NDArray[n
     for c in range(MAX_CLASSES):
         longer[c, : filled[c]] = items[c, : filled[c]]
     return longer
-
-
-class _Head(NamedTuple):
-    row: int
-    start: int
-    units: int
-    sizes: Counts
-    begin: int
-    end: int
-
-
-def read_body(
-    data: memoryview,
-    rows: Sequence[Row],
-    block_units: int,
-    limit: int,
-    base: Callable[[int], Units] | None,
-    history: Past | None = None,
-) -> Iterator[Block]:
-    """Decode a body of at most `limit` bytes against the old units that `base` gives, and the history that it was made
-    with, if any. Raises `FormatError`.
-
-    Blocks come one by one; those that came before an error are valid, but not all. What has come may be added to the
-    old units before the next is asked for.
-    """
-    length, at = read_varint(data, 0)
-    size, at = read_varint(data, at)
-    beside, at = read_varint(data, at)
-    raw, gaps, surprises, way = 0, 0, 0, 0
-    if history is not None:
-        raw, at = read_varint(data, at)
-        gaps, at = read_varint(data, at)
-        surprises, at = read_varint(data, at)
-        way, at = data[at] if at < len(data) else 0, at + 1
-    parts = [at + sum(lengths) for lengths in ((), (length,), (length, size), (length, size, raw, gaps))]
-    if parts[-1] + beside != len(data):
-        raise FormatError("a chunk's length is not what its parts add up to")
-    raw_tables, raw_heads = unpack_streams(data[parts[0] : parts[1]], 2, limit)
-    tables = Tables.from_bytes(raw_tables)
-    heads = _read_heads(raw_heads, rows, block_units, tables.shifts.size)
-    if not heads or heads[-1].end != size:
-        raise FormatError("a chunk's blocks are not what its symbols are for")
-    bits = np.empty(size + symbols.SLACK, np.uint8)
-    bits[:size] = np.frombuffer(data[parts[1] : parts[2]], np.uint8)
-    bits[size:] = 0
-    blocks = _read_blocks(heads, rows, tables, bits, base, signed=history is None)
-    if history is not None:
-        middle = parts[2] + raw
-        signs = Signs(bytes(data[parts[2] : middle]), way & 1, way >> 1, surprises, bytes(data[middle : parts[3]]))
-        blocks = _turned(blocks, SignReader(signs, sum(int(head.sizes.sum()) for head in heads)), rows, history)
-    if beside:
-        blocks = _merge(blocks, iter(fast.read_body(data[parts[3] :], rows, block_units, limit)))
-    yield from blocks
-
-
-def _turned(blocks: Iterator[Block], signs: SignReader, rows: Sequence[Row], history: Past) -> Iterator[Block]:
-    """The blocks, with their signs."""
-    for block in blocks:
-        past = history(block.row)
-        if past is not None and past.count != rows[block.row].spec.count:
-            raise FormatError(f"the history of {rows[block.row].spec.name} is that of another tensor")
-        assert block.positions is not None
-        signs.apply(past, block.start, block.positions, block.steps)
-        yield block
-    signs.finish()
-
-
-def _merge(blocks: Iterator[Block], others: Iterator[Block]) -> Iterator[Block]:
-    """Both in rising order. Raises `FormatError` if they have a block in common."""
-    last = (-1, -1)
-    for block in heapq.merge(blocks, others, key=_place):
-        if _place(block) == last:
-            raise FormatError("a chunk has a block twice")
-        last = _place(block)
-        yield block
-
-
-def _place(block: Block) -> tuple[int, int]:
-    return block.row, block.start
-
-
-def _read_heads(data: Bytes, rows: Sequence[Row], block_units: int, classes: int) -> list[_Head]:
-    heads: list[_Head] = []
-    row, index, end = 0, -1, 0
-    table = read_heads(data, classes, MAX_BLOCKS)
-    sizes, changed = table[:, 2:-1], table[:, 2:-1].sum(axis=1)
-    if table.size and (sizes.min() < 0 or changed.min() < 1 or changed.sum() > MAX_CHANGED):
-        raise FormatError("a chunk has a block of more or fewer changes than it can have")
-    for k, (step, offset, size, most) in enumerate(
-        zip(*table[:, [0, 1, -1]].T.tolist(), changed.tolist(), strict=True)
-    ):
-        row += step
-        index = offset if step else index + 1 + offset
-        if row >= len(rows) or index >= block_count(rows[row].spec, block_units):
-            raise FormatError(f"a chunk has block {index} of row {row}, which is not in the table")
-        if rows[row].spec.width != WIDTH or not (rows[row].before and rows[row].after):
-            raise FormatError(f"a chunk has a tight block of {rows[row].spec.name}, which cannot be coded so")
-        start, units = block_range(rows[row].spec, block_units, index)
-        if most > units:
-            raise FormatError(f"a chunk has a block of {most} changes among {units} units")
-        heads.append(_Head(row, start, units, sizes[k], end, end + size))
-        end += size
-    return heads
-
-
-def _read_blocks(
-    heads: Sequence[_Head],
-    rows: Sequence[Row],
-    tables: Tables,
-    bits: Bytes,
-    base: Callable[[int], Units] | None,
-    *,
-    signed: bool,
-) -> Iterator[Block]:
-    readers = tables.readers(signs=signed)
-    nothing = _Head(0, 0, 0, np.zeros(tables.shifts.size, np.int64), 0, 0)
-    for k in range(0, len(heads), 2):
-        # Two at a time; beside the last of an odd number stands one of no changes.
-        pair = (heads[k], heads[k + 1] if k + 1 < len(heads) else nothing)
-        sizes = np.stack([head.sizes for head in pair])
-        spans = np.array([(head.begin, head.end, head.units) for head in pair], np.int64)
-        items = np.empty(int(sizes.sum()), np.uint64)
-        if not symbols.read_symbols(bits, spans, sizes, *readers, items):
-            raise FormatError("a chunk has broken symbols")
-        first = int(sizes[0].sum())
-        yield _place_block(pair[0], rows, tables.window, items[:first], base)
-        if k + 1 < len(heads):
-            yield _place_block(pair[1], rows, tables.window, items[first:], base)
-
-
-def _place_block(
-    head: _Head,
-    rows: Sequence[Row],
-    window: NDArray[np.uint8],
-    items: NDArray[np.uint64],
-    base: Callable[[int], Units] | None,
-) -> Block:
-    spec = rows[head.row].spec
-    old = None if base is None else base(head.row)
-    if old is None or old.shape != (spec.count,) or old.dtype != spec.unit or not old.flags.c_contiguous:
-        raise FormatError(f"a chunk of profile {NAME} is read against the old units of {spec.name}")
-    positions, steps = np.empty(items.size + SPILL, np.uint32), np.empty(items.size, spec.unit)
-    place = address(old) + WIDTH * head.start
-    state = np.zeros(PLACE_BYTES, np.uint8)
-    if not place_changes(place, head.units, window, head.sizes, items, positions, steps, state):
-        raise FormatError(f"a chunk changes units that {spec.name} does not have: another base is wanted")
-    return Block(head.row, head.start, head.units, positions[: items.size], steps)

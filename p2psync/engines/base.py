@@ -10,14 +10,14 @@ Engines are driven by one thread at a time and know nothing of networks, clocks 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.protocol.versions import Position, Step
 
-__all__ = ["ChunkReader", "Commit", "Data", "Engine", "Position", "Stage", "Step", "rows_after"]
+__all__ = ["ChunkReader", "Closing", "Commit", "Data", "Engine", "Position", "Stage", "Step", "rows_after"]
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +91,14 @@ class Engine(Protocol):
 
     def scrub(self) -> bool:
         """Recompute the digest over everything that is live; False if a bit is not what was committed."""
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """An engine that holds something until it is closed."""
+
+    def close(self) -> None:
+        """Give back what is held, such as a lock."""
 
 
 def rows_after(rows: Sequence[Row]) -> list[TensorSpec]:

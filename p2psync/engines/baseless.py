@@ -104,20 +104,9 @@ class _Scratch:
 
 
 def _write(path: Path, delta: DeltaFile, blocks: Iterator[Block]) -> None:
-    m = delta.manifest
     with DeltaFileWriter(path) as writer:
-        encoding = Encoding(writer, m.rows())
+        encoding = Encoding(writer, delta.manifest.rows())
         for block in blocks:
             encoding.take_block(block)
         encoding.finish()
-        writer.finish(
-            encoding.manifest(
-                run=m.run,
-                epoch=m.epoch,
-                version=m.version,
-                base=m.base,
-                digest=m.digest,
-                base_digest=m.base_digest,
-                created=m.created,
-            )
-        )
+        writer.finish(encoding.manifest_like(delta.manifest))

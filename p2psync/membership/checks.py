@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from p2psync.errors import FormatError
-from p2psync.membership.records import HUB_HOST, Claim, NodeInfo
+from p2psync.membership.records import HUB_HOST, Claim, Measures, NodeInfo
 
 #: Characters of a region's name and of a host (a name or an address in text form).
 MAX_REGION = 64
@@ -14,6 +14,10 @@ MAX_HOST = 255
 MAX_REMARK = 400
 #: Versions and epochs stay below this, so that every language's integers hold them.
 MAX_COUNT = 1 << 53
+#: Paths of one node's measures, Mbit/s of any rate, and seconds of any round trip.
+MAX_PATHS = 256
+MAX_MBITS = 1e6
+MAX_RTT = 3600.0
 
 _HOST = re.compile(rf"[A-Za-z0-9._:%-]{{0,{MAX_HOST}}}\Z")
 
@@ -46,6 +50,23 @@ def check_rate(fetch_rate: int) -> None:
     """Raise `FormatError` unless this can be a rate in bytes a second."""
     if not 0 <= fetch_rate < MAX_COUNT:
         raise FormatError(f"a rate of {fetch_rate} bytes/s is not between 0 and 2^53")
+
+
+def check_measures(measures: Measures) -> None:
+    """Raise `FormatError` unless every figure can be one, and every path leads to another node."""
+    paths = measures.paths
+    if len(paths) > MAX_PATHS or len({path.peer for path in paths}) < len(paths):
+        raise FormatError(f"measures are of at most {MAX_PATHS} paths, each to another node")
+    for path in paths:
+        _check_hex("node id", path.peer, 32)
+    rates = [measures.up, measures.down, *(rate for path in paths for rate in (path.sent, path.received))]
+    # Not-a-number fails every comparison.
+    fine = all(0 <= rate <= MAX_MBITS for rate in rates)
+    if not (fine and all(0 <= path.rtt <= MAX_RTT and 0 <= path.loss <= 1 for path in paths)):
+        raise FormatError(
+            f"a measure is out of bounds: rates are 0 to {MAX_MBITS:.0f} Mbit/s, round trips up to {MAX_RTT:.0f} s,"
+            " losses 0 to 1"
+        )
 
 
 def check_remark(remark: str) -> None:

@@ -2,7 +2,8 @@
 
 States: OUT (no lease: join, with growing pauses) → IN (renew at a third of the TTL; one long poll for the view always
 open) → OUT again when the hub no longer knows the lease or the lease has run out unrenewed. The last view stays in use
-while the hub is away: peers go on exchanging what they know of.
+while the hub is away: peers go on exchanging what they know of. While in, the node's part of the plan is asked for
+whenever the view shows another revision of it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import random
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from p2psync.membership.records import RENEWALS_PER_TTL, Join, Lease, NodeInfo, Renew, View
+from p2psync.membership.measures import changed_much
+from p2psync.membership.records import RENEWALS_PER_TTL, Join, Lease, Measures, NodeInfo, Renew, View
 
 #: Pauses after failures grow from the first to the last of these (seconds), with jitter so that nodes do not all
 #: return at once.
 FIRST_PAUSE = 0.2
 LAST_PAUSE = 5.0
+#: Measures that changed much are told without waiting for the next renewal, but not more often than this (seconds).
+MEASURES_EVERY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,23 @@ class CallView:
     revision: int
 
 
-HubCall: TypeAlias = CallJoin | CallRenew | CallView
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """Get this node's part of the plan; answer with `planned` or `failed`."""
+
+    lease: str
+
+
+HubCall: TypeAlias = CallJoin | CallRenew | CallView | CallPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a call tells the hub of this node."""
+
+    version: int | None = None
+    digest: str = ""
+    measures: Measures | None = None
 
 
 class MembershipClient:
@@ -55,8 +75,11 @@ class MembershipClient:
         self._rng = rng
         self._version: int | None = None
         self._digest = ""
-        self._telling: tuple[int | None, str] = (None, "")
-        self._told: tuple[int | None, str] = (None, "")
+        self._measures: Measures | None = None
+        self._measures_urgent = False
+        self._measures_told_at = -MEASURES_EVERY
+        self._telling = _Said()
+        self._told = _Said()
         self._lease: Lease | None = None
         self._lease_end = 0.0
         self._renew_at = 0.0
@@ -65,6 +88,11 @@ class MembershipClient:
         self._pause = FIRST_PAUSE
         self._wait_until = 0.0
         self._view_wait_until = 0.0
+        # (instance, revision) of the plan that this node has its part of.
+        self._plan_of = ("", 0)
+        self._plan_call = False
+        self._plan_pause = FIRST_PAUSE
+        self._plan_wait_until = 0.0
 
     @property
     def lease(self) -> str | None:
@@ -74,7 +102,21 @@ class MembershipClient:
     @property
     def untold(self) -> bool:
         """Whether the hub has not yet confirmed what is live here."""
-        return self._told != (self._version, self._digest)
+        return (self._told.version, self._told.digest) != (self._version, self._digest)
+
+    @property
+    def measures(self) -> Measures | None:
+        """What this node measured of its network, None: nothing yet.
+
+        To be set at each change. Told with the next renewal when it is not what the hub confirmed last, and again after
+        a join; a change that matters to plans does not wait for the renewal.
+        """
+        return self._measures
+
+    @measures.setter
+    def measures(self, measures: Measures | None) -> None:
+        self._measures = measures
+        self._weigh_measures()
 
     def running(self, version: int | None, digest: str, now: float) -> None:
         """This version (digest in hex) is live at this node: told to the hub at once."""
@@ -89,29 +131,31 @@ class MembershipClient:
         if not self._lease_call and now >= self._wait_until:
             if self._lease is None:
                 calls.append(CallJoin(Join(info=self.info, version=self._version, digest=self._digest)))
-            elif now >= self._renew_at:
-                renewal = Renew(
-                    lease=self._lease.lease, version=self._version, digest=self._digest, fetch_rate=self.fetch_rate
-                )
-                calls.append(CallRenew(renewal))
+                self._telling = _Said(self._version, self._digest)
+            elif now >= self._renewal_due():
+                calls.append(CallRenew(self._renewal(self._lease.lease, now)))
                 self._renew_at = now + self._lease.ttl / RENEWALS_PER_TTL
+                self._telling = _Said(self._version, self._digest, self._measures)
             self._lease_call = bool(calls)
-            if calls:
-                self._telling = (self._version, self._digest)
         if self._lease is not None and not self._view_call and now >= self._view_wait_until:
             calls.append(CallView(self.view.instance if self.view else "", self.view.revision if self.view else -1))
             self._view_call = True
+        if self._lease is not None and self._wants_plan and now >= self._plan_wait_until:
+            calls.append(CallPlan(self._lease.lease))
+            self._plan_call = True
         return calls
 
     def next_wake(self) -> float:
         """When `poll` may have something to do next."""
         waits = []
         if not self._lease_call:
-            waits.append(self._wait_until if self._lease is None else max(self._renew_at, self._wait_until))
+            waits.append(self._wait_until if self._lease is None else max(self._renewal_due(), self._wait_until))
         if self._lease is not None:
             waits.append(self._lease_end)
             if not self._view_call:
                 waits.append(self._view_wait_until)
+            if self._wants_plan:
+                waits.append(self._plan_wait_until)
         return min(waits, default=float("inf"))
 
     def joined(self, lease: Lease, now: float) -> None:
@@ -137,8 +181,21 @@ class MembershipClient:
         if view is not None:
             self.view = view
 
+    def planned(self, revision: int, now: float) -> None:
+        """The hub gave this node's part of the plan of this revision."""
+        self._plan_call = False
+        self._plan_of = (self.view.instance if self.view else "", revision)
+        if self._wants_plan:  # a hub that was started anew knows of no such plan yet, and the view of it is on its way
+            self._put_off_plan(now)
+        else:
+            self._plan_pause = FIRST_PAUSE
+
     def failed(self, call: HubCall, now: float) -> None:
         """A call failed: the hub is unreachable or broken. Pauses grow until one succeeds."""
+        if isinstance(call, CallPlan):
+            self._plan_call = False
+            self._put_off_plan(now)
+            return
         pause = self._pause * (0.75 + 0.5 * self._rng.random())
         self._pause = min(LAST_PAUSE, self._pause * 2)
         if isinstance(call, CallView):
@@ -149,10 +206,42 @@ class MembershipClient:
             self._wait_until = now + pause
             self._renew_at = min(self._renew_at, now + pause)
 
+    @property
+    def _wants_plan(self) -> bool:
+        if self._plan_call or self.view is None or not self.view.plan:
+            return False
+        instance, revision = self._plan_of
+        return self.view.instance != instance or self.view.plan > revision
+
+    def _put_off_plan(self, now: float) -> None:
+        self._plan_wait_until = now + self._plan_pause * (0.75 + 0.5 * self._rng.random())
+        self._plan_pause = min(LAST_PAUSE, self._plan_pause * 2)
+
+    def _renewal_due(self) -> float:
+        if not self._measures_urgent:
+            return self._renew_at
+        return min(self._renew_at, self._measures_told_at + MEASURES_EVERY)
+
+    def _renewal(self, lease: str, now: float) -> Renew:
+        measures = self._measures if self._measures != self._told.measures else None
+        if measures is not None:
+            self._measures_told_at = now
+        return Renew(
+            lease=lease,
+            version=self._version,
+            digest=self._digest,
+            fetch_rate=self.fetch_rate,
+            measures=measures,
+        )
+
+    def _weigh_measures(self) -> None:
+        self._measures_urgent = self._measures is not None and changed_much(self._told.measures, self._measures)
+
     def _granted(self, lease: Lease, now: float) -> None:
         self._lease_call = False
         self._lease = lease
         self._told = self._telling
+        self._weigh_measures()
         self._lease_end = now + lease.ttl
         self._pause = FIRST_PAUSE
         self._wait_until = now

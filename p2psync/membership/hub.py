@@ -6,8 +6,11 @@ returns each lease that has ended since, whatever ended it, so that its plan and
 place. The driver wakes waiting nodes when `revision` has risen.
 
 The revision rises at each change of the view that a node must act on: who is a member and where, run and epoch,
-lineage. The versions that members run are shown too, but raise nothing: a thousand acknowledgements of one commit wake
-nobody.
+lineage, plan. The versions that members run are shown too, but raise nothing: a thousand acknowledgements of one
+commit wake nobody.
+
+A driver that has a `Planner` calls `begin_plan` at `next_plan()`, and says `plan_made` or `plan_failed`; without one
+there is no plan. See `planning`.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ from dataclasses import dataclass
 import msgspec
 
 from p2psync.errors import FormatError, HubError, ReplayError, UsageError
-from p2psync.membership.checks import check_info, check_rate, check_remark, check_running, is_hex
+from p2psync.membership.checks import check_info, check_measures, check_rate, check_remark, check_running, is_hex
 from p2psync.membership.fencing import Claimant, Fence
 from p2psync.membership.leases import MAX_MEMBERS, Ended, Held, LeaseTable
 from p2psync.membership.lineage import Entry, Lineage, entry_of
+from p2psync.membership.planning import PlanBook, PlanKeeper, PlanTask
 from p2psync.membership.records import (
     DEFAULT_TTL,
     Announce,
@@ -31,6 +35,7 @@ from p2psync.membership.records import (
     Join,
     Lease,
     Leave,
+    Measures,
     Member,
     MemberAge,
     Renew,
@@ -38,6 +43,7 @@ from p2psync.membership.records import (
     View,
 )
 from p2psync.protocol.manifest import open_signed
+from p2psync.protocol.plan import NodePlan, outside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,8 @@ class HubConfig:
 
     trusted: raw public keys (32 bytes each) that may claim the run and sign manifests. ttl: seconds of a lease.
     max_nonces, nonce_ttl (seconds): of challenges that are out. max_manifests, max_manifest_bytes: of the lineage.
-    inline_bytes, inline_total: manifests up to so many bytes each, and in all, ride in the view.
+    inline_bytes, inline_total: manifests up to so many bytes each, and in all, ride in the view of who knows nothing
+    yet; news_most, news_bytes: who comes again gets so many, and so many bytes, of those that it has not seen.
     """
 
     trusted: frozenset[bytes]
@@ -58,6 +65,8 @@ class HubConfig:
     max_manifest_bytes: int = 1 << 30
     inline_bytes: int = 64 << 10
     inline_total: int = 512 << 10
+    news_most: int = 8
+    news_bytes: int = 48 << 10
 
     def __post_init__(self) -> None:
         if any(len(key) != 32 for key in self.trusted):
@@ -78,6 +87,7 @@ class HubCore:
         self._leases = LeaseTable(config.ttl, config.max_members)
         self._fence = Fence(config.trusted, config.max_nonces, config.nonce_ttl)
         self._lineage = Lineage(config.max_manifests, config.max_manifest_bytes)
+        self._planning = PlanKeeper()
         self._ended: list[Ended] = []
         self._remark = ""
 
@@ -129,18 +139,27 @@ class HubCore:
         if ended is not None:
             self._ended.append(ended)
         if earlier is None or earlier.info != info:
-            self._revision += 1
+            self._members_changed(1, now)
         elif earlier != member:
             self._acknowledged += 1
         return self.lease(lease)
 
     def renew(self, request: Renew, *, now: float) -> Lease:
-        """Renew a lease and note what its holder runs. Raises `LeaseError` if it has ended, `FormatError`."""
+        """Renew a lease and note what its holder runs and measured.
+
+        Raises `LeaseError` if it has ended, `FormatError` for data out of bounds.
+        """
         check_running(request.version, request.digest)
         check_rate(request.fetch_rate)
+        if request.measures is not None:
+            check_measures(request.measures)
         self._sweep(now)
         before = self._leases.holder(request.lease, now).member
-        after = self._leases.renew(request.lease, request.version, request.digest, now, request.fetch_rate)
+        after = self._leases.renew(
+            request.lease, request.version, request.digest, now, request.fetch_rate, request.measures
+        )
+        if request.measures is not None:
+            self._planning.measured(after.info.node, request.measures, now)
         if (after.version, after.digest) != (before.version, before.digest):
             self._acknowledged += 1
         return self.lease(request.lease)
@@ -149,7 +168,7 @@ class HubCore:
         """End a lease. Raises `LeaseError` if it has ended before."""
         self._sweep(now)
         self._ended.append(self._leases.leave(request.lease, now))
-        self._revision += 1
+        self._members_changed(1, now)
 
     def lease(self, lease: str) -> Lease:
         """What a holder of `lease` is told: its length, and the revision as it is now."""
@@ -186,6 +205,8 @@ class HubCore:
             self._remark = ""
         if changed:
             self._tell()
+        if earlier is None or earlier.node != request.node:
+            self._planning.members_changed(len(self), now)
         return Claimed(token=token, epoch=request.epoch)
 
     def holds_claim(self, token: str) -> bool:
@@ -216,23 +237,66 @@ class HubCore:
         """The signed manifest of this id (hex), None if it is not in the lineage: never announced, or retired."""
         return self._lineage.get(manifest_id)
 
-    def view(self) -> View:
-        """Everything at this revision; O(members log members + announcements)."""
-        return self._view(self.config.inline_bytes)
+    def view(self, known: int = -1) -> View:
+        """Everything at this revision; O(members log members + announcements).
+
+        known: the last revision that the asker has seen, which decides what is inlined; -1: none. See `HubConfig`.
+        """
+        config = self.config
+        if known < 0:
+            return self._view(config.max_manifests, config.inline_bytes, config.inline_total)
+        return self._view(self.news_after(known), config.news_bytes, config.news_bytes)
+
+    def news_after(self, known: int) -> int:
+        """How many manifests are inlined at most for one who knows this revision: who gets as many gets the same."""
+        return self._lineage.newer(known, self.config.news_most)
+
+    def measures(self) -> dict[str, Measures]:
+        """What members last told of their network, by node."""
+        return {held.member.info.node: held.measures for held in self._leases.held() if held.measures is not None}
+
+    def next_plan(self) -> float:
+        """When `begin_plan` is due next (seconds); inf while none is wanted."""
+        return self._planning.due
+
+    def begin_plan(self, now: float) -> PlanTask | None:
+        """What a plan is to be made from now; None if none is due. Answer with `plan_made` or `plan_failed`."""
+        if now < self._planning.due:
+            return None
+        self._sweep(now)
+        trainer = None if self._fence.claimant is None else self._fence.claimant.node
+        return self._planning.begin(trainer, self._leases.members(), self.measures(), now)
+
+    def plan_made(self, book: PlanBook, now: float) -> None:
+        """The plan that was begun: shown from now on, if it is another one than before."""
+        if self._planning.made(book, now):
+            self._revision += 1
+
+    def plan_failed(self, message: str, now: float) -> bool:
+        """The plan that was begun cannot be made; the last one stays. True if people have not been told of it yet."""
+        return self._planning.failed(message, now)
+
+    def node_plan(self, lease: str, now: float) -> NodePlan:
+        """The part in the plan of who holds `lease`; see `outside` for one that the plan does not know.
+
+        Raises `LeaseError` if the lease has ended, `HubError` before the first plan.
+        """
+        node = self._leases.holder(lease, now).member.info.node
+        book = self._planning.book
+        if book is None:
+            raise HubError("there is no plan yet; go on without, and look at the view")
+        return book.node_plan(node) or outside(book.revision)
 
     def status(self, now: float, started: float) -> Status:
         """The view and everyone's age at `now`, for people. started: when the hub started, on the clock of `now`."""
-        ages = [
-            MemberAge(node=held.member.info.node, joined=now - held.joined, heard=now - held.heard)
-            for held in self._leases.held()
-        ]
+        ages = [_age(held, now) for held in self._leases.held()]
         ages.sort(key=lambda age: age.node)
-        return Status(view=self._view(-1), uptime=now - started, ages=ages, remark=self._remark)
+        return Status(view=self._view(0, 0, 0), uptime=now - started, ages=ages, remark=self._remark)
 
     def __len__(self) -> int:
         return len(self._leases)
 
-    def _view(self, inline_bytes: int) -> View:
+    def _view(self, newest: int, inline_bytes: int, inline_total: int) -> View:
         claimant = self._fence.claimant
         return View(
             instance=self.instance,
@@ -240,8 +304,9 @@ class HubCore:
             run="" if claimant is None else claimant.run,
             epoch=0 if claimant is None else claimant.epoch,
             head=self._lineage.head,
+            plan=self._planning.revision,
             members=self._leases.members(),
-            lineage=self._lineage.announcements(inline_bytes, self.config.inline_total),
+            lineage=self._lineage.announcements(newest, inline_bytes, inline_total),
         )
 
     def _tell(self) -> None:
@@ -251,7 +316,12 @@ class HubCore:
     def _sweep(self, now: float) -> None:
         expired = self._leases.expire(now)
         self._ended.extend(expired)
-        self._revision += len(expired)
+        if expired:
+            self._members_changed(len(expired), now)
+
+    def _members_changed(self, changes: int, now: float) -> None:
+        self._revision += changes
+        self._planning.members_changed(len(self), now)
 
     def _open(self, data: bytes, claimant: Claimant) -> Entry:
         manifest, signed = open_signed(data, self.config.trusted)
@@ -263,4 +333,11 @@ class HubCore:
             raise UsageError(
                 f"a manifest of epoch {manifest.epoch} under a claim of epoch {claimant.epoch}; claim that epoch first"
             )
-        return entry_of(manifest, signed.id, data)
+        return entry_of(manifest, signed.id, data, self._revision + 1)
+
+
+def _age(held: Held, now: float) -> MemberAge:
+    told = held.measures if held.measures is not None else Measures()
+    return MemberAge(
+        node=held.member.info.node, joined=now - held.joined, heard=now - held.heard, up=told.up, down=told.down
+    )

@@ -13,7 +13,7 @@ import msgspec
 
 from p2psync.errors import HubError, LeaseError, UsageError
 from p2psync.membership.deadlines import Deadlines
-from p2psync.membership.records import DEFAULT_TTL, Member
+from p2psync.membership.records import DEFAULT_TTL, Measures, Member
 
 #: Members that one table holds unless told otherwise.
 MAX_MEMBERS = 16384
@@ -30,12 +30,16 @@ class Ended:
 
 @dataclass(frozen=True)
 class Held:
-    """A live lease: its holder, when it was granted, and when it was last granted or renewed (seconds)."""
+    """A live lease: its holder, when it was granted, and when it was last granted or renewed (seconds).
+
+    measures: what its holder last told of its network; None: nothing yet.
+    """
 
     lease: str
     member: Member
     joined: float
     heard: float
+    measures: Measures | None = None
 
 
 class LeaseTable:
@@ -76,16 +80,24 @@ class LeaseTable:
         self._hold(Held(lease, member, now, now))
         return ended
 
-    def renew(self, lease: str, version: int | None, digest: str, now: float, fetch_rate: int = 0) -> Member:
+    def renew(
+        self,
+        lease: str,
+        version: int | None,
+        digest: str,
+        now: float,
+        fetch_rate: int = 0,
+        measures: Measures | None = None,
+    ) -> Member:
         """Let `lease` last until `now + ttl`, and note what its holder runs, and its `Member.fetch_rate`.
 
-        Raises `LeaseError` if it has ended.
+        measures: None leaves those told before. Raises `LeaseError` if it has ended.
         """
         held = self.holder(lease, now)
         member = held.member
         if (member.version, member.digest, member.fetch_rate) != (version, digest, fetch_rate):
             member = msgspec.structs.replace(member, version=version, digest=digest, fetch_rate=fetch_rate)
-        self._hold(Held(lease, member, held.joined, now))
+        self._hold(Held(lease, member, held.joined, now, held.measures if measures is None else measures))
         return member
 
     def leave(self, lease: str, now: float) -> Ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 
 import msgspec
 
@@ -14,10 +15,11 @@ from p2psync.protocol.manifest import Manifest
 
 @dataclass(frozen=True)
 class Entry:
-    """One announced manifest: in short, and as the bytes that travel."""
+    """One announced manifest: in short, and as the bytes that travel. since: the first revision that shows it."""
 
     announcement: Announcement
     data: bytes
+    since: int
 
 
 @dataclass
@@ -95,13 +97,21 @@ class Lineage:
         self._entries = entries
         return changed
 
-    def announcements(self, inline_each: int, inline_total: int) -> list[Announcement]:
-        """All, oldest first. Manifests of up to `inline_each` bytes are inlined, newest first, up to `inline_total`."""
+    def newer(self, revision: int, most: int) -> int:
+        """How many manifests came after this revision of the view, or `most` if there are more."""
+        newest = islice(reversed(self._entries.values()), most)
+        return sum(1 for _ in takewhile(lambda entry: entry.since > revision, newest))
+
+    def announcements(self, newest: int, inline_each: int, inline_total: int) -> list[Announcement]:
+        """All, oldest first.
+
+        Of the `newest` so many, those of up to `inline_each` bytes are inlined, the last first, up to `inline_total`.
+        """
         shown = []
         left = inline_total
-        for entry in reversed(self._entries.values()):
+        for place, entry in enumerate(reversed(self._entries.values())):
             announcement, size = entry.announcement, len(entry.data)
-            if size <= min(inline_each, left):
+            if place < newest and size <= min(inline_each, left):
                 announcement = msgspec.structs.replace(announcement, inline=entry.data)
                 left -= size
             shown.append(announcement)
@@ -116,8 +126,8 @@ class Lineage:
             )
 
 
-def entry_of(manifest: Manifest, manifest_id: bytes, data: bytes) -> Entry:
-    """The lineage's entry for a manifest that has been checked."""
+def entry_of(manifest: Manifest, manifest_id: bytes, data: bytes, since: int) -> Entry:
+    """The lineage's entry for a manifest that has been checked. since: see `Entry`."""
     announcement = Announcement(
         id=manifest_id.hex(),
         version=manifest.version,
@@ -129,7 +139,7 @@ def entry_of(manifest: Manifest, manifest_id: bytes, data: bytes) -> Entry:
         manifest_bytes=len(data),
         profile=manifest.profile,
     )
-    return Entry(announcement, data)
+    return Entry(announcement, data, since)
 
 
 def step_name(a: Announcement) -> str:

@@ -43,6 +43,30 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     fetch_rate: int = 0
 
 
+class Path(msgspec.Struct, frozen=True, array_like=True):
+    """What a node measured of its connections to one peer. Mbit/s, seconds.
+
+    sent, received: the highest rates that chunks or probes reached to and from the peer while nothing but the network
+    held them up; 0: none yet. rtt: the least round trip, 0: none yet. loss: share of what was sent to the peer that had
+    to be sent again. failed: no connection could be opened to it.
+    """
+
+    peer: str
+    rtt: float = 0.0
+    sent: float = 0.0
+    received: float = 0.0
+    loss: float = 0.0
+    failed: bool = False
+
+
+class Measures(msgspec.Struct, frozen=True, array_like=True):
+    """What a node measured of its network. up, down: Mbit/s that it sent and received in all at best, 0: not known."""
+
+    up: float = 0.0
+    down: float = 0.0
+    paths: list[Path] = []
+
+
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """What a join or renewal grants: renew within `ttl` seconds, better in a third of it."""
 
@@ -62,13 +86,14 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 class Renew(msgspec.Struct, frozen=True, kw_only=True):
     """Keep a lease, and say which version is live: the acknowledgement of a commit is a renewal.
 
-    fetch_rate: see `Member`.
+    fetch_rate: see `Member`. measures: None if they are as they were told last.
     """
 
     lease: str
     version: int | None = None
     digest: str = ""
     fetch_rate: int = 0
+    measures: Measures | None = None
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,8 +151,8 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True):
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """One manifest of the lineage in short. id, digest, base_digest: hex.
 
-    profile: that of its chunks. `inline` holds the signed manifest when it is small and among the newest; any other is
-    had by its id.
+    profile: that of its chunks. `inline` holds the signed manifest when it is small and news to the asker; any other
+    is had by its id.
     """
 
     id: str
@@ -147,6 +172,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     instance: differs after each start of the hub, so a client sees that revisions began anew.
     head: the newest announced version of the highest epoch that announced one, None before the first.
+    plan: revision of the plan in use, 0: none. It rises with each plan of this instance.
     members: sorted by node. Their versions are news that does not raise the revision.
     lineage: in the order announced, oldest first.
     """
@@ -156,16 +182,22 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     epoch: int = 0
     head: int | None = None
+    plan: int = 0
     members: list[Member] = []
     lineage: list[Announcement] = []
 
 
 class MemberAge(msgspec.Struct, frozen=True, kw_only=True):
-    """For how long a node has held its lease, and how long ago it was last heard of (seconds)."""
+    """For how long a node has held its lease, and how long ago it was last heard of (seconds).
+
+    up, down: see `Measures`.
+    """
 
     node: str
     joined: float
     heard: float
+    up: float = 0.0
+    down: float = 0.0
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from p2psync.engines.base import Commit, Engine, Stage
+from p2psync.engines.relay import RelayStage
 from p2psync.errors import DigestMismatchError, EngineError, P2PSyncError
 from p2psync.observe.events import Committed, Event, Fetching
 from p2psync.protocol.versions import Position
@@ -127,6 +128,10 @@ class EngineDriver:
             self._putting = False
 
     async def _put_batch(self, stage: Stage, batch: Sequence[Put]) -> None:
+        if isinstance(stage, RelayStage):  # what it wants is in the store already
+            for action in batch:
+                self._follower.was_put(action)
+            return
 
         def put() -> list[bool]:
             if self._stage is not stage:

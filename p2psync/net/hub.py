@@ -5,7 +5,10 @@ in any process's loop; a trainer embeds it and mounts routes of its own on the s
 
 Waiting nodes. A change of claim or lineage wakes every long-poll at once. Changes of members alone wake them at once
 too, but then not again for one millisecond per member (a second at most): when a thousand nodes join together, they
-must not each cause a thousand answers. The encoded view is shared by all who are answered at one revision.
+must not each cause a thousand answers. The encoded view is shared by all who are answered at one revision, and holds
+only those manifests that are news to them.
+
+With a planner the hub makes plans, in a thread; a new plan is a change like one of members.
 """
 
 from __future__ import annotations
@@ -17,19 +20,19 @@ import ssl
 import time
 from collections.abc import Callable
 
-import msgspec
 from aiohttp import web
 
 from p2psync.errors import HubError, P2PSyncError, UsageError
 from p2psync.membership.hub import HubConfig, HubCore
 from p2psync.membership.leases import Ended, Held
+from p2psync.membership.planning import PlanBook, Planner
 from p2psync.membership.records import Member, Status
 from p2psync.net.hub_alarm import Alarm
 from p2psync.net.hub_metrics import HubMetrics
 from p2psync.net.hub_routes import add_routes
+from p2psync.net.hub_views import EncodedViews
+from p2psync.net.plan_worker import PlanWorker
 
-#: A view whose members' versions have changed since is encoded anew after this long (seconds).
-_STALE_AFTER = 1.0
 _SETTLE_PER_MEMBER = 0.001
 _SETTLE_AT_MOST = 1.0
 #: Long-polls beyond one per possible member.
@@ -48,12 +51,15 @@ class HubService:
         config: HubConfig,
         *,
         token: str | None = None,
+        planner: Planner | None = None,
+        on_trouble: Callable[[str], None] = lambda message: None,
         clock: Callable[[], float] = time.monotonic,
         secret: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
-        """token: the join token every request must bear; None: anyone may. clock: seconds, never going back.
+        """token: the join token every request must bear; None: anyone may. planner: None: there is no plan.
 
-        secret: draws lease ids, nonces and tokens; tests replace it and the clock.
+        on_trouble: told in one line why there is no new plan. clock: seconds, never going back. secret: draws lease
+        ids, nonces and tokens; tests replace it and the clock.
         """
         self.core = HubCore(config, instance=secret())
         self.metrics = HubMetrics(self.core)
@@ -72,9 +78,11 @@ class HubService:
         self._last_wake = float("-inf")
         self._settling: asyncio.TimerHandle | None = None
         self._waiting = 0
-        self._encoded = b""
-        self._encoded_of: tuple[int, int] = (-1, -1)
-        self._encoded_at = 0.0
+        self._views = EncodedViews(self.core)
+        self._on_trouble = on_trouble
+        self._worker = None if planner is None else PlanWorker(planner, self._plan_made, self._plan_failed)
+        self._warming: asyncio.Task[None] | None = None
+        self._may_plan = False
 
     @property
     def waiting(self) -> int:
@@ -120,16 +128,20 @@ class HubService:
                 call(ended)
         if self._closing:
             return
+        self._plan()
         if self.core.news > self._shown:
             self._wake()
         elif self.core.revision > self._shown:
             self._settle()
         self._alarm.set(self.core.next_expiry())
+        if self._may_plan and self.core.next_plan() < float("inf"):
+            self._alarm.set(self.core.next_plan())
 
-    async def wait_view(self, instance: str, revision: int, wait: float) -> bytes:
+    async def wait_view(self, instance: str, revision: int, wait: float, *, packed: bool = False) -> bytes:
         """The encoded view: at once if it is news to one who knows `revision` of `instance`, else after a change.
 
-        wait: seconds after which it is given in any case. Raises `HubError` when too many wait already.
+        wait: seconds after which it is given in any case. packed: see `hub_wire.pack`. Raises `HubError` when too many
+        wait already.
         """
         if instance == self.core.instance and wait > 0:
             if self._waiting >= self.core.config.max_members + _SPARE_WAITERS:
@@ -143,18 +155,9 @@ class HubService:
                 pass  # the view is given in any case
             finally:
                 self._waiting -= 1
-        return self.encoded_view()
-
-    def encoded_view(self) -> bytes:
-        """The view in JSON; encoded once for each revision."""
-        core, now = self.core, self._clock()
-        wanted = (core.revision, core.acknowledged)
-        fresh = wanted == self._encoded_of or (
-            wanted[0] == self._encoded_of[0] and now - self._encoded_at < _STALE_AFTER
-        )
-        if not fresh:
-            self._encoded, self._encoded_of, self._encoded_at = msgspec.json.encode(core.view()), wanted, now
-        return self._encoded
+        # Who knows a hub that was here before has seen what its trainer announces again, but perhaps not the newest.
+        known = revision if instance == self.core.instance else 0 if instance else -1
+        return self._views.get(known, self._clock(), packed=packed)
 
     def status(self) -> Status:
         """The hub at a glance, for people."""
@@ -186,6 +189,8 @@ class HubService:
             await runner.cleanup()
             raise _cannot_listen(host, port, error) from None
         self._runner = runner
+        if self._worker is not None:
+            self._warming = asyncio.create_task(self._warm(self._worker))
         self.tick()
         return self.port
 
@@ -198,7 +203,30 @@ class HubService:
     async def _close(self, _app: web.Application) -> None:
         self._closing = True
         self._alarm.cancel()
+        if self._worker is not None and self._warming is not None:
+            self._warming.cancel()
+            self._worker.stop()
         self._wake()
+
+    async def _warm(self, worker: PlanWorker) -> None:
+        await worker.warm()
+        self._may_plan = True
+        self.tick()
+
+    def _plan(self) -> None:
+        if self._may_plan and self._worker is not None:
+            task = self.core.begin_plan(self._clock())
+            if task is not None:
+                self._worker.make(task)
+
+    def _plan_made(self, book: PlanBook) -> None:
+        self.core.plan_made(book, self._clock())
+        self.tick()
+
+    def _plan_failed(self, message: str) -> None:
+        if self.core.plan_failed(message, self._clock()):
+            self._on_trouble(f"no new plan, going on with the last one: {message}")
+        self.tick()
 
     def _settle(self) -> None:
         if self._settling is not None:

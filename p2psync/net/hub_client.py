@@ -23,6 +23,7 @@ from p2psync.membership.records import (
     Join,
     Lease,
     Leave,
+    Measures,
     NodeInfo,
     Renew,
     Status,
@@ -33,15 +34,19 @@ from p2psync.net.hub_wire import (
     CLAIM_HEADER,
     MAX_ANNOUNCE_BATCH,
     MAX_MANIFEST_REPLY,
+    MAX_PLAN_REPLY,
     MAX_REFUSAL,
     MAX_REPLY,
     MAX_VIEW_REPLY,
     MAX_WAIT,
+    PACKED,
     decode,
     decode_error,
     one_line,
     read_bounded,
+    unpack,
 )
+from p2psync.protocol.plan import NodePlan
 
 #: What a large body is given beyond the timeout: a second for each of so many bytes.
 _SLOWEST_RATE = 1 << 20
@@ -93,12 +98,20 @@ class HubClient:
         """Become a member. Raises `FormatError` for data out of bounds, `HubError` also when the hub is full."""
         return await self.post("/v1/join", Join(info=info, version=version, digest=digest), Lease)
 
-    async def renew(self, lease: str, version: int | None = None, digest: str = "", *, fetch_rate: int = 0) -> Lease:
-        """Keep a lease, and say which version is live, and `Member.fetch_rate`.
+    async def renew(
+        self,
+        lease: str,
+        version: int | None = None,
+        digest: str = "",
+        *,
+        fetch_rate: int = 0,
+        measures: Measures | None = None,
+    ) -> Lease:
+        """Keep a lease, and say which version is live, `Member.fetch_rate`, and what was measured (None: as before).
 
         Raises `LeaseError` when it has ended: join again.
         """
-        body = Renew(lease=lease, version=version, digest=digest, fetch_rate=fetch_rate)
+        body = Renew(lease=lease, version=version, digest=digest, fetch_rate=fetch_rate, measures=measures)
         return await self.post("/v1/renew", body, Lease)
 
     async def leave(self, lease: str) -> None:
@@ -145,8 +158,17 @@ class HubClient:
         """
         wait = min(max(wait, 0.0), MAX_WAIT)
         query = {"instance": instance, "revision": str(revision), "wait": f"{wait:.3f}"}
-        body = await self.get("/v1/view", MAX_VIEW_REPLY, query=query, wait=wait)
-        return self._decode(body, View, "/v1/view")
+        headers = {"Accept-Encoding": PACKED}
+        body = await self.get("/v1/view", MAX_VIEW_REPLY, query=query, headers=headers, wait=wait)
+        return self._decode(unpack(body, MAX_VIEW_REPLY), View, "/v1/view")
+
+    async def plan(self, lease: str) -> NodePlan:
+        """The part in the plan of the node that holds `lease`.
+
+        Raises `LeaseError` when it has ended, `HubError` also when there is no plan yet.
+        """
+        body = await self.get("/v1/plan", MAX_PLAN_REPLY, query={"lease": lease})
+        return self._decode(body, NodePlan, "/v1/plan")
 
     async def manifest(self, manifest_id: str, max_bytes: int = MAX_MANIFEST_REPLY) -> bytes:
         """A signed manifest of the lineage by its id (hex), unchecked: give it to `open_signed`, and compare its id.
@@ -162,9 +184,17 @@ class HubClient:
         """The view and everyone's age, for people."""
         return self._decode(await self.get("/v1/status", MAX_VIEW_REPLY), Status, "/v1/status")
 
-    async def get(self, path: str, limit: int, *, query: dict[str, str] | None = None, wait: float = 0.0) -> bytes:
+    async def get(
+        self,
+        path: str,
+        limit: int,
+        *,
+        query: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+        wait: float = 0.0,
+    ) -> bytes:
         """GET `path`: the answer's body, at most `limit` bytes. wait: seconds the hub may take before it answers."""
-        return await self._request("GET", path, None, query or {}, {}, limit, wait)
+        return await self._request("GET", path, None, query or {}, headers or {}, limit, wait)
 
     async def post(
         self,

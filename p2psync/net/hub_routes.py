@@ -19,6 +19,7 @@ from p2psync.net.hub_wire import (
     MAX_CLAIMANT_ANNOUNCE,
     MAX_REQUEST,
     MAX_WAIT,
+    PACKED,
     NotFoundError,
     TokenError,
     TooLargeError,
@@ -73,6 +74,7 @@ def add_routes(app: web.Application, hub: HubService) -> None:
             web.post("/v1/claim", routes.claim),
             web.post("/v1/announce", routes.announce),
             web.get("/v1/view", routes.view),
+            web.get("/v1/plan", routes.plan),
             web.get("/v1/manifests/{id}", routes.manifest),
             web.get("/v1/status", routes.status),
             web.get("/metrics", routes.metrics),
@@ -124,8 +126,13 @@ class _Routes:
         query = request.query
         revision = _number(query.get("revision", "-1"), "revision")
         wait = min(MAX_WAIT, _number(query.get("wait", "0"), "wait"))
-        body = await self._hub.wait_view(query.get("instance", ""), int(revision), wait)
-        return web.Response(body=body, content_type="application/json")
+        packed = PACKED in request.headers.get("Accept-Encoding", "")
+        body = await self._hub.wait_view(query.get("instance", ""), int(revision), wait, packed=packed)
+        headers = {"Content-Encoding": PACKED} if packed else {}
+        return web.Response(body=body, content_type="application/json", headers=headers)
+
+    async def plan(self, request: web.Request) -> web.Response:
+        return reply_json(self._hub.core.node_plan(request.query.get("lease", ""), self._hub.now()))
 
     async def manifest(self, request: web.Request) -> web.Response:
         data = self._hub.core.manifest(request.match_info["id"])

@@ -1,4 +1,8 @@
-"""How the hub's HTTP service and its clients write requests, answers and errors: JSON by msgspec, bytes as base64."""
+"""How the hub's HTTP service and its clients write requests, answers and errors: JSON by msgspec, bytes as base64.
+
+Views go packed to whoever takes them so: base64 and the hex digits of ids and digests shrink by half, and what every
+node waits for fits into the first flight of an idle connection.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from http import HTTPStatus
 from typing import TypeVar
 
 import msgspec
+import zstandard
 
 from p2psync import errors
 from p2psync.errors import FormatError, HubError, P2PSyncError, TrustError
@@ -22,12 +27,15 @@ MAX_CLAIMANT_ANNOUNCE = 128 << 20
 MAX_REPLY = 64 << 10
 MAX_REFUSAL = 8 << 10
 MAX_VIEW_REPLY = 32 << 20
+MAX_PLAN_REPLY = 4 << 20
 MAX_MANIFEST_REPLY = MAX_BODY_BYTES
 #: Raw bytes of manifests that one request may carry: what is left of its bound after base64.
 MAX_ANNOUNCE_BATCH = MAX_CLAIMANT_ANNOUNCE // 4 * 3 - (64 << 10)
 #: A long-poll is answered after this long at the latest (seconds).
 MAX_WAIT = 30.0
 CLAIM_HEADER = "P2PSync-Claim"
+#: The content encoding of packed answers.
+PACKED = "zstd"
 T = TypeVar("T")
 
 #: One line of an error, in characters.
@@ -95,6 +103,23 @@ def decode(body: bytes, kind: type[T], what: str, refusal: type[P2PSyncError] = 
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise refusal(one_line(f"{what} is not what it should be: {error}")) from None
+
+
+def pack(body: bytes) -> bytes:
+    """`body`, packed."""
+    return zstandard.ZstdCompressor(level=3).compress(body)
+
+
+def unpack(body: bytes, limit: int) -> bytes:
+    """What was packed, or the body itself if it was not. Raises `HubError` if it is damaged or over `limit` bytes."""
+    if not body.startswith(zstandard.FRAME_HEADER):
+        return body
+    try:
+        if 0 <= zstandard.frame_content_size(body) <= limit:  # nothing larger is allocated
+            return zstandard.ZstdDecompressor().decompress(body)
+    except zstandard.ZstdError:
+        pass
+    raise HubError(f"the hub's answer is damaged, or over its bound of {limit} bytes; is that a hub?")
 
 
 async def read_bounded(chunks: AsyncIterable[bytes], limit: int) -> bytes | None:

@@ -95,12 +95,12 @@ class PeerTable:
         if links is not None:
             links.streams[0].send(message)
 
-    def send_chunk(self, name: str, manifest: bytes, index: int, data: bytes | memoryview) -> bool:
+    def send_chunk(self, name: str, manifest: bytes, index: int, data: bytes | memoryview, tag: int = 0) -> bool:
         """Send a chunk on the peer's emptiest stream; False if the peer is gone."""
         links = self._links.get(name)
         if links is None:
             return False
-        min(links.streams, key=lambda stream: stream.backlog).send_chunk(manifest, index, data)
+        min(links.streams, key=lambda stream: stream.backlog).send_chunk(manifest, index, data, tag)
         return True
 
     def hang_up(self, name: str, reason: str) -> None:

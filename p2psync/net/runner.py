@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from p2psync.delta.warm import warm
 from p2psync.engines.base import Engine
 from p2psync.errors import LeaseError, P2PSyncError, TrustError
-from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall
+from p2psync.membership.client import CallJoin, CallPlan, CallRenew, CallView, HubCall
 from p2psync.membership.records import HUB_HOST, NodeInfo, View
 from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_client import HubClient
@@ -60,12 +59,15 @@ class NodeRunner:
         instance: str,
         engine: Engine | None = None,
         streams: int = 2,
+        warm: bool = True,
         on_event: Callable[[Event], None] = lambda event: None,
         on_view: Callable[[View], None] = lambda view: None,
         on_told: Callable[[], None] = lambda: None,
     ) -> None:
+        """warm: compile what coding needs before the first version comes; a relay codes nothing."""
         self.core = core
         self.store = store
+        self._warms = warm
         self._hub = hub
         self._trusted = trusted
         self._emit = on_event
@@ -100,7 +102,8 @@ class NodeRunner:
     def start(self) -> None:
         """Offer what the store holds, and join the hub. `listen` comes first."""
         self._peers.watch()
-        self._spawn(self._warm())
+        if self._warms:
+            self._spawn(self._warm())
         for pack in self.store.packs():
             self._know(pack)
         self._kick()
@@ -121,6 +124,8 @@ class NodeRunner:
                 task.cancel()
 
     async def _warm(self) -> None:
+        from p2psync.delta.warm import warm
+
         # In the engine's thread where there is one, so that its first call finds everything compiled.
         await (self.driver.in_worker(warm) if self.driver is not None else asyncio.to_thread(warm))
 
@@ -210,7 +215,7 @@ class NodeRunner:
                 self._send_chunk(action)
             case Save():
                 self._save(action)
-            case CallJoin() | CallRenew() | CallView():
+            case CallJoin() | CallRenew() | CallView() | CallPlan():
                 self._spawn(self._call_hub(action))
             case Dial():
                 self._peers.dial(self._reachable(action.info))
@@ -309,7 +314,8 @@ class NodeRunner:
             self._trouble(f"chunk {action.index} of {action.id.hex()[:12]} is damaged or gone here; fetching it anew")
             self.core.swarm.lost(action.id, action.index, now)
         size = self.core.swarm.chunk_bytes(action.id, action.index)
-        if data is None or not self._peers.send_chunk(action.peer, action.id[:SHORT_ID_BYTES], action.index, data):
+        short = action.id[:SHORT_ID_BYTES]
+        if data is None or not self._peers.send_chunk(action.peer, short, action.index, data, action.tag):
             self.core.swarm.flushed(action.peer, size, now)
 
     def _save(self, action: Save) -> None:
@@ -383,18 +389,27 @@ class NodeRunner:
             elif isinstance(call, CallRenew):
                 request = call.request
                 lease = await self._hub.renew(
-                    request.lease, request.version, request.digest, fetch_rate=request.fetch_rate
+                    request.lease,
+                    request.version,
+                    request.digest,
+                    fetch_rate=request.fetch_rate,
+                    measures=request.measures,
                 )
                 self.core.renewed(lease, self._loop.time())
                 self._on_told()
+            elif isinstance(call, CallPlan):
+                self.core.planned(await self._hub.plan(call.lease), self._loop.time())
             else:
                 view = await self._hub.view(call.instance, call.revision, VIEW_WAIT)
                 same = (view.instance, view.revision) == (call.instance, call.revision)
                 self.core.viewed(None if same else view, self._loop.time())
                 if not same:
                     self._on_view(view)
-        except LeaseError:
-            self.core.lease_lost(self._loop.time())
+        except LeaseError as error:
+            if isinstance(call, CallPlan):  # the next renewal tells what became of the lease
+                self._hub_failed(call, error)
+            else:
+                self.core.lease_lost(self._loop.time())
         except P2PSyncError as error:
             self._hub_failed(call, error)
         self._kick()
@@ -403,9 +418,11 @@ class NodeRunner:
         if isinstance(error, TrustError) and not self._was_member:
             self._break(error)  # a wrong join token: asking again mends nothing
             return
-        if not self._hub_away:
+        if isinstance(call, CallPlan):
+            self._trouble(f"going on without this node's part of the plan: {error}")
+        elif not self._hub_away:
             self._emit(HubAway(f"{error}; carrying on with the peers at hand"))
-        self._hub_away = True
+        self._hub_away |= not isinstance(call, CallPlan)
         self.core.hub_failed(call, self._loop.time())
 
     async def _get_manifest(self, action: GetManifest) -> None:

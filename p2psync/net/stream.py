@@ -136,11 +136,11 @@ class PeerStream(asyncio.BufferedProtocol):
         if self.backlog > MAX_BACKLOG:
             self.close("the peer does not read")
 
-    def send_chunk(self, manifest: bytes, index: int, data: bytes | memoryview) -> None:
+    def send_chunk(self, manifest: bytes, index: int, data: bytes | memoryview, tag: int = 0) -> None:
         """Send a chunk (manifest: short id). `flushed` follows, always."""
         self.waiting += len(data)
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_chunk_header(manifest, index, len(data)))
+            self._transport.write(encode_chunk_header(manifest, index, len(data), tag))
             self._transport.write(data)
         # A transport that took all at once calls neither pause_writing nor resume_writing.
         self._loop.call_soon(self._flush)

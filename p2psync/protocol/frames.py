@@ -36,7 +36,7 @@ class FrameReader:
         self._filled = 0
         self._chunk: bytearray | None = None
         self._chunk_filled = 0
-        self._chunk_name = (b"", 0)
+        self._chunk_name = (b"", 0, 0)
         self._greeted = False
 
     def get_buffer(self) -> memoryview:
@@ -94,19 +94,19 @@ class FrameReader:
 
     def _begin_chunk(self, start: int, size: int) -> int:
         """Move what has come of a chunk into its own memory; returns the scratch bytes used."""
-        manifest, index = CHUNK_HEADER.unpack_from(self._scratch, start + FRAME_HEADER.size)
+        manifest, index, tag = CHUNK_HEADER.unpack_from(self._scratch, start + FRAME_HEADER.size)
         begin = start + _CHUNK_PREFIX
         here = min(size, self._filled - begin)
         self._chunk = bytearray(size)
         self._chunk[:here] = memoryview(self._scratch)[begin : begin + here]
         self._chunk_filled = here
-        self._chunk_name = (manifest, index)
+        self._chunk_name = (manifest, index, tag)
         return _CHUNK_PREFIX + here
 
     def _finish_chunk(self) -> Chunk:
         assert self._chunk is not None
-        manifest, index = self._chunk_name
-        chunk = Chunk(manifest, index, self._chunk)
+        manifest, index, tag = self._chunk_name
+        chunk = Chunk(manifest, index, self._chunk, tag)
         self._chunk = None
         return chunk
 

@@ -22,8 +22,7 @@ from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from p2psync.delta.digest import DIGEST_BYTES
-from p2psync.delta.tensors import Kind, Row
+from p2psync.delta.tensors import DIGEST_BYTES, Kind, Row
 from p2psync.errors import BaseMismatchError, FormatError, TrustError
 
 FORMAT = 1
@@ -211,8 +210,8 @@ def _check(m: Manifest) -> None:
         raise FormatError("the manifest's run is not 32 hex digits")
     if len(m.digest) != DIGEST_BYTES or len(m.base_digest) != DIGEST_BYTES:
         raise FormatError("the manifest's digests are not 16 bytes")
-    if m.block_units & (m.block_units - 1) or not 1 << 16 <= m.block_units <= 1 << 20:
-        raise FormatError(f"blocks of {m.block_units} units; a power of two from 2^16 to 2^20 is wanted")
+    if m.block_units & (m.block_units - 1) or not 1 << 15 <= m.block_units <= 1 << 20:
+        raise FormatError(f"blocks of {m.block_units} units; a power of two from 2^15 to 2^20 is wanted")
     if not 0 <= m.changed <= m.total or not math.isfinite(m.created):
         raise FormatError("the manifest's counts or time cannot be")
     n = len(m.sizes)

@@ -1,9 +1,9 @@
 """What peers say to each other, and how each message stands in a frame.
 
 A frame is a header of 5 bytes (body length u32, type u8, little-endian) and a body. A CHUNK's body is the manifest's
-short id (8 bytes), the chunk's index (u32) and the chunk's bytes, so that it can be received in place; every other body
-is msgpack of the message's fields in order. Either side may send anything but HELLO at any time; HELLO is first, once,
-on every connection, both ways.
+short id (8 bytes), the chunk's index (u32), its tag (u64) and the chunk's bytes, so that it can be received in place;
+every other body is msgpack of the message's fields in order. Either side may send anything but HELLO at any time; HELLO
+is first, once, on every connection, both ways.
 
 Nothing here is trusted: a HAVE may lie, a CHUNK is verified against the signed manifest before anything else is done
 with it, and a REQUEST obliges nobody.
@@ -19,10 +19,10 @@ import msgspec
 from p2psync.errors import FormatError
 from p2psync.protocol.manifest import MAX_CHUNK_BYTES, MAX_CHUNKS
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAGIC = "p2psync"
 FRAME_HEADER = struct.Struct("<IB")
-CHUNK_HEADER = struct.Struct("<8sI")
+CHUNK_HEADER = struct.Struct("<8sIQ")
 #: A manifest's short id: the first bytes of its id. Only ids of signed manifests are ever looked up by it.
 SHORT_ID_BYTES = 8
 #: Bodies: a HAVE for 2^20 chunks is a bitmap of 128 KiB; a REQUEST names at most MAX_REQUEST chunks.
@@ -81,6 +81,16 @@ class Reject(msgspec.Struct, frozen=True, array_like=True):
     chunks: list[int]
 
 
+class Want(msgspec.Struct, frozen=True, array_like=True):
+    """Send every chunk of this manifest as you get it, along the plan's trees, without being asked for each.
+
+    wanted: False takes it back. What the sender holds already it says with a Have.
+    """
+
+    manifest: bytes
+    wanted: bool
+
+
 class Ping(msgspec.Struct, frozen=True, array_like=True):
     """Answered at once with a Pong of the same token."""
 
@@ -94,14 +104,15 @@ class Pong(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """One chunk's bytes, not yet verified."""
+    """One chunk's bytes, not yet verified. tag: the plan's tree that it goes down (see `swarm.trees`), 0: none."""
 
     manifest: bytes
     index: int
     data: bytes | bytearray | memoryview
+    tag: int = 0
 
 
-Control: TypeAlias = Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong
+Control: TypeAlias = Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want
 Message: TypeAlias = Control | Chunk
 
 CHUNK_TYPE = 0
@@ -118,6 +129,7 @@ _TYPES: dict[int, type[Control]] = {
     7: Reject,
     8: Ping,
     9: Pong,
+    10: Want,
 }
 _NUMBERS = {kind: number for number, kind in _TYPES.items()}
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _TYPES.items()}
@@ -129,9 +141,9 @@ def encode_control(message: Control) -> bytes:
     return FRAME_HEADER.pack(len(body), _NUMBERS[type(message)]) + body
 
 
-def encode_chunk_header(manifest: bytes, index: int, size: int) -> bytes:
+def encode_chunk_header(manifest: bytes, index: int, size: int, tag: int = 0) -> bytes:
     """Frame and chunk header of a CHUNK whose `size` bytes follow; the data itself is never copied."""
-    return FRAME_HEADER.pack(CHUNK_HEADER.size + size, CHUNK_TYPE) + CHUNK_HEADER.pack(manifest, index)
+    return FRAME_HEADER.pack(CHUNK_HEADER.size + size, CHUNK_TYPE) + CHUNK_HEADER.pack(manifest, index, tag)
 
 
 def check_frame(length: int, kind: int) -> None:
@@ -166,7 +178,7 @@ def _check(message: Control) -> None:
     if isinstance(message, Have):
         if len(message.bitmap) > MAX_CHUNKS // 8:
             raise FormatError("a bitmap of more chunks than a manifest may have")
-    elif not isinstance(message, Gone) and (
+    elif not isinstance(message, Gone | Want) and (
         len(message.chunks) > MAX_REQUEST or any(not 0 <= chunk < MAX_CHUNKS for chunk in message.chunks)
     ):
         raise FormatError(f"a {type(message).__name__} of too many or impossible chunks")

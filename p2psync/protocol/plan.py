@@ -69,6 +69,11 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
         return found
 
 
+def outside(revision: int) -> NodePlan:
+    """What a node is told that has no place in the plan of this revision: nobody feeds it, and it feeds nobody."""
+    return NodePlan(revision, [], [1], [Place(-1, [], 0, 0.0)])
+
+
 def tree_of_chunks(shares: Sequence[int], chunks: int) -> NDArray[np.uint16]:
     """The tree of each chunk (uint16): every run of chunks from the first on is spread by the shares.
 

@@ -14,6 +14,7 @@ from p2psync.sim.hub import SimHub
 from p2psync.sim.liars import LIARS
 from p2psync.sim.network import Host, Network
 from p2psync.sim.node import SimNode, World
+from p2psync.sim.planner import SimPlanner
 from p2psync.sim.trainer import SimTrainer
 from p2psync.sim.weights import MODELS, history, signing_key
 from p2psync.swarm.actions import SwarmConfig
@@ -32,7 +33,7 @@ class SimConfig:
 
     actors: honest ones at the start. versions, every: how many the trainer publishes, and how often. faults: kinds (see
     `faults.KINDS`) of which `fault_count` are drawn. liars: kinds (see `liars.LIARS`). bound: how long after the last
-    fault every node must have come to the head.
+    fault every node must have come to the head. planned: whether the hub makes (arbitrary) plans, see `SimPlanner`.
     """
 
     actors: int | None = None
@@ -42,6 +43,7 @@ class SimConfig:
     fault_count: int | None = None
     liars: tuple[str, ...] | None = None
     bound: float = 120.0
+    planned: bool | None = None
     node: NodeConfig = field(default_factory=lambda: NODE)
 
 
@@ -58,7 +60,11 @@ class Simulation:
         public = self.key.public_key().public_bytes_raw()
         # Some hubs inline manifests in the view, at others they are fetched by id.
         inline = self.rng.choice([0, 64 << 10])
-        self.hub = SimHub(self.clock, HubConfig(trusted=frozenset({public}), inline_bytes=inline))
+        # Drawn apart, so that a seed is the same simulation with plans and without.
+        plans = random.Random(f"plans of {seed}")
+        self.planned = config.planned if config.planned is not None else plans.random() < 0.5
+        hub_config = HubConfig(trusted=frozenset({public}), inline_bytes=inline, news_bytes=min(inline, 48 << 10))
+        self.hub = SimHub(self.clock, hub_config, lambda: SimPlanner(plans) if self.planned else None)
         self.network = Network(self.clock)
         self.world = World(self.clock, self.network, self.hub, self.referee, public)
         self.nodes: list[SimNode] = []

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from p2psync.errors import HubError, P2PSyncError
 from p2psync.membership.hub import HubConfig, HubCore
+from p2psync.membership.planning import Planner, PlanTask
 from p2psync.membership.records import View
 from p2psync.sim.clock import Clock
 from p2psync.sim.network import Host
@@ -17,6 +18,8 @@ VIEW_WAIT = 10.0
 CALL_LIMIT = 3.0
 REFUSED = 0.05
 _LATENCY = 0.02
+#: Seconds that a plan takes.
+_PLANNING = 0.1
 
 T = TypeVar("T")
 #: What a call gives: its result, or the error it met.
@@ -28,15 +31,20 @@ class _Waiting:
     """A long poll that is open."""
 
     host: Host
+    known: int
     answer: Answer[View | None]
 
 
 class SimHub:
     """One hub process after another, at one address."""
 
-    def __init__(self, clock: Clock, config: HubConfig) -> None:
+    def __init__(self, clock: Clock, config: HubConfig, planner: Callable[[], Planner | None] = lambda: None) -> None:
+        """planner: makes one for each process; None: there are no plans."""
         self._clock = clock
         self._config = config
+        self._new_planner = planner
+        self._planner: Planner | None = None
+        self._plan_alarm: float | None = None
         self._starts = 0
         self._waiting: list[_Waiting] = []
         self._secrets = 0
@@ -82,6 +90,7 @@ class SimHub:
 
     def _start(self) -> HubCore:
         self._starts += 1
+        self._planner = self._new_planner()
         return HubCore(self._config, instance=f"hub-{self._starts}")
 
     def _is_lost(self, host: Host) -> bool:
@@ -105,9 +114,10 @@ class SimHub:
         if not self.up:
             self._clock.after(REFUSED, _answer, host, answer, HubError("connection refused"))
         elif (instance, revision) != (self.core.instance, self.core.revision):
-            self._reply(host, answer, self.core.view())
+            known = revision if instance == self.core.instance else 0 if instance else -1
+            self._reply(host, answer, self.core.view(known))
         else:
-            poll = _Waiting(host, answer)
+            poll = _Waiting(host, revision, answer)
             self._shown = revision
             self._waiting.append(poll)
             self._clock.after(VIEW_WAIT, self._end_poll, poll)
@@ -126,6 +136,7 @@ class SimHub:
     def _settle(self) -> None:
         """What the hub's driver does after each operation: end leases, wake who waits, set the next alarm."""
         self.core.expire(self._clock.now)
+        self._plan()
         self._wake()
         expiry = self.core.next_expiry()
         if expiry is not None and (self._expiry is None or expiry < self._expiry or self._expiry <= self._clock.now):
@@ -137,9 +148,30 @@ class SimHub:
             return
         self._shown = self.core.revision
         waiting, self._waiting = self._waiting, []
-        view = self.core.view()
         for poll in waiting:
-            self._reply(poll.host, poll.answer, view)
+            self._reply(poll.host, poll.answer, self.core.view(poll.known))
+
+    def _plan(self) -> None:
+        if self._planner is None:
+            return
+        now, core = self._clock.now, self.core
+        task = core.begin_plan(now)
+        if task is not None:
+            self._clock.after(_PLANNING, self._make_plan, core, task)
+        due = core.next_plan()
+        if due < float("inf") and (self._plan_alarm is None or due < self._plan_alarm or self._plan_alarm <= now):
+            self._plan_alarm = due
+            self._clock.at(due, self._settle)
+
+    def _make_plan(self, core: HubCore, task: PlanTask) -> None:
+        if core is not self.core or self._planner is None:
+            return  # the process that began it is no more
+        try:
+            core.plan_made(self._planner.plan(task), self._clock.now)
+        except ArithmeticError as error:
+            core.plan_failed(str(error), self._clock.now)
+        self._clock.note("plan", core.instance, core.revision)
+        self._settle()
 
 
 def _answer(host: Host, answer: Answer[T], result: T | P2PSyncError) -> None:

@@ -56,13 +56,15 @@ class Links:
         if links is not None:
             links.ends[0].send(encode_control(message))
 
-    def send_chunk(self, name: str, short: bytes, index: int, data: bytes, left: Callable[[], None]) -> None:
+    def send_chunk(
+        self, name: str, short: bytes, index: int, data: bytes, left: Callable[[], None], tag: int = 0
+    ) -> None:
         """Send a chunk; `left` is called once it has left."""
         links = self._links.get(name)
         if links is None:
             left()
         else:
-            links.ends[-1].send(encode_chunk_header(short, index, len(data)) + data, left)
+            links.ends[-1].send(encode_chunk_header(short, index, len(data), tag) + data, left)
 
     def send_raw(self, name: str, data: bytes) -> None:
         """Send bytes that are no frame (a liar does)."""

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from p2psync.errors import EngineError, LeaseError, P2PSyncError, TrustError
-from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall
+from p2psync.membership.client import CallJoin, CallPlan, CallRenew, CallView, HubCall
 from p2psync.membership.records import Lease, NodeInfo, View
 from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
 from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, Hello, Message
+from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.versions import Position
 from p2psync.sim.clock import Clock
 from p2psync.sim.disk import SimStore
@@ -181,7 +182,7 @@ class SimNode:
                 self.send_chunk(action)
             case Save():
                 self._save(action)
-            case CallJoin() | CallRenew() | CallView():
+            case CallJoin() | CallRenew() | CallView() | CallPlan():
                 self._call_hub(action)
             case Dial():
                 self.links.dial(action.info.node)
@@ -256,7 +257,7 @@ class SimNode:
                 self.core.swarm.flushed(action.peer, size, self.now)
                 self.drain()
 
-        self.links.send_chunk(action.peer, action.id[:SHORT_ID_BYTES], action.index, data, left)
+        self.links.send_chunk(action.peer, action.id[:SHORT_ID_BYTES], action.index, data, left, action.tag)
 
     def _save(self, action: Save) -> None:
         pack = self.store.packs.get(action.id)
@@ -279,7 +280,7 @@ class SimNode:
     def _call_hub(self, call: HubCall) -> None:
         process = self.processes
 
-        def answer(result: Lease | View | P2PSyncError | None) -> None:
+        def answer(result: Lease | View | NodePlan | P2PSyncError | None) -> None:
             if process == self.processes:
                 self._hub_answered(call, result)
                 self.drain()
@@ -290,18 +291,23 @@ class SimNode:
         elif isinstance(call, CallJoin):
             request, lease = call.request, hub.secret()
             hub.request(self.host, lambda core: core.join(request, lease=lease, now=now.now), answer)
+        elif isinstance(call, CallPlan):
+            known = call.lease
+            hub.request(self.host, lambda core: core.node_plan(known, now.now), answer)
         else:
             renewal = call.request
             hub.request(self.host, lambda core: core.renew(renewal, now=now.now), answer)
 
-    def _hub_answered(self, call: HubCall, result: Lease | View | P2PSyncError | None) -> None:
-        if isinstance(result, LeaseError):
+    def _hub_answered(self, call: HubCall, result: Lease | View | NodePlan | P2PSyncError | None) -> None:
+        if isinstance(result, LeaseError) and not isinstance(call, CallPlan):
             self.core.lease_lost(self.now)
         elif isinstance(result, P2PSyncError):
             self.core.hub_failed(call, self.now)
         elif isinstance(result, Lease):
             granted = self.core.joined if isinstance(call, CallJoin) else self.core.renewed
             granted(result, self.now)
+        elif isinstance(result, NodePlan):
+            self.core.planned(result, self.now)
         else:
             self.core.viewed(result, self.now)
             if result is not None:

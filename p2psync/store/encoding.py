@@ -19,11 +19,14 @@ from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import Manifest, pack_table
 from p2psync.store.segments import Segments
 
-#: Units per block and bytes per chunk before compression: small chunks for deltas, which are latency; larger ones for
-#: anchors. A delta's block costs Python's overhead, which one thread at a time has, once: so it is as large as may be.
-#: An anchor's must fit a chunk whole.
-DELTA_BLOCK, ANCHOR_BLOCK = 1 << 20, 1 << 17
-DELTA_CHUNK, ANCHOR_CHUNK = 256 << 10, 512 << 10
+#: Units per block and bytes per chunk before compression. A delta's block costs Python's overhead once, which one
+#: thread at a time has: so it is as large as may be. An anchor's must fit a chunk whole.
+DELTA_BLOCK, DELTA_CHUNK = 1 << 20, 256 << 10
+#: An anchor has about this many chunks, as far as these bounds on their bytes allow: a relay passes on whole chunks, so
+#: large ones make the swarm's last node late; and each one takes 32 bytes of the manifest, and time at every node.
+ANCHOR_CHUNKS = 1024
+SMALLEST_ANCHOR_CHUNK, LARGEST_ANCHOR_CHUNK = 64 << 10, 512 << 10
+_LARGEST_ANCHOR_BLOCK = 1 << 17
 
 
 class Sink(Protocol):
@@ -37,6 +40,14 @@ def rows_between(old: Sequence[TensorSpec], new: Sequence[TensorSpec]) -> list[R
     """The table of a delta from a version with tensors `old` to one with tensors `new`."""
     before, after = set(old), set(new)
     return [Row(spec, spec in before, spec in after) for spec in sorted(before | after)]
+
+
+def _anchor_sizes(rows: Sequence[Row]) -> tuple[int, int]:
+    """(units per block, bytes per chunk) of an anchor of this table; powers of two. Blocks of bf16 fill a chunk."""
+    total = sum(row.spec.nbytes for row in rows)
+    wanted = 1 << (max(1, total // ANCHOR_CHUNKS) - 1).bit_length()
+    chunk = min(LARGEST_ANCHOR_CHUNK, max(SMALLEST_ANCHOR_CHUNK, wanted))
+    return min(_LARGEST_ANCHOR_BLOCK, chunk // 2), chunk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +98,7 @@ class Encoding:
     ) -> None:
         """history: see `ChunkEncoder`; read by all threads. Raises `FormatError` for a profile that there is not."""
         self.rows = list(rows)
-        self.block_units = ANCHOR_BLOCK if anchor else DELTA_BLOCK
+        self.block_units, self._chunk_bytes = _anchor_sizes(rows) if anchor else (DELTA_BLOCK, DELTA_CHUNK)
         #: What the rows encoded so far add to the digest, mod 2^128; all of it after `finish`. Blocks do not tell it.
         self.digest_change = 0
         #: Units whose bits differ, so far; all of them after `finish`.
@@ -99,7 +110,6 @@ class Encoding:
         self._hashes: list[bytes] = []
         self._first_rows: list[int] = []
         self._row_digests = [0] * len(rows) if anchor else None
-        self._chunk_bytes = ANCHOR_CHUNK if anchor else DELTA_CHUNK
         self._segments = Segments(rows, self.block_units)
         self._parts: list[_Part] = []
         self._segment = 0
@@ -177,6 +187,18 @@ class Encoding:
             changed=self.changed,
             total=sum(row.spec.count for row in self.rows),
             created=created,
+        )
+
+    def manifest_like(self, given: Manifest) -> Manifest:
+        """The manifest of what was encoded, where that does the same as what `given` describes; only after `finish`."""
+        return self.manifest(
+            run=given.run,
+            epoch=given.epoch,
+            version=given.version,
+            base=given.base,
+            digest=given.digest,
+            base_digest=given.base_digest,
+            created=given.created,
         )
 
     def _new_encoder(self) -> ChunkEncoder:

@@ -16,7 +16,8 @@ class SwarmConfig:
     late_after: a request counts as late this long after the peer's own pace would have brought it. flush_limit: bytes
     given to one peer's connections ahead of the kernel. endgame_copies: peers asked for the same chunk at the end,
     once it is `endgame_after` and half as much again as the first one's pace would take overdue.
-    have_delay: how long news of held chunks may wait for company. ban: how long a liar is shut out.
+    have_delay: how long news of held chunks may wait for company; have_delay_pushed: where they come by pushes, so that
+    nobody waits for the news, which cost more than the chunks where each tells all. ban: how long a liar is shut out.
     """
 
     window_least: int = 256 << 10
@@ -27,6 +28,7 @@ class SwarmConfig:
     endgame_copies: int = 2
     endgame_after: float = 0.2
     have_delay: float = 0.01
+    have_delay_pushed: float = 0.1
     ban: float = 600.0
 
 
@@ -40,7 +42,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendChunk:
-    """Read a held chunk (manifest id of 32 bytes) and send it.
+    """Read a held chunk (manifest id of 32 bytes) and send it with its tag (see `swarm.trees`).
 
     Say `flushed` with the manifest's size of the chunk when it has left, and also when it could not be read; in that
     case say `lost` too.
@@ -49,6 +51,7 @@ class SendChunk:
     peer: str
     id: bytes
     index: int
+    tag: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,8 @@ class Follower:
                 if chunk not in walk.saved[i]:
                     self._held[id.hex()] = self._held.get(id.hex(), 0) + step.manifest.sizes[chunk]
                 walk.saved[i].add(chunk)
-        self._put_saved()
+                if i == walk.current:
+                    self._put(walk, i, chunk)
 
     def was_put(self, action: Put) -> None:
         """The stage took a chunk."""
@@ -207,7 +208,8 @@ class Follower:
             self._walk.putting.discard((action.step, action.chunk))
             self._walk.todo[action.step].discard(action.chunk)
             self._walk.saved[action.step].discard(action.chunk)
-            self._put_saved()
+            if not self._walk.todo[action.step]:
+                self._put_saved()
 
     def unput(self, action: Put) -> None:
         """The store no longer has the chunk (damaged on disk): it will be fetched again."""
@@ -401,9 +403,12 @@ class Follower:
             self._actions.append(CommitStage(walk.number))
             return
         for chunk in sorted(walk.saved[step]):
-            if (step, chunk) not in walk.putting:
-                walk.putting.add((step, chunk))
-                self._actions.append(Put(walk.number, step, walk.steps[step].id, chunk))
+            self._put(walk, step, chunk)
+
+    def _put(self, walk: _Walk, step: int, chunk: int) -> None:
+        if (step, chunk) not in walk.putting:
+            walk.putting.add((step, chunk))
+            self._actions.append(Put(walk.number, step, walk.steps[step].id, chunk))
 
     def _drop_walk(self) -> None:
         if self._walk is not None and self._walk.adopt is None and self.phase in (Phase.OPEN, Phase.FETCH):

@@ -4,7 +4,8 @@ The shell (sockets and an engine, or the simulator) tells of what happened and c
 nothing about chunks or versions itself; it wires the three automata together and keeps connections to the members.
 
 Whom to dial: of two nodes that can both be dialled, the one with the smaller name dials; the other one does so too if
-no connection has come after a while, which covers paths that are open one way only.
+no connection has come after a while, which covers paths that are open one way only. The peers of this node's part of
+the plan come first, and are dialled however many others there are.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from p2psync.membership.client import HubCall, MembershipClient
 from p2psync.membership.records import Lease, Member, NodeInfo, View
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import Message
+from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.versions import Position
 from p2psync.swarm.core import Action, Ban, Save, Swarm, SwarmConfig
 from p2psync.swarm.follower import (
@@ -40,7 +42,8 @@ from p2psync.swarm.transfer import Bits
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """Settings. max_peers: peers up to which this node dials; most_peers: peers beyond which it takes none.
+    """Settings. max_peers: peers up to which this node dials; most_peers: peers beyond which it takes none; neither
+    holds for peers of the plan.
 
     redial_*: pauses after a failed or lost connection (seconds); they begin anew after a connection that lasted
     `settled`. dial_anyway: how long to wait for a member that should dial this node before dialling it instead.
@@ -118,6 +121,9 @@ class NodeCore:
         self._members: dict[str, NodeInfo] = {}
         self._known: dict[str, _Known] = {}
         self._up: set[str] = set()
+        #: This node's part of the plan, None before the first.
+        self.plan: NodePlan | None = None
+        self._plan_peers: frozenset[str] = frozenset()
         # No dial is due before this; at or before now when something has changed since it was worked out.
         self._dial_wake = _NEVER
         self._actions: list[NodeAction] = []
@@ -150,6 +156,14 @@ class NodeCore:
             if self.follower is not None:
                 self.follower.viewed(view, now)
 
+    def planned(self, plan: NodePlan, now: float) -> None:
+        """The hub gave this node's part of the plan. Raises `FormatError` for one that no planner makes."""
+        plan.check()
+        self.membership.planned(plan.revision, now)
+        self.plan = plan
+        self._take_plan_peers(frozenset(plan.peers) - {self.info.node}, now)
+        self.swarm.follow(plan, now)
+
     def hub_failed(self, call: HubCall, now: float) -> None:
         """A call to the hub failed."""
         self.membership.failed(call, now)
@@ -165,8 +179,9 @@ class NodeCore:
         near = bool(region) and region == self.info.region
         self._dial_wake = now
         known = self._known.get(name)
-        full = name not in self._up and len(self._up) >= self.config.most_peers
-        if full or name == self.info.node or not self.swarm.peer_up(name, near, now):
+        full = name not in self._up | self._plan_peers and len(self._up) >= self.config.most_peers
+        source = name in self._members and self._members[name].role == "trainer"
+        if full or name == self.info.node or not self.swarm.peer_up(name, near, now, source=source):
             if known is not None:
                 self._put_off(known, now)
             return False
@@ -301,6 +316,8 @@ class NodeCore:
     def _meet(self, members: list[Member], now: float) -> None:
         current = {m.info.node: m.info for m in members if m.info.node != self.info.node}
         self._members = current
+        for peer in self.swarm.peers:
+            peer.source = peer.name in current and current[peer.name].role == "trainer"
         for name in [name for name in self._known if name not in current]:
             del self._known[name]
         for name in current:
@@ -314,7 +331,9 @@ class NodeCore:
         return [
             name
             for name, known in self._known.items()
-            if name not in self._up and (known.dialling or room) and self._members[name].port
+            if name not in self._up
+            and (known.dialling or room or name in self._plan_peers)
+            and self._members[name].port
         ]
 
     def _room(self) -> int:
@@ -334,16 +353,29 @@ class NodeCore:
             if self._known[name].dialling:
                 self._put_off(self._known[name], now)
         due = [name for name in due if self._dial_at(name) <= now]
-        for name in self._choose(due, max(0, self._room())):
+        for name in self._choose(due):
             known = self._known[name]
             known.dialling, known.dialled_at = True, now
             self._actions.append(Dial(self._members[name]))
         self._dial_wake = min((self._dial_at(name) for name in self._wanted_dials()), default=_NEVER)
 
-    def _choose(self, names: list[str], count: int) -> list[str]:
-        """Trainers first, then nodes of this region, then others at random."""
-        order = {name: self._rng.random() for name in names}
-        return sorted(names, key=lambda n: (self._members[n].role != "trainer", not self._is_near(n), order[n]))[:count]
+    def _choose(self, names: list[str]) -> list[str]:
+        """All peers of the plan; while there is room trainers, then nodes of this region, then others at random."""
+        planned = [name for name in names if name in self._plan_peers]
+        others = [name for name in names if name not in self._plan_peers]
+        order = {name: self._rng.random() for name in others}
+        others.sort(key=lambda n: (self._members[n].role != "trainer", not self._is_near(n), order[n]))
+        return planned + others[: max(0, self._room() - len(planned))]
+
+    def _take_plan_peers(self, peers: frozenset[str], now: float) -> None:
+        """Those that are new among them are tried at once, whatever became of earlier dials."""
+        for name in peers - self._plan_peers:
+            known = self._known.get(name)
+            if known is not None and not known.dialling:
+                known.pause = self.config.redial_first
+                known.retry_at = known.first_seen = now
+        self._plan_peers = peers
+        self._dial_due(now)
 
     def _is_near(self, name: str) -> bool:
         return bool(self.info.region) and self._members[name].region == self.info.region

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from p2psync.swarm.transfer import Bits
 
@@ -15,6 +17,8 @@ _EARLY_OVERHEAD = 64
 MAX_QUEUED = 4096
 #: How much longer than at first a peer that is late again and again is waited for.
 MAX_PATIENCE = 8.0
+#: Manifests whose chunks a peer may want at a time; beyond it, the oldest wish is forgotten.
+MAX_WANTS = 1024
 
 
 class Early:
@@ -56,9 +60,11 @@ class Early:
 
 @dataclass(slots=True)
 class Peer:
-    """One connected peer. near: in this node's region. Bytes and seconds throughout.
+    """One connected peer. near: in this node's region. source: it publishes. Bytes and seconds throughout.
 
     early: its word on manifests that this node does not know yet. queue: chunks it asked for, in order of asking.
+    wants: manifests whose chunks it wants pushed. pushes: chunks to push to it, in order. given: chunks that were
+    pushed to it, flags per manifest.
     flushing: bytes handed to its connections and not yet taken by the kernel. owed: bytes it was asked for, whether or
     not the request was given up, and has not sent. surplus: bytes it sent beyond that to no use, less those of use.
     late: chunks that it was asked for in vain so far; they may still come. patience: factor on how long it is waited
@@ -67,9 +73,13 @@ class Peer:
 
     name: str
     near: bool
+    source: bool = False
     holds: dict[bytes, Bits] = field(default_factory=dict)
     early: Early = field(default_factory=Early)
     queue: OrderedDict[tuple[bytes, int], None] = field(default_factory=OrderedDict)
+    wants: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    pushes: deque[tuple[bytes, int]] = field(default_factory=deque)
+    given: dict[bytes, Bits] = field(default_factory=dict)
     flushing: int = 0
     asked_bytes: int = 0
     owed: int = 0
@@ -80,6 +90,44 @@ class Peer:
     round_trip: float = 0.2
     snubbed: bool = False
     patience: float = 1.0
+
+    def want(self, short: bytes, wanted: bool) -> None:
+        """It wants the chunks of a manifest pushed, or does no longer."""
+        self.wants.pop(short, None)
+        if wanted:
+            self.wants[short] = None
+            if len(self.wants) > MAX_WANTS:
+                self.wants.popitem(last=False)
+
+    def lacks(self, short: bytes, index: int) -> bool:
+        """Whether a chunk is wanted, not held as far as is known, and was not pushed to it."""
+        if short not in self.wants:
+            return False
+        theirs, given = self.holds.get(short), self.given.get(short)
+        return (theirs is None or not theirs[index]) and (given is None or not given[index])
+
+    def give(self, short: bytes, index: int, chunks: int) -> None:
+        """A chunk, of so many, is going to be pushed to it."""
+        given = self.given.get(short)
+        if given is None:
+            given = self.given[short] = np.zeros(chunks, np.bool_)
+        given[index] = True
+
+    def take_back(self, short: bytes, chunks: list[int]) -> None:
+        """These chunks may be pushed to it again."""
+        given = self.given.get(short)
+        if given is not None:
+            given[chunks] = False
+
+    def forget(self, short: bytes) -> Bits | None:
+        """A manifest is exchanged no longer; returns what it held of it."""
+        self.late = {key for key in self.late if key[0] != short}
+        for key in [key for key in self.queue if key[0] == short]:
+            del self.queue[key]
+        self.pushes = deque(key for key in self.pushes if key[0] != short)
+        self.given.pop(short, None)
+        self.wants.pop(short, None)
+        return self.holds.pop(short, None)
 
     def window(self, chunk_bytes: int, least: int, most: int, horizon: float) -> int:
         """Bytes that may be asked of this peer at a time: what it sends in a round trip and `horizon` seconds.

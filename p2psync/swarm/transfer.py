@@ -39,6 +39,9 @@ class Transfer:
     node, which breaks ties between equally rare chunks differently at each node, so that nodes fetch different ones.
     asked: the outstanding requests of each chunk that has any. sent: how often each was handed out. losses: how often
     each was lost here. resting: lost chunks that are not asked for before a time (seconds).
+    missing: how many are needed. pushed: chunks are expected down the plan's trees, so that only overdue ones are asked
+    for. heard: since when some peer is known to hold each chunk (seconds). tags: of chunks that came, or go, down a
+    tree. silent: peers are not told what is held, as long as this node is putting it into the trees.
     """
 
     id: bytes
@@ -52,6 +55,11 @@ class Transfer:
     sent: dict[int, int] = field(default_factory=dict)
     losses: dict[int, int] = field(default_factory=dict)
     resting: dict[int, float] = field(default_factory=dict)
+    missing: int = 0
+    pushed: bool = False
+    heard: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    tags: dict[int, int] = field(default_factory=dict)
+    silent: bool = False
 
     @classmethod
     def begin(cls, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, rng: random.Random) -> Transfer:
@@ -59,7 +67,9 @@ class Transfer:
         n = manifest.chunks
         needed = wanted & ~held
         spread = np.random.default_rng(rng.getrandbits(63)).random(n)
-        return cls(id, manifest, held.copy(), needed, needed.copy(), np.zeros(n, np.int32), spread)
+        begun = cls(id, manifest, held.copy(), needed, needed.copy(), np.zeros(n, np.int32), spread)
+        begun.missing, begun.heard = int(needed.sum()), np.full(n, np.inf)
+        return begun
 
     def widen(self, held: Bits, wanted: Bits) -> None:
         """More is wanted, or held, than before."""
@@ -67,21 +77,36 @@ class Transfer:
         more = wanted & ~self.held & ~self.needed
         self.needed = (self.needed | more) & ~self.held
         self.open = (self.open | more) & ~self.held
+        self.missing = int(self.needed.sum())
 
     def forgo(self) -> None:
         """Nothing is wanted any more."""
         self.needed[:] = False
+        self.missing = 0
         self.open[:] = False
         self.resting.clear()
 
     @property
     def complete(self) -> bool:
         """Nothing is needed any more."""
-        return not self.needed.any()
+        return not self.missing
 
-    def pick(self, theirs: Bits, count: int) -> list[int]:
-        """Up to `count` chunks that nobody was asked for, that a peer with `theirs` holds, rarest first."""
-        candidates = np.flatnonzero(self.open & theirs)
+    def hear(self, chunks: Bits | list[int], since: float) -> None:
+        """Some peer holds these chunks (flags or indices) since then."""
+        self.heard[chunks] = np.minimum(self.heard[chunks], since)
+
+    def ripe(self, since: float) -> Bits | None:
+        """Chunks to pull although they are pushed: somebody holds them since then or longer. None: all, unpushed."""
+        return self.open & (self.heard <= since) if self.pushed else None
+
+    def next_ripe(self, since: float) -> float:
+        """The earliest time after `since` from which on somebody holds an open chunk; infinite if there is none."""
+        later = self.heard[self.open & (self.heard > since)] if self.pushed else self.heard[:0]
+        return float(later.min(initial=math.inf))
+
+    def pick(self, candidates_of: Bits, count: int) -> list[int]:
+        """Up to `count` of these chunks (flags), rarest first."""
+        candidates = np.flatnonzero(candidates_of)
         if len(candidates) > count:
             order = self.rarity[candidates] + self.spread[candidates]
             candidates = candidates[np.argpartition(order, count)[:count]]
@@ -93,8 +118,6 @@ class Transfer:
 
         A chunk is asked of at most `copies` peers at a time. Also returns when the next such chunk will be overdue.
         """
-        if self.open.any():
-            return [], math.inf
         rivals = [
             (asked[0].hoped, index)
             for index, asked in self.asked.items()
@@ -123,6 +146,7 @@ class Transfer:
     def gain(self, index: int) -> list[Asked]:
         """The chunk is held now; returns the requests that were still out for it."""
         self.held[index] = True
+        self.missing -= bool(self.needed[index])
         self.needed[index] = False
         self.open[index] = False
         self.resting.pop(index, None)
@@ -135,6 +159,7 @@ class Transfer:
         not make the network busy for ever.
         """
         self.held[index] = False
+        self.missing += not self.needed[index]
         self.needed[index] = True
         self.open[index] = False
         losses = self.losses[index] = self.losses.get(index, 0) + 1

@@ -35,7 +35,7 @@ async def test_an_announcement_wakes_every_long_poll_with_one_encoding(
     revision = hub.core.revision
     made: list[View] = []
     view = hub.core.view
-    monkeypatch.setattr(hub.core, "view", lambda: made.append(view()) or made[-1])
+    monkeypatch.setattr(hub.core, "view", lambda known: made.append(view(known)) or made[-1])
     polls = [asyncio.create_task(client.view(hub.core.instance, revision, wait=30)) for _ in range(50)]
     await until(lambda: hub.waiting == 50)
     async with HubClient(str(client.url)) as trainer:

@@ -15,6 +15,7 @@ from p2psync.errors import FormatError
 from p2psync.protocol.frames import FrameReader
 from p2psync.protocol.manifest import MAX_CHUNK_BYTES
 from p2psync.protocol.messages import (
+    CHUNK_HEADER,
     MAGIC,
     MAX_CONTROL_BYTES,
     MAX_HELLO_BYTES,
@@ -31,6 +32,7 @@ from p2psync.protocol.messages import (
     Pong,
     Reject,
     Request,
+    Want,
     encode_chunk_header,
     encode_control,
 )
@@ -47,23 +49,28 @@ controls: st.SearchStrategy[Control] = st.one_of(
     st.builds(Request, shorts, chunk_lists),
     st.builds(Cancel, shorts, chunk_lists),
     st.builds(Reject, shorts, chunk_lists),
+    st.builds(Want, shorts, st.booleans()),
     st.builds(Ping, st.integers(0, 1 << 60)),
     st.builds(Pong, st.integers(0, 1 << 60)),
 )
-chunks = st.builds(Chunk, shorts, st.integers(0, (1 << 32) - 1), st.binary(min_size=1, max_size=9000))
+chunks = st.builds(
+    Chunk, shorts, st.integers(0, (1 << 32) - 1), st.binary(min_size=1, max_size=9000), st.integers(0, 1 << 63)
+)
 streams = st.lists(st.one_of(controls, chunks), max_size=8)
 
 
 def encode(message: Message) -> bytes:
     """The whole frame of any message."""
     if isinstance(message, Chunk):
-        return encode_chunk_header(message.manifest, message.index, len(message.data)) + bytes(message.data)
+        return encode_chunk_header(message.manifest, message.index, len(message.data), message.tag) + bytes(
+            message.data
+        )
     return encode_control(message)
 
 
 def plain(messages: list[Message]) -> list[Message]:
     """With chunk data as bytes, so that messages compare."""
-    return [Chunk(m.manifest, m.index, bytes(m.data)) if isinstance(m, Chunk) else m for m in messages]
+    return [Chunk(m.manifest, m.index, bytes(m.data), m.tag) if isinstance(m, Chunk) else m for m in messages]
 
 
 def feed_split(reader: FrameReader, data: bytes, cuts: list[int]) -> list[Message]:
@@ -146,8 +153,8 @@ def test_a_second_hello_is_refused() -> None:
     "header",
     [
         struct.pack("<IB", MAX_CONTROL_BYTES + 1, 2),
-        struct.pack("<IB", 12 + MAX_CHUNK_BYTES + 1, 0),
-        struct.pack("<IB", 12, 0),
+        struct.pack("<IB", CHUNK_HEADER.size + MAX_CHUNK_BYTES + 1, 0),
+        struct.pack("<IB", CHUNK_HEADER.size, 0),
         struct.pack("<IB", 0, 0),
         struct.pack("<IB", 5, 77),
         struct.pack("<IB", 0xFFFFFFFF, 9),
@@ -185,7 +192,8 @@ def test_mutated_streams_raise_nothing_but_format_errors() -> None:
         HELLO,
         Have(SHORT, b"\x0f" * 40),
         HaveMore(SHORT, [1, 2, 300, 70_000]),
-        Chunk(SHORT, 5, b"payload" * 9),
+        Chunk(SHORT, 5, b"payload" * 9, 65536),
+        Want(SHORT, True),
         Request(SHORT, [4, 5]),
         Gone(SHORT),
         Ping(3),

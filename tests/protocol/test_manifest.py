@@ -143,7 +143,7 @@ def test_nesting_without_end_is_a_format_error() -> None:
         {"base_digest": b""},
         {"block_units": 0},
         {"block_units": (1 << 16) + 1},
-        {"block_units": 1 << 15},
+        {"block_units": 1 << 14},
         {"block_units": 1 << 21},
         {"block_units": -(1 << 16)},
         {"sizes": [3, 3]},

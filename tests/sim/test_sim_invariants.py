@@ -49,7 +49,7 @@ def test_a_way_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_node_that_never_arrives_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NodeCore, "_dial_due", lambda self, now: None)
+    monkeypatch.setattr(NodeCore, "_wanted_dials", lambda self: [])
     error = failure(CALM)
     assert error.kind == "converge"
     assert f"python -m p2psync.sim --seeds {error.seed}:{error.seed + 1}" in str(error)

@@ -119,6 +119,19 @@ def test_a_wrong_array_is_refused_though_another_thread_finds_it(threads: int) -
         encoding.finish()
 
 
+def test_a_manifest_like_another_tells_of_the_same_step_coded_otherwise() -> None:
+    rows = [row(0, 300, 700)]
+    pairs = model(rows, 0.02)
+    tight, fast = (encode(rows, pairs, profile)[0] for profile in ("tight", "fast"))
+    told_of = tight.manifest(
+        run=f"{7:032x}", epoch=3, version=9, base=8, digest=bytes(range(16)), base_digest=b"b" * 16, created=12.5
+    )
+    like = fast.manifest_like(told_of)
+    told = ("run", "epoch", "version", "base", "digest", "base_digest", "created", "table", "changed", "total")
+    assert [getattr(like, name) for name in told] == [getattr(told_of, name) for name in told]
+    assert (told_of.profile, like.profile) == ("tight", "fast")
+
+
 @settings(deadline=None)
 @given(
     counts=st.lists(st.integers(0, 40_000_000), max_size=12),
@@ -143,3 +156,11 @@ def test_segments_hold_every_block_once_in_order_and_are_no_larger_than_a_share(
         assert seen == list(range(block_count(r.spec, DELTA_BLOCK)))
     # A segment may go over its share by the block that fills it.
     assert all(size <= min(MAX_SEGMENT, max(MIN_SEGMENT, total / 16)) + (2 << 20) for size in sizes.values())
+
+
+@pytest.mark.parametrize(("megabytes", "chunk"), [(1, 64 << 10), (64, 64 << 10), (300, 512 << 10), (16_000, 512 << 10)])
+def test_small_anchors_have_small_chunks_so_that_relays_pass_them_on_soon(megabytes: int, chunk: int) -> None:
+    rows = [Row(TensorSpec(Kind.TENSOR, "w", "BF16", (megabytes << 19,)), False, True)]
+    encoding = Encoding([], rows, anchor=True)
+    assert encoding.block_units * 2 <= chunk
+    assert encoding.block_units == min(1 << 17, chunk // 2)

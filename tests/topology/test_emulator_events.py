@@ -73,6 +73,11 @@ def test_a_buffer_of_nothing_is_refused(tmp_path: Path) -> None:
         loaded(tmp_path, FILE + "buffer_ms = 0\n")
 
 
+def test_hosts_of_one_region_may_be_far_apart_and_lose_packets() -> None:
+    lossy = make_layout(Topology("eu-0", {"eu": Region(2, 100, delay_ms=3), "us": Region(2, 100, loss=0.25)}))
+    assert [(s.delay_ms, s.loss) for name in ("eu", "us") for s in lossy.between(name, name)] == [(3, 0), (0, 0.25)]
+
+
 def test_hosts_have_addresses_and_their_own_rates() -> None:
     layout = make_layout(Topology("eu-0", {"eu": Region(2, 100, 200)}))
     assert [layout.address(host) for host, _ in layout.hosts] == ["10.77.0.1", "10.77.0.2"]

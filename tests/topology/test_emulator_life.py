@@ -146,6 +146,60 @@ def test_events_come_at_their_times_to_hosts_and_links() -> None:
     assert [(o.host, o.code, o.killed) for o in outcomes] == [("a-0", -signal.SIGKILL, True), ("b-0", 0, False)]
 
 
+def test_a_host_that_was_not_named_does_not_join() -> None:
+    events = [Event(0, "join", host="b-0"), Event(0, "degrade", host="b-1", loss=0.1)]
+    seen: list[str] = []
+    with Emulator(SMALL) as network:
+
+        def start(host: str) -> "subprocess.Popen[bytes]":
+            return network.run(host, ["sleep", "0.1"])
+
+        outcomes = Scenario(network, events, start, ["a-0"], lambda text, at: seen.append(text)).play()
+    assert [outcome.host for outcome in outcomes] == ["a-0"]
+    assert seen == ["degrade b-1 to 0.1 lost"]
+
+
+def test_commands_end_with_their_network_and_not_later() -> None:
+    with Emulator(TINY) as network:
+
+        def start(host: str) -> "subprocess.Popen[bytes]":
+            process = network.run(host, ["sleep", "1000"])
+            if host == "b-0":
+                os.kill(network.state.router, signal.SIGKILL)
+            return process
+
+        scenario = Scenario(network, [], start)
+        with pytest.raises(P2PSyncError, match="has died: bring it up again"):
+            scenario.play()
+        assert [outcome.killed for outcome in scenario.outcomes] == [True, True]
+    assert left(network.state.run) == []
+
+
+def test_a_command_that_cannot_start_kills_nothing_that_was_there() -> None:
+    with Emulator(TINY) as network:
+        there = network.run("a-0", ["sleep", "1000"])
+        with pytest.raises(FileNotFoundError):
+            Scenario(network, [], lambda host: network.run(host, ["/nonexistent"])).play()
+        assert there.poll() is None
+
+
+def test_a_run_that_is_terminated_leaves_no_command_in_the_network(
+    tmp_path: Path, wan: Callable[..., tuple[int, str, str]]
+) -> None:
+    file = tmp_path / "net.toml"
+    file.write_text(FILE)
+    assert wan("up", str(file))[0] == 0
+    state = runs.find(file)
+    assert state is not None
+    names = left(state.run)
+    # Only the last host's command ends its run, so that the others' are there by then.
+    ending = f"if [ $WAN_HOST = b-0 ]; then kill {os.getpid()}; fi; exec sleep 1000"
+    assert wan("run", str(file), "--", "sh", "-c", ending)[0] == 128 + signal.SIGTERM
+    alive = [pid for pid in namespaces.processes(names) if not namespaces._is_dead(pid)]
+    assert wan("down", str(file))[0] == 0
+    assert alive == []
+
+
 def test_the_command_line_brings_a_network_up_uses_changes_and_removes_it(
     tmp_path: Path, wan: Callable[..., tuple[int, str, str]]
 ) -> None:

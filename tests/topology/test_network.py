@@ -21,6 +21,7 @@ hosts = 2
 up = 100
 down = 200
 delay_ms = 1
+loss = 0.01
 
 [region.us]
 hosts = 2
@@ -48,6 +49,7 @@ def test_a_host_differs_from_its_region_where_it_says_so(tmp_path: Path) -> None
     assert network.dialable.tolist() == [True, True, False, True]
     assert network.rate.tolist() == [[np.inf, 40], [10, np.inf]]
     assert network.delay.tolist() == [[0.001, 0.035], [0.035, 0]]
+    assert network.loss.tolist() == [[0.01, 0], [0, 0]]
 
 
 def test_one_direction_of_dialling_is_enough_for_both_directions_of_data(tmp_path: Path) -> None:
@@ -73,6 +75,7 @@ def test_one_direction_of_dialling_is_enough_for_both_directions_of_data(tmp_pat
         (("rate = 40", "rate = nan"), "rate above 0"),
         (("up = 50", "up = inf"), "region us"),
         (("delay_ms = 35", "delay_ms = 1e9"), "delay_ms"),
+        (("loss = 0.01", "loss = 1"), "region eu: loss"),
     ],
 )
 def test_what_is_no_network_is_refused_in_one_line(tmp_path: Path, change: tuple[str, str], says: str) -> None:

@@ -93,3 +93,19 @@ def test_a_node_without_any_measurement_is_by_itself() -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_few_nodes_are_one_region(count: int) -> None:
     assert cluster(np.zeros((count, count))).tolist() == [0] * count
+
+
+def test_regions_are_found_though_each_of_many_nodes_timed_few_others() -> None:
+    rng = np.random.default_rng(1)
+    nodes, regions = 400, np.arange(400) % 8
+    rtt = np.full((nodes, nodes), np.nan)
+    for i in range(nodes):
+        for j in rng.choice(nodes, 24, replace=False):
+            if i != j:
+                rtt[i, j] = (0.002 if regions[i] == regions[j] else 0.03 + 0.01 * abs(regions[i] - regions[j])) * (
+                    1 + 0.2 * rng.random()
+                )
+    labels = cluster(rtt)
+    # One or two that timed nobody near them are by themselves; nobody is in a region that is not its own.
+    assert len(set(labels.tolist())) <= 10
+    assert len(set(zip(labels.tolist(), regions.tolist(), strict=True))) == len(set(labels.tolist()))

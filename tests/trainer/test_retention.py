@@ -80,3 +80,10 @@ def test_whatever_is_retired_everyone_still_gets_there_as_cheaply() -> None:
                 before, after = (resolve(some, place, (40, "40")) for some in (lineage, left))
                 assert before is not None and after is not None
                 assert sum(a.payload_bytes for a in after) == sum(a.payload_bytes for a in before)
+
+
+def test_a_delta_larger_than_the_anchor_after_it_stays_while_somebody_may_be_fetching_it() -> None:
+    delta, anchor = announcement(1, 0, 1200), announcement(1, size=1000)
+    lineage = [announcement(0, size=1000), delta, anchor]
+    assert delta not in to_retire(lineage, [member(0), member(1)], 0)
+    assert delta in to_retire(lineage, [member(1), member(1)], 0)

@@ -31,8 +31,8 @@ class Stage(msgspec.Struct, frozen=True):
 class Layout(msgspec.Struct, frozen=True):
     """hosts: (name, region). stages: H uplinks, H downlinks, then the links between regions, each way.
 
-    link_of[a][b]: the stage from region a to region b, or -1; within a region there is one if it has a delay. barred:
-    (i, j): host i cannot open TCP connections to host j.
+    link_of[a][b]: the stage from region a to region b, or -1; within a region there is one if it has a delay or loses
+    packets. barred: (i, j): host i cannot open TCP connections to host j.
     """
 
     trainer: str
@@ -96,9 +96,9 @@ def make_layout(topology: Topology) -> Layout:
     stages = ups + downs
     link_of = [[-1] * len(regions) for _ in regions]
     for i, region in enumerate(topology.region.values()):
-        if region.delay_ms:
+        if region.delay_ms or region.loss:
             link_of[i][i] = len(stages)
-            stages.append(Stage(f"{regions[i]}>{regions[i]}", MAX_RATE, region.delay_ms))
+            stages.append(Stage(f"{regions[i]}>{regions[i]}", MAX_RATE, region.delay_ms, region.loss))
     for link in topology.link:
         for (a, b), rate in ((link.between, link.rate), (link.between[::-1], link.back)):
             link_of[regions.index(a)][regions.index(b)] = len(stages)

@@ -64,7 +64,7 @@ def claim() -> tuple[str, int]:
 def sweep() -> list[str]:
     """Remove what killed runs left behind; their names. Raises `P2PSyncError`."""
     with all_runs():
-        dead = [path.name for path in PLACE.iterdir() if path.is_dir() and not _is_alive(path)]
+        dead = [path.name for path in PLACE.iterdir() if path.is_dir() and not is_alive(path.name)]
         for run in dead:
             clear(run)
         return dead
@@ -81,7 +81,7 @@ def living() -> list[RunState]:
     found = []
     for path in sorted(PLACE.glob("*/state.json")):
         with suppress(OSError, msgspec.MsgspecError):
-            if _is_alive(path.parent):
+            if is_alive(path.parent.name):
                 found.append(msgspec.json.decode(path.read_bytes(), type=RunState))
     return found
 
@@ -103,15 +103,21 @@ def ask(run: str, request: object) -> bytes:
     except OSError:
         answer = b""
     if not answer:
-        raise P2PSyncError("the emulated network has died: bring it up again")
+        raise has_died()
     if answer.startswith(b"!"):
         raise P2PSyncError(answer[1:].decode())
     return answer
 
 
-def _is_alive(folder: Path) -> bool:
+def has_died() -> P2PSyncError:
+    """What is raised where a network's router is gone."""
+    return P2PSyncError("the emulated network has died: bring it up again")
+
+
+def is_alive(run: str) -> bool:
+    """Whether a run's router lives."""
     try:
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(folder_of(run) / "lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2psync.errors import P2PSyncError
+from topology.emulator import runs
 from topology.emulator.network import Network
 from topology.events import Event
 
@@ -32,8 +33,9 @@ class Outcome:
 class Scenario:
     """Run commands and events on a network: `Scenario(network, events, start).play()`.
 
-    start(host) starts a host's command; hosts with a `join` event start then, others at once, unless `hosts` names the
-    only ones that run anything. notice: told of every event as it happens, by its text and its time in seconds.
+    start(host) starts a host's command; hosts with a `join` event start then, others at once. hosts: the only ones that
+    run anything, if any are named; nobody else joins. notice: told of every event as it happens, by its text and its
+    time in seconds.
     """
 
     network: Network
@@ -44,13 +46,18 @@ class Scenario:
     outcomes: list[Outcome] = field(default_factory=list)
 
     def play(self, seconds: float | None = None) -> list[Outcome]:
-        """Until all commands have ended and none is still to join, or for so long; then kill what is left."""
+        """Until all commands have ended and none is still to join, or for so long; then kill what is left.
+
+        Raises `P2PSyncError` as soon as the network is gone: commands could wait for each other without end.
+        """
         begin = time.monotonic()
-        waiting = sorted(self.events, key=lambda event: event.at)
+        hosts = self.hosts or self.network.hosts
+        happening = (event for event in self.events if event.kind != "join" or event.host in hosts)
+        waiting = sorted(happening, key=lambda event: event.at)
         joining = {event.host for event in waiting if event.kind == "join"}
         self._running: dict[str, tuple[subprocess.Popen[Any], Outcome]] = {}
         try:
-            for host in self.hosts or self.network.hosts:
+            for host in hosts:
                 if host not in joining:
                     self._join(host)
             while self._running or any(event.kind == "join" for event in waiting):
@@ -62,10 +69,14 @@ class Scenario:
                 if seconds is not None and now >= seconds:
                     break
                 self._collect()
+                if self._running and not runs.is_alive(self.network.state.run):
+                    raise runs.has_died()
                 time.sleep(_GLANCE)
         finally:
-            for host in list(self._running):
-                self._kill(host)
+            # An interrupt may have come just after a host's process was made.
+            for outcome in self.outcomes:
+                if outcome.code is None:
+                    self._kill(outcome.host)
         return self.outcomes
 
     def _join(self, host: str) -> None:
@@ -73,7 +84,11 @@ class Scenario:
             return
         outcome = Outcome(host)
         self.outcomes.append(outcome)
-        self._running[host] = (self.start(host), outcome)
+        try:
+            self._running[host] = (self.start(host), outcome)
+        except Exception:
+            self.outcomes.remove(outcome)  # nothing was made, so nothing is to be killed
+            raise
 
     def _kill(self, host: str) -> None:
         self.network.kill(host)

@@ -1,0 +1,134 @@
+"""aria2 in a race: one aria2c on every host, told of each other by a tracker beside the trainer.
+
+Its settings are those of a fast, private network: no limits, no other ways to find peers, no encryption asked for,
+every peer allowed at once. Warm: all run, and are given the torrent over their control port at the start, where the
+trainer's aria2c has it already and seeds. Cold: all are started with the torrent.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import time
+from pathlib import Path
+
+from bench.swarm.heat import Heat
+from bench.swarm.metainfo import torrent_of
+from bench.swarm.processes import PYTHON, Child
+from p2psync.errors import P2PSyncError
+
+_PORT, _CONTROL, _TRACKER = 6881, 6800, 6969
+_SETTINGS = (
+    "--no-conf",
+    "--quiet",
+    "--enable-dht=false",
+    "--enable-dht6=false",
+    "--disable-ipv6",
+    "--bt-enable-lpd=false",
+    "--bt-max-peers=0",
+    "--bt-request-peer-speed-limit=1000M",
+    "--bt-tracker-interval=2",
+    "--max-overall-upload-limit=0",
+    "--max-upload-limit=0",
+    "--seed-ratio=0",
+    "--file-allocation=none",
+    "--disk-cache=64M",
+    "--enable-rpc",
+    f"--rpc-listen-port={_CONTROL}",
+    f"--listen-port={_PORT}",
+)
+#: Called by aria2c as `… GID FILES PATH` once the last piece is there and its hash was right.
+_HOOK = '#!/bin/sh\n: > "$3.done"\n'
+
+
+class Aria2(Heat):
+    """See the module."""
+
+    def start(self, cold: bool) -> None:
+        """See `Heat`."""
+        track, network = self.track, self.track.network
+        tracker = f"{network.address(track.trainer)}:{_TRACKER}"
+        self._torrent = torrent_of(track.file, track.piece, f"http://{tracker}/announce")
+        (self.place / "torrent").write_bytes(self._torrent)
+        self._hook = self.place / "hook"
+        self._hook.write_text(_HOOK)
+        self._hook.chmod(0o755)
+        self._clients: dict[str, Child] = {}
+        self._calls: dict[str, socket.socket] = {}
+        peers = [f"{network.address(host)}:{_PORT}" for host in network.hosts]
+        address, port = tracker.split(":")
+        self.began = time.monotonic()
+        self._tracker = self.children.start(
+            track.trainer, *PYTHON, "-m", "bench.swarm.tracker", address, port, *peers, talks=True
+        )
+        self._client(
+            track.trainer, track.file.parent, "--check-integrity=false", "--bt-seed-unverified=true", torrent=True
+        )
+        for host in track.receivers:
+            (self.place / host).mkdir()
+            self._client(host, self.place / host, torrent=cold)
+
+    def ready(self, deadline: float) -> None:
+        """See `Heat`."""
+        self._tracker.wait_for("listening", deadline)
+        for host in self._clients:
+            self._calls[host] = self._call(host, deadline)
+        time.sleep(self.track.settle)
+
+    def go(self, deadline: float) -> float:
+        """See `Heat`."""
+        request = {"jsonrpc": "2.0", "id": "1", "method": "aria2.addTorrent"}
+        body = json.dumps(request | {"params": [base64.b64encode(self._torrent).decode()]}).encode()
+        head = f"POST /jsonrpc HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        began = time.monotonic()
+        for host in self.track.receivers:
+            self._calls[host].sendall(head + body)
+        return began
+
+    def finished(self) -> dict[str, float]:
+        """See `Heat`."""
+        now = time.monotonic()
+        for host in self.track.receivers:
+            if host not in self.done and Path(f"{self.result(host)}.done").exists():
+                self.done[host] = now
+        return self.done
+
+    def trouble(self) -> str:
+        """See `Heat`."""
+        ended = next((child for child in self._clients.values() if child.ended() is not None), None)
+        return f"aria2c on {ended.host} ended: {ended.last_words()}" if ended else ""
+
+    def result(self, host: str) -> Path:
+        """See `Heat`."""
+        return self.place / host / self.track.file.name
+
+    def _client(self, host: str, place: Path, *more: str, torrent: bool) -> None:
+        address = self.track.network.address(host)
+        given = [str(self.place / "torrent")] if torrent else []
+        self._clients[host] = self.children.start(
+            host,
+            "aria2c",
+            *_SETTINGS,
+            f"--dir={place}",
+            f"--bt-external-ip={address}",
+            f"--on-bt-download-complete={self._hook}",
+            *more,
+            *given,
+        )
+
+    def _call(self, host: str, deadline: float) -> socket.socket:
+        """A connection to a client's control port, once it has one."""
+        while time.monotonic() < deadline:
+            with self.track.network.inside(host):
+                call = socket.socket()
+            try:
+                call.settimeout(5)
+                call.connect(("127.0.0.1", _CONTROL))
+                return call
+            except OSError:
+                call.close()
+                if self._clients[host].ended() is not None:
+                    break
+                time.sleep(0.02)
+        raise P2PSyncError(f"aria2c on {host} does not listen: {self._clients[host].last_words()}")

@@ -1,0 +1,27 @@
+"""Who may race, and what each needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+
+from bench.swarm.aria2 import Aria2
+from bench.swarm.heat import Heat
+from bench.swarm.libtorrent import Libtorrent
+from bench.swarm.ours import Ours
+from bench.swarm.rsync import Rsync
+
+OURS = "p2psync"
+HEATS: dict[str, type[Heat]] = {OURS: Ours, "aria2": Aria2, "libtorrent": Libtorrent, "rsync": Rsync}
+RIVALS = tuple(name for name in HEATS if name != OURS)
+
+
+def missing(name: str) -> str:
+    """Why a contender cannot run here, in one line; "" if it can."""
+    if name == "aria2" and shutil.which("aria2c") is None:
+        return "there is no aria2c: apt-get install aria2"
+    if name == "rsync" and shutil.which("rsync") is None:
+        return "there is no rsync: apt-get install rsync"
+    if name == "libtorrent" and importlib.util.find_spec("libtorrent") is None:
+        return "there is no libtorrent: pip install libtorrent"
+    return ""

@@ -1,0 +1,102 @@
+"""What a race asks of a contender, and the track that all of them run on."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.swarm.processes import Children
+from topology.emulator import Network
+from topology.model import Topology
+
+
+@dataclass(frozen=True)
+class Track:
+    """The network, and what is to be carried. file: the payload of contenders that carry files; digest: its sha256.
+
+    base: for a delta, bytes of the weights that it changes; 0: the payload is a whole checkpoint. piece: bytes of the
+    torrents' pieces. settle: seconds that a warm swarm is left alone before it starts.
+    """
+
+    topology: Topology
+    network: Network
+    file: Path
+    digest: str
+    payload_bytes: int
+    base: int = 0
+    piece: int = 64 << 10
+    settle: float = 2.0
+
+    @property
+    def trainer(self) -> str:
+        """The host that has it."""
+        return self.topology.trainer
+
+    @property
+    def receivers(self) -> list[str]:
+        """All other hosts."""
+        return [host for host in self.network.hosts if host != self.trainer]
+
+
+class Heat(ABC):
+    """One contender in one run. `start`, then `ready` and `go` where it is warm; then `finished` until all have."""
+
+    def __init__(self, track: Track, children: Children, place: Path, number: int) -> None:
+        """place: an empty directory of this run. number: of the run, for what is drawn."""
+        self.track = track
+        self.children = children
+        self.place = place
+        self.number = number
+        #: Bytes that were carried, once that is known.
+        self.payload_bytes = track.payload_bytes
+        #: Receivers that have everything, each with the moment.
+        self.done: dict[str, float] = {}
+        #: When the first process of a cold run was started.
+        self.began = 0.0
+
+    @abstractmethod
+    def start(self, cold: bool) -> None:
+        """Start all processes; cold: they are to carry the payload at once."""
+
+    @abstractmethod
+    def ready(self, deadline: float) -> None:
+        """Wait until all are connected, or as near to it as the contender can be before it knows what to carry.
+
+        Raises `P2PSyncError`.
+        """
+
+    @abstractmethod
+    def go(self, deadline: float) -> float:
+        """Carry the payload; the moment (time.monotonic) when that began. Raises `P2PSyncError`."""
+
+    @abstractmethod
+    def finished(self) -> dict[str, float]:
+        """The receivers that have everything, each with the moment."""
+
+    @abstractmethod
+    def trouble(self) -> str:
+        """Why this cannot come to an end any more, in one line; "" while it may."""
+
+    def unsound(self, hosts: Sequence[str]) -> list[str]:
+        """Those receivers whose bytes are not those of the payload."""
+        return [host for host in hosts if sha256(self.result(host)) != self.track.digest]
+
+    @abstractmethod
+    def result(self, host: str) -> Path:
+        """The file that a receiver has got."""
+
+    def more(self, end: float) -> dict[str, float]:
+        """Seconds until `end` from other moments that are worth telling."""
+        return {}
+
+
+def sha256(path: Path) -> str:
+    """Of a file, in hex; "" if there is none."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,263 @@
+"""The race: rounds of runs on one emulated network, each contender in turn, with a limit on everything.
+
+A run's time is from the moment when the payload is there to be sent (ours: the manifest is signed and its chunks are
+durable; others: the file and its torrent exist) to the moment when the last receiver has every byte, verified. All
+moments are of CLOCK_MONOTONIC, which the hosts of an emulated network share.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from bench.codec import cpu_name
+from bench.swarm import faults
+from bench.swarm.contenders import HEATS, OURS, missing
+from bench.swarm.faults import Fault
+from bench.swarm.heat import Heat, Track, sha256
+from bench.swarm.processes import Children
+from bench.swarm.report import Run, Sample, SwarmReport
+from p2psync.errors import P2PSyncError
+from topology.bound import broadcast_bound, least_makespan
+from topology.emulator import Emulator, Network
+from topology.model import Region, Topology
+
+#: How long processes may take to start and to find each other (seconds).
+READY = 120.0
+#: How often it is looked whether a receiver has all.
+_GLANCE = 0.005
+#: Samples of the links' counters in a run that takes as long as the floor, and the shortest time between two.
+_SAMPLES, _LEAST_STEP = 20, 0.05
+
+
+@dataclass(frozen=True)
+class Options:
+    """contenders: names, ours among them or not. base: see `Track`. limit: seconds of one run. cold: a round from cold,
+    too. faults: runs of ours with each fault."""
+
+    payload_bytes: int
+    contenders: Sequence[str]
+    rounds: int = 5
+    congestion: str = "bbr"
+    base: int = 0
+    limit: float = 300.0
+    cold: bool = False
+    with_faults: bool = False
+    piece: int = 64 << 10
+    settle: float = 2.0
+    seed: int = 1
+
+
+@dataclass
+class Race:
+    """One race; `run` may be called once. progress: told a line now and then."""
+
+    name: str
+    topology: Topology
+    options: Options
+    progress: Callable[[str], None] = lambda line: None
+    runs: list[Run] = field(default_factory=list)
+
+    def run(self) -> SwarmReport:
+        """All rounds. Raises `P2PSyncError` where no network can be emulated."""
+        options, topology = self.options, self.topology
+        bound = broadcast_bound(topology)
+        skipped = [f"{name}: {why}" for name in options.contenders if (why := missing(name))]
+        names = [name for name in options.contenders if not missing(name)]
+        receivers = [host for host, _ in topology.hosts if host != topology.trainer]
+        with (
+            tempfile.TemporaryDirectory(prefix="p2psync-race-") as folder,
+            Emulator(topology, congestion=options.congestion, seed=options.seed) as network,
+        ):
+            load = os.getloadavg()[0]
+            track = self._track(network, Path(folder))
+            for number in range(options.rounds):
+                for name in names:
+                    if not self._is_hopeless(name):
+                        self._heat(track, name, number)
+            if options.cold and options.base:
+                skipped.append("from cold: not with a delta, whose base must be there first")
+            elif options.cold:
+                for name in names:
+                    self._heat(track, name, 0, cold=True)
+            if options.with_faults and OURS in names:
+                self._faults(track)
+            late = network.counters().late_ms_p99
+        return SwarmReport(
+            topology=self.name,
+            receivers=receivers,
+            congestion=options.congestion,
+            payload_bytes=options.payload_bytes,
+            delta=bool(options.base),
+            floor=least_makespan(topology, options.payload_bytes),
+            bound=bound.rate,
+            because=bound.because,
+            limit=options.limit,
+            runs=self.runs,
+            skipped=skipped,
+            load_before=load,
+            late_ms=late,
+            cpu=cpu_name(),
+            cpus_allowed=len(os.sched_getaffinity(0)),
+        )
+
+    def _is_hopeless(self, name: str) -> bool:
+        """A rival that was over the limit once is not waited for again."""
+        return name != OURS and any(run.contender == name and run.over_limit for run in self.runs)
+
+    def _track(self, network: Network, folder: Path) -> Track:
+        options = self.options
+        file = folder / "seed" / "payload"
+        file.parent.mkdir()
+        file.write_bytes(random.Random(options.seed).randbytes(options.payload_bytes))
+        return Track(
+            self.topology,
+            network,
+            file,
+            sha256(file),
+            options.payload_bytes,
+            base=options.base,
+            piece=options.piece,
+            settle=options.settle,
+        )
+
+    def _faults(self, track: Track) -> None:
+        """Ours with each fault, at the time that the runs without one tell."""
+        whole = sorted(run.seconds for run in self.runs if run.contender == OURS and not run.cold and run.seconds)
+        if not whole:
+            return
+        typical = whole[len(whole) // 2]
+        for name, share in faults.WHEN.items():
+            for number in range(self.options.rounds):
+                self._heat(track, OURS, number, fault=Fault(name, share * typical))
+                track.network.restore()
+
+    def _heat(self, track: Track, name: str, number: int, *, cold: bool = False, fault: Fault | None = None) -> None:
+        what = ", ".join(filter(None, ("cold" if cold else "", fault.name if fault else "")))
+        label = f"{name}{f' ({what})' if what else ''}, round {number + 1}"
+        self.progress(f"{label} …")
+        with (
+            tempfile.TemporaryDirectory(dir=track.file.parents[1]) as place,
+            Children(track.network, Path(place)) as children,
+        ):
+            heat = HEATS[name](track, children, Path(place), self.options.seed + number)
+            run = _Timing(heat, name, number, cold, fault, self.options.limit).run()
+        track.network.counters()  # a network that has died ends the race
+        self.runs.append(run)
+        took = f"{run.seconds:.2f} s, {run.ratio:.2f}× the floor" if run.seconds and run.ratio else run.trouble
+        self.progress(f"{label}: {took}")
+
+
+class _Timing:
+    """One run."""
+
+    def __init__(self, heat: Heat, name: str, number: int, cold: bool, fault: Fault | None, limit: float) -> None:
+        self._heat, self._name, self._number, self._cold = heat, name, number, cold
+        self._fault, self._limit = fault, limit
+        self._network = heat.track.network
+        self._alive = list(heat.track.receivers)
+        self._samples: list[Sample] = []
+        self._before: dict[str, int] = {}
+        self._over_limit = False
+
+    def run(self) -> Run:
+        """Whatever goes wrong is told in the figures."""
+        heat, trouble = self._heat, ""
+        begin, cpu = time.monotonic(), 0.0
+        fault = ""
+        try:
+            if self._cold:
+                self._before = self._sent()
+                heat.start(True)
+                begin = heat.began
+            else:
+                heat.start(False)
+                heat.ready(time.monotonic() + READY)
+                cpu, self._before = heat.children.cpu_seconds(), self._sent()
+                begin = heat.go(time.monotonic() + READY)
+            trouble, fault = self._until_done(begin)
+        except P2PSyncError as error:
+            trouble = str(error)
+        return self._result(begin, heat.children.cpu_seconds() - cpu, trouble, fault)
+
+    def _until_done(self, begin: float) -> tuple[str, str]:
+        """Until the last receiver has everything: what went wrong, and what was done."""
+        heat, done = self._heat, ""
+        step = max(_LEAST_STEP, least_makespan(heat.track.topology, heat.track.payload_bytes) / _SAMPLES)
+        pending, next_sample = self._fault, begin
+        while True:
+            now = time.monotonic()
+            if now >= next_sample:
+                self._sample(now - begin)
+                next_sample = now + step
+            if pending is not None and now >= begin + pending.at:
+                done, pending = self._strike(pending), None
+            if all(host in heat.finished() for host in self._alive):
+                self._sample(time.monotonic() - begin)
+                return "", done
+            if trouble := heat.trouble():
+                return trouble, done
+            if now > begin + self._limit:
+                self._over_limit = True
+                return f"not within {self._limit:.0f} s", done
+            time.sleep(_GLANCE)
+
+    def _strike(self, fault: Fault) -> str:
+        topology, sent = self._heat.track.topology, self._since()
+        if fault.name == faults.CUT:
+            faults.cut_link(topology, self._network, sent)
+            return fault.name
+        victim = faults.busiest_relay(topology, sent)
+        for child in self._heat.children.of(victim):
+            child.process.kill()
+        self._alive.remove(victim)
+        return fault.name
+
+    def _result(self, begin: float, cpu: float, trouble: str, fault: str) -> Run:
+        heat = self._heat
+        sent = self._since() if self._before else {}
+        finished = {} if not self._before else {h: t - begin for h, t in heat.finished().items() if h in self._alive}
+        whole = not trouble and len(finished) == len(self._alive)
+        unsound = heat.unsound(list(finished)) if whole else []
+        topology, payload = heat.track.topology, heat.payload_bytes
+        trainer, regions = faults.copies(topology, self._alive, sent, payload)
+        seconds = max(finished.values()) if whole and not unsound else None
+        return Run(
+            contender=self._name,
+            round=self._number,
+            cold=self._cold,
+            fault=fault or (self._fault.name if self._fault else ""),
+            payload_bytes=payload,
+            floor=least_makespan(topology, payload),
+            seconds=seconds,
+            finished=finished,
+            more_seconds=heat.more(begin + seconds) if seconds is not None else {},
+            trainer_copies=trainer,
+            region_copies=regions,
+            cpu_seconds=cpu,
+            unsound=unsound,
+            over_limit=self._over_limit,
+            trouble=trouble or (f"other bytes on {', '.join(unsound)}" if unsound else ""),
+            progress=self._samples,
+        )
+
+    def _sent(self) -> dict[str, int]:
+        return {name: counter.bytes for name, counter in self._network.counters().links.items()}
+
+    def _since(self) -> dict[str, int]:
+        return {name: count - self._before.get(name, 0) for name, count in self._sent().items()}
+
+    def _sample(self, seconds: float) -> None:
+        sent = self._since()
+        self._samples.append(Sample(seconds, [sent.get(f"{host} down", 0) for host in self._heat.track.receivers]))
+
+
+def quick(options: Options) -> tuple[Topology, Options]:
+    """The short form: three receivers on a network of its own, 4 MiB, one round."""
+    topology = Topology("lan-0", {"lan": Region(4, 100)})
+    return topology, replace(options, payload_bytes=4 << 20, rounds=1, limit=20.0, settle=0.5, base=0)

@@ -1,0 +1,68 @@
+"""A receiver in a race: the relay's daemon, which also says when it has something.
+
+    python -m bench.swarm.receiver '{…}'     (see `Options`)
+
+It says, a JSON object a line: `{"peers": N}`, and `{"version": N, "at": T}` once the store holds every chunk of a
+version, verified, and the position is noted. It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from actor.node import ActorConfig, relay
+from bench.swarm.says import say
+from p2psync.observe.events import Committed, Event, PeerDown, PeerUp, Warned
+from p2psync.protocol.keys import parse_public
+
+
+class Options(msgspec.Struct, frozen=True):
+    """address: of this host. port: None where it cannot be dialled."""
+
+    hub: str
+    public: str
+    store: str
+    address: str
+    region: str
+    port: int | None
+    streams: int = 2
+
+
+async def main(options: Options) -> None:
+    """Until standard input ends."""
+    config = ActorConfig(
+        hub_url=options.hub,
+        trusted=frozenset({parse_public(options.public)}),
+        store=Path(options.store),
+        host=options.address,
+        port=options.port,
+        advertise=options.address,
+        region=options.region,
+        streams=options.streams,
+    )
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Committed):
+            say({"version": event.version, "at": time.monotonic()})
+        elif isinstance(event, PeerUp | PeerDown):
+            say({"peers": node.runner.peers})
+        elif isinstance(event, Warned):
+            print(event.line(), file=sys.stderr, flush=True)
+
+    node = relay(config, on_event=hear)
+    await node.start()
+    try:
+        while await asyncio.to_thread(sys.stdin.readline):
+            pass
+    finally:
+        await node.stop()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(msgspec.json.decode(sys.argv[1], type=Options)))

@@ -1,0 +1,79 @@
+"""The race's table, for people."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.swarm.contenders import OURS
+from bench.swarm.report import HEADERS, Line, SwarmReport, lines, times_faster
+
+
+def print_swarm_report(report: SwarmReport, console: Console | None = None) -> None:
+    """What was carried over what; a line for each contender and kind of run; how to read it."""
+    console = console or Console()
+    what = f"{'a delta' if report.delta else 'a payload'} of {report.payload_bytes / (1 << 20):.4g} MiB"
+    console.print(
+        f"\n[bold]{report.topology}[/bold]: {what} to {len(report.receivers)} hosts, {report.congestion}; at most "
+        f"{report.bound:.4g} Mbit/s to all at once, because of {report.because}"
+    )
+    console.print(f"floor {report.floor:.2f} s; with TCP and IP headers about {report.floor * HEADERS:.2f} s")
+    found = lines(report.runs)
+    console.print(_table(found))
+    for rival in dict.fromkeys(line.contender for line in found if line.contender != OURS):
+        faster = times_faster(found, OURS, rival)
+        if faster is not None:
+            console.print(f"{rival} takes {faster:.2f} times as long as {OURS}")
+    for fault, ratio in fault_ratios(found).items():
+        console.print(f"{OURS}, {fault}: {ratio:.2f} times the run without")
+    for text in [*report.skipped, *(_trouble(report))]:
+        console.print(text, style="dim")
+    console.print(
+        f"{report.cpu}, {report.cpus_allowed} core(s) for all hosts and their network; 1 % of packets were over "
+        f"{report.late_ms:.2g} ms late; load before {report.load_before:.1f}",
+        style="dim",
+    )
+
+
+def fault_ratios(found: list[Line]) -> dict[str, float]:
+    """Ours with each fault, to ours without."""
+    plain = next((line.seconds for line in found if (line.contender, line.cold, line.fault) == (OURS, False, "")), None)
+    if not plain:
+        return {}
+    return {line.fault: line.seconds / plain for line in found if line.fault and line.seconds}
+
+
+def _trouble(report: SwarmReport) -> list[str]:
+    return [f"{run.contender}, round {run.round + 1}: {run.trouble}" for run in report.runs if run.trouble]
+
+
+def _table(found: list[Line]) -> Table:
+    table = Table("", title="Until the last host has everything, verified", title_justify="left")
+    for head in (
+        "runs",
+        "median, s",
+        "least – most",
+        "to the floor",
+        "copies from the trainer",
+        "copies into a region, at most",
+        "CPU seconds, all hosts",
+    ):
+        table.add_column(head, justify="right")
+    for line in found:
+        name = ", ".join(filter(None, (line.contender, "from cold" if line.cold else "", line.fault)))
+        table.add_row(
+            name,
+            str(line.runs) if line.runs == line.finished else f"{line.finished} of {line.runs}",
+            _number(line.seconds),
+            f"{_number(line.least)} – {_number(line.most)}",
+            _number(line.ratio),
+            f"{line.trainer_copies:.2f}",
+            _number(line.region_copies),
+            f"{line.cpu_seconds:.1f}",
+            style="bold" if line.contender == OURS else "",
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"

@@ -1,0 +1,85 @@
+"""A libtorrent session in a race.
+
+    python -m bench.swarm.torrent_client '{…}'     (see `Options`)
+
+It says `{"listening": PORT}`, and `{"finished": T}` once the last piece is there and its hash was right. It adds the
+torrent when it is told a line, or at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from bench.swarm.says import say
+
+
+class Options(msgspec.Struct, frozen=True):
+    """address, port: where to listen. folder: where the file is, or will be. peers: address:port of all others."""
+
+    address: str
+    port: int
+    torrent: str
+    folder: str
+    seed: bool
+    at_once: bool
+    peers: list[str]
+
+
+def settings(options: Options, lt: Any) -> dict[str, Any]:
+    """libtorrent's own settings for fast seeds; besides: TCP alone (uTP gives way to everything), no other ways to find
+    peers, everyone is sent to, and failed connections are tried again soon."""
+    chosen = dict(lt.high_performance_seed())
+    return chosen | {
+        "listen_interfaces": f"{options.address}:{options.port}",
+        "enable_dht": False,
+        "enable_lsd": False,
+        "enable_upnp": False,
+        "enable_natpmp": False,
+        "enable_outgoing_utp": False,
+        "enable_incoming_utp": False,
+        "in_enc_policy": int(lt.enc_policy.disabled),
+        "out_enc_policy": int(lt.enc_policy.disabled),
+        "allow_multiple_connections_per_ip": True,
+        "unchoke_slots_limit": -1,
+        "connection_speed": 500,
+        "torrent_connect_boost": 100,
+        "min_reconnect_time": 1,
+        "max_failcount": 100,
+        # So much is asked of a peer ahead: the faster of the lengths that were tried.
+        "max_out_request_queue": 500,
+        "request_queue_time": 1,
+        "alert_mask": int(lt.alert.category_t.status_notification),
+    }
+
+
+def main(options: Options) -> None:
+    """Until killed."""
+    lt: Any = importlib.import_module("libtorrent")
+    session = lt.session(settings(options, lt))
+    say({"listening": options.port})
+    if not options.at_once:
+        sys.stdin.readline()
+    adding = lt.add_torrent_params()
+    adding.ti = lt.torrent_info(options.torrent)
+    adding.save_path = options.folder
+    adding.flags &= ~(lt.torrent_flags.auto_managed | lt.torrent_flags.paused)
+    if options.seed:
+        adding.flags |= lt.torrent_flags.seed_mode
+    handle = session.add_torrent(adding)
+    for peer in options.peers:
+        address, port = peer.split(":")
+        handle.connect_peer((address, int(port)))
+    while True:
+        session.wait_for_alert(1000)
+        for alert in session.pop_alerts():
+            if isinstance(alert, lt.torrent_finished_alert) and not options.seed:
+                say({"finished": time.monotonic()})
+
+
+if __name__ == "__main__":
+    main(msgspec.json.decode(sys.argv[1], type=Options))

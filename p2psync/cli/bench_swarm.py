@@ -1,0 +1,102 @@
+"""`p2psync bench swarm`: the swarm against aria2, libtorrent and a star of rsync on an emulated network."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from p2psync.cli.output import JsonTarget, report_json
+from p2psync.cli.wan_plan import parse_bytes
+from p2psync.errors import P2PSyncError, UsageError
+
+
+def swarm(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="TOPOLOGY.toml", help="The network; with --quick there is one.")
+    ] = None,
+    size: Annotated[str, typer.Option(help="Bytes to carry, incompressible, like 2MiB or 64MiB.")] = "64MiB",
+    delta: Annotated[bool, typer.Option("--delta", help="Ours publishes a delta of that size, not an anchor.")] = False,
+    base: Annotated[str, typer.Option(help="Bytes of the weights that the delta changes.")] = "64MB",
+    rivals: Annotated[str, typer.Option(help="aria2, libtorrent, rsync: names with commas, all or none.")] = "all",
+    ours: Annotated[bool, typer.Option("--ours/--no-ours", help="Whether p2psync takes part.")] = True,
+    congestion: Annotated[str, typer.Option(help="TCP congestion control of all hosts: bbr, cubic, …")] = "bbr",
+    rounds: Annotated[int, typer.Option(help="Rounds; all take their turn in each. Medians are shown.", min=1)] = 5,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="A round from cold, too: from the start of all processes.")
+    ] = False,
+    faults: Annotated[
+        bool, typer.Option("--faults", help="Ours again with a relay killed halfway, and with a link cut to a tenth.")
+    ] = False,
+    limit: Annotated[float, typer.Option(help="Seconds after which a run is given up.", min=1)] = 300.0,
+    piece: Annotated[str, typer.Option(help="Bytes of the torrents' pieces.")] = "64KiB",
+    settle: Annotated[float, typer.Option(help="Seconds that a connected swarm is left alone.", min=0)] = 2.0,
+    seed: Annotated[int, typer.Option(help="Of what is drawn, and of the packets that are lost.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Short form: 4 hosts, 4 MiB, one round.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture, like swarm.png.")] = None,
+    json: JsonTarget = None,
+) -> None:
+    """Seconds until the last of all hosts has everything, beside aria2, libtorrent, a star of rsync and the bound.
+
+    On an emulated network of real processes; needs root. Times are medians; ratios are to the least time that any
+    broadcast could take on this network.
+    """
+    from rich.console import Console
+
+    from bench.swarm.contenders import OURS, RIVALS
+    from bench.swarm.race import Options, Race
+    from bench.swarm.race import quick as short
+    from bench.swarm.tables import print_swarm_report
+    from topology.emulator import why_not
+    from topology.model import load
+
+    if quick == (file is not None):
+        raise UsageError("name a topology file, such as examples/topologies/lan-12.toml, or give --quick")
+    chosen = {"all": list(RIVALS), "none": []}.get(rivals, [word.strip() for word in rivals.split(",") if word.strip()])
+    if unknown := set(chosen) - set(RIVALS):
+        raise UsageError(f"--rivals {sorted(unknown)[0]!r}: choose all, none, or of {', '.join(RIVALS)}")
+    if reason := why_not():
+        raise P2PSyncError(reason)
+    options = Options(
+        payload_bytes=parse_bytes("--size", size),
+        contenders=([OURS] if ours else []) + chosen,
+        rounds=rounds,
+        congestion=congestion,
+        base=parse_bytes("--base", base) if delta else 0,
+        limit=limit,
+        cold=cold,
+        with_faults=faults,
+        piece=parse_bytes("--piece", piece),
+        settle=settle,
+        seed=seed,
+    )
+    if file is not None:
+        name, topology = file.name, load(file)
+    else:
+        topology, options = short(options)
+        name = "short form"
+
+    def progress(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    # Told to end, as after Ctrl-C: with everything that was started.
+    signal.signal(signal.SIGTERM, _end)
+    report = Race(name, topology, options, progress).run()
+    console = Console(file=sys.stderr if json == "-" else sys.stdout)
+    if not console.is_terminal:
+        console.width = 150
+    print_swarm_report(report, console)
+    if json is not None:
+        report_json(report, json)
+    if plot is not None:
+        from bench.swarm.plot import plot_swarm_report
+
+        plot_swarm_report(report, plot)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,31 @@
+"""Which changes of a node's measures are worth telling at once, and worth another plan. Pure."""
+
+from __future__ import annotations
+
+from p2psync.membership.records import Measures, Path
+
+#: Rates count as changed when they differ by more than this factor and this much (Mbit/s).
+FACTOR = 1.2
+SLACK = 0.1
+
+
+def changed_much(before: Measures | None, after: Measures) -> bool:
+    """Whether some capacity or path changed by more than a fifth, or a path failed, works again, or was timed first.
+
+    A path that is told no longer is no change: a node tells of so many paths only. before: None: nothing was told yet.
+    """
+    before = before if before is not None else Measures()
+    if _apart(before.up, after.up) or _apart(before.down, after.down):
+        return True
+    known = {path.peer: path for path in before.paths}
+    return any(_path_changed(known.get(path.peer) or Path(path.peer), path) for path in after.paths)
+
+
+def _path_changed(before: Path, after: Path) -> bool:
+    if before.failed != after.failed or (after.rtt > 0 and before.rtt <= 0):
+        return True
+    return _apart(before.sent, after.sent) or _apart(before.received, after.received)
+
+
+def _apart(one: float, other: float) -> bool:
+    return max(one, other) > FACTOR * min(one, other) + SLACK

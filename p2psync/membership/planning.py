@@ -1,0 +1,134 @@
+"""When the hub plans: soon after members change, not too often when measures do, and never twice at a time. Pure.
+
+Theory of operation. The hub's core tells of changes (`members_changed`, `measured`); whoever drives it calls
+`HubCore.begin_plan` at `due` and has a `Planner` carry the task out, in a thread or in virtual time, and then says
+`made` or `failed`. A plan stays in use until another one replaces it: nodes that left are simply not there, and the
+swarm pulls what a plan gets wrong. After a plan the keeper rests for as long as it took, so that planning never takes
+more than half of a core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2psync.membership.measures import changed_much
+from p2psync.membership.records import Measures, Member
+from p2psync.protocol.plan import NodePlan
+
+#: Seconds that a change of members waits for company: so many, and more for each member, up to a limit.
+SETTLE = 0.05
+SETTLE_PER_MEMBER = 0.0005
+SETTLE_AT_MOST = 1.0
+#: Seconds between two plans that only measures call for.
+DRIFT_EVERY = 1.0
+#: Pauses after failures grow from the first to the last of these (seconds).
+RETRY_FIRST = 1.0
+RETRY_LAST = 10.0
+_NEVER = float("inf")
+
+
+class PlanBook(Protocol):
+    """A plan for all. revision: above 0, and above that of every earlier plan of this hub."""
+
+    @property
+    def revision(self) -> int:
+        """See the class."""
+
+    def node_plan(self, node: str) -> NodePlan | None:
+        """What this node must know; None if it has no place in the plan."""
+
+
+@dataclass(frozen=True)
+class PlanTask:
+    """What a plan is to be made from. trainer: a node among the members. measures: by node, of those that told any."""
+
+    trainer: str
+    members: Sequence[Member]
+    measures: Mapping[str, Measures]
+
+
+class Planner(Protocol):
+    """Makes plans, each in the light of the one before. Called in one thread at a time."""
+
+    def warm(self) -> None:
+        """Do what the first plan would else wait for; may take seconds."""
+
+    def plan(self, task: PlanTask) -> PlanBook:
+        """The plan; with the revision of the one before if nothing changes. May raise anything."""
+
+
+class PlanKeeper:
+    """Decides when a plan is made, and holds the one in use."""
+
+    def __init__(self) -> None:
+        #: The plan in use, None before the first.
+        self.book: PlanBook | None = None
+        self._wanted_at = _NEVER
+        self._rest_until = 0.0
+        self._started = -_NEVER
+        self._under_way = False
+        # What the last plan was made from: small steps add up until they count.
+        self._used: Mapping[str, Measures] = {}
+        self._trouble = ""
+        self._pause = RETRY_FIRST
+
+    @property
+    def revision(self) -> int:
+        """Of the plan in use; 0: there is none."""
+        return 0 if self.book is None else self.book.revision
+
+    @property
+    def due(self) -> float:
+        """When the next plan should be begun; inf while one is under way or none is wanted."""
+        return _NEVER if self._under_way else max(self._wanted_at, self._rest_until)
+
+    def members_changed(self, members: int, now: float) -> None:
+        """Someone came, went or claimed the run; so many are members now."""
+        settle = min(SETTLE_AT_MOST, SETTLE + SETTLE_PER_MEMBER * members)
+        self._wanted_at = min(self._wanted_at, now + settle)
+
+    def measured(self, node: str, measures: Measures, now: float) -> None:
+        """A member told what it measured."""
+        if changed_much(self._used.get(node), measures):
+            self._wanted_at = min(self._wanted_at, max(now + SETTLE, self._started + DRIFT_EVERY))
+
+    def begin(
+        self, trainer: str | None, members: Iterable[Member], measures: Mapping[str, Measures], now: float
+    ) -> PlanTask | None:
+        """The plan to be made now; None if none is due, or there is nobody to plan for.
+
+        trainer: the node that holds the run; other trainers have lost it, and are left out.
+        """
+        if now < self.due:
+            return None
+        self._wanted_at = _NEVER
+        planned = [m for m in members if m.info.role != "trainer" or m.info.node == trainer]
+        names = {m.info.node for m in planned}
+        if trainer is None or trainer not in names or len(planned) < 2:
+            return None  # whoever is missing will change the members when he comes
+        self._used = {node: told for node, told in measures.items() if node in names}
+        self._started = now
+        self._under_way = True
+        return PlanTask(trainer, planned, self._used)
+
+    def made(self, book: PlanBook, now: float) -> bool:
+        """The plan that was under way; True if it is another one than that in use."""
+        self._under_way = False
+        self._rest_until = now + (now - self._started)
+        self._trouble, self._pause = "", RETRY_FIRST
+        if book.revision <= self.revision:
+            return False
+        self.book = book
+        return True
+
+    def failed(self, message: str, now: float) -> bool:
+        """The planner could not; it will be asked again. True if people have not been told of this yet."""
+        self._under_way = False
+        self._rest_until = now + self._pause
+        self._wanted_at = min(self._wanted_at, self._rest_until)
+        self._pause = min(RETRY_LAST, 2 * self._pause)
+        news = message != self._trouble
+        self._trouble = message
+        return news

@@ -1,0 +1,147 @@
+"""Pulling: what to ask of whom, and for how long to wait for it. A part of the swarm's core.
+
+Each peer has a window of bytes under way. It is filled with open chunks that the peer holds, rarest first among all
+peers, ties broken differently at each node. When all are under way, those that are overdue are asked of a second peer
+too (endgame), and the slower request is cancelled. A request that is late is cancelled, which frees its chunk for
+others, and snubs the peer until it delivers again: a window of one chunk, and a longer wait each time, because what was
+late may still come and would come twice.
+
+Of a manifest that is pushed here along the plan's trees only what is overdue is pulled: what somebody else has held for
+longer than pushes take (`Lag`). Whoever has all from the beginning, the source, is the last to be asked, since its
+uplink is what everybody waits for.
+"""
+
+from __future__ import annotations
+
+from p2psync.protocol.messages import MAX_REQUEST, SHORT_ID_BYTES, Request
+from p2psync.swarm.ground import Ground
+from p2psync.swarm.peer import Peer
+from p2psync.swarm.transfer import Bits, Transfer
+
+_NEVER = float("inf")
+#: What becomes due to be pulled is looked for no more often than this (seconds).
+_LOOK_EVERY = 0.02
+
+
+class Asking:
+    """The requests of one node. `poll` is due at `next_wake`."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._late_due = _NEVER
+        self._rest_due = _NEVER
+        self._hope_due = _NEVER
+        self._ripe_due = _NEVER
+
+    @property
+    def next_wake(self) -> float:
+        """When something is late, rested, overdue, or to be pulled at last."""
+        return min(self._late_due, self._rest_due, self._hope_due, self._ripe_due)
+
+    def poll(self, now: float) -> None:
+        """Do what time has made due."""
+        if now >= self._late_due:
+            self._give_up_late(now)
+        if now >= self._rest_due:
+            self.reopen(now)
+        if now >= self._ripe_due:
+            self._look_for_ripe(now)
+        if now >= self._hope_due:
+            self._hope_due = _NEVER
+            self.fill_all(now)
+
+    def heard(self, transfer: Transfer, now: float) -> None:
+        """Somebody holds more of a transfer that is pushed here: see later whether it came."""
+        if not transfer.complete:
+            self._ripe_due = min(self._ripe_due, now + self._ground.lag.patience)
+
+    def rest(self, until: float) -> None:
+        """A lost chunk may be asked for again from then on."""
+        self._rest_due = min(self._rest_due, until)
+
+    def reopen(self, now: float) -> None:
+        """Lost chunks that have rested may be asked for."""
+        transfers = self._ground.transfers.values()
+        for transfer in transfers:
+            transfer.reopen(now)
+        self._rest_due = min((t for x in transfers for t in x.resting.values()), default=_NEVER)
+        self.fill_all(now)
+
+    def fill_all(self, now: float) -> None:
+        """Fill every peer's window."""
+        # Near and fast peers first: where a chunk can be had from both, it should not cross a long link.
+        peers = self._ground.peers.values()
+        for peer in sorted(peers, key=lambda p: (p.snubbed, p.source, not p.near, -p.rate, p.name)):
+            self.fill(peer, now)
+
+    def fill(self, peer: Peer, now: float) -> None:
+        """Fill one peer's window."""
+        config = self._ground.config
+        for short, theirs in peer.holds.items():
+            transfer = self._ground.transfers[short]
+            if transfer.complete:
+                continue
+            ripe = transfer.ripe(now - self._ground.lag.patience)
+            if ripe is not None and not ripe.any() and not transfer.asked:
+                continue
+            typical = max(1, transfer.manifest.payload_bytes // max(1, transfer.manifest.chunks))
+            window = peer.window(typical, config.window_least, config.window_most, config.horizon)
+            room = min(MAX_REQUEST, -(-(window - peer.asked_bytes) // typical))
+            if room <= 0:
+                continue
+            chosen = self._choose(peer, transfer, theirs, ripe, room, now)
+            if chosen:
+                self._ask(peer, transfer, chosen, now)
+
+    def _choose(
+        self, peer: Peer, transfer: Transfer, theirs: Bits, ripe: Bits | None, room: int, now: float
+    ) -> list[int]:
+        open_ones = transfer.open if ripe is None else transfer.open & ripe
+        chosen = transfer.pick(open_ones & theirs, room)
+        if chosen or peer.snubbed or open_ones.any():
+            return chosen
+        chosen, later = transfer.pick_again(peer.name, theirs, room, self._ground.config.endgame_copies, now)
+        self._hope_due = min(self._hope_due, later)
+        return chosen
+
+    def _ask(self, peer: Peer, transfer: Transfer, chunks: list[int], now: float) -> None:
+        ground = self._ground
+        if not any(p.asked_bytes for p in ground.peers.values()):
+            ground.downlink.begin(now)
+        owed = sum(p.owed for p in ground.peers.values())
+        for index in chunks:
+            peer.asked_bytes += transfer.manifest.sizes[index]
+            peer.owed += transfer.manifest.sizes[index]
+            owed += transfer.manifest.sizes[index]
+            pace = peer.asked_bytes / peer.rate if peer.rate else 0.0
+            pace = max(pace, ground.downlink.queue_seconds(owed, now))
+            due = now + ground.config.late_after * peer.patience + 2 * pace
+            hoped = now + max(ground.config.endgame_after, 1.5 * (pace + peer.round_trip))
+            transfer.ask(index, peer.name, now, due, hoped)
+            self._late_due = min(self._late_due, due)
+        ground.send(peer.name, Request(transfer.id[:SHORT_ID_BYTES], chunks))
+
+    def _look_for_ripe(self, now: float) -> None:
+        self.fill_all(now)
+        patience = self._ground.lag.patience
+        waiting = [t.next_ripe(now - patience) for t in self._ground.transfers.values() if not t.complete]
+        self._ripe_due = max(now + _LOOK_EVERY, min(waiting, default=_NEVER) + patience)
+
+    def _give_up_late(self, now: float) -> None:
+        late: dict[str, dict[bytes, list[int]]] = {}
+        self._late_due = _NEVER
+        for short, transfer in self._ground.transfers.items():
+            for index, asked in list(transfer.asked.items()):
+                for request in list(asked):
+                    if request.due > now:
+                        self._late_due = min(self._late_due, request.due)
+                        continue
+                    self._ground.forget_request(transfer, index, request.peer)
+                    late.setdefault(request.peer, {}).setdefault(short, []).append(index)
+        for name, manifests in late.items():
+            peer = self._ground.peers[name]
+            peer.was_late()
+            for short, chunks in manifests.items():
+                peer.late.update((short, index) for index in chunks)
+                self._ground.cancel(name, short, chunks)
+        self.fill_all(now)

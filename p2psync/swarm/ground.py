@@ -1,0 +1,45 @@
+"""What the parts of a swarm share: its peers, its transfers, and the actions that it has decided on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from p2psync.protocol.messages import MAX_REQUEST, Cancel, Control
+from p2psync.swarm.actions import Action, Send, SwarmConfig
+from p2psync.swarm.downlink import Downlink
+from p2psync.swarm.lag import Lag
+from p2psync.swarm.peer import Peer
+from p2psync.swarm.transfer import Transfer
+from p2psync.swarm.trees import Trees
+
+
+@dataclass(slots=True)
+class Ground:
+    """transfers: by the manifest's short id. peers: those connected, by name."""
+
+    config: SwarmConfig
+    rng: random.Random
+    transfers: dict[bytes, Transfer] = field(default_factory=dict)
+    peers: dict[str, Peer] = field(default_factory=dict)
+    actions: list[Action] = field(default_factory=list)
+    trees: Trees = field(default_factory=Trees)
+    downlink: Downlink = field(default_factory=Downlink)
+    lag: Lag = field(default_factory=Lag)
+    sent_bytes: int = 0
+
+    def send(self, name: str, message: Control) -> None:
+        """Send a control message to a peer."""
+        self.actions.append(Send(name, message))
+
+    def cancel(self, name: str, short: bytes, chunks: list[int]) -> None:
+        """Ask a peer for these chunks no longer."""
+        for start in range(0, len(chunks), MAX_REQUEST):
+            self.send(name, Cancel(short, chunks[start : start + MAX_REQUEST]))
+
+    def forget_request(self, transfer: Transfer, index: int, name: str) -> None:
+        """A peer is not asked for a chunk any more; it is open again if nobody else is."""
+        released = transfer.release(index, name)
+        peer = self.peers.get(name)
+        if released is not None and peer is not None:
+            peer.asked_bytes -= transfer.manifest.sizes[index]

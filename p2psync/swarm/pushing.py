@@ -1,0 +1,219 @@
+"""Pushing along the plan's trees: where chunks enter them, and how they go on. A part of the swarm's core.
+
+The root of the trees, the node that publishes, puts each chunk into one tree. The trees take turns by their shares, but
+one whose first hop has no room is passed over, so that a relay which is slower than was planned slows nobody but the
+chunks that it has; no tree gets far more than its share, because the root sees the first hop of a tree only. The chunk
+carries the tree's tag, and each node passes it on, as soon as it has verified it, to its children in that tree who want
+the manifest's chunks and do not have this one.
+
+While it puts chunks in, the root says nothing of what it holds: everybody would ask it, and its uplink would carry
+chunks twice. It watches who says to hold what it gave out; a chunk that nobody has after a while, or whose first hop
+went, is put in again elsewhere. When everything is out, or nothing could be put in for a second, it tells all.
+
+What trees do not bring in good time is pulled (`asking`). So a plan that is wrong costs time, never the transfer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from p2psync.swarm.ground import Ground
+from p2psync.swarm.serving import Serving
+from p2psync.swarm.transfer import Bits, Transfer
+from p2psync.swarm.trees import tag_of
+
+_NEVER = float("inf")
+#: A root that could put nothing in for so long (seconds) tells what it holds.
+TELL_AFTER = 1.0
+#: A tree whose first hop had no room for so long (seconds) does not hold the others back.
+STALLED_AFTER = 0.5
+#: By how much a tree may be ahead of its share, as a part of it, besides one chunk.
+AHEAD = 0.02
+#: A chunk that nobody holds so long after it was put in (seconds, and times the usual) is put in again.
+AGAIN_AFTER, AGAIN_TIMES = 2.0, 4.0
+
+
+@dataclass(slots=True)
+class Injection:
+    """How far the root is with one manifest. Seconds.
+
+    waiting: chunks to put in, in order. sent: chunks put into each tree of plan `revision`. roomy: when each tree's
+    first hop last had room. out: chunks put in that nobody is known to hold, with their tree and when. moved: when a
+    chunk was last put in. usual: how long it takes until somebody holds one.
+    """
+
+    waiting: deque[int]
+    moved: float
+    revision: int = 0
+    sent: list[int] = field(default_factory=list)
+    roomy: list[float] = field(default_factory=list)
+    out: dict[int, tuple[int, float]] = field(default_factory=dict)
+    usual: float = 0.0
+
+    def begin(self, revision: int, trees: int, now: float) -> None:
+        """The plan is another one: shares are counted from here."""
+        if self.revision != revision:
+            self.revision, self.sent, self.roomy = revision, [0] * trees, [now] * trees
+
+    def held_by_others(self, chunks: Iterable[int], now: float) -> None:
+        """Somebody says to hold these."""
+        for index in chunks:
+            tree = self.out.pop(index, None)
+            if tree is not None:
+                self.usual += (now - tree[1] - self.usual) / 8
+
+    @property
+    def again_after(self) -> float:
+        """How long somebody may take to hold a chunk that was put in (seconds)."""
+        return max(AGAIN_AFTER, AGAIN_TIMES * self.usual)
+
+
+class Pushing:
+    """The pushes of one node. `poll` is due at `next_wake`."""
+
+    def __init__(self, ground: Ground, serving: Serving) -> None:
+        self._ground = ground
+        self._serving = serving
+        self._injections: dict[bytes, Injection] = {}
+        self.next_wake = _NEVER
+
+    # ---- everybody -------------------------------------------------------------------------------------------------
+
+    def forward(self, transfer: Transfer, short: bytes, index: int, tag: int) -> None:
+        """A chunk came down a tree, and goes on."""
+        if tag:
+            transfer.tags[index] = tag
+            for name in self._ground.trees.below(tag):
+                self._serving.push(name, transfer, short, index)
+
+    def wanted(self, name: str, short: bytes, now: float) -> None:
+        """A peer wants the chunks of a manifest: push it what already went down trees in which it is a child."""
+        transfer = self._ground.transfers.get(short)
+        if transfer is None:
+            return
+        for index, tag in sorted(transfer.tags.items()):
+            if transfer.held[index] and name in self._ground.trees.below(tag):
+                self._serving.push(name, transfer, short, index)
+        self.inject(now)
+
+    # ---- the root --------------------------------------------------------------------------------------------------
+
+    def begin(self, transfer: Transfer, short: bytes, now: float) -> None:
+        """A manifest of which all is held here, and which may be new to everybody: at the root, put it in."""
+        if self._ground.trees.is_root and transfer.held.all() and len(transfer.held):
+            transfer.silent = True
+            self._injections[short] = Injection(deque(range(len(transfer.held))), now)
+            self.next_wake = min(self.next_wake, now + TELL_AFTER)
+            self.inject(now)
+
+    def end(self, short: bytes) -> None:
+        """The manifest is exchanged no longer."""
+        self._injections.pop(short, None)
+
+    def held_by_peer(self, short: bytes, chunks: Iterable[int], now: float) -> None:
+        """A peer says to hold these chunks."""
+        injection = self._injections.get(short)
+        if injection is not None:
+            injection.held_by_others(chunks, now)
+            self._tell_if_over(short, injection, now)
+
+    def holds_flags(self, short: bytes, flags: Bits, now: float) -> None:
+        """The same, of flags per chunk."""
+        if short in self._injections:
+            self.held_by_peer(short, [int(i) for i in np.flatnonzero(flags)], now)
+
+    def peer_down(self, name: str, now: float) -> None:
+        """A first hop went: what it alone may have had is put in again."""
+        for short, injection in self._injections.items():
+            trees = {t for t, children in enumerate(self._ground.trees.children) if name in children}
+            lost = [index for index, (tree, _) in injection.out.items() if tree in trees]
+            self._again(short, injection, lost)
+        self.inject(now)
+
+    def inject(self, now: float) -> None:
+        """Put in what there is room for, manifest by manifest."""
+        plan = self._ground.trees.plan
+        for short, injection in self._injections.items():
+            if plan is not None and injection.waiting:
+                injection.begin(plan.revision, len(plan.shares), now)
+                self._inject(short, injection, now)
+
+    def poll(self, now: float) -> None:
+        """Do what time has made due."""
+        if now < self.next_wake:
+            return
+        for short, injection in list(self._injections.items()):
+            stuck = [index for index, (_, at) in injection.out.items() if now - at >= injection.again_after]
+            self._again(short, injection, stuck)
+            self._tell_if_over(short, injection, now)
+        self.inject(now)
+        waits = [i.moved + TELL_AFTER for s, i in self._injections.items() if self._ground.transfers[s].silent]
+        waits += [at + i.again_after for i in self._injections.values() for _, at in i.out.values()]
+        waits += [now + STALLED_AFTER for i in self._injections.values() if i.waiting]
+        self.next_wake = max(now + 0.01, min(waits, default=_NEVER))
+
+    def _inject(self, short: bytes, injection: Injection, now: float) -> None:
+        ground = self._ground
+        transfer, plan = ground.transfers[short], ground.trees.plan
+        assert plan is not None
+        takers = {name for name in set().union(*ground.trees.children) if self._takes(name, short)}
+        first = {t: hops for t, names in enumerate(ground.trees.children) if (hops := takers.intersection(names))}
+        roomy = {name for name in takers if self._serving.has_room(ground.peers[name])}
+        while injection.waiting and roomy:
+            index = injection.waiting[0]
+            # One that is put in again goes another way, if there is one.
+            failed = {tree for tree in first if tag_of(plan.revision, tree) == transfer.tags.get(index)}
+            ways = {tree: hops for tree, hops in first.items() if tree not in failed} if failed else first
+            tree = _next_tree(ways or first, roomy, plan.shares, injection, now)
+            if tree is None:
+                return
+            injection.waiting.popleft()
+            transfer.tags[index] = tag_of(plan.revision, tree)
+            given = [self._serving.push(name, transfer, short, index) for name in sorted(first[tree])]
+            roomy -= {name for name in first[tree] if not self._serving.has_room(ground.peers[name])}
+            injection.sent[tree] += 1
+            injection.moved = now
+            if any(given):
+                injection.out[index] = (tree, now)
+                self.next_wake = min(self.next_wake, now + injection.again_after)
+
+    def _takes(self, name: str, short: bytes) -> bool:
+        peer = self._ground.peers.get(name)
+        return peer is not None and short in peer.wants
+
+    def _again(self, short: bytes, injection: Injection, chunks: list[int]) -> None:
+        """Put chunks in again, before all others; whoever was given one and has it not is given it again."""
+        for index in sorted(chunks, reverse=True):
+            injection.out.pop(index, None)
+            injection.waiting.appendleft(index)
+        for peer in self._ground.peers.values():
+            peer.take_back(short, chunks)
+
+    def _tell_if_over(self, short: bytes, injection: Injection, now: float) -> None:
+        transfer = self._ground.transfers[short]
+        over = not injection.waiting and not injection.out
+        if transfer.silent and (over or now - injection.moved >= TELL_AFTER):
+            transfer.silent = False
+            for name in self._ground.peers:
+                self._serving.tell_all(short, transfer, name)
+        if over:
+            del self._injections[short]
+
+
+def _next_tree(
+    first: dict[int, set[str]], roomy: set[str], shares: list[int], injection: Injection, now: float
+) -> int | None:
+    """The tree whose turn it is among those whose first hops (names by tree) all have room; None: all must wait."""
+    room = [tree for tree, hops in first.items() if hops <= roomy]
+    for tree in room:
+        injection.roomy[tree] = now
+    moving = [tree for tree in first if now - injection.roomy[tree] < STALLED_AFTER]
+    parts = sum(shares[tree] for tree in moving)
+    total = sum(injection.sent[tree] for tree in moving) + 1
+    most = (1 + AHEAD) * total / parts if moving else 0.0
+    fair = [tree for tree in room if injection.sent[tree] < most * shares[tree] + 1]
+    return min(fair, key=lambda tree: ((injection.sent[tree] + 0.5) / shares[tree], tree), default=None)

@@ -1,0 +1,80 @@
+"""Serving: what goes to whom next. A part of the swarm's core.
+
+Requests and pushes wait here, not in socket buffers. The next chunk for a peer is handed out when its connections have
+room. Requests come first, since whoever asks has waited already; of them, chunks that this node has sent the fewest
+times, so that a seed sends each chunk once before any twice. Pushes go in the order in which the chunks came.
+"""
+
+from __future__ import annotations
+
+from p2psync.protocol.messages import Have, Reject, Request
+from p2psync.swarm.actions import SendChunk
+from p2psync.swarm.ground import Ground
+from p2psync.swarm.peer import MAX_QUEUED, Peer
+from p2psync.swarm.transfer import Transfer, pack_bitmap
+
+
+class Serving:
+    """What one node owes its peers."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+
+    def requested(self, peer: Peer, request: Request) -> None:
+        """A peer asks for chunks: what is not here, or too much, is refused at once."""
+        transfer = self._ground.transfers.get(request.manifest)
+        refused = []
+        for index in request.chunks:
+            held = transfer is not None and index < len(transfer.held) and bool(transfer.held[index])
+            if held and len(peer.queue) < MAX_QUEUED:
+                peer.queue[(request.manifest, index)] = None
+            else:
+                refused.append(index)
+        if refused:
+            self._ground.send(peer.name, Reject(request.manifest, refused))
+        self.serve(peer)
+
+    def push(self, name: str, transfer: Transfer, short: bytes, index: int) -> bool:
+        """Push a held chunk to a peer that wants the manifest's chunks; False if it does not, or was given it."""
+        peer = self._ground.peers.get(name)
+        if peer is None or not peer.lacks(short, index):
+            return False
+        peer.give(short, index, len(transfer.held))
+        peer.pushes.append((short, index))
+        self.serve(peer)
+        return True
+
+    def has_room(self, peer: Peer) -> bool:
+        """Whether a chunk that is pushed now would leave at once."""
+        return not peer.pushes and peer.flushing < self._ground.config.flush_limit
+
+    def serve(self, peer: Peer) -> None:
+        """Hand out what there is room for."""
+        while (peer.queue or peer.pushes) and peer.flushing < self._ground.config.flush_limit:
+            if peer.queue:
+                transfers = self._ground.transfers
+                short, index = min(peer.queue, key=lambda key: transfers[key[0]].sent.get(key[1], 0))
+                del peer.queue[(short, index)]
+                self._hand_out(peer, short, index, asked=True)
+            else:
+                short, index = peer.pushes.popleft()
+                theirs = peer.holds.get(short)
+                if theirs is None or not theirs[index]:
+                    self._hand_out(peer, short, index, asked=False)
+
+    def tell_all(self, short: bytes, transfer: Transfer, name: str) -> None:
+        """Tell a peer all that is held of a manifest."""
+        if not transfer.silent and transfer.held.any():
+            self._ground.send(name, Have(short, pack_bitmap(transfer.held)))
+
+    def _hand_out(self, peer: Peer, short: bytes, index: int, *, asked: bool) -> None:
+        transfer = self._ground.transfers.get(short)
+        if transfer is None or not transfer.held[index]:
+            if asked:
+                self._ground.send(peer.name, Reject(short, [index]))
+            return
+        size = transfer.manifest.sizes[index]
+        peer.flushing += size
+        transfer.sent[index] = transfer.sent.get(index, 0) + 1
+        self._ground.sent_bytes += size
+        self._ground.actions.append(SendChunk(peer.name, transfer.id, index, transfer.tags.get(index, 0)))

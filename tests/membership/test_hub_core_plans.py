@@ -1,0 +1,151 @@
+"""The hub's core and the plan: what makes one due, what is shown of it, and who gets what."""
+
+from __future__ import annotations
+
+import pytest
+from membership_parts import LATER_RUN, announce, claim, fresh, make_core, manifest, node
+
+from p2psync.errors import HubError, LeaseError
+from p2psync.membership.hub import HubCore
+from p2psync.membership.records import Join, Leave, Measures, Renew
+from p2psync.protocol.plan import NodePlan, Place, outside
+
+TRAINER = node(1).node
+
+
+class Book:
+    """A plan with a place for some nodes."""
+
+    def __init__(self, revision: int, *names: str) -> None:
+        self.revision = revision
+        self.names = names
+
+    def node_plan(self, name: str) -> NodePlan | None:
+        return NodePlan(self.revision, [], [1], [Place(-1, [], 0, 1.0)]) if name in self.names else None
+
+
+def planned_hub(actors: int = 2) -> tuple[HubCore, list[str]]:
+    """A hub with a trainer and actors, and a first plan at time 1; and their leases."""
+    core = make_core()
+    claim(core)
+    leases = [core.join(Join(info=node(i)), lease=fresh(), now=0).lease for i in range(1, actors + 2)]
+    assert core.begin_plan(1) is not None
+    core.plan_made(Book(1, *(node(i).node for i in range(1, actors + 2))), 1)
+    return core, leases
+
+
+def test_joins_leaves_expiries_and_claimants_make_a_plan_due() -> None:
+    core, leases = planned_hub()
+    assert core.next_plan() == float("inf")
+    newcomer = core.join(Join(info=node(7)), lease=fresh(), now=2).lease
+    for now in (3, 4, 12):
+        assert now - 1 < core.next_plan() <= now
+        task = core.begin_plan(now)
+        assert task is not None and task.trainer == TRAINER
+        core.plan_made(Book(now), now)
+        assert core.next_plan() == float("inf")
+        for lease in leases[:2]:
+            core.renew(Renew(lease=lease), now=now)
+        if now == 3:
+            core.leave(Leave(lease=newcomer), now=now)
+        if now == 4:
+            core.expire(11.5)  # the third one's lease
+            assert len(core) == 2
+    claim(core, epoch=2, claimant=2, now=13)
+    task = core.begin_plan(14)
+    assert task is not None and task.trainer == node(2).node
+
+
+def test_renewals_announcements_and_claims_of_the_same_trainer_make_none_due() -> None:
+    core, leases = planned_hub()
+    core.renew(Renew(lease=leases[1], version=3, digest="a" * 32), now=2)
+    announce(core, claim(core, epoch=2), manifest(0))
+    core.join(Join(info=node(2), version=5), lease=fresh(), now=2)
+    claim(core, run=LATER_RUN)
+    assert core.next_plan() == float("inf")
+
+
+def test_measures_reach_the_planner() -> None:
+    core, leases = planned_hub()
+    core.renew(Renew(lease=leases[1], measures=Measures(up=30.0)), now=5)
+    task = core.begin_plan(core.next_plan())
+    assert task is not None and task.measures == {node(2).node: Measures(up=30.0)}
+
+
+def test_a_new_plan_raises_the_revision_once_and_is_no_news_of_the_run() -> None:
+    core, _ = planned_hub()
+    revision, news = core.revision, core.news
+    assert core.view().plan == 1
+    core.join(Join(info=node(7)), lease=fresh(), now=2)
+    assert core.begin_plan(3) is not None
+    core.plan_made(Book(2), 3)
+    assert (core.view().plan, core.revision, core.news) == (2, revision + 2, news)
+    core.join(Join(info=node(8)), lease=fresh(), now=4)
+    assert core.begin_plan(5) is not None
+    core.plan_made(Book(2), 5)
+    assert (core.view().plan, core.revision) == (2, revision + 3)
+
+
+def test_a_failed_plan_leaves_the_last_one() -> None:
+    core, leases = planned_hub()
+    core.join(Join(info=node(7)), lease=fresh(), now=2)
+    assert core.begin_plan(3) is not None
+    revision = core.revision
+    assert core.plan_failed("no way", 3)
+    assert (core.view().plan, core.revision) == (1, revision)
+    assert core.node_plan(leases[0], 4).revision == 1
+    assert core.next_plan() < float("inf")
+
+
+def test_each_member_gets_its_part_and_proves_that_it_is_one() -> None:
+    core, leases = planned_hub()
+    assert core.node_plan(leases[1], 2) == NodePlan(1, [], [1], [Place(-1, [], 0, 1.0)])
+    newcomer = core.join(Join(info=node(7)), lease=fresh(), now=2).lease
+    assert core.node_plan(newcomer, 2) == outside(1)
+    core.node_plan(newcomer, 2).check()
+    for lease in ("", "made up", leases[0]):
+        with pytest.raises(LeaseError):
+            core.node_plan(lease, 10.5)
+
+
+def test_before_the_first_plan_there_is_none_to_be_had() -> None:
+    core = make_core()
+    lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
+    assert core.view().plan == 0
+    with pytest.raises(HubError, match="no plan yet"):
+        core.node_plan(lease, 1)
+
+
+# what is inlined for whom
+
+
+def inlined(core: HubCore, known: int) -> list[int]:
+    """Versions of manifests that ride in the view of one who knows a revision."""
+    return [a.version for a in core.view(known).lineage if a.inline is not None]
+
+
+def test_who_comes_again_gets_only_manifests_that_it_has_not_seen() -> None:
+    core = make_core()
+    token = claim(core)
+    revisions = [announce(core, token, manifest(0))]
+    revisions += [announce(core, token, manifest(v, v - 1)) for v in (1, 2, 3)]
+    assert inlined(core, -1) == [0, 1, 2, 3]
+    assert inlined(core, 0) == [0, 1, 2, 3]
+    assert inlined(core, revisions[1]) == [2, 3]
+    assert inlined(core, revisions[3]) == inlined(core, 99) == []
+    assert [a.version for a in core.view(99).lineage] == [0, 1, 2, 3], "the lineage itself is always whole"
+    announce(core, token, retire=(core.view().lineage[0].id,))
+    core.join(Join(info=node(1)), lease=fresh(), now=0)
+    assert inlined(core, revisions[2]) == [3]
+    assert core.news_after(revisions[2]) == 1
+
+
+def test_what_rides_in_the_view_of_one_who_comes_again_is_bounded_in_number_and_bytes() -> None:
+    core = make_core()
+    token = claim(core)
+    announce(core, token, manifest(0), *(manifest(v, v - 1) for v in range(1, 20)))
+    assert inlined(core, 0) == list(range(12, 20))
+    tight = make_core(news_bytes=2 * len(manifest(5, 4)))
+    announce(tight, claim(tight), manifest(0), *(manifest(v, v - 1) for v in range(1, 20)))
+    assert inlined(tight, 0) == [18, 19]
+    assert len(inlined(tight, -1)) == 20

@@ -1,0 +1,215 @@
+"""When the hub plans, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+from membership_parts import node
+
+from p2psync.membership.planning import (
+    DRIFT_EVERY,
+    RETRY_LAST,
+    SETTLE,
+    SETTLE_AT_MOST,
+    PlanKeeper,
+    PlanTask,
+)
+from p2psync.membership.records import Measures, Member, Path, Role
+from p2psync.protocol.plan import NodePlan
+
+TRAINER = node(0, role="trainer").node
+
+
+def members(count: int, role: Role = "trainer") -> list[Member]:
+    """The trainer (or another node in its place) and actors."""
+    return [Member(info=node(i, role=role if i == 0 else "actor")) for i in range(count)]
+
+
+class Book:
+    """A plan that says nothing."""
+
+    def __init__(self, revision: int) -> None:
+        self.revision = revision
+
+    def node_plan(self, node: str) -> NodePlan | None:
+        return None
+
+
+class Keeper:
+    """A keeper beside a hub with so many members."""
+
+    def __init__(self, count: int = 4) -> None:
+        self.keeper = PlanKeeper()
+        self.members = members(count)
+        self.told: dict[str, Measures] = {}
+        self.revision = 0
+
+    def change(self, now: float) -> None:
+        self.keeper.members_changed(len(self.members), now)
+
+    def measure(self, number: int, measures: Measures, now: float) -> None:
+        self.told[node(number).node] = measures
+        self.keeper.measured(node(number).node, measures, now)
+
+    def begin(self, now: float, trainer: str | None = TRAINER) -> PlanTask | None:
+        return self.keeper.begin(trainer, self.members, self.told, now)
+
+    def make(self, now: float, took: float = 0.0) -> float:
+        """Wait until a plan is due, make it; returns when it was made."""
+        now = max(now, self.keeper.due)
+        assert self.begin(now) is not None
+        self.revision += 1
+        assert self.keeper.made(Book(self.revision), now + took)
+        return now + took
+
+
+def test_nothing_is_planned_before_anything_happens() -> None:
+    keeper = PlanKeeper()
+    assert keeper.due == float("inf")
+    assert keeper.revision == 0
+    assert keeper.begin(TRAINER, members(5), {}, 1e9) is None
+
+
+def test_a_plan_comes_soon_after_members_changed_but_not_at_once() -> None:
+    made = Keeper(4)
+    made.change(10.0)
+    assert 10.0 + SETTLE <= made.keeper.due < 10.0 + 2 * SETTLE
+    assert made.begin(10.0 + SETTLE / 2) is None
+    task = made.begin(made.keeper.due)
+    assert task == PlanTask(TRAINER, made.members, {})
+
+
+def test_changes_that_come_together_make_one_plan_and_do_not_put_it_off() -> None:
+    made = Keeper(4)
+    made.change(10.0)
+    due = made.keeper.due
+    for k in range(5):
+        made.change(10.0 + k / 100)
+    assert made.keeper.due == due
+    made.make(due)
+    assert made.keeper.due == float("inf")
+
+
+def test_the_more_members_the_longer_changes_wait_for_company() -> None:
+    few, many, most = Keeper(2), Keeper(1000), Keeper(5000)
+    for made in (few, many, most):
+        made.change(0.0)
+    assert few.keeper.due < many.keeper.due <= most.keeper.due == SETTLE_AT_MOST
+
+
+@pytest.mark.parametrize("trainer", [None, "f" * 32])
+def test_without_a_trainer_among_the_members_there_is_no_plan(trainer: str | None) -> None:
+    made = Keeper(4)
+    made.change(0.0)
+    assert made.begin(5.0, trainer) is None
+    assert made.keeper.due == float("inf")
+    made.change(6.0)
+    assert made.begin(7.0) is not None
+
+
+def test_a_trainer_alone_needs_no_plan() -> None:
+    made = Keeper(1)
+    made.change(0.0)
+    assert made.begin(5.0) is None
+
+
+def test_a_trainer_that_lost_the_run_is_left_out() -> None:
+    made = Keeper(3)
+    fenced = Member(info=node(9, role="trainer"))
+    made.members.append(fenced)
+    made.change(0.0)
+    task = made.begin(5.0)
+    assert task is not None and fenced not in task.members and len(task.members) == 3
+
+
+def test_no_plan_is_begun_while_one_is_under_way_and_what_changed_meanwhile_makes_the_next() -> None:
+    made = Keeper()
+    made.change(0.0)
+    assert made.begin(1.0) is not None
+    made.change(1.1)
+    assert made.keeper.due == float("inf")
+    assert made.begin(50.0) is None
+    assert made.keeper.made(Book(1), 1.2)
+    assert made.begin(made.keeper.due) is not None
+
+
+def test_after_a_long_plan_it_rests_as_long() -> None:
+    made = Keeper()
+    made.change(0.0)
+    ended = made.make(0.0, took=5.0)
+    made.change(ended)
+    assert made.keeper.due == ended + 5.0
+
+
+def test_measures_that_changed_much_make_a_plan_but_at_most_one_a_second() -> None:
+    made = Keeper()
+    made.change(0.0)
+    began = made.make(0.0)
+    made.measure(1, Measures(up=50.0), began + 0.1)
+    assert made.keeper.due == began + DRIFT_EVERY
+    began = made.make(0.0)
+    made.measure(1, Measures(up=55.0), began + 5.0)
+    assert made.keeper.due == float("inf")
+    made.measure(1, Measures(up=61.0), began + 5.0)
+    assert made.keeper.due == pytest.approx(began + 5.0 + SETTLE)
+
+
+def test_small_steps_add_up() -> None:
+    made = Keeper()
+    made.measure(1, Measures(up=50.0), 0.0)
+    made.make(0.0)
+    for step, rate in enumerate((54.0, 58.0)):
+        made.measure(1, Measures(up=rate), 5.0 + step)
+        assert made.keeper.due == float("inf")
+    made.measure(1, Measures(up=62.0), 8.0)
+    assert made.keeper.due < float("inf")
+
+
+def test_a_path_that_failed_makes_a_plan_from_it() -> None:
+    made = Keeper()
+    made.change(0.0)
+    made.make(0.0)
+    failed = Measures(paths=[Path(node(2).node, failed=True)])
+    made.measure(1, failed, 20.0)
+    task = made.begin(made.keeper.due)
+    assert task is not None and task.measures == {node(1).node: failed}
+
+
+def test_measures_of_who_is_no_member_are_not_planned_with() -> None:
+    made = Keeper(2)
+    made.told["e" * 32] = Measures(up=1.0)
+    made.change(0.0)
+    task = made.begin(1.0)
+    assert task is not None and task.measures == {}
+
+
+def test_a_plan_that_is_the_one_before_is_no_news() -> None:
+    made = Keeper()
+    made.change(0.0)
+    now = made.make(0.0)
+    book = made.keeper.book
+    made.change(now)
+    assert made.begin(made.keeper.due) is not None
+    assert not made.keeper.made(Book(1), now + 1)
+    assert made.keeper.book is book
+
+
+def test_when_the_planner_fails_the_old_plan_stays_and_it_is_said_once_and_tried_again() -> None:
+    made = Keeper()
+    made.change(0.0)
+    now = made.make(0.0)
+    book = made.keeper.book
+    made.change(now)
+    told, pauses = [], []
+    for _ in range(8):
+        now = made.keeper.due
+        assert made.begin(now) is not None
+        told.append(made.keeper.failed("no way", now))
+        pauses.append(made.keeper.due - now)
+    assert told == [True] + [False] * 7
+    assert pauses == sorted(pauses) and pauses[0] <= 1.0 and pauses[-1] == RETRY_LAST
+    assert made.keeper.book is book
+    now = made.make(0.0)
+    made.change(now)
+    now = made.keeper.due
+    assert made.begin(now) is not None
+    assert made.keeper.failed("no way", now), "it had worked in between"

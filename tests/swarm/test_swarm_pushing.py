@@ -1,0 +1,322 @@
+"""Pushing along trees: who is given what unasked, and what happens when it does not come."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from p2psync.protocol.messages import Chunk, Gone, Have, HaveMore, Request, Want
+from p2psync.protocol.plan import NodePlan, Place
+from p2psync.swarm.core import Ban, SwarmConfig
+from p2psync.swarm.lag import FIRST, LEAST
+from p2psync.swarm.pushing import AGAIN_AFTER, STALLED_AFTER, TELL_AFTER
+from p2psync.swarm.trees import tag_of
+from tests.swarm.swarm_parts import CHUNK, Bench, chunk_data
+
+#: Two chunks at a time for each peer.
+CONFIG = SwarmConfig(window_least=1000, window_most=4000, flush_limit=2 * CHUNK, late_after=5.0, horizon=0.5)
+
+
+def root_plan(*first_hops: str, revision: int = 1, shares: tuple[int, ...] = ()) -> NodePlan:
+    """The trainer's plan: in tree i it pushes to `first_hops[i]`, names joined by "+" where there are several."""
+    peers = sorted({name for hops in first_hops for name in hops.split("+")})
+    places = [Place(-1, [peers.index(name) for name in hops.split("+")], 0, 1.0) for hops in first_hops]
+    return NodePlan(revision, peers, list(shares) or [1] * len(places), places)
+
+
+def relay_plan(*trees: tuple[str, str], revision: int = 1) -> NodePlan:
+    """A relay's plan: (parent, children joined by "+", or "") of each tree."""
+    peers = sorted({name for parent, hops in trees for name in [parent, *filter(None, hops.split("+"))]})
+    places = [
+        Place(peers.index(parent), [peers.index(name) for name in filter(None, hops.split("+"))], 1, 1.0)
+        for parent, hops in trees
+    ]
+    return NodePlan(revision, peers, [1] * len(places), places)
+
+
+def root(*first_hops: str, chunks: int = 8, shares: tuple[int, ...] = ()) -> Bench:
+    """A trainer that was told its plan; its peers are up and want everything."""
+    bench = Bench(chunks, config=CONFIG)
+    for name in sorted({name for hops in first_hops for name in hops.split("+")}):
+        bench.peer(name)
+        bench.say(name, Want(bench.short, True))
+    bench.swarm.follow(root_plan(*first_hops, shares=shares), 0.0)
+    bench.actions()
+    return bench
+
+
+def relay(*trees: tuple[str, str], chunks: int = 8) -> Bench:
+    """An actor that was told its plan and wants everything; all whom the plan names are up."""
+    bench = Bench(chunks, config=CONFIG)
+    bench.swarm.follow(relay_plan(*trees), 0.0)
+    for name in sorted({name for parent, hops in trees for name in [parent, *filter(None, hops.split("+"))]}):
+        bench.peer(name)
+    bench.fetch_all()
+    return bench
+
+
+def push(bench: Bench, name: str, index: int, *, tree: int = 0, revision: int = 1, now: float = 0.0) -> None:
+    """A chunk comes down a tree."""
+    bench.say(name, Chunk(bench.short, index, chunk_data(index), tag_of(revision, tree)), now)
+
+
+# ---- the root ------------------------------------------------------------------------------------------------------
+
+
+def test_a_publisher_pushes_each_chunk_to_one_first_hop_as_far_as_there_is_room() -> None:
+    bench = root("a", "b", "c")
+    bench.seed_all()
+    served = bench.served()
+    assert sorted(index for _, index in served) == [0, 1, 2, 3, 4, 5]
+    assert sorted(name for name, _ in served) == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_room_that_is_made_is_used_at_once_for_the_next_chunk() -> None:
+    bench = root("a", "b")
+    bench.seed_all()
+    bench.actions()
+    bench.swarm.flushed("b", CHUNK, 0.1)
+    assert bench.served() == [("b", 4)]
+
+
+def test_trees_get_chunks_by_their_shares() -> None:
+    bench = root("a", "b", chunks=400, shares=(3, 1))
+    bench.seed_all()
+    given = {"a": 0, "b": 0}
+    for _ in range(400):
+        for name, _ in bench.served():
+            given[name] += 1
+            bench.swarm.flushed(name, CHUNK, 0.1)
+    assert 296 <= given["a"] <= 304
+    assert given["a"] + given["b"] == 400
+
+
+def test_a_tree_of_two_first_hops_gives_each_chunk_to_both() -> None:
+    bench = root("a+b")
+    bench.seed_all()
+    assert bench.served() == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+
+
+def test_a_first_hop_without_room_holds_the_others_back_only_for_a_moment() -> None:
+    bench = root("a", "b", chunks=40)
+    bench.seed_all()
+    count = len(bench.served())
+    now = 0.0
+    while now < STALLED_AFTER + 0.2:
+        now += 0.05
+        bench.swarm.flushed("b", CHUNK, now)
+        bench.swarm.poll(now)
+        count += sum(name == "b" for name, _ in bench.served())
+    assert count >= 8
+
+
+def test_a_publisher_says_nothing_of_what_it_holds_until_others_hold_it_all() -> None:
+    bench = root("a", chunks=2)
+    bench.peer("stranger")
+    bench.actions()
+    bench.seed_all()
+    assert bench.sent(Have) == []
+    bench.say("a", HaveMore(bench.short, [0, 1]), 0.1)
+    assert {name for name, _ in bench.sent(Have)} == {"a", "stranger"}
+
+
+def test_a_publisher_whom_nobody_asks_to_push_tells_what_it_holds_after_a_moment() -> None:
+    bench = Bench(config=CONFIG)
+    bench.peer("a")
+    bench.swarm.follow(root_plan("a"), 0.0)
+    bench.seed_all()
+    assert bench.sent(Have) == []
+    bench.swarm.poll(TELL_AFTER + 0.01)
+    assert [name for name, _ in bench.sent(Have)] == ["a"]
+
+
+def test_a_chunk_that_nobody_holds_after_long_goes_down_another_tree() -> None:
+    bench = root("a", "b", chunks=2)
+    bench.seed_all()
+    first = {index: name for name, index in bench.served()}
+    lost = next(index for index, name in first.items() if name == "a")
+    kept = next(index for index, name in first.items() if name == "b")
+    bench.swarm.flushed("b", CHUNK, 0.1)
+    bench.say("b", HaveMore(bench.short, [kept]), 0.1)
+    bench.actions()
+    bench.swarm.poll(AGAIN_AFTER + 0.2)
+    assert ("b", lost) in bench.served()
+
+
+def test_what_only_a_first_hop_had_that_went_is_pushed_elsewhere_at_once() -> None:
+    bench = root("a", "b", chunks=2)
+    bench.seed_all()
+    lost = next(index for name, index in bench.served() if name == "a")
+    bench.swarm.peer_down("a", 0.1)
+    assert bench.served() == [("b", lost)]
+
+
+def test_nothing_is_pushed_to_one_who_does_not_want_it_or_has_it_or_wants_it_no_more() -> None:
+    bench = root("a", "b", "c", chunks=6)
+    bench.say("a", Want(bench.short, False))
+    bench.have("b", 0, 1, 2, 3, 4, 5)
+    bench.seed_all()
+    assert {name for name, _ in bench.served()} == {"c"}
+
+
+def test_a_wish_that_comes_after_the_chunks_is_met_too() -> None:
+    bench = Bench(2, config=CONFIG)
+    bench.peer("a")
+    bench.swarm.follow(root_plan("a"), 0.0)
+    bench.seed_all()
+    assert bench.served() == []
+    bench.say("a", Want(bench.short, True), 0.2)
+    assert bench.served() == [("a", 0), ("a", 1)]
+
+
+# ---- relays --------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_asks_its_parents_and_nobody_else_to_push() -> None:
+    bench = relay(("p", "c"), ("q", ""))
+    assert [name for name, _ in bench.sent(Want)] == ["p", "q"]
+
+
+def test_a_parent_that_comes_later_is_asked_then_and_one_of_a_new_plan_too() -> None:
+    bench = relay(("p", ""))
+    bench.swarm.peer_down("p", 0.1)
+    bench.actions()
+    bench.peer("p", now=0.2)
+    bench.peer("new", now=0.2)
+    assert [name for name, _ in bench.sent(Want)] == ["p"]
+    bench.swarm.follow(relay_plan(("new", ""), revision=2), 0.3)
+    assert [name for name, _ in bench.sent(Want)] == ["new"]
+
+
+def test_a_chunk_is_passed_on_to_the_children_of_its_tree_once_it_is_verified() -> None:
+    bench = relay(("p", "c+d"), ("q", "e"))
+    for name in "cde":
+        bench.say(name, Want(bench.short, True))
+    push(bench, "p", 3)
+    assert bench.served() == [("c", 3), ("d", 3)]
+    push(bench, "q", 4, tree=1)
+    assert bench.served() == [("e", 4)]
+    bench.say("p", Chunk(bench.short, 5, b"wrong", tag_of(1, 0)), 0.1)
+    done = bench.actions()
+    assert any(isinstance(action, Ban) for action in done)
+    assert not [action for action in done if getattr(action, "index", None) == 5]
+
+
+def test_a_chunk_goes_on_by_the_plan_under_which_it_was_sent_and_nowhere_by_an_unknown_one() -> None:
+    bench = relay(("p", "c"))
+    bench.peer("d")
+    for name in "cd":
+        bench.say(name, Want(bench.short, True))
+    bench.swarm.follow(relay_plan(("p", "d"), revision=2), 0.1)
+    push(bench, "p", 0, revision=1)
+    assert bench.served() == [("c", 0)]
+    push(bench, "p", 1, revision=2)
+    assert bench.served() == [("d", 1)]
+    push(bench, "p", 2, revision=3)
+    push(bench, "p", 3, revision=2, tree=7)
+    assert bench.served() == []
+
+
+def test_a_child_that_comes_later_gets_what_went_down_its_trees_before() -> None:
+    bench = relay(("p", "c"), ("q", ""))
+    push(bench, "p", 0)
+    push(bench, "q", 1, tree=1)
+    bench.actions()
+    bench.say("c", Want(bench.short, True), 0.2)
+    assert bench.served() == [("c", 0)]
+
+
+def test_a_child_that_got_it_elsewhere_is_not_pushed_what_waits_for_it() -> None:
+    bench = relay(("p", "c"))
+    bench.say("c", Want(bench.short, True))
+    for index in range(4):
+        push(bench, "p", index)
+    assert bench.served() == [("c", 0), ("c", 1)]
+    bench.say("c", HaveMore(bench.short, [2]), 0.1)
+    bench.swarm.flushed("c", CHUNK, 0.1)
+    assert bench.served() == [("c", 3)]
+
+
+# ---- repair --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_pushed_here_is_not_asked_for_before_its_time() -> None:
+    bench = relay(("p", ""))
+    bench.peer("x", 0, 1, now=0.0)
+    bench.swarm.poll(FIRST - 0.01)
+    assert bench.sent(Request) == []
+
+
+def test_what_others_hold_and_was_not_pushed_in_time_is_pulled_from_them() -> None:
+    bench = relay(("p", ""))
+    bench.peer("x", 0, 1, now=0.0)
+    bench.swarm.poll(FIRST + 0.01)
+    assert [(name, sorted(request.chunks)) for name, request in bench.sent(Request)] == [("x", [0, 1])]
+
+
+def test_pushes_that_come_late_as_a_rule_are_waited_for_longer() -> None:
+    bench = relay(("p", ""), chunks=64)
+    for index in range(60):
+        bench.have("x", *range(index + 1), now=4.0 * index) if index else bench.peer("x", 0, now=0.0)
+        push(bench, "p", index, now=4.0 * index + 3.0)
+    bench.actions()
+    bench.have("x", *range(62), now=300.0)
+    bench.swarm.poll(300.0 + LEAST + 0.1)
+    assert bench.sent(Request) == []
+    bench.swarm.poll(306.0)
+    assert bench.sent(Request)
+
+
+def test_the_source_is_asked_only_when_it_has_long_told_that_it_holds_it() -> None:
+    bench = relay(("p", ""))
+    assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
+    bench.have("trainer", 0, 1, now=0.0)
+    bench.swarm.poll(FIRST + 0.01)
+    assert bench.sent(Request) == []
+    bench.swarm.poll(FIRST + 5.0)
+    assert [name for name, _ in bench.sent(Request)] == ["trainer"]
+
+
+def test_without_any_parent_at_hand_everything_is_pulled_at_once() -> None:
+    bench = Bench(config=CONFIG)
+    bench.swarm.follow(relay_plan(("p", "")), 0.0)
+    bench.peer("x", 0, 1)
+    bench.fetch_all()
+    assert [name for name, _ in bench.sent(Request)] == ["x"]
+
+
+def test_a_part_of_a_manifest_is_pulled_not_pushed() -> None:
+    bench = Bench(config=CONFIG)
+    bench.swarm.follow(relay_plan(("p", "")), 0.0)
+    bench.peer("p")
+    wanted = [index in (1, 2) for index in range(bench.chunks)]
+    bench.swarm.begin(bench.id, bench.manifest, np.zeros(bench.chunks, bool), np.array(wanted), 0.0)
+    assert bench.sent(Want) == []
+    bench.have("p", 1, 2)
+    assert bench.sent(Request)
+
+
+def test_a_manifest_that_is_forgone_is_no_longer_pushed_here() -> None:
+    bench = relay(("p", ""))
+    bench.actions()
+    bench.swarm.forgo(bench.id)
+    assert [(name, want.wanted) for name, want in bench.sent(Want)] == [("p", False)]
+
+
+def test_a_manifest_that_ended_leaves_no_pushes_behind() -> None:
+    bench = root("a", chunks=8)
+    bench.seed_all()
+    bench.actions()
+    bench.swarm.end(bench.id)
+    assert [name for name, _ in bench.sent(Gone)] == ["a"]
+    bench.swarm.flushed("a", 2 * CHUNK, 0.1)
+    bench.swarm.poll(10.0)
+    assert bench.actions() == []
+
+
+def test_a_parent_that_pushes_the_same_again_and_again_is_shut_out() -> None:
+    bench = relay(("p", ""), chunks=2)
+    push(bench, "p", 0)
+    bench.actions()
+    for i in range(2 * CONFIG.window_most // CHUNK + 2):
+        push(bench, "p", 0, now=0.1 * i)
+    assert [ban.peer for ban in bench.done(Ban)] == ["p"]

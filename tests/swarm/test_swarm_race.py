@@ -1,0 +1,71 @@
+"""What the core and a plan make of whole networks, in virtual time: makespans as multiples of the bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.swarm.race_parts import Race
+from topology.model import load
+from topology.network import Network, from_topology
+
+TOPOLOGIES = Path(__file__).parents[2] / "examples" / "topologies"
+
+
+def network(name: str) -> Network:
+    """One of the example topologies."""
+    return from_topology(load(TOPOLOGIES / f"{name}.toml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("lan-12", 1.10), ("lan-12-one-slow", 1.15), ("wan-4x3", 1.10), ("two-continents", 1.15), ("volunteers", 1.20)],
+)
+def test_following_a_right_plan_everybody_has_it_near_the_bound_and_nothing_comes_twice(name: str, most: float) -> None:
+    race = Race(network(name))
+    assert race.run() <= most * race.bound
+    assert race.wasted < 0.01
+
+
+def test_the_trainer_sends_one_copy_where_the_others_can_relay_it() -> None:
+    race = Race(network("lan-12"))
+    race.run()
+    assert race.copies <= 1.02
+
+
+def test_each_region_gets_about_one_copy_over_all_links_into_it_together() -> None:
+    race = Race(network("wan-4x3"))
+    race.run()
+    into = {b: sum(copies for (_, to), copies in race.crossed.items() if to == b) for _, b in race.crossed}
+    assert max(into.values()) <= 1.15
+
+
+def test_without_a_plan_everything_is_pulled_and_still_comes() -> None:
+    race = Race(network("lan-12"), payload=16 << 20, planned=False)
+    assert race.run() <= 2.5 * race.bound
+
+
+@pytest.mark.parametrize("name", ["lan-12", "wan-4x3"])
+def test_what_a_killed_relay_had_comes_from_others(name: str) -> None:
+    race = Race(network(name))
+    alone = race.run()
+    victim = next(n for n in race.names if n != race.trainer)
+    race.at = {alone / 2: lambda race: race.kill(victim)}
+    assert race.run() <= 1.3 * alone + 1.5
+
+
+def test_a_relay_that_becomes_ten_times_slower_than_was_planned_holds_nobody_up_for_long() -> None:
+    race = Race(network("lan-12"))
+    victim = "lan-3"
+
+    def slow_down(race: Race) -> None:
+        race.up[victim] /= 10
+
+    race.at = {race.bound / 2: slow_down}
+    assert race.run() <= 2.2 * race.bound
+
+
+def test_a_relay_that_takes_everything_and_passes_nothing_on_holds_nobody_up_for_long() -> None:
+    race = Race(network("lan-12"), silent=frozenset({"lan-3"}))
+    assert race.run() <= 2.2 * race.bound

@@ -1,0 +1,91 @@
+"""What `pip install '.[torch]'` gives is enough: nothing else is needed to import, to publish or to run commands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOPOLOGY = ROOT / "examples" / "topologies" / "wan-4x3.toml"
+#: What other extras bring, and torch only where it is built for a GPU.
+ABSENT = (
+    "PIL", "accelerate", "gguf", "hypothesis", "matplotlib", "psutil", "pytest", "transformers", "triton",
+)  # fmt: skip
+#: Kernels, which are imported where a tensor is on a GPU and Triton is there.
+KERNELS = {f"p2psync.engines.device_{name}" for name in ("digest", "scatter", "triton")}
+
+
+def plain(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter that has none of `ABSENT`."""
+    barred = f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}))\n"
+    command = [sys.executable, "-c", barred + code, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def p2psync(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command line there."""
+    return plain("from p2psync.cli.main import main\nmain()", *arguments)
+
+
+def test_every_module_but_the_kernels_is_imported() -> None:
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for room in ("p2psync", "trainer", "actor", "topology", "rldemo")
+        for path in (ROOT / room).rglob("*.py")
+        if path.name != "__main__.py"
+    }
+    assert modules > KERNELS
+    done = plain(
+        "import importlib\nfor name in sys.argv[1:]: importlib.import_module(name)", *sorted(modules - KERNELS)
+    )
+    assert done.returncode == 0, done.stderr
+
+
+PUBLISH = """
+from pathlib import Path
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from trainer.node import TrainerConfig
+from trainer.publisher import Publisher
+
+for on_device in (False, True):
+    model = torch.nn.Linear(64, 64).to(torch.bfloat16)
+    masters = {name: weight.detach().float() for name, weight in model.named_parameters()}
+    store = Path(sys.argv[1]) / str(on_device)
+    config = TrainerConfig(store=store, key=Ed25519PrivateKey.generate(), host="127.0.0.1", hub_port=0, port=0)
+    with Publisher(model, config, masters=masters, resident=True, on_device=on_device) as publisher:
+        for version in range(2):
+            masters["weight"][0, :8] += 1
+            assert publisher.publish() is not None
+            assert publisher.position.version == version
+"""
+
+
+def test_a_module_is_published_also_by_the_way_of_a_device(tmp_path: Path) -> None:
+    done = plain(PUBLISH, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_network_is_planned() -> None:
+    done = p2psync("wan", "plan", TOPOLOGY)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "of the bound" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("wan", "plan", TOPOLOGY, "--png", "plan.png"),
+        ("bench", "codec", "--quick", "--rivals", "none", "--plot", "codec.png"),
+        ("bench", "codec", "--quick", "--rivals", "none", "--trajectories", "runs"),
+    ],
+    ids=lambda words: words[-2],
+)
+def test_what_needs_more_says_so_in_one_line_before_it_works(arguments: tuple[object, ...], tmp_path: Path) -> None:
+    done = p2psync(*arguments[:-1], tmp_path / str(arguments[-1]))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "pip install 'p2psync[" in done.stderr

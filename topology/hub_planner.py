@@ -1,0 +1,147 @@
+"""The planner of a hub: what members measured becomes a network, and the network a plan for each member.
+
+It keeps the last plan, from which it departs only where that pays (see `planner.replan`), and the regions that it
+found, which are looked for again when members or the round trips known change much.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2psync.membership.planning import PlanTask
+from p2psync.membership.records import Measures, Member
+from p2psync.protocol.plan import NodePlan
+from topology.measured import NodeFigures, PathFigures, from_measurements, regions_of
+from topology.network import Network
+from topology.plan import Plan
+from topology.planner import make_plan, replan
+
+#: The region of members that name none and of whom no round trip is known yet.
+UNKNOWN = "unknown"
+#: Regions at most: the time of a plan grows fast with them, and any member may name one of its own.
+MAX_REGIONS = 32
+#: Regions are looked for again once this share more of the round trips is known.
+_MORE_KNOWN = 1.1
+
+
+@dataclass(frozen=True)
+class HubBook:
+    """A plan, and the part of each node in it."""
+
+    plan: Plan
+
+    @property
+    def revision(self) -> int:
+        """Of the plan."""
+        return self.plan.revision
+
+    def node_plan(self, node: str) -> NodePlan | None:
+        """What this node must know, None if it is not in the plan: it came later, or nothing can reach it."""
+        return self.plan.node_plan(node) if node in self.plan.index else None
+
+
+class HubPlanner:
+    """A `Planner` over what members measured. To be used in one thread at a time."""
+
+    def __init__(self, first_revision: int = 1) -> None:
+        """first_revision: of the first plan; above those of an earlier life if they should not be mixed up."""
+        self._next = first_revision
+        self._plan: Plan | None = None
+        self._regions = _Regions()
+
+    def warm(self) -> None:
+        """Compile the kernels: seconds on a machine's first start, later parts of one."""
+        for regions in (1, 3):
+            nodes = [NodeFigures(name=str(i), region=f"region {i % regions}", dialable=i > 0) for i in range(6)]
+            make_plan(from_measurements("0", nodes, []))
+
+    def plan(self, task: PlanTask) -> HubBook:
+        """See `Planner`."""
+        network = network_of(task, self._regions)
+        # A plan that nothing can be made of is not tried again: the next one begins anew.
+        last, self._plan = self._plan, None
+        plan = make_plan(network, revision=self._next) if last is None else replan(last, network)
+        self._plan, self._next = plan, plan.revision + 1
+        return HubBook(plan)
+
+
+class _Regions:
+    """The region of each member: its own word, or found from round trips."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, str] = {}
+        self._key: tuple[tuple[str, str], ...] = ()
+        self._known = 0
+
+    def of(self, members: Sequence[Member], paths: Sequence[PathFigures]) -> dict[str, str]:
+        """The region of each member by name."""
+        given = {m.info.node: m.info.region for m in members}
+        if all(given.values()):
+            return _bounded(given)
+        timed = [path for path in paths if path.rtt is not None]
+        key = tuple(sorted(given.items()))
+        if key != self._key or len(timed) > _MORE_KNOWN * self._known:
+            self._of, self._key, self._known = _found(given, timed), key, len(timed)
+        return self._of
+
+
+def _found(given: dict[str, str], timed: Sequence[PathFigures]) -> dict[str, str]:
+    seen = {name for path in timed for name in (path.source, path.target)}
+    figures = [NodeFigures(name=n, region=r) for n, r in given.items() if r or n in seen]
+    return _bounded({name: region or UNKNOWN for name, region in given.items()} | regions_of(figures, timed))
+
+
+def _bounded(regions: dict[str, str]) -> dict[str, str]:
+    """The same with the largest regions alone; members of all others are taken for one."""
+    sizes = Counter(regions.values())
+    if len(sizes) <= MAX_REGIONS:
+        return regions
+    kept = sorted(sizes, key=lambda region: (-sizes[region], region))[: MAX_REGIONS - 1]
+    return {name: region if region in kept else UNKNOWN for name, region in regions.items()}
+
+
+def network_of(task: PlanTask, regions: _Regions | None = None) -> Network:
+    """The network that the members' measures describe. Raises `FormatError` if the trainer is no member."""
+    paths = [path for node, told in task.measures.items() for path in _paths(node, told)]
+    region = (regions or _Regions()).of(task.members, paths)
+    seen: dict[str, dict[str, float]] = {}
+    for node, told in task.measures.items():
+        for path in told.paths:
+            if path.received > 0:
+                seen.setdefault(path.peer, {})[node] = path.received
+    nodes = []
+    for member in task.members:
+        name = member.info.node
+        told = task.measures.get(name, Measures())
+        nodes.append(
+            NodeFigures(
+                name=name,
+                region=region[name],
+                claimed_up=told.up or None,
+                claimed_down=told.down or None,
+                seen_up=seen.get(name, {}),
+                dialable=member.info.port != 0,
+            )
+        )
+    return from_measurements(task.trainer, nodes, paths)
+
+
+def _paths(node: str, told: Measures) -> list[PathFigures]:
+    """What one node tells of its connections, each in its direction."""
+    found = []
+    for path in told.paths:
+        found.append(
+            PathFigures(
+                source=node,
+                target=path.peer,
+                rate=path.sent or None,
+                rtt=path.rtt or None,
+                loss=path.loss if path.sent else None,
+                failed=path.failed,
+            )
+        )
+        if path.received:
+            found.append(PathFigures(source=path.peer, target=node, rate=path.received))
+    return found
