@@ -47,6 +47,13 @@ def choose_levels(counts: NDArray[np.int64], levels: NDArray[np.uint8]) -> None:
 
 
 @kernel
+def choose_all(counts: NDArray[np.int64], levels: NDArray[np.uint8]) -> None:
+    """`choose_levels` of each row."""
+    for row in range(len(counts)):
+        choose_levels(counts[row], levels[row])
+
+
+@kernel
 def share_states(levels: NDArray[np.uint8], frequencies: NDArray[np.int64]) -> bool:
     """The frequency of each symbol; False if there are symbols, but none has a weight."""
     used, total = 0, 0
@@ -61,6 +68,15 @@ def share_states(levels: NDArray[np.uint8], frequencies: NDArray[np.int64]) -> b
             frequencies[symbol] = 1 + upto * left // total - done * left // total
         done = upto
     return total > 0 or used == 0
+
+
+@kernel
+def share_all(levels: NDArray[np.uint8], frequencies: NDArray[np.int64]) -> bool:
+    """`share_states` of each row; False if any has symbols, but no weight."""
+    shared = True
+    for row in range(len(levels)):
+        shared &= share_states(levels[row], frequencies[row])
+    return shared
 
 
 @inline
@@ -125,3 +141,10 @@ def fill_writer(frequencies: NDArray[np.int64], book: NDArray[np.uint64], follow
         symbol = owners[state]
         follow[places[symbol]] = STATES + state
         places[symbol] += 1
+
+
+@kernel
+def fill_writers(frequencies: NDArray[np.int64], books: NDArray[np.uint64], follows: NDArray[np.uint16]) -> None:
+    """`fill_writer` of each row."""
+    for row in range(len(frequencies)):
+        fill_writer(frequencies[row], books[row], follows[row])

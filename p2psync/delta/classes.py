@@ -37,7 +37,8 @@ def count_steps(olds: Units, steps: Units, counts: Counts) -> None:
     for j in range(_U(steps.size)):
         scale = (_U(olds[j]) >> _U(7)) & _U(255)
         magnitude = magnitude_of(_U(steps[j]))
-        counts[scale, magnitude - _U(1) if magnitude < _U(3) else _U(2) + extra_of(magnitude)] += 1
+        # Of 1 and 2 the last term is 0: no branch that nobody can predict.
+        counts[scale, min(magnitude, _U(3)) - _U(1) + extra_of(max(magnitude, _U(3)))] += 1
 
 
 @kernel
@@ -88,22 +89,30 @@ def _best_first(units: Counts, counts: Counts) -> int:
     kinds = counts.shape[1]
     # Row s: all scales below s.
     sums = np.zeros((257, 1 + kinds))
-    alone = np.zeros(257)
+    changed = np.zeros(257, np.int64)
+    # Bits of each scale alone, of all below s together, and of all from s on.
+    alone, below, above = np.zeros(257), np.zeros(257), np.zeros(257)
     for scale in range(256):
         sums[scale + 1] = sums[scale]
         sums[scale + 1, 0] += units[scale]
         for kind in range(kinds):
             sums[scale + 1, 1 + kind] += counts[scale, kind]
-        alone[scale + 1] = alone[scale] + _learned_bits(sums[scale + 1] - sums[scale])
-    best, least, most, usual = 0, np.inf, -1.0, 0
+        changed[scale + 1] = changed[scale] + counts[scale].sum()
+    above[0] = _learned_bits(sums[256])
+    for scale in range(256):
+        alone[scale + 1], below[scale + 1], above[scale + 1] = alone[scale], below[scale], above[scale]
+        if units[scale] or changed[scale + 1] > changed[scale]:
+            alone[scale + 1] += _learned_bits(sums[scale + 1] - sums[scale])
+            below[scale + 1] = _learned_bits(sums[scale + 1])
+            above[scale + 1] = _learned_bits(sums[256] - sums[scale + 1])
+    best, least, most, usual = 0, np.inf, -1, 0
     bits = np.empty(256 - WINDOW + 1)
     for first in range(bits.size):
         last = first + WINDOW - 1
-        inside = alone[last] - alone[first + 1]
-        bits[first] = _learned_bits(sums[first + 1]) + inside + _learned_bits(sums[256] - sums[last])
+        bits[first] = below[first + 1] + (alone[last] - alone[first + 1]) + above[last]
         if bits[first] < least:
             best, least = first, bits[first]
-        reached = (sums[first + WINDOW, 1:] - sums[first, 1:]).sum()
+        reached = changed[first + WINDOW] - changed[first]
         if reached > most:
             usual, most = first, reached
     # A sample says little of scales that hardly any unit has.
@@ -157,15 +166,11 @@ class Classes:
 
     def __init__(self) -> None:
         self.window: NDArray[np.uint8] | None = None
+        #: How many classes there are.
+        self.number = 0
         self._units, self._changes = np.zeros(256, np.int64), np.zeros((256, _KINDS), np.int64)
         self._sums = np.empty((WINDOW + 1, 1 + _KINDS))
         self._changed = self._known = self._blocks = 0
-
-    @property
-    def number(self) -> int:
-        """How many classes there are."""
-        assert self.window is not None
-        return int(self.window[-1]) + 1
 
     def see(self, base: int, count: int, olds: Units, steps: Units) -> None:
         """Take a block of `count` units at address `base` into account; of many, one in four."""
@@ -190,7 +195,7 @@ class Classes:
         better = self.choose()
         if bits > (1 + _BETTER) * better + 4096:
             return True
-        self.window = old
+        self._use(old)
         return False
 
     def begin(self) -> None:
@@ -203,10 +208,15 @@ class Classes:
         """Choose classes by all that was seen; returns the bits they take."""
         self._known = self._changed
         first = int(_best_first(self._units * SAMPLED, self._changes))
-        self.window = np.zeros(WINDOW + 1, np.uint8)
-        self.window[0] = first
+        window = np.zeros(WINDOW + 1, np.uint8)
+        window[0] = first
         self._fold(first)
-        return _cut(self._sums, CLASSES, self.window[1:])
+        bits = _cut(self._sums, CLASSES, window[1:])
+        self._use(window)
+        return bits
+
+    def _use(self, window: NDArray[np.uint8]) -> None:
+        self.window, self.number = window, int(window[-1]) + 1
 
     def _fold(self, first: int) -> None:
         _fold(first, self._units * SAMPLED, self._changes, self._sums)

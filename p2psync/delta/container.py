@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from p2psync.delta import fast, tight, tight_read
 from p2psync.delta.algebra import apply_block
-from p2psync.delta.block import Block, block_count, block_range, block_span, check_block_units
+from p2psync.delta.block import Block, block_count, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
 from p2psync.delta.extract import Extraction, Found, Scan
 from p2psync.delta.tensors import Row, Units
@@ -111,10 +111,11 @@ class ChunkEncoder:
             blocks = range(block_count(row.spec, self._block_units))
         self._check(row_index, row, old, new, blocks)
         extraction = Extraction(row_index, old, new, self._writer.scan)
-        for index in blocks:
-            start, count = block_range(row.spec, self._block_units, index)
+        spec, units, span = row.spec, row.spec.count, block_span(row.spec.width, self._block_units)
+        for start in range(blocks.start * span, min(units, blocks.stop * span), span):
+            count = min(span, units - start)
             self.total += count
-            block, change = extraction.block_with_digest(row.spec, start, count)
+            block, change = extraction.block_with_digest(spec, start, count)
             self.digest_change = (self.digest_change + change) % MODULUS
             if block is not None:
                 yield from self._code(block)
@@ -123,8 +124,9 @@ class ChunkEncoder:
         """Code one tensor that is there before and after, and whose changes were found elsewhere, in rising order: to
         the same bytes, digest and counts as `add`.
 
-        old: the old bits of the whole tensor, which profile `tight` needs. Run the iterator to its end. Raises
-        `ValueError` for blocks that do not fit the row, `old` missing, or rows out of order.
+        old: the old bits of the whole tensor, which profile `tight` needs, and reads where units are of 16 bits. Run
+        the iterator to its end. Raises `ValueError` for blocks that do not fit the row, `old` missing, or rows out of
+        order.
         """
         row = self._rows[row_index]
         if row_index <= self._place[0] or not (row.before and row.after):
@@ -140,7 +142,7 @@ class ChunkEncoder:
                 raise ValueError(f"{row.spec.name}: a block of another row")
             self._check_block(one.block)
             self.digest_change = (self.digest_change + one.digest_change(row.spec)) % MODULUS
-            if old is not None:
+            if old is not None and self._ranks(one.block):
                 self._scan_again(one.block, old)
             yield from self._code(one.block)
         self._place = (row_index, row.spec.count)
@@ -155,6 +157,10 @@ class ChunkEncoder:
             raise ValueError(f"profile {tight.NAME} codes against old weights: blocks alone take profile {fast.NAME}")
         self._check_block(block)
         yield from self._code(block)
+
+    def _ranks(self, block: Block) -> bool:
+        """Whether the profile looks at more of a block than what was found."""
+        return isinstance(self._writer, tight.TightWriter) and block.steps.itemsize == tight.WIDTH
 
     def _scan_again(self, block: Block, old: Units) -> None:
         """Have the writer look at a block that was found elsewhere, as if it had found it itself."""

@@ -91,6 +91,9 @@ class Extraction:
         self._row, self._old, self._new = row, old, new
         self._size, self._unit = given.size, given.dtype
         self._scan_units = scan
+        #: The tensor that the digest is of, and its key.
+        self._spec: TensorSpec | None = None
+        self._key: NDArray[np.uint64]
         #: The old bits of what the last block with a digest changes; they last until this thread scans again.
         self.olds: Units = np.empty(0, self._unit)
         self._old_address = 0 if old is None else kernels.address(old)
@@ -106,8 +109,10 @@ class Extraction:
     def block_with_digest(self, spec: TensorSpec, start: int, count: int) -> tuple[Block | None, int]:
         """As `extract_with_digest`."""
         self._check(start, count)
-        if self._unit != spec.unit:
-            raise ValueError(f"{spec.name}: arrays of {spec.unit} are wanted")
+        if spec is not self._spec:
+            if self._unit != spec.unit:
+                raise ValueError(f"{spec.name}: arrays of {spec.unit} are wanted")
+            self._spec, self._key = spec, tensor_key(spec)
         if self._old is None or self._new is None:
             change = 0
             if self._new is not None:
@@ -120,7 +125,7 @@ class Extraction:
         self.olds = olds
         if not positions.size:
             return None, 0
-        sums = kernels.sum_change(positions, olds, steps, positions.size, start, tensor_key(spec))
+        sums = kernels.sum_change(positions, olds, steps, positions.size, start, self._key)
         return self._sparse(start, count, found), join_change(*sums)
 
     def _check(self, start: int, count: int) -> None:

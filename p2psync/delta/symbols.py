@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.ans import STATE_BITS, STATES
-from p2psync.delta.kernels import inline, kernel, load, store, trailing
+from p2psync.delta.kernels import inline, kernel, leading, load, store, trailing
 
 BUCKETS, KINDS, EXTRAS = 48, 3, 15
 SYMBOLS = KINDS * BUCKETS
@@ -36,8 +36,8 @@ _U = np.uint64
 _ONE = _U(1)
 _LAST = _U(BUCKETS - 1)
 _SHORT, _LONG = np.empty(0, np.uint16), np.empty(0, np.uint64)
-#: An item: a gap or rank, the symbol, the step.
-_GAP, _SYMBOL, _STEP, _SIGN = _U(0xFFFFFF), _U(24), _U(32), _U(47)
+#: An item: a rank, or a sign and a gap; the symbol; the step.
+_GAP, _SYMBOL, _STEP = _U(0xFFFFFF), _U(24), _U(32)
 
 
 @kernel
@@ -49,12 +49,7 @@ def magnitude_of(step: Any) -> Any:
 @kernel
 def extra_of(magnitude: Any) -> Any:
     """The extra symbol of a magnitude of 3 or more."""
-    b = _U(0)
-    value = (magnitude - _U(2)) >> _ONE
-    while value:
-        value >>= _ONE
-        b += _ONE
-    return b
+    return _U(63) - leading(magnitude - _U(2))
 
 
 @kernel
@@ -67,23 +62,25 @@ def count_symbols(
 ) -> None:
     """Add to `counts` (classes, SYMBOLS) and `extras` (classes, EXTRAS) the symbols of some blocks, and note them.
 
-    An item, of `sizes[block, c]` for each block and class, is a gap, and from bit 32 on a step; the symbol is put at
-    bit 24.
+    Items of class c, of `sizes[block, c]` for each block in turn, are the first in row c of `items`. An item is a rank,
+    and from bit 32 on a step; the rank becomes a sign and from bit 1 on a gap, and the symbol is put at bit 24.
     """
-    end = _U(items.ctypes.data)
-    for part in range(_U(sizes.size)):
-        c = part % _U(shifts.size)
+    for c in range(_U(shifts.size)):
         shift, row = _U(shifts[c]), _U(counts[c].ctypes.data)
-        begin = end
-        end += _U(sizes.flat[part]) << _U(3)
-        for place in range(begin, end, _U(8)):
-            item = load(place, 0, _LONG)
-            magnitude = magnitude_of(item >> _STEP)
-            symbol = min((item & _GAP) >> shift, _LAST) + _U(BUCKETS) * (min(magnitude, _U(3)) - _ONE)
-            store(row, np.int64(symbol), load(row, np.int64(symbol), _LONG) + _ONE, _LONG)
-            store(place, 0, item | symbol << _SYMBOL, _LONG)
-            if magnitude > _U(2):
-                extras[c, extra_of(magnitude)] += 1
+        end = _U(items[c].ctypes.data)
+        for block in range(sizes.shape[0]):
+            begin, after = end, _U(0)
+            end += _U(sizes[block, c]) << _U(3)
+            for place in range(begin, end, _U(8)):
+                item = load(place, 0, _LONG)
+                rank, step = item & _GAP, item >> _STEP
+                gap, after = rank - after, rank + _ONE
+                magnitude = magnitude_of(step)
+                symbol = min(gap >> shift, _LAST) + _U(BUCKETS) * (min(magnitude, _U(3)) - _ONE)
+                store(row, np.int64(symbol), load(row, np.int64(symbol), _LONG) + _ONE, _LONG)
+                store(place, 0, step >> _U(15) | gap << _ONE | symbol << _SYMBOL | step << _STEP, _LONG)
+                if magnitude > _U(2):
+                    extras[c, extra_of(magnitude)] += 1
 
 
 @kernel
@@ -101,64 +98,77 @@ def write_symbols(
 ) -> int:
     """Write the changes of some blocks; returns how many bytes, which are the last of `out`.
 
-    That must hold 8 bytes a change, 3 a block, and SLACK. Items are as `count_symbols` leaves them; `ends` is told
-    where each block's bytes end. For (class, symbol) and (class, extra symbol), books and states to follow are what
-    `ans.fill_writer` makes. Without `signs` all steps count as positive.
+    That must hold `most_bytes` of them. Items are as `count_symbols` leaves them; `ends` is told where each block's
+    bytes end. For (class, symbol) and (class, extra symbol), books and states to follow are what `ans.fill_writer`
+    makes. Without `signs` all steps count as positive.
 
     What is read last is written first, so all this goes backwards.
     """
-    fill, word = _U(0), _U(0)
-    classes, lead = _U(shifts.size), _U(signs)
-    at, place = _U(out.ctypes.data) + _U(out.size), _U(items.ctypes.data) + (_U(items.size) << _U(3))
-    last = at
-    state = _U(STATES)
-    for back in range(_U(1), _U(sizes.size + 1)):
-        part = _U(sizes.size) - back
-        c = part % classes
-        shift = _U(shifts[c])
-        low, head = (_ONE << shift) - _ONE, shift + lead
-        mine, nexts = _U(book[c].ctypes.data), _U(follow[c].ctypes.data)
-        extras, extra_nexts = _U(extra_book[c].ctypes.data), _U(extra_follow[c].ctypes.data)
-        first = place - (_U(sizes.flat[part]) << _U(3))
-        while place != first:
-            place -= _U(8)
-            item = load(place, 0, _LONG)
-            symbol = (item >> _SYMBOL) & _U(255)
-            bits, size = _U(0), _U(0)
-            if symbol >= _LAST and (symbol >= _U(2 * BUCKETS) or symbol == _LAST or symbol == _U(2 * BUCKETS - 1)):
-                if symbol >= _U(2 * BUCKETS):
-                    magnitude = magnitude_of(item >> _STEP)
-                    b = extra_of(magnitude)
-                    state, size, bits = _write_state(state, load(extras, np.int64(b), _LONG), extra_nexts)
-                    bits |= (magnitude - _U(2) - (_ONE << b)) << size
-                    size += b
-                if symbol == _LAST or symbol == _LAST + _U(BUCKETS) or symbol == _LAST + _U(2 * BUCKETS):
-                    more = _U(FAR_BITS) - shift
-                    bits = bits << more | (((item & _GAP) >> shift) - _LAST)
-                    size += more
-            state, count, code = _write_state(state, load(mine, np.int64(symbol), _LONG), nexts)
-            bits = (bits << count | code) << head | (item & low) << lead | (item >> _SIGN) & lead
-            size += head + count
-            word = word << size | bits
-            fill += size
-            # Nothing is complete where there are no bits at all, and what is stored then does not matter.
-            store(at - _U(8), 0, word << ((_U(64) - fill) & _U(63)), _LONG)
-            at -= fill >> _U(3)
-            fill &= _U(7)
-        if c == _U(0):
-            # The state, and before it a one: the zeros before that fill up the first byte.
-            word = word << _U(STATE_BITS + 1) | (state - _U(STATES)) << _ONE | _ONE
-            fill += _U(STATE_BITS + 1)
-            store(at - _U(8), 0, word << (_U(64) - fill), _LONG)
-            at -= (fill + _U(7)) >> _U(3)
-            fill, word, state = _U(0), _U(0), _U(STATES)
-            ends[part // classes] = last - at
-            last = at
+    classes, lead = shifts.size, _U(signs)
+    places = np.empty(classes, np.uint64)
+    for c in range(classes):
+        places[c] = _U(items[c].ctypes.data) + (_U(sizes[:, c].sum()) << _U(3))
+    at = last = _U(out.ctypes.data) + _U(out.size)
+    for block in range(sizes.shape[0] - 1, -1, -1):
+        fill, word, state = _U(0), _U(0), _U(STATES)
+        for c in range(classes - 1, -1, -1):
+            shift = _U(shifts[c])
+            head = shift + lead
+            mine, nexts = _U(book[c].ctypes.data), _U(follow[c].ctypes.data)
+            extras, extra_nexts = _U(extra_book[c].ctypes.data), _U(extra_follow[c].ctypes.data)
+            place = places[c]
+            first = places[c] = place - (_U(sizes[block, c]) << _U(3))
+            while place != first:
+                place -= _U(8)
+                item = load(place, 0, _LONG)
+                symbol = (item >> _SYMBOL) & _U(255)
+                bits, size = _U(0), _U(0)
+                if symbol >= _LAST:
+                    state, bits, size = _write_rare(item, symbol, state, shift, extras, extra_nexts)
+                state, count, code = _write_state(state, load(mine, np.int64(symbol), _LONG), nexts)
+                # What is raw: the gap's low bits, and before them the sign, which is left out where it is not told.
+                bits = (bits << count | code) << head | (item >> (_ONE - lead)) & ((_ONE << head) - _ONE)
+                size += head + count
+                word = word << size | bits
+                fill += size
+                # Nothing is complete where there are no bits at all, and what is stored then does not matter.
+                store(at - _U(8), 0, word << ((_U(64) - fill) & _U(63)), _LONG)
+                at -= fill >> _U(3)
+                fill &= _U(7)
+        # The state, and before it a one: the zeros before that fill up the first byte.
+        word = word << _U(STATE_BITS + 1) | (state - _U(STATES)) << _ONE | _ONE
+        fill += _U(STATE_BITS + 1)
+        store(at - _U(8), 0, word << (_U(64) - fill), _LONG)
+        at -= (fill + _U(7)) >> _U(3)
+        ends[block] = last - at
+        last = at
     end = 0
     for k in range(ends.size):
         end += ends[k]
         ends[k] = end
     return int(end)
+
+
+@inline
+def _write_rare(item: Any, symbol: Any, state: Any, shift: Any, extras: Any, follow: Any) -> Any:
+    """What is read after the symbol of a change that is not of the usual kind: the state before, bits, how many."""
+    bits, size = _U(0), _U(0)
+    if symbol >= _U(2 * BUCKETS):
+        magnitude = magnitude_of(item >> _STEP)
+        b = extra_of(magnitude)
+        state, size, bits = _write_state(state, load(extras, np.int64(b), _LONG), follow)
+        bits |= (magnitude - _U(2) - (_ONE << b)) << size
+        size += b
+    if symbol == _LAST or symbol == _LAST + _U(BUCKETS) or symbol == _LAST + _U(2 * BUCKETS):
+        more = _U(FAR_BITS) - shift
+        bits = bits << more | (((item & _GAP) >> (shift + _ONE)) - _LAST)
+        size += more
+    return state, bits, size
+
+
+def most_bytes(changes: int, blocks: int) -> int:
+    """Bytes that `write_symbols` may need of its output."""
+    return 8 * changes + 3 * blocks + SLACK
 
 
 @inline

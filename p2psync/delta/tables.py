@@ -58,7 +58,7 @@ class Tables:
     def choose(cls, window: NDArray[np.uint8], totals: Counts, sizes: Counts, items: NDArray[np.uint64]) -> Tables:
         """The tables that suit blocks best; totals: units of each class; sizes: changes, (blocks, classes).
 
-        Items, the changes of all blocks, are left as `write_symbols` wants them.
+        Items, the changes of all blocks, class after class, are left as `write_symbols` wants them.
         """
         classes = totals.size
         # Over many blocks the mean gap of a class may be larger than any block, and so than any gap.
@@ -67,9 +67,8 @@ class Tables:
         counts, extras = np.zeros((classes, SYMBOLS), np.int64), np.zeros((classes, EXTRAS), np.int64)
         symbols.count_symbols(sizes, items, shifts, counts, extras)
         levels, extra_levels = np.zeros(counts.shape, np.uint8), np.zeros(extras.shape, np.uint8)
-        for c in range(classes):
-            ans.choose_levels(counts[c], levels[c])
-            ans.choose_levels(extras[c], extra_levels[c])
+        ans.choose_all(counts, levels)
+        ans.choose_all(extras, extra_levels)
         return cls.of(window, shifts, levels, extra_levels)
 
     @classmethod
@@ -83,21 +82,14 @@ class Tables:
         """With the frequencies that follow from the levels. Raises `FormatError` where none do."""
         frequencies = np.zeros(levels.shape, np.int64), np.zeros(extra_levels.shape, np.int64)
         for both in zip((levels, extra_levels), frequencies, strict=True):
-            for mine, theirs in zip(*both, strict=True):
-                if not ans.share_states(mine, theirs):
-                    raise FormatError("a chunk has symbols of no weight")
+            if not ans.share_all(*both):
+                raise FormatError("a chunk has symbols of no weight")
         return cls(window, shifts, levels, extra_levels, *frequencies)
 
     def to_bytes(self) -> bytes:
         """The wire form."""
-        out = bytearray(self.window[:1].tobytes())
-        out += (self.window[1::2] | self.window[2::2] << 4).astype(np.uint8).tobytes()
-        for shift, levels, extras in zip(self.shifts, self.levels, self.extra_levels, strict=True):
-            rows = levels.reshape(KINDS, BUCKETS)
-            used, extra = _used(rows.any(axis=0)), _used(extras)
-            rises = np.diff(rows[:, :used], axis=1, prepend=np.uint8(0))
-            out += bytes((shift, used)) + rises.tobytes() + bytes((extra,)) + extras[:extra].tobytes()
-        return bytes(out)
+        out = np.empty(self.window.size + self.shifts.size * (SYMBOLS + EXTRAS + 3), np.uint8)
+        return out[: _pack(self.window, self.shifts, self.levels, self.extra_levels, out)].tobytes()
 
     @classmethod
     def from_bytes(cls, data: Bytes) -> Tables:
@@ -125,23 +117,67 @@ class Tables:
 
 def _writers(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint16]]:
     book, follow = np.zeros(frequencies.shape, np.uint64), np.zeros((len(frequencies), STATES), np.uint16)
-    for c in range(len(frequencies)):
-        ans.fill_writer(frequencies[c], book[c], follow[c])
+    ans.fill_writers(frequencies, book, follow)
     return book, follow
+
+
+@kernel
+def _pack(
+    window: NDArray[np.uint8],
+    shifts: NDArray[np.uint8],
+    levels: NDArray[np.uint8],
+    extras: NDArray[np.uint8],
+    out: NDArray[np.uint8],
+) -> int:
+    """Write the tables; returns how many bytes they take."""
+    out[0] = window[0]
+    for k in range(WINDOW // 2):
+        out[1 + k] = window[1 + 2 * k] | window[2 + 2 * k] << 4
+    at = 1 + WINDOW // 2
+    for c in range(shifts.size):
+        used = 0
+        for symbol in range(SYMBOLS):
+            if levels[c, symbol]:
+                used = max(used, symbol % BUCKETS + 1)
+        out[at], out[at + 1] = shifts[c], used
+        at += 2
+        for kind in range(KINDS):
+            before = 0
+            for symbol in range(BUCKETS * kind, BUCKETS * kind + used):
+                out[at] = levels[c, symbol] - before
+                before = levels[c, symbol]
+                at += 1
+        most = 0
+        for extra in range(EXTRAS):
+            if extras[c, extra]:
+                most = extra + 1
+        out[at] = most
+        out[at + 1 : at + 1 + most] = extras[c, :most]
+        at += 1 + most
+    return at
 
 
 def write_heads(places: Sequence[tuple[int, int]], sizes: Counts, ends: Counts) -> bytes:
     """The heads of blocks at (row, index on the grid): changes of each class, (blocks, classes), and bytes' ends."""
-    out = np.zeros((len(places), 3 + sizes.shape[1]), np.int64)
-    place = np.array(places, np.int64)
-    out[:, 0] = np.diff(place[:, 0], prepend=0)
-    same = out[:, 0] == 0
-    out[:, 1] = place[:, 1] - np.where(same, np.concatenate([[-1], place[:-1, 1]]) + 1, 0)
-    change = np.diff(sizes, axis=0, prepend=0)
-    out[:, 2:-1] = np.where(change >= 0, 2 * change, -2 * change - 1)
-    out[:, -1] = np.diff(ends, prepend=0)
-    data = np.empty(5 * out.size, np.uint8)
-    return data[: _write_varints(out.ravel(), data)].tobytes()
+    heads = np.empty((len(places), 3 + sizes.shape[1]), np.int64)
+    _rises(np.array(places, np.int64), sizes, ends, heads)
+    data = np.empty(5 * heads.size, np.uint8)
+    return data[: _write_varints(heads.ravel(), data)].tobytes()
+
+
+@kernel
+def _rises(places: Counts, sizes: Counts, ends: Counts, heads: Counts) -> None:
+    """Of each block what its head tells: how it differs from the block before."""
+    for k in range(len(heads)):
+        first = k == 0
+        row = 0 if first else places[k - 1, 0]
+        heads[k, 0] = places[k, 0] - row
+        index = -1 if first else places[k - 1, 1]
+        heads[k, 1] = places[k, 1] - (index + 1 if places[k, 0] == row else 0)
+        for c in range(sizes.shape[1]):
+            change = sizes[k, c] - (0 if first else sizes[k - 1, c])
+            heads[k, 2 + c] = 2 * change if change >= 0 else -2 * change - 1
+        heads[k, 2 + sizes.shape[1]] = ends[k] - (0 if first else ends[k - 1])
 
 
 def reader_room() -> ReaderRoom:
@@ -313,8 +349,3 @@ def _write_varints(values: Counts, out: NDArray[np.uint8]) -> int:
         out[at] = value
         at += 1
     return at
-
-
-def _used(lengths: NDArray[np.uint8]) -> int:
-    """How many entries there are up to the last that is not zero."""
-    return int(np.flatnonzero(lengths)[-1]) + 1 if lengths.any() else 0

@@ -23,12 +23,22 @@ def changes(sizes, seed=0, near=0.02):
     return gaps, steps
 
 
+def by_class(sizes, items):
+    """Items of blocks, block after block and in each class after class, as the writer wants them: class after class."""
+    rows = np.zeros((sizes.shape[1], items.size), np.uint64)
+    parts = np.split(items, np.cumsum(sizes.ravel())[:-1])
+    for c, row in enumerate(rows):
+        mine = np.concatenate(parts[c :: sizes.shape[1]])
+        row[: mine.size] = mine
+    return rows
+
+
 def write(sizes, gaps, steps, signs=True):
     sizes = np.array(sizes, np.int64)
-    items = gaps.astype(np.uint64) | steps.astype(np.uint64) << np.uint64(32)
+    items = by_class(sizes, ranks_of(sizes, gaps).astype(np.uint64) | steps.astype(np.uint64) << np.uint64(32))
     totals = np.full(sizes.shape[1], int((gaps + 1).sum()) + 1)
     tables = Tables.choose(WINDOW, totals, sizes, items)
-    room = np.empty(8 * items.size + 3 * len(sizes) + symbols.SLACK, np.uint8)
+    room = np.empty(symbols.most_bytes(gaps.size, len(sizes)), np.uint8)
     ends = np.empty(len(sizes), np.int64)
     used = symbols.write_symbols(sizes, items, *tables.writers(signs), room, ends)
     return tables, room[room.size - used :].copy(), ends

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ from hypothesis import given, settings
 
 from bench.bounds import measure_bounds
 from bench.policy import draw_step, model_rows
+from p2psync.delta import tight
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import Block
 from p2psync.delta.container import MAX_CHUNK_BYTES, ChunkEncoder, decode_chunk, iter_chunk
+from p2psync.delta.extract import Found, extract_block
 from p2psync.delta.streams import pack_streams, unpack_streams, varint
 from p2psync.delta.tensors import Row
 from p2psync.delta.tight import MAX_BLOCKS
@@ -337,6 +340,32 @@ def test_two_encoders_on_one_thread_do_not_disturb_each_other():
             encode(*mixed(6), chunk_bytes=4096)
             found.append(chunk.data)
     assert found + [chunk.data for chunk in encoder.finish()] == alone
+
+
+@pytest.mark.parametrize(("profile", "dtype"), [("fast", "BF16"), ("tight", "F32")])
+def test_old_weights_that_the_code_does_not_depend_on_are_not_read(profile, dtype):
+    """They cannot be: nothing that is not contiguous is scanned."""
+    one = spec(dtype, (3 * GRID,))
+    rng = np.random.default_rng(6)
+    old = random_units(rng, one.unit, one.count)
+    new = change(rng, old, 0.01, "any")
+    found, chunks = [], []
+    for start in range(0, one.count, GRID):
+        block = extract_block(0, old, new, start, GRID)
+        found.append(Found(block, old[start : start + GRID][block.positions]))
+    encoder = ChunkEncoder([Row(one, True, True)], block_units=GRID, chunk_bytes=1 << 20, profile=profile)
+    chunks += encoder.add_found(0, found, np.repeat(old, 2)[::2])
+    chunks += encoder.finish()
+    assert [chunk.data for chunk in chunks] == encode([Row(one, True, True)], [old], [new], profile=profile)[0]
+
+
+def test_room_for_changes_grows_with_the_chunk(monkeypatch):
+    rows, old, new = mixed(7, 0.05)
+    usual = encode(rows, old, new, chunk_bytes=1 << 18)[0]
+    monkeypatch.setattr(tight, "_ROOM", 0)
+    # Another thread has no room from before.
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(encode, rows, old, new, chunk_bytes=1 << 18).result()[0] == usual
 
 
 SCRIPT = """
