@@ -21,7 +21,7 @@ def swarm(
     ] = None,
     size: Annotated[str, typer.Option(help="Bytes to carry, incompressible, like 2MiB or 64MiB.")] = "64MiB",
     delta: Annotated[bool, typer.Option("--delta", help="Ours publishes a delta of that size, not an anchor.")] = False,
-    base: Annotated[str, typer.Option(help="Bytes of the weights that the delta changes.")] = "64MB",
+    base: Annotated[str, typer.Option(help="Bytes of the weights that the delta changes.")] = "256MB",
     rivals: Annotated[str, typer.Option(help="aria2, libtorrent, rsync: names with commas, all or none.")] = "all",
     ours: Annotated[bool, typer.Option("--ours/--no-ours", help="Whether p2psync takes part.")] = True,
     congestion: Annotated[str, typer.Option(help="TCP congestion control of all hosts: bbr, cubic, …")] = "bbr",

@@ -19,14 +19,14 @@ from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import Manifest, pack_table
 from p2psync.store.segments import Segments
 
-#: Units per block and bytes per chunk before compression. A delta's block costs Python's overhead once, which one
-#: thread at a time has: so it is as large as may be. An anchor's must fit a chunk whole.
-DELTA_BLOCK, DELTA_CHUNK = 1 << 20, 256 << 10
-#: An anchor has about this many chunks, as far as these bounds on their bytes allow: a relay passes on whole chunks, so
-#: large ones make the swarm's last node late; and each one takes 32 bytes of the manifest, and time at every node.
-ANCHOR_CHUNKS = 1024
-SMALLEST_ANCHOR_CHUNK, LARGEST_ANCHOR_CHUNK = 64 << 10, 512 << 10
-_LARGEST_ANCHOR_BLOCK = 1 << 17
+#: Units per block of a delta. A block costs Python's overhead once, which one thread at a time has: so it is as large
+#: as may be. An anchor's must fit a chunk whole.
+DELTA_BLOCK, _LARGEST_ANCHOR_BLOCK = 1 << 20, 1 << 17
+#: Bytes of a chunk before compression: the least and the most, and in between this part of the model. A relay passes on
+#: whole chunks, and a connection at rest sends some 14 KB in its first round trip: so large chunks make the swarm's
+#: last node late. Each one takes 32 bytes of the manifest, and time at every node.
+SMALLEST_DELTA_CHUNK, DELTA_CHUNK, _DELTA_PART = 32 << 10, 256 << 10, 1 << 13
+SMALLEST_ANCHOR_CHUNK, LARGEST_ANCHOR_CHUNK, _ANCHOR_PART = 64 << 10, 512 << 10, 1 << 10
 
 
 class Sink(Protocol):
@@ -42,12 +42,17 @@ def rows_between(old: Sequence[TensorSpec], new: Sequence[TensorSpec]) -> list[R
     return [Row(spec, spec in before, spec in after) for spec in sorted(before | after)]
 
 
-def _anchor_sizes(rows: Sequence[Row]) -> tuple[int, int]:
-    """(units per block, bytes per chunk) of an anchor of this table; powers of two. Blocks of bf16 fill a chunk."""
+def _sizes(rows: Sequence[Row], *, anchor: bool) -> tuple[int, int]:
+    """(units per block, bytes per chunk) for a model of this table; powers of two. An anchor's blocks fill a chunk."""
     total = sum(row.spec.nbytes for row in rows)
-    wanted = 1 << (max(1, total // ANCHOR_CHUNKS) - 1).bit_length()
-    chunk = min(LARGEST_ANCHOR_CHUNK, max(SMALLEST_ANCHOR_CHUNK, wanted))
+    if not anchor:
+        return DELTA_BLOCK, _between(SMALLEST_DELTA_CHUNK, total // _DELTA_PART, DELTA_CHUNK)
+    chunk = _between(SMALLEST_ANCHOR_CHUNK, total // _ANCHOR_PART, LARGEST_ANCHOR_CHUNK)
     return min(_LARGEST_ANCHOR_BLOCK, chunk // 2), chunk
+
+
+def _between(least: int, wanted: int, most: int) -> int:
+    return min(most, max(least, 1 << (max(1, wanted) - 1).bit_length()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +103,7 @@ class Encoding:
     ) -> None:
         """history: see `ChunkEncoder`; read by all threads. Raises `FormatError` for a profile that there is not."""
         self.rows = list(rows)
-        self.block_units, self._chunk_bytes = _anchor_sizes(rows) if anchor else (DELTA_BLOCK, DELTA_CHUNK)
+        self.block_units, self._chunk_bytes = _sizes(rows, anchor=anchor)
         #: What the rows encoded so far add to the digest, mod 2^128; all of it after `finish`. Blocks do not tell it.
         self.digest_change = 0
         #: Units whose bits differ, so far; all of them after `finish`.

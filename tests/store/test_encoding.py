@@ -161,6 +161,18 @@ def test_segments_hold_every_block_once_in_order_and_are_no_larger_than_a_share(
 @pytest.mark.parametrize(("megabytes", "chunk"), [(1, 64 << 10), (64, 64 << 10), (300, 512 << 10), (16_000, 512 << 10)])
 def test_small_anchors_have_small_chunks_so_that_relays_pass_them_on_soon(megabytes: int, chunk: int) -> None:
     rows = [Row(TensorSpec(Kind.TENSOR, "w", "BF16", (megabytes << 19,)), False, True)]
-    encoding = Encoding([], rows, anchor=True)
+    encoding = Encoding(Sink(), rows, anchor=True)
     assert encoding.block_units * 2 <= chunk
     assert encoding.block_units == min(1 << 17, chunk // 2)
+
+
+def test_small_models_have_small_chunks_of_deltas_too() -> None:
+    rng = np.random.default_rng(1)
+    old = rng.integers(0, 1 << 16, 1 << 23, np.uint16)
+    new = old + (rng.random(old.size) < 0.02).astype(np.uint16)
+    sink = Sink()
+    with Encoding(sink, [Row(TensorSpec(Kind.TENSOR, "w", "BF16", (old.size,)), True, True)]) as encoding:
+        encoding.take(0, old, new)
+        encoding.finish()
+    assert len(sink.chunks) > 4
+    assert max(len(chunk) for chunk in sink.chunks) <= 32 << 10
