@@ -22,7 +22,9 @@ from p2psync.engines.relay import RelayEngine
 from p2psync.errors import StoreError
 from p2psync.membership.records import NodeInfo, Role
 from p2psync.net.hub_client import HubClient
+from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
+from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
 from p2psync.observe.events import Event
 from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, write_durably
@@ -38,6 +40,8 @@ class ActorConfig:
     hub_url: where to join. trusted: raw public keys whose manifests are believed. store: directory of chunks.
     host, port: where peers connect (port 0: any; None: this actor cannot be reached and only dials out).
     advertise: address told to peers, "" lets the hub see it. scrub_share: see `Scrubber`. role: actor or relay.
+    streams: connections to each peer, 0: as measurements say. congestion: of these connections, see
+    `p2psync.net.tcp.choose_congestion`. probe: measure links with short bursts.
     """
 
     hub_url: str
@@ -48,7 +52,9 @@ class ActorConfig:
     advertise: str = ""
     region: str = ""
     token: str | None = None
-    streams: int = 2
+    streams: int = 0
+    congestion: str = AUTO_CONGESTION
+    probe: bool = True
     scrub_share: float = 0.02
     role: Role = "actor"
 
@@ -103,6 +109,8 @@ class ActorNode:
                 instance=os.urandom(8).hex(),
                 engine=self.engine,
                 streams=config.streams,
+                congestion=choose_congestion(config.congestion),
+                measure=MeasureConfig(probe=config.probe),
                 warm=config.role != "relay",
                 on_event=self._on_event,
                 on_told=self._moved.set,

@@ -24,7 +24,9 @@ from p2psync.membership.planning import Planner
 from p2psync.membership.records import HUB_HOST, NodeInfo, View
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
+from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
+from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
 from p2psync.observe.events import Event, HubAway, ProfileChosen, Published, Trouble
 from p2psync.parallel import thread_count
 from p2psync.protocol.lineage import is_squash
@@ -54,6 +56,8 @@ class TrainerConfig:
 
     store: directory of versions and snapshot. hub_url: an external hub; None: one is embedded at (host, hub_port).
     host, port: where peers connect (0: any port). advertise: address told to peers, "" lets the hub see it.
+    streams: connections to each peer, 0: as measurements say. congestion: of these connections, see
+    `p2psync.net.tcp.choose_congestion`. probe: measure links with short bursts.
     profile: of deltas, or "auto": see `trainer.profile_choice`. link_mbps: what the slowest link gives, 0: as members
     measure it. squash: make squashes for members that are behind. anchor_ratio, keep: see `trainer.retention`.
     ttl: seconds of a lease at the embedded hub. plan: whether that hub makes plans.
@@ -69,7 +73,9 @@ class TrainerConfig:
     advertise: str = ""
     region: str = ""
     token: str | None = None
-    streams: int = 2
+    streams: int = 0
+    congestion: str = AUTO_CONGESTION
+    probe: bool = True
     profile: str = AUTO
     link_mbps: float = 0.0
     squash: bool = True
@@ -143,6 +149,8 @@ class TrainerNode:
             trusted=trusted,
             instance=os.urandom(8).hex(),
             streams=config.streams,
+            congestion=choose_congestion(config.congestion),
+            measure=MeasureConfig(probe=config.probe),
             on_event=self._emit,
             on_view=self._on_view,
         )

@@ -31,7 +31,15 @@ def actor(
     advertise: Annotated[str, typer.Option(help="Address told to peers [what the hub sees].")] = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
-    streams: Annotated[int, typer.Option(help="Parallel connections to each peer.", min=1, max=16)] = 2,
+    streams: Annotated[
+        int, typer.Option(help="Parallel connections to each peer; 0: as measurements say.", min=0, max=16)
+    ] = 0,
+    congestion: Annotated[
+        str, typer.Option(help="Congestion control of connections to peers: auto (bbr, else cubic), bbr, cubic, …")
+    ] = "auto",
+    probe: Annotated[
+        bool, typer.Option(help="Measure links with short bursts; they give way to chunks, and cost up to 1 %.")
+    ] = True,
     scrub: Annotated[
         float, typer.Option(help="Percent of a core for reading all weights again in search of damage.", min=0, max=100)
     ] = 2.0,
@@ -66,6 +74,8 @@ def actor(
             region=region,
             token=token,
             streams=streams,
+            congestion=congestion,
+            probe=probe,
             scrub_share=scrub / 100,
         )
         if into is None:

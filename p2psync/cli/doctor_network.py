@@ -5,11 +5,12 @@ from __future__ import annotations
 import resource
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from p2psync.cli.finding import Finding
 from p2psync.cli.output import size
+from p2psync.net import tcp
 
 IPV4 = Path("/proc/sys/net/ipv4")
 #: The hub's port and the swarm's.
@@ -33,18 +34,18 @@ def findings() -> Iterator[Finding]:
     yield netem()
 
 
-def congestion(ipv4: Path) -> Finding:
-    """BBR, which keeps its rate where packets are lost now and then."""
+def congestion(ipv4: Path, usable: Callable[[str], bool] = tcp.offers) -> Finding:
+    """BBR, which keeps its rate where packets are lost now and then. usable: what this user may have."""
     try:
         current = (ipv4 / "tcp_congestion_control").read_text().strip()
         available = (ipv4 / "tcp_available_congestion_control").read_text().split()
     except OSError:
         return Finding("congestion", "could be better", "what the kernel uses is not known", "mount /proc")
     text = f"{current} in use; {', '.join(available)} to be had"
-    if current == "bbr":
-        return Finding("congestion", "ok", text)
+    if "bbr" in available and usable("bbr"):
+        return Finding("congestion", "ok", f"{text}; connections to peers use bbr unless told otherwise")
     if "bbr" in available:
-        mend = "sysctl -w net.ipv4.tcp_congestion_control=bbr: it keeps its rate where packets are lost"
+        mend = "add bbr to net.ipv4.tcp_allowed_congestion_control: it keeps its rate where packets are lost"
         return Finding("congestion", "could be better", text, mend)
     return Finding("congestion", "could be better", text, "modprobe tcp_bbr, as root")
 

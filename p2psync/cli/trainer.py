@@ -32,7 +32,15 @@ def trainer(
     settle: Annotated[
         float, typer.Option(help="Without a marker: seconds without a change; 0: atomic renames.", min=0)
     ] = 1.0,
-    streams: Annotated[int, typer.Option(help="Parallel connections to each peer.", min=1, max=16)] = 2,
+    streams: Annotated[
+        int, typer.Option(help="Parallel connections to each peer; 0: as measurements say.", min=0, max=16)
+    ] = 0,
+    congestion: Annotated[
+        str, typer.Option(help="Congestion control of connections to peers: auto (bbr, else cubic), bbr, cubic, …")
+    ] = "auto",
+    probe: Annotated[
+        bool, typer.Option(help="Measure links with short bursts; they give way to chunks, and cost up to 1 %.")
+    ] = True,
     profile: Annotated[
         str,
         typer.Option(help="How deltas are coded: fast, tight or auto (the last actor commits soonest)."),
@@ -77,6 +85,8 @@ def trainer(
             region=region,
             token=token,
             streams=streams,
+            congestion=congestion,
+            probe=probe,
             profile=profile,
             link_mbps=link_mbps,
             squash=squash,

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from p2psync.errors import P2PSyncError
 from p2psync.membership.records import NodeInfo
+from p2psync.net import tcp
 from p2psync.net.stream import PeerStream
-from p2psync.protocol.messages import Control, Hello, Message, Ping, Pong
+from p2psync.protocol.messages import MAX_STREAMS, Chunk, Control, Hello, Message, Ping, Pong
 
 #: Seconds: how often each stream is pinged; silence after which it is dead; how long a dial may take.
 PING_EVERY = 5.0
 DEAD_AFTER = 20.0
 DIAL_TIMEOUT = 10.0
-MAX_STREAMS_PER_PEER = 16
+MAX_STREAMS_PER_PEER = MAX_STREAMS
+#: A connection that is one too many is closed once nothing went over it for so long (seconds).
+IDLE = 2.0
+#: Pause between dials of further connections to one peer: they may come to nothing again and again (seconds).
+MORE_EVERY = 5.0
 MAX_CONNECTIONS = 512
 
 
@@ -34,25 +40,35 @@ class PeerEvents:
 
 @dataclass(slots=True)
 class _Links:
-    """The streams to one peer. instance: which start of its daemon they belong to."""
+    """The streams to one peer. instance: which start of its daemon they belong to.
+
+    info: where it was dialled; None if it dialled. leaving: streams on which nothing more is sent. more_at: before then
+    no further ones are dialled.
+    """
 
     instance: str
     region: str
     streams: list[PeerStream] = field(default_factory=list)
+    info: NodeInfo | None = None
+    leaving: list[PeerStream] = field(default_factory=list)
+    more_at: float = float("-inf")
 
 
 class PeerTable:
     """The connections of one node, by peer."""
 
-    def __init__(self, hello: Hello, events: PeerEvents, streams: int = 2) -> None:
-        """`streams`: parallel connections dialled to each peer."""
+    def __init__(self, hello: Hello, events: PeerEvents, streams: int = 2, congestion: str = "") -> None:
+        """`streams`: parallel connections dialled to each peer at first. congestion: their congestion control."""
+        self._congestion = congestion
+        #: When the last chunk was sent or had come.
+        self.chunk_at = float("-inf")
         self._hello = hello
         self._events = events
         self._streams = max(1, min(streams, MAX_STREAMS_PER_PEER))
         self._links: dict[str, _Links] = {}
         self._all: set[PeerStream] = set()
         self._accepted: set[PeerStream] = set()
-        self._dialled: dict[PeerStream, str] = {}
+        self._dialled: dict[PeerStream, NodeInfo] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._token = 0
@@ -66,6 +82,9 @@ class PeerTable:
             raise P2PSyncError(
                 f"cannot listen on {host or '*'}:{port} ({error.strerror or error}); choose another port with --port"
             ) from None
+        # What is accepted begins with the listener's choice.
+        for listener in self._server.sockets:
+            tcp.set_congestion(listener, self._congestion)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
@@ -87,7 +106,8 @@ class PeerTable:
 
     def dial(self, info: NodeInfo) -> None:
         """Connect to a member in the background; `dial_failed` if it cannot be reached, or greets as another."""
-        self._spawn(self._dial(info))
+        for _ in range(self._streams):
+            self._connect(info)
 
     def send(self, name: str, message: Control) -> None:
         """Send a control message to a peer, on its first stream; dropped if it is gone."""
@@ -100,13 +120,47 @@ class PeerTable:
         links = self._links.get(name)
         if links is None:
             return False
+        self.chunk_at = asyncio.get_running_loop().time()
         min(links.streams, key=lambda stream: stream.backlog).send_chunk(manifest, index, data, tag)
         return True
+
+    def streams(self, name: str) -> Sequence[PeerStream]:
+        """The connections to a peer that is up; none to another."""
+        links = self._links.get(name)
+        return links.streams if links is not None else ()
+
+    def all_streams(self) -> Iterator[PeerStream]:
+        """The connections to all peers that are up."""
+        return itertools.chain.from_iterable(links.streams for links in self._links.values())
+
+    def dialled(self, name: str) -> bool:
+        """Whether this node opened connections to that peer, and so is the one to open more."""
+        links = self._links.get(name)
+        return links is not None and links.info is not None
+
+    def set_streams(self, name: str, count: int) -> None:
+        """Bring the connections to a peer that this node dialled to a number; only idle ones are closed.
+
+        To be called again until `streams` says so: what is not idle yet stays.
+        """
+        links = self._links.get(name)
+        if links is None or links.info is None:
+            return
+        count = max(1, min(count, MAX_STREAMS_PER_PEER))
+        now = asyncio.get_running_loop().time()
+        under_way = sum(info.node == name for info in self._dialled.values())
+        for _ in range(count - len(links.streams) - under_way if now >= links.more_at else 0):
+            links.more_at = now + MORE_EVERY
+            self._connect(links.info)
+        for stream in links.streams[count:]:
+            if stream.idle(IDLE):
+                _leave(links, stream)
+                stream.retire()
 
     def hang_up(self, name: str, reason: str) -> None:
         """Close every stream to a peer. It is down at once; a connection that it makes now is a new one."""
         links = self._links.get(name)
-        for stream in list(links.streams) if links else []:
+        for stream in [*links.streams, *links.leaving] if links else []:
             stream.close(reason)
             self._drop(stream)
 
@@ -122,9 +176,10 @@ class PeerTable:
 
     def greeted(self, stream: PeerStream, hello: Hello) -> None:
         """A connection says whose it is."""
-        meant = self._dialled.pop(stream, hello.node)
-        if meant != hello.node:
-            self._missed(meant)
+        meant = self._dialled.pop(stream, None)
+        if meant is not None and meant.node != hello.node:
+            self._missed(meant.node)
+            meant = None
         if hello.node == self._hello.node:
             stream.close("this node dialled itself")
             return
@@ -141,22 +196,35 @@ class PeerTable:
             stream.close("too many streams of one peer")
             return
         stream.peer = hello.node
+        links.info = meant or links.info
         links.streams.append(stream)
 
     def received(self, stream: PeerStream, message: Message) -> None:
         """A message; only greeted streams of accepted peers count."""
-        if stream.peer is None or isinstance(message, Pong):
+        if stream.peer is None:
             return
-        if isinstance(message, Ping):
+        if isinstance(message, Pong):
+            stream.ponged(message.token)
+        elif isinstance(message, Ping):
             stream.send(Pong(message.token))
         else:
+            if isinstance(message, Chunk):
+                self.chunk_at = asyncio.get_running_loop().time()
             self._events.message(stream.peer, message)
 
     def flushed(self, stream: PeerStream, size: int) -> None:
         """Room again."""
         links = self._links.get(stream.peer) if stream.peer is not None else None
-        if links is not None and stream.peer is not None and stream in links.streams:
+        if links is None or stream.peer is None:
+            return
+        if stream in links.streams or stream in links.leaving:
             self._events.flushed(stream.peer, size)
+
+    def retired(self, stream: PeerStream) -> None:
+        """The peer needs this stream no more; what was written to it still arrives."""
+        links = self._links.get(stream.peer) if stream.peer is not None else None
+        if links is not None and len(links.streams) > 1 and stream in links.streams:
+            _leave(links, stream)
 
     def closed(self, stream: PeerStream, reason: str) -> None:
         """One stream less; the peer is down with its last."""
@@ -164,7 +232,7 @@ class PeerTable:
         self._accepted.discard(stream)
         meant = self._dialled.pop(stream, None)
         if meant is not None:
-            self._missed(meant)
+            self._missed(meant.node)
         self._drop(stream)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
@@ -172,6 +240,8 @@ class PeerTable:
     def _drop(self, stream: PeerStream) -> None:
         name = stream.peer
         links = self._links.get(name) if name is not None else None
+        if links is not None and stream in links.leaving:
+            links.leaving.remove(stream)
         if name is None or links is None or stream not in links.streams:
             return
         links.streams.remove(stream)
@@ -184,11 +254,11 @@ class PeerTable:
 
     def _missed(self, name: str) -> None:
         """A dialled connection came to nothing: the dial has failed, unless another one may still do."""
-        if name not in self._links and name not in self._dialled.values():
+        if name not in self._links and all(info.node != name for info in self._dialled.values()):
             self._events.dial_failed(name)
 
     def _accept(self) -> PeerStream:
-        return PeerStream(self, self._hello)
+        return PeerStream(self, self._hello, self._congestion)
 
     def _replace(self, links: _Links) -> bool:
         """A new instance greets: believe it only if the old one has been silent, so that names cannot be hijacked."""
@@ -202,13 +272,14 @@ class PeerTable:
             self._drop(stream)
         return True
 
-    async def _dial(self, info: NodeInfo) -> None:
-        await asyncio.gather(*(self._connect(info) for _ in range(self._streams)))
+    def _connect(self, info: NodeInfo) -> None:
+        """Open one connection in the background; from now on it is under way."""
+        stream = PeerStream(self, self._hello, self._congestion)
+        self._dialled[stream] = info
+        self._spawn(self._connecting(stream, info))
 
-    async def _connect(self, info: NodeInfo) -> None:
+    async def _connecting(self, stream: PeerStream, info: NodeInfo) -> None:
         loop = asyncio.get_running_loop()
-        stream = PeerStream(self, self._hello)
-        self._dialled[stream] = info.node
         try:
             async with asyncio.timeout(DIAL_TIMEOUT):
                 await loop.create_connection(lambda: stream, info.host, info.port, family=socket.AF_UNSPEC)
@@ -229,9 +300,14 @@ class PeerTable:
 
     def _ping(self, stream: PeerStream) -> None:
         self._token += 1
-        stream.send(Ping(self._token))
+        stream.ping(self._token)
 
     def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _leave(links: _Links, stream: PeerStream) -> None:
+    links.streams.remove(stream)
+    links.leaving.append(stream)

@@ -8,6 +8,8 @@ what a restart alone can mend, ends the node: `until_broken` raises it, and whoe
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -17,9 +19,10 @@ import numpy as np
 from p2psync.engines.base import Engine
 from p2psync.errors import LeaseError, P2PSyncError, TrustError
 from p2psync.membership.client import CallJoin, CallPlan, CallRenew, CallView, HubCall
-from p2psync.membership.records import HUB_HOST, NodeInfo, View
+from p2psync.membership.records import HUB_HOST, Measures, NodeInfo, View
 from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_client import HubClient
+from p2psync.net.measuring import FIRST_STREAMS, MeasureConfig, Measuring
 from p2psync.net.peers import PeerEvents, PeerTable
 from p2psync.observe.events import Event, HubAway, HubJoined, PeerBanned, PeerDown, PeerUp, Trouble
 from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
@@ -58,7 +61,9 @@ class NodeRunner:
         trusted: frozenset[bytes],
         instance: str,
         engine: Engine | None = None,
-        streams: int = 2,
+        streams: int = 0,
+        congestion: str = "",
+        measure: MeasureConfig | None = None,
         warm: bool = True,
         on_event: Callable[[Event], None] = lambda event: None,
         on_view: Callable[[View], None] = lambda view: None,
@@ -75,7 +80,16 @@ class NodeRunner:
         self._on_told = on_told
         hello = Hello(MAGIC, PROTOCOL, core.info.node, instance, core.info.region)
         events = PeerEvents(self._peer_up, self._peer_down, self._message, self._flushed, self._dial_failed)
-        self._peers = PeerTable(hello, events, streams)
+        self._peers = PeerTable(hello, events, streams or FIRST_STREAMS, congestion)
+        self.measuring = Measuring(
+            core.info,
+            self._peers,
+            random.Random(os.urandom(16)),
+            measure or MeasureConfig(),
+            streams=streams,
+            congestion=congestion,
+            on_measures=self._measured,
+        )
         self.driver: EngineDriver | None = None
         if engine is not None:
             self.driver = EngineDriver(engine, core, store, on_event=on_event, on_trouble=self._trouble)
@@ -102,6 +116,7 @@ class NodeRunner:
     def start(self) -> None:
         """Offer what the store holds, and join the hub. `listen` comes first."""
         self._peers.watch()
+        self.measuring.start()
         if self._warms:
             self._spawn(self._warm())
         for pack in self.store.packs():
@@ -143,6 +158,7 @@ class NodeRunner:
                 await asyncio.wait_for(self._hub.leave(lease), 2)
             except (P2PSyncError, TimeoutError) as error:
                 self._emit(Trouble(f"could not take leave of the hub: {error}"))
+        self.measuring.stop()
         await self._peers.close()
         if self.driver is not None:
             await self.driver.stop()
@@ -280,15 +296,20 @@ class NodeRunner:
         accepted = self.core.peer_up(name, region, self._loop.time())
         if accepted and not known:
             self._emit(PeerUp(name, region))
+        if accepted:
+            self.measuring.peer_up(name, region)
         self._kick()
         return accepted
 
     def _peer_down(self, name: str) -> None:
         self.core.peer_down(name, self._loop.time())
+        self.measuring.peer_down(name)
         self._emit(PeerDown(name))
         self._kick()
 
     def _message(self, name: str, message: Message) -> None:
+        if self.measuring.message(name, message):
+            return
         self.core.receive(name, message, self._loop.time())
         self._kick()
 
@@ -298,7 +319,12 @@ class NodeRunner:
 
     def _dial_failed(self, name: str) -> None:
         self.core.dial_failed(name, self._loop.time())
+        self.measuring.dial_failed(name)
         self._kick()
+
+    def _measured(self, measures: Measures) -> None:
+        # Told to the hub with the next renewal.
+        self.core.membership.measures = measures
 
     # ---- chunks ----------------------------------------------------------------------------------------------------
 
@@ -404,6 +430,7 @@ class NodeRunner:
                 same = (view.instance, view.revision) == (call.instance, call.revision)
                 self.core.viewed(None if same else view, self._loop.time())
                 if not same:
+                    self.measuring.members(member.info for member in view.members)
                     self._on_view(view)
         except LeaseError as error:
             if isinstance(call, CallPlan):  # the next renewal tells what became of the lease

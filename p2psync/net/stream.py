@@ -8,12 +8,13 @@ are handed to the transport as they are; `flushed` is called once the transport 
 from __future__ import annotations
 
 import asyncio
-import socket
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from p2psync.errors import FormatError
+from p2psync.net import tcp
 from p2psync.protocol.frames import FrameReader
-from p2psync.protocol.messages import Control, Hello, Message, encode_chunk_header, encode_control
+from p2psync.protocol.messages import Control, Hello, Message, Ping, encode_chunk_header, encode_control
+from p2psync.swarm.gauges import Reading
 
 #: Bytes that may wait in user space on one connection before its peer's next chunk is held back.
 WRITE_HIGH = 512 << 10
@@ -21,6 +22,8 @@ WRITE_LOW = 128 << 10
 #: A peer that lets more than this wait for it in user space does not read: it is hung up on. Above what is ever
 #: handed out ahead of one (`SwarmConfig.flush_limit` and a chunk), so that only answers to a flood reach it.
 MAX_BACKLOG = 16 << 20
+#: Reads and writes up to this size (bytes) leave a connection idle.
+_SMALL = 2048
 #: A connection that has not greeted by then is closed (seconds).
 GREETING_TIMEOUT = 10.0
 
@@ -40,17 +43,33 @@ class StreamOwner(Protocol):
     def flushed(self, stream: PeerStream, size: int) -> None:
         """`size` bytes of chunks have left, or were lost with the connection."""
 
+    def retired(self, stream: PeerStream) -> None:
+        """The other side sends no more here; nothing may be sent on this connection any more."""
+
     def closed(self, stream: PeerStream, reason: str) -> None:
         """The connection is gone. Called once."""
 
 
 class PeerStream(asyncio.BufferedProtocol):
-    """The asyncio protocol of one connection, dialled or accepted."""
+    """The asyncio protocol of one connection, dialled or accepted.
 
-    def __init__(self, owner: StreamOwner, hello: Hello) -> None:
+    moved_at: when anything but small messages was last sent or received. written, got: bytes so far. round_trip: the
+    least that was timed here, 0: none yet.
+    """
+
+    def __init__(self, owner: StreamOwner, hello: Hello, congestion: str = "") -> None:
+        """congestion: the algorithm to use, "" for what the socket has."""
         self.peer: str | None = None
         self.heard_at = 0.0
+        self.moved_at = 0.0
         self.waiting = 0
+        self.written = 0
+        self.got = 0
+        self.round_trip = 0.0
+        self._congestion = congestion
+        self._retired = False
+        self._socket: Any = None
+        self._pinged: tuple[int, float] | None = None
         self._owner = owner
         self._hello = hello
         self._reader = FrameReader()
@@ -66,11 +85,11 @@ class PeerStream(asyncio.BufferedProtocol):
         """asyncio: the connection stands; greet."""
         # uvloop's transports are no subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
-        raw = transport.get_extra_info("socket")
-        if raw is not None:
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = transport.get_extra_info("socket")
+        if self._socket is not None:
+            tcp.tune(self._socket, self._congestion)
         self._transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
-        self.heard_at = self._loop.time()
+        self.heard_at = self.moved_at = self._loop.time()
         self._greeting = self._loop.call_later(GREETING_TIMEOUT, self.close, "the peer did not say who it is")
         self.send(self._hello)
         self._owner.opened(self)
@@ -82,6 +101,9 @@ class PeerStream(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """asyncio: bytes have come."""
         self.heard_at = self._loop.time()
+        self.got += nbytes
+        if nbytes > _SMALL:
+            self.moved_at = self.heard_at
         try:
             messages = self._reader.buffer_updated(nbytes)
         except FormatError as error:
@@ -94,7 +116,8 @@ class PeerStream(asyncio.BufferedProtocol):
                 self._owner.received(self, message)
 
     def eof_received(self) -> bool:
-        """asyncio: the other side is done; so are we."""
+        """asyncio: the other side is done; so are we, once what was written has left."""
+        self._owner.retired(self)
         return False
 
     def pause_writing(self) -> None:
@@ -110,7 +133,7 @@ class PeerStream(asyncio.BufferedProtocol):
         """asyncio: the end."""
         if self._greeting is not None:
             self._greeting.cancel()
-        self._transport = None
+        self._transport = self._socket = None
         self._paused = False
         self._flush()
         self._owner.closed(self, str(exc) if exc else self._reason)
@@ -128,11 +151,17 @@ class PeerStream(asyncio.BufferedProtocol):
         name = self._transport.get_extra_info("peername") if self._transport else None
         return f"{name[0]}:{name[1]}" if name else "?"
 
+    @property
+    def local(self) -> bool:
+        """Whether the other side is on this machine."""
+        ends = [self._transport.get_extra_info(end) for end in ("peername", "sockname")] if self._transport else []
+        return len(ends) == 2 and all(ends) and ends[0][0] == ends[1][0]
+
     def send(self, message: Control) -> None:
         """Send a control message; dropped if the connection is gone. A peer that does not read is hung up on."""
         if self._transport is None or self._transport.is_closing():
             return
-        self._transport.write(encode_control(message))
+        self._write(encode_control(message))
         if self.backlog > MAX_BACKLOG:
             self.close("the peer does not read")
 
@@ -140,16 +169,72 @@ class PeerStream(asyncio.BufferedProtocol):
         """Send a chunk (manifest: short id). `flushed` follows, always."""
         self.waiting += len(data)
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_chunk_header(manifest, index, len(data), tag))
-            self._transport.write(data)
+            self._write(encode_chunk_header(manifest, index, len(data), tag))
+            self._write(data)
         # A transport that took all at once calls neither pause_writing nor resume_writing.
         self._loop.call_soon(self._flush)
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send a message that stands in its frame already."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._write(frame)
+
+    def ping(self, token: int) -> None:
+        """Ask for a sign of life, and time it."""
+        self._pinged = (token, self._loop.time())
+        self.send(Ping(token))
+
+    def ponged(self, token: int) -> None:
+        """The answer to a ping."""
+        if self._pinged is not None and self._pinged[0] == token:
+            # A loop's clock may stand still for a millisecond.
+            seconds = max(1e-4, self._loop.time() - self._pinged[1])
+            self.round_trip = min(self.round_trip or seconds, seconds)
+            self._pinged = None
+
+    def reading(self) -> Reading:
+        """The counters of this connection: the kernel's, or what is known here where it does not tell."""
+        peer, backlog = self.peer or "", self.backlog
+        info = tcp.tcp_info(self._socket) if self._socket is not None else None
+        if info is None:
+            gone = self.written - backlog
+            return Reading(peer, gone, self.got, gone, 0, backlog, self.round_trip)
+        waits = backlog + info.notsent
+        return Reading(
+            peer,
+            info.delivered,
+            info.received,
+            info.sent,
+            info.resent,
+            waits,
+            info.rtt or self.round_trip,
+            info.held,
+        )
+
+    def idle(self, seconds: float) -> bool:
+        """Whether nothing but small messages went either way for so long, and nothing waits."""
+        return not self.waiting and not self.backlog and self._loop.time() - self.moved_at >= seconds
+
+    def retire(self) -> None:
+        """Send no more on this connection, and close it once the other side has sent what it wrote."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._reason = "this connection is not needed any more"
+            self._retired = True
+            self._transport.write_eof()
 
     def close(self, reason: str) -> None:
         """Close at once, dropping what waits."""
         if self._transport is not None and not self._transport.is_closing():
             self._reason = reason
             self._transport.abort()
+
+    def _write(self, data: bytes | memoryview) -> None:
+        if self._retired or self._transport is None:
+            return
+        self._transport.write(data)
+        self.written += len(data)
+        if len(data) > _SMALL:
+            self.moved_at = self._loop.time()
 
     def _on_hello(self, hello: Hello) -> None:
         if self._greeting is not None:

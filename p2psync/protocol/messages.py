@@ -28,6 +28,10 @@ SHORT_ID_BYTES = 8
 #: Bodies: a HAVE for 2^20 chunks is a bitmap of 128 KiB; a REQUEST names at most MAX_REQUEST chunks.
 MAX_CONTROL_BYTES = 256 << 10
 MAX_REQUEST = 1024
+#: What a Probe may ask for at all; how many connections a peer may wish for.
+MAX_PROBE_BYTES = 1 << 30
+MAX_PROBE_SECONDS = 60.0
+MAX_STREAMS = 16
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -103,6 +107,42 @@ class Pong(msgspec.Struct, frozen=True, array_like=True):
     token: int
 
 
+class Probe(msgspec.Struct, frozen=True, array_like=True):
+    """Please send me up to `size` bytes of junk, for so many seconds at most; size 0: stop. Obliges nobody.
+
+    token: the asker's name for this probe, or that of the offer which it takes up.
+    """
+
+    token: int
+    size: int
+    seconds: float
+
+
+class Junk(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes that mean nothing, sent because a Probe asked for them."""
+
+    data: memoryview
+
+
+class ProbeEnd(msgspec.Struct, frozen=True, array_like=True):
+    """No more junk for this probe or offer: `sent` bytes of it were sent; 0: it suits neither now."""
+
+    token: int
+    sent: int
+
+
+class ProbeOffer(msgspec.Struct, frozen=True, array_like=True):
+    """Please ask me for junk now (a Probe with this token): I want to know what I can send."""
+
+    token: int
+
+
+class WantStreams(msgspec.Struct, frozen=True, array_like=True):
+    """So many parallel connections between us would suit what I send to you; for the side that dialled."""
+
+    count: int
+
+
 class Chunk(msgspec.Struct, frozen=True):
     """One chunk's bytes, not yet verified. tag: the plan's tree that it goes down (see `swarm.trees`), 0: none."""
 
@@ -112,7 +152,8 @@ class Chunk(msgspec.Struct, frozen=True):
     tag: int = 0
 
 
-Control: TypeAlias = Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want
+Probing: TypeAlias = Probe | Junk | ProbeEnd | ProbeOffer | WantStreams
+Control: TypeAlias = Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want | Probing
 Message: TypeAlias = Control | Chunk
 
 CHUNK_TYPE = 0
@@ -130,6 +171,11 @@ _TYPES: dict[int, type[Control]] = {
     8: Ping,
     9: Pong,
     10: Want,
+    20: Probe,
+    21: Junk,
+    22: ProbeEnd,
+    23: ProbeOffer,
+    24: WantStreams,
 }
 _NUMBERS = {kind: number for number, kind in _TYPES.items()}
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _TYPES.items()}
@@ -171,7 +217,10 @@ def _check(message: Control) -> None:
     if isinstance(message, Hello):
         _check_hello(message)
         return
-    if isinstance(message, Ping | Pong):
+    if isinstance(message, Ping | Pong | Junk):
+        return
+    if isinstance(message, Probe | ProbeEnd | ProbeOffer | WantStreams):
+        _check_probing(message)
         return
     if len(message.manifest) != SHORT_ID_BYTES:
         raise FormatError("a manifest's short id is 8 bytes")
@@ -191,3 +240,17 @@ def _check_hello(hello: Hello) -> None:
         raise FormatError(f"the peer speaks protocol {hello.protocol}, this node {PROTOCOL}: update the older side")
     if not 1 <= len(hello.node) <= 64 or not 1 <= len(hello.instance) <= 64 or len(hello.region) > 64:
         raise FormatError("a Hello with a name that is too long or empty")
+
+
+def _check_probing(message: Probe | ProbeEnd | ProbeOffer | WantStreams) -> None:
+    match message:
+        case Probe():
+            bounded = 0 <= message.size <= MAX_PROBE_BYTES and 0 <= message.seconds <= MAX_PROBE_SECONDS
+        case ProbeEnd():
+            bounded = 0 <= message.sent <= MAX_PROBE_BYTES
+        case ProbeOffer():
+            bounded = True
+        case WantStreams():
+            bounded = 1 <= message.count <= MAX_STREAMS
+    if not bounded or not 0 <= getattr(message, "token", 0) < 1 << 32:
+        raise FormatError(f"a {type(message).__name__} with figures out of bounds")

@@ -113,18 +113,19 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("current", "available", "state", "mend"),
+    ("current", "available", "usable", "state", "mend"),
     [
-        ("bbr", "reno cubic bbr", "ok", ""),
-        ("cubic", "reno cubic bbr", "could be better", "sysctl"),
-        ("cubic", "reno cubic", "could be better", "modprobe"),
+        ("bbr", "reno cubic bbr", True, "ok", ""),
+        ("cubic", "reno cubic bbr", True, "ok", ""),
+        ("cubic", "reno cubic bbr", False, "could be better", "add bbr"),
+        ("cubic", "reno cubic", False, "could be better", "modprobe"),
     ],
 )
-def test_bbr_is_recommended_where_it_is_not_used(
-    tmp_path: Path, current: str, available: str, state: str, mend: str
+def test_bbr_is_recommended_where_connections_cannot_have_it(
+    tmp_path: Path, current: str, available: str, usable: bool, state: str, mend: str
 ) -> None:
     place = kernel(tmp_path, tcp_congestion_control=current, tcp_available_congestion_control=available)
-    finding = mended(doctor_network.congestion(place))
+    finding = mended(doctor_network.congestion(place, lambda name: usable))
     assert finding.state == state
     assert finding.mend.startswith(mend)
 

@@ -23,6 +23,7 @@ class Told:
     name: str
     streams: int = 1
     instance: str = "1"
+    congestion: str = ""
     refuses: set[str] = field(default_factory=set)
     up: list[str] = field(default_factory=list)
     down: list[str] = field(default_factory=list)
@@ -38,7 +39,7 @@ class Told:
             self._flushed,
             self.failed.append,
         )
-        self.table = PeerTable(hello(self.name, self.instance), events, self.streams)
+        self.table = PeerTable(hello(self.name, self.instance), events, self.streams, self.congestion)
         self.port = 0
 
     async def listen(self) -> Told:

@@ -1,0 +1,115 @@
+"""One node that only measures: it meets the peers it is told of, and prints what it knows of them now and then.
+
+    python -m bench.probing_node '{"node": "a-0", "region": "a", "host": "10.77.0.1", "port": 7071, "peers": […]}'
+
+For measurements on emulated networks, where a whole daemon for each host would measure this machine's processors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+import time
+
+import msgspec
+import uvloop
+
+from p2psync.membership.records import Measures, NodeInfo
+from p2psync.net.measuring import MeasureConfig, Measuring
+from p2psync.net.peers import PeerEvents, PeerTable
+from p2psync.net.tcp import choose_congestion
+from p2psync.protocol.messages import MAGIC, PROTOCOL, Hello, Message
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """Who the node is, whom it dials, and how. peers: all others; those with a smaller name dial."""
+
+    info: NodeInfo
+    peers: list[NodeInfo]
+    congestion: str = "auto"
+    streams: int = 0
+    seed: int = 0
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node knows. junk: bytes of junk that it sent and received so far. cpu: seconds used by this process."""
+
+    node: str
+    seconds: float
+    measures: Measures
+    junk_sent: int
+    junk_received: int
+    streams: dict[str, int]
+    cpu: float
+
+
+async def run(setup: Setup) -> None:
+    """Until SIGTERM."""
+    info = setup.info
+    congestion = choose_congestion(setup.congestion)
+    measuring: Measuring
+
+    def up(name: str, region: str) -> bool:
+        measuring.peer_up(name, region)
+        return True
+
+    def message(name: str, message: Message) -> None:
+        measuring.message(name, message)
+
+    def dial_failed(name: str) -> None:
+        # It may not listen yet.
+        peer = next(peer for peer in setup.peers if peer.node == name)
+        asyncio.get_running_loop().call_later(0.3, table.dial, peer)
+
+    events = PeerEvents(
+        up,
+        lambda name: measuring.peer_down(name),
+        message,
+        lambda name, size: None,
+        dial_failed,
+    )
+    table = PeerTable(
+        Hello(MAGIC, PROTOCOL, info.node, str(time.time_ns()), info.region), events, setup.streams or 2, congestion
+    )
+    measuring = Measuring(
+        info,
+        table,
+        random.Random(f"{setup.seed}{info.node}"),
+        MeasureConfig(),
+        streams=setup.streams,
+        congestion=congestion,
+    )
+    await table.listen(info.host, info.port)
+    measuring.members([info, *setup.peers])
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    begin = time.monotonic()
+    await asyncio.sleep(0.5)
+    for peer in setup.peers:
+        if info.node < peer.node:
+            table.dial(peer)
+    table.watch()
+    measuring.start()
+    while not ended.is_set():
+        try:
+            await asyncio.wait_for(ended.wait(), 1)
+        except TimeoutError:
+            state = State(
+                node=info.node,
+                seconds=time.monotonic() - begin,
+                measures=measuring.gauges.measures(),
+                junk_sent=measuring.junk_sent,
+                junk_received=measuring.junk_received,
+                streams={peer.node: len(table.streams(peer.node)) for peer in setup.peers},
+                cpu=time.process_time(),
+            )
+            sys.stdout.buffer.write(msgspec.json.encode(state) + b"\n")
+            sys.stdout.flush()
+    measuring.stop()
+    await table.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(run(msgspec.json.decode(sys.argv[1], type=Setup)))

@@ -1,0 +1,79 @@
+"""Sends junk to peers that may have some: one static frame, over and over, as fast as the connections take it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from p2psync.net.peers import PeerTable
+from p2psync.protocol.messages import Junk, encode_control
+
+#: Of random bytes: a compressing tunnel on the way shall not look faster than it is.
+FRAME = encode_control(Junk(memoryview(os.urandom(32 << 10))))
+#: How often connections are filled (seconds), and up to how many bytes that wait in user space.
+TURN = 0.005
+FILL = 192 << 10
+
+
+@dataclass(slots=True)
+class _Flow:
+    left: int
+    until: float
+    sent: int = 0
+
+
+class JunkPumps:
+    """The junk that one node sends."""
+
+    def __init__(self, peers: PeerTable, width: int, ended: Callable[[str, int], None]) -> None:
+        """width: connections of a peer to use. ended: told of each pump once, with its peer and the bytes it sent."""
+        self._peers = peers
+        self._width = width
+        self._ended = ended
+        #: Bytes so far.
+        self.sent = 0
+        self._flows: dict[str, _Flow] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def start(self, peer: str, size: int, until: float) -> None:
+        """Send at most so many bytes, until the loop's clock says `until`."""
+        self.stop(peer)
+        self._flows[peer] = _Flow(size, until)
+        if self._timer is None:
+            self._timer = self._loop.call_soon(self._turn)  # type: ignore[assignment]
+
+    def stop(self, peer: str) -> None:
+        """Send no more to this peer. What the connections took already still leaves."""
+        flow = self._flows.pop(peer, None)
+        if flow is not None:
+            self._ended(peer, flow.sent)
+
+    def close(self) -> None:
+        """Stop all."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._flows.clear()
+
+    def _turn(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for peer, flow in list(self._flows.items()):
+            if not self._fill(peer, flow) or now >= flow.until:
+                self.stop(peer)
+        if self._flows and self._timer is None:
+            self._timer = self._loop.call_later(TURN, self._turn)
+
+    def _fill(self, peer: str, flow: _Flow) -> bool:
+        """Whether there is more to send."""
+        streams = self._peers.streams(peer)[: self._width]
+        for stream in streams:
+            while stream.backlog < FILL and flow.left >= len(FRAME):
+                stream.send_frame(FRAME)
+                flow.left -= len(FRAME)
+                flow.sent += len(FRAME)
+                self.sent += len(FRAME)
+        return bool(streams) and flow.left >= len(FRAME)

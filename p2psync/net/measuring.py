@@ -1,0 +1,249 @@
+"""Measures the network of one node: reads its connections' counters, probes where nothing is known, sets their number.
+
+The shell of `Gauges`, `Prober` and `StreamPolicy`: a timer that ticks faster while junk flows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+
+from p2psync.membership.records import Measures, NodeInfo
+from p2psync.net.junk import JunkPumps
+from p2psync.net.peers import PeerTable
+from p2psync.net.stream import PeerStream
+from p2psync.protocol.messages import MAX_STREAMS, Junk, Message, Probe, ProbeEnd, ProbeOffer, WantStreams
+from p2psync.swarm.budget import ProbeConfig
+from p2psync.swarm.gauges import Gauges, Reading
+from p2psync.swarm.probing import Expel, Prober, Pump, StopPump, Tell
+from p2psync.swarm.streams import TOLERANT, StreamPolicy
+
+#: Seconds between looks at all connections: while junk flows, and otherwise.
+TICK_PROBING, TICK = 0.1, 0.25
+#: For how long after its last bytes a connection is still read, and how often an idle one is (seconds).
+LINGER, IDLE_EVERY = 1.0, 5.0
+#: Connections to each peer until measurements say otherwise.
+FIRST_STREAMS = 2
+#: How often the number of connections to each peer is brought in line, and measures are looked at (seconds).
+TEND_EVERY = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureConfig:
+    """Settings. probe: whether to probe at all; what flows is measured in any case.
+
+    loopback: probe peers on this machine too, where there is nothing to be learned but how fast it is.
+    """
+
+    probe: bool = True
+    loopback: bool = False
+    probing: ProbeConfig = field(default_factory=ProbeConfig)
+
+
+class Measuring:
+    """The measuring of one node."""
+
+    def __init__(
+        self,
+        info: NodeInfo,
+        peers: PeerTable,
+        rng: random.Random,
+        config: MeasureConfig,
+        *,
+        streams: int,
+        congestion: str,
+        on_measures: Callable[[Measures], None] = lambda measures: None,
+    ) -> None:
+        """streams: connections to each peer, 0: as measurements say. congestion: their algorithm, "" for the kernel's.
+
+        on_measures: told when something has really moved.
+        """
+        self._node, self._region = info.node, info.region
+        self._peers = peers
+        self._config = config
+        self._on_measures = on_measures
+        self.gauges = Gauges()
+        self._prober = Prober(info.node, info.region, config.probing, self.gauges, rng)
+        self._adapt = streams == 0
+        self._policy = StreamPolicy(congestion, streams or FIRST_STREAMS)
+        # Two flows of BBR overflow a short queue together, and one fills a path.
+        self._pumps = JunkPumps(peers, 1 if congestion in TOLERANT else MAX_STREAMS, self._pumped)
+        self._wished: dict[str, int] = {}
+        self._told: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._up: set[str] = set()
+        self._fresh: dict[str, str] = {}
+        self._seen: dict[PeerStream, tuple[int, float, float]] = {}
+        #: Bytes of junk so far.
+        self.junk_received = 0
+        self._measures = Measures()
+        self._ticked_at = self._tended_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to look at the connections."""
+        self._ticked_at = self._tended_at = self._loop.time()
+        self._timer = self._loop.call_later(TICK, self._tick)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._pumps.close()
+
+    @property
+    def junk_sent(self) -> int:
+        """Bytes of junk so far."""
+        return self._pumps.sent
+
+    # ---- told ------------------------------------------------------------------------------------------------------
+
+    def members(self, infos: Iterable[NodeInfo]) -> None:
+        """All members of the swarm."""
+        known = list(infos)
+        self.gauges.keep(info.node for info in known)
+        self._prober.members(info.node for info in known if info.region == self._region)
+
+    def peer_up(self, name: str, region: str) -> None:
+        """A peer is connected, or has one more connection."""
+        if name not in self._up:
+            self._up.add(name)
+            self._fresh[name] = region
+
+    def peer_down(self, name: str) -> None:
+        """A peer is gone."""
+        self._up.discard(name)
+        self._fresh.pop(name, None)
+        self._pumps.stop(name)
+        self._prober.peer_down(name, self._loop.time())
+        self._policy.forget(name)
+        for table in (self._wished, self._told, self._counts):
+            table.pop(name, None)
+        self._act()
+
+    def dial_failed(self, name: str) -> None:
+        """A member could not be reached."""
+        self.gauges.failed(name)
+
+    def message(self, name: str, message: Message) -> bool:
+        """Whether a message was about measuring."""
+        if isinstance(message, WantStreams):
+            self._wished[name] = message.count
+            return True
+        if not isinstance(message, Probe | Junk | ProbeEnd | ProbeOffer):
+            return False
+        self._meet(name)
+        if isinstance(message, Junk):
+            self.junk_received += len(message.data)
+        self._prober.receive(name, message, self._loop.time())
+        if self._prober.pending:
+            self._act()
+            self._hurry()
+        return True
+
+    # ---- ticking ---------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self._read(now)
+        span, self._ticked_at = now - self._ticked_at, now
+        flowing = now - self._peers.chunk_at < self._config.probing.quiet
+        for name in list(self._fresh):
+            self._meet(name)
+        if self._config.probe:
+            self._prober.poll(flowing, now)
+            self._act()
+        self._watch_streams(span, now)
+        if now - self._tended_at >= TEND_EVERY:
+            self._tended_at = now
+            self._tend()
+        self._timer = self._loop.call_later(TICK_PROBING if self._prober.busy else TICK, self._tick)
+
+    def _meet(self, name: str) -> None:
+        """Tell the prober of a peer, once its first connection is there to show whether it is on this machine."""
+        streams = self._peers.streams(name)
+        region = self._fresh.pop(name, None) if streams else None
+        if region is not None and (self._config.loopback or not streams[0].local):
+            self._prober.peer_up(name, region, self._loop.time())
+
+    def _hurry(self) -> None:
+        """Junk is about to flow: look soon."""
+        if self._timer is not None and self._timer.when() > self._loop.time() + TICK_PROBING:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(TICK_PROBING, self._tick)
+
+    def _read(self, now: float) -> None:
+        """Read what moves; look at the rest now and then."""
+        seen: dict[PeerStream, tuple[int, float, float]] = {}
+        readings: dict[Hashable, Reading] = {}
+        for stream in self._peers.all_streams():
+            moved = stream.written + stream.got
+            before, moved_at, read_at = self._seen.pop(stream, (0, now, float("-inf")))
+            if moved != before or stream.backlog:
+                moved_at = now
+            if now - moved_at < LINGER or now - read_at > IDLE_EVERY:
+                readings[stream] = stream.reading()
+                read_at = now
+            seen[stream] = (moved, moved_at, read_at)
+        for stream in self._seen:
+            self.gauges.closed(stream)
+        self._seen = seen
+        self.gauges.read(readings, now)
+
+    def _watch_streams(self, span: float, now: float) -> None:
+        for name in self._up:
+            gauge = self.gauges.paths.get(name)
+            if gauge is not None and (gauge.pressed_since is not None or gauge.sending):
+                self._policy.seen(name, len(self._peers.streams(name)), gauge, span, now)
+
+    def _tend(self) -> None:
+        """Bring numbers of connections in line, and tell what has moved."""
+        for name in self._up:
+            self._tend_streams(name)
+            if self._peers.dialled(name):
+                self.gauges.failed(name, False)
+        measures = self.gauges.measures()
+        if measures is not self._measures:
+            self._measures = measures
+            self._on_measures(measures)
+
+    def _tend_streams(self, name: str) -> None:
+        count = len(self._peers.streams(name))
+        before = self._counts.setdefault(name, count)
+        if 2 * count <= before or count >= 2 * before:
+            self._counts[name] = count
+            self._prober.again(name, self._loop.time())
+        if not self._adapt:
+            return
+        wanted = self._policy.wanted(name)
+        if self._peers.dialled(name):
+            self._peers.set_streams(name, max(wanted, self._wished.get(name, 1)))
+        elif self._told.get(name, count) != wanted:
+            self._told[name] = wanted
+            self._peers.send(name, WantStreams(wanted))
+
+    # ---- probing ---------------------------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        while actions := self._prober.actions():
+            for action in actions:
+                match action:
+                    case Tell():
+                        self._peers.send(action.peer, action.message)
+                    case Pump():
+                        self._pumps.start(action.peer, action.size, action.until)
+                    case StopPump():
+                        self._pumps.stop(action.peer)
+                    case Expel():
+                        self._peers.hang_up(action.peer, action.reason)
+
+    def _pumped(self, name: str, sent: int) -> None:
+        self._prober.pumped(name, sent, self._loop.time())
+        # From within an action the loop in `_act` goes on with what this adds; after a timer it must begin.
+        self._loop.call_soon(self._act)

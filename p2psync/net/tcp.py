@@ -1,0 +1,142 @@
+"""What the kernel lets one set on, and tells of, a TCP connection. Elsewhere than on Linux it tells nothing.
+
+Congestion control is chosen for each connection, not for the machine: BBR keeps its rate where packets are lost now and
+then, and needs no privilege once the module is there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+import termios
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from p2psync.errors import UsageError
+
+#: Choices of `--congestion` that are no algorithm's name.
+AUTO_CONGESTION = "auto"
+#: What AUTO_CONGESTION tries, in order.
+PREFERRED = ("bbr", "cubic")
+#: Bytes of a connection that may wait in the kernel before they are sent: what waits there cannot be overtaken.
+NOTSENT_LOWAT = 128 << 10
+
+_TCP_INFO = getattr(socket, "TCP_INFO", None)
+_TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", None)
+_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+#: Offsets in the kernel's struct tcp_info, which only ever grows at its end; 216 bytes since 4.19.
+_INFO_BYTES = 216
+_MSS_SACKED = struct.Struct("<I8xI")
+_ACKED_RECEIVED = struct.Struct("<QQ")
+_NOTSENT_RTT = struct.Struct("<II")
+_LIMITS = struct.Struct("<QQQ")
+_SO_MEMINFO = 55
+_MEMORY = struct.Struct("<I32x")
+#: Payload's share of the memory that packets take in the kernel, about.
+_QUEUED_SHARE = 0.8
+_SENT_RESENT = struct.Struct("<QQ")
+
+
+@dataclass(frozen=True, slots=True)
+class TcpInfo:
+    """A connection's counters: bytes, and seconds. delivered: what was acknowledged, selectively or in order.
+
+    received: what has come, in order or about. rtt: the least of the last minutes, 0: none yet. held: time in which the
+    peer's window or the send buffer was full.
+    """
+
+    delivered: int
+    received: int
+    sent: int
+    resent: int
+    notsent: int
+    rtt: float
+    held: float
+
+
+def tcp_info(sock: Any) -> TcpInfo | None:
+    """The counters of a connected socket; None where the kernel does not tell."""
+    if _TCP_INFO is None:
+        return None
+    try:
+        data = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)
+    except (OSError, ValueError):
+        return None
+    return parse_info(data, _queued(sock))
+
+
+def _queued(sock: Any) -> int:
+    """Bytes that have come and stand behind a hole in the sequence, about."""
+    try:
+        memory = sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMORY.size)
+        unread = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))[0]
+    except (OSError, ValueError):
+        return 0
+    return max(0, int(_QUEUED_SHARE * _MEMORY.unpack(memory)[0]) - int(unread)) if len(memory) == _MEMORY.size else 0
+
+
+def parse_info(data: bytes, queued: int = 0) -> TcpInfo | None:
+    """The kernel's struct tcp_info; None if it is an older, shorter one. queued: bytes that came behind holes."""
+    if len(data) < _INFO_BYTES:
+        return None
+    mss, sacked = _MSS_SACKED.unpack_from(data, 16)
+    acked, received = _ACKED_RECEIVED.unpack_from(data, 120)
+    notsent, rtt = _NOTSENT_RTT.unpack_from(data, 144)
+    _, window, buffer = _LIMITS.unpack_from(data, 168)
+    sent, resent = _SENT_RESENT.unpack_from(data, 200)
+    # Before the first round trip the kernel says all ones.
+    seconds = rtt / 1e6 if rtt != 0xFFFFFFFF else 0.0
+    return TcpInfo(acked + sacked * mss, received + queued, sent, resent, notsent, seconds, (window + buffer) / 1e6)
+
+
+def choose_congestion(wish: str) -> str:
+    """The algorithm to use for a wish: a name, or `AUTO_CONGESTION`. "" leaves it to the kernel.
+
+    Raises `UsageError` for one that this machine does not offer to this user.
+    """
+    if wish == AUTO_CONGESTION:
+        return next((name for name in PREFERRED if offers(name)), "")
+    if wish and not offers(wish):
+        raise UsageError(
+            f"--congestion {wish} is not offered here: {AUTO_CONGESTION}, or one that `p2psync doctor` lists"
+        )
+    return wish
+
+
+def offers(name: str) -> bool:
+    """Whether this user may have this congestion control."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        return set_congestion(trial, name)
+
+
+def set_congestion(sock: Any, name: str) -> bool:
+    """Set it, also on a connection that stands; on a listening socket it is what accepted ones begin with."""
+    if _TCP_CONGESTION is None or not name:
+        return False
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, name.encode())
+    except OSError:
+        return False
+    return True
+
+
+def congestion_of(sock: Any) -> str:
+    """The congestion control that a socket uses; "" where it is not known."""
+    if _TCP_CONGESTION is None:
+        return ""
+    with suppress(OSError):
+        name: bytes = sock.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, 16)
+        return name.split(b"\0")[0].decode()
+    return ""
+
+
+def tune(sock: Any, congestion: str) -> None:
+    """Make a connection ready for messages and chunks side by side. Buffer sizes are left to the kernel's tuning."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if congestion and congestion_of(sock) != congestion:
+        set_congestion(sock, congestion)
+    if _TCP_NOTSENT_LOWAT is not None:
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT)

@@ -1,0 +1,389 @@
+"""What a node's connections show of its network: round trips, rates and loss for each peer, and its own up and down.
+
+Theory of operation. The shell reads the counters of all connections that do anything at one moment, a few times a
+second (`read`); each two readings of a connection make an interval. A connection is *pressed* in an interval at whose
+both ends bytes waited to be sent and that neither the peer's window nor this node's buffer held up: then the network
+alone set the rate. A peer's rate is the sum over its connections, the node's the sum over all.
+
+A rate counts once it has lasted for some round trips, so that what a filled hole in the sequence releases at once is no
+rate. The best one is kept for a minute in which the path was pressed, however long it
+takes until such a minute has gone by. A path that for two pressed seconds gives less than three tenths of its best has
+changed, unless the uplink was what all its users shared; if all pressed paths fell so, it is the uplink that changed.
+What comes in tells less, since only the sender knows what held it up: a received rate is the highest that was seen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from p2psync.membership.records import Measures, Path
+
+#: Seconds: intervals outside of these are no measure (a timer that came late is not a rate that fell).
+SHORTEST, LONGEST = 0.05, 1.0
+#: Seconds for which a rate must last at least, and at most; in round trips: so many; timers are not exact.
+LASTING, LASTING_MOST, LASTING_TRIPS = 0.5, 0.75, 5.0
+_SLACK = 0.02
+#: Seconds under pressure for which a best rate is kept, in so many parts; after which a path is known to have changed.
+MEMORY, PARTS = 60.0, 10
+SETTLE = 2.0
+#: A path that gives less than this part of its best has changed, and is not only shared for a while.
+CHANGED = 0.3
+#: An uplink of which so much is used is what holds its users up, as far as each has so much of an equal share.
+CROWDED, FAIR = 0.7, 0.3
+#: Bytes a second below which what comes from a peer is talk, no transfer.
+TALK = 64 << 10
+#: Bytes sent after which older losses count half, and from which on losses are a share of anything.
+LOSS_MEMORY, LOSS_LEAST = 64 << 20, 128 << 10
+#: Seconds after pressure began for which losses are those of finding out the rate; round trips that are added to them.
+RAMP, RAMP_TRIPS = 1.0, 3.0
+#: A figure that moves by less than this part of itself is no news.
+NEWS = 0.06
+
+_MBIT = 8e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The counters of one connection. Bytes since it began, except backlog: bytes that wait to be sent now.
+
+    delivered: what the peer's machine has confirmed, in order or not. received: what has come in order. rtt: the least
+    round trip (seconds; 0: not known). held: seconds so far in which the peer's window or this node's buffer was full.
+    """
+
+    peer: str
+    delivered: int = 0
+    received: int = 0
+    sent: int = 0
+    resent: int = 0
+    backlog: int = 0
+    rtt: float = 0.0
+    held: float = 0.0
+
+
+class _Run:
+    """Successive intervals: how much had moved when, from their beginning."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque([(0.0, 0)])
+
+    def rate(self, nbytes: int, seconds: float, lasting: float) -> float | None:
+        """One interval more; the rate at which it lasted, None as long as there are too few.
+
+        Of all times between once and 1.6 times `lasting` ago the one since which least has moved per second: then no
+        hole in the sequence, and no queue of acknowledgements, held back what later came at once.
+        """
+        last = self._points[-1]
+        now, total = last[0] + seconds, last[1] + nbytes
+        self._points.append((now, total))
+        while now - self._points[0][0] > 1.6 * lasting + _SLACK:
+            self._points.popleft()
+        rates = [(total - moved) / (now - at) for at, moved in self._points if now - at >= lasting - _SLACK]
+        return min(rates, default=None)
+
+
+class Best:
+    """The highest rate that lasted (bytes a second), and whether it still holds."""
+
+    def __init__(self) -> None:
+        self._run = _Run()
+        self._quiet = 0.0
+        self._parts: deque[list[float]] = deque(maxlen=PARTS)
+        self._recent: deque[tuple[float, float]] = deque()
+        self._recent_seconds = 0.0
+
+    @property
+    def value(self) -> float:
+        """The best of the last minute; 0 before the first."""
+        return max((part[1] for part in self._parts), default=0.0)
+
+    @property
+    def fallen_to(self) -> float | None:
+        """The best of the last pressed seconds if that is far below the best of the minute, else None."""
+        if self._recent_seconds < SETTLE:
+            return None
+        recent = max(rate for rate, _ in self._recent)
+        return recent if recent < CHANGED * self.value else None
+
+    def add(self, nbytes: int, seconds: float, *, lasting: float = LASTING, conclusive: bool = True) -> None:
+        """So much moved in an interval, and a rate counts once it has lasted for `lasting` seconds.
+
+        conclusive: false if something else than what is measured may have been the limit: that can raise the best, but
+        neither age nor refute it.
+        """
+        self._quiet = 0.0
+        mean = self._run.rate(nbytes, seconds, lasting)
+        if mean is None:
+            return
+        if not self._parts or (conclusive and self._parts[-1][0] >= MEMORY / PARTS):
+            self._parts.append([0.0, 0.0])
+        part = self._parts[-1]
+        part[1] = max(part[1], mean)
+        if conclusive:
+            part[0] += seconds
+            self._remember(mean, seconds)
+
+    def pause(self) -> None:
+        """Nothing pressed in this interval: what comes next does not follow what came before."""
+        self._run = _Run()
+
+    def lull(self, nbytes: int, seconds: float, lasting: float) -> None:
+        """An interval that is no measure itself: what comes next follows what came before only if it comes soon."""
+        self._quiet += seconds
+        if self._quiet >= lasting:
+            self.pause()
+        else:
+            self._run.rate(nbytes, seconds, lasting)
+
+    def drop_to(self, rate: float) -> None:
+        """What was known is no more true."""
+        self._parts.clear()
+        self._parts.append([0.0, rate])
+        self._forget_recent()
+
+    def excuse(self) -> None:
+        """What was low of late was so for another reason."""
+        self._forget_recent()
+
+    def _remember(self, rate: float, seconds: float) -> None:
+        self._recent.append((rate, seconds))
+        self._recent_seconds += seconds
+        while self._recent_seconds - self._recent[0][1] >= SETTLE:
+            self._recent_seconds -= self._recent.popleft()[1]
+
+    def _forget_recent(self) -> None:
+        self._recent.clear()
+        self._recent_seconds = 0.0
+
+
+@dataclass(slots=True)
+class _Loss:
+    sent: float = 0.0
+    resent: float = 0.0
+
+    def add(self, sent: int, resent: int) -> None:
+        if self.sent > LOSS_MEMORY:
+            self.sent, self.resent = self.sent / 2, self.resent / 2
+        self.sent += sent
+        self.resent += resent
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self.resent / self.sent) if self.sent >= LOSS_LEAST else 0.0
+
+
+@dataclass(slots=True)
+class Gauge:
+    """What is known of the way to one peer. rtt: seconds; rates: bytes a second. pressed_since: None while not pressed.
+
+    failed: a connection could not be opened.
+    """
+
+    rtt: float = 0.0
+    sent: Best = field(default_factory=Best)
+    received: Best = field(default_factory=Best)
+    losses: _Loss = field(default_factory=_Loss)
+    pressed_since: float | None = None
+    sending: float = 0.0
+    failed: bool = False
+
+    @property
+    def loss(self) -> float:
+        """Share of the bytes sent that had to be sent again, once a flow had found its rate; 0 if that is not known."""
+        return self.losses.share
+
+
+@dataclass(slots=True)
+class _Flow:
+    """What happened with one peer in an interval (bytes). pressed, touched: its connections that were at both ends, at
+    one end at least.
+    """
+
+    delivered: int = 0
+    received: int = 0
+    sent: int = 0
+    resent: int = 0
+    connections: int = 0
+    pressed: int = 0
+    touched: int = 0
+
+
+class Gauges:
+    """The gauges of one node."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, Gauge] = {}
+        self.up = Best()
+        self.down = Best()
+        #: Bytes that were delivered and received in all intervals so far.
+        self.delivered = 0
+        self.received = 0
+        self._last: dict[Hashable, Reading] = {}
+        self._read_at: dict[Hashable, float] = {}
+        self._told = Measures()
+
+    def read(self, readings: Mapping[Hashable, Reading], now: float) -> None:
+        """The counters of all connections that do anything, by whatever names connections; now: seconds."""
+        flows: dict[str, _Flow] = {}
+        span = 0.0
+        for key, reading in readings.items():
+            self._learn_rtt(reading)
+            before, since = self._last.get(key), now - self._read_at.get(key, now)
+            if before is not None and since < SHORTEST:
+                continue
+            self._last[key], self._read_at[key] = reading, now
+            if before is None or since > LONGEST or before.peer != reading.peer:
+                continue
+            span = max(span, since)
+            _count(flows.setdefault(reading.peer, _Flow()), before, reading, since)
+        if span:
+            self._take(flows, span, now)
+
+    def closed(self, key: Hashable) -> None:
+        """A connection is gone."""
+        self._last.pop(key, None)
+        self._read_at.pop(key, None)
+
+    def keep(self, peers: Iterable[str]) -> None:
+        """Forget all others than these."""
+        known = set(peers)
+        for peer in [peer for peer in self.paths if peer not in known]:
+            del self.paths[peer]
+
+    def round_trip(self, peer: str, seconds: float) -> None:
+        """A round trip was timed in another way than by the kernel; the least counts."""
+        self._learn_rtt(Reading(peer, rtt=seconds))
+
+    def failed(self, peer: str, failed: bool = True) -> None:
+        """A connection to this peer could not be opened; or one was, after all."""
+        if failed or peer in self.paths:
+            self.paths.setdefault(peer, Gauge()).failed = failed
+
+    def measures(self) -> Measures:
+        """What the hub is to know, to two digits. The same object as last time as long as nothing has really moved."""
+        paths = [
+            Path(
+                peer,
+                rtt=_two_digits(gauge.rtt),
+                sent=_two_digits(gauge.sent.value * _MBIT),
+                received=_two_digits(gauge.received.value * _MBIT),
+                loss=_two_digits(gauge.loss),
+                failed=gauge.failed,
+            )
+            for peer, gauge in sorted(self.paths.items())
+        ]
+        now = Measures(_two_digits(self.up.value * _MBIT), _two_digits(self.down.value * _MBIT), paths)
+        if _is_news(self._told, now):
+            self._told = now
+        return self._told
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _learn_rtt(self, reading: Reading) -> None:
+        gauge = self.paths.setdefault(reading.peer, Gauge())
+        if reading.rtt > 0:
+            gauge.rtt = min(gauge.rtt or reading.rtt, reading.rtt)
+
+    def _take(self, flows: Mapping[str, _Flow], span: float, now: float) -> None:
+        lasting = max((self._lasting(peer) for peer in flows), default=LASTING)
+        delivered = sum(flow.delivered for flow in flows.values())
+        received = sum(flow.received for flow in flows.values())
+        self.delivered += delivered
+        self.received += received
+        # Half of a peer's connections suffice: the last chunks leave them one by one.
+        pressed = {peer: flow for peer, flow in flows.items() if 2 * flow.pressed >= flow.connections}
+        self._take_sent(flows, pressed, span, now)
+        if pressed:
+            self.up.add(delivered, span, lasting=lasting, conclusive=len(pressed) > 1)
+            self._notice_changes(pressed)
+        elif any(flow.touched for flow in flows.values()):
+            self.up.lull(delivered, span, lasting)
+        else:
+            self.up.pause()
+        for peer, gauge in self.paths.items():
+            _take_received(gauge.received, flows[peer].received if peer in flows else 0, span, self._lasting(peer))
+        _take_received(self.down, received, span, lasting)
+
+    def _lasting(self, peer: str) -> float:
+        return min(LASTING_MOST, max(LASTING, LASTING_TRIPS * self.paths[peer].rtt))
+
+    def _take_sent(self, flows: Mapping[str, _Flow], pressed: Mapping[str, _Flow], span: float, now: float) -> None:
+        total = sum(flow.delivered for flow in flows.values()) / span
+        crowded = len(pressed) > 1 and total >= CROWDED * self.up.value
+        fair = FAIR * total / max(1, len(pressed))
+        for peer, gauge in self.paths.items():
+            flow = flows.get(peer)
+            gauge.sending = flow.delivered / span if flow is not None else 0.0
+            if flow is not None:
+                self._take_loss(gauge, flow, now)
+            if peer not in pressed:
+                gauge.pressed_since = None
+                if flow is not None and flow.touched:
+                    gauge.sent.lull(flow.delivered, span, self._lasting(peer))
+                else:
+                    gauge.sent.pause()
+                continue
+            if gauge.pressed_since is None:
+                gauge.pressed_since = now
+            conclusive = not (crowded and gauge.sending >= fair)
+            gauge.sent.add(pressed[peer].delivered, span, lasting=self._lasting(peer), conclusive=conclusive)
+
+    def _notice_changes(self, pressed: Iterable[str]) -> None:
+        fallen = {peer: self.paths[peer].sent.fallen_to for peer in pressed}
+        whole = self.up.fallen_to
+        if len(fallen) > 1 and whole is not None and None not in fallen.values():
+            self.up.drop_to(whole)
+            for peer in fallen:
+                self.paths[peer].sent.excuse()
+            return
+        for peer, rate in fallen.items():
+            if rate is not None:
+                self.paths[peer].sent.drop_to(rate)
+
+    def _take_loss(self, gauge: Gauge, flow: _Flow, now: float) -> None:
+        since = gauge.pressed_since
+        if since is not None and now - since >= RAMP + RAMP_TRIPS * gauge.rtt:
+            gauge.losses.add(flow.sent, flow.resent)
+
+
+def _count(flow: _Flow, before: Reading, after: Reading, since: float) -> None:
+    flow.delivered += max(0, after.delivered - before.delivered)
+    flow.received += max(0, after.received - before.received)
+    flow.sent += max(0, after.sent - before.sent)
+    flow.resent += max(0, after.resent - before.resent)
+    flow.connections += 1
+    if after.held - before.held < since / 2:
+        flow.pressed += bool(before.backlog and after.backlog)
+        flow.touched += bool(before.backlog or after.backlog)
+
+
+def _take_received(best: Best, received: int, span: float, lasting: float) -> None:
+    """Talk is no transfer, but a hole in the sequence that stops one for a while does not end it."""
+    if received >= TALK * span:
+        best.add(received, span, lasting=lasting, conclusive=False)
+    else:
+        best.lull(received, span, lasting)
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{value:.1e}")
+
+
+def _is_news(told: Measures, now: Measures) -> bool:
+    if len(told.paths) != len(now.paths) or _moved(told.up, now.up) or _moved(told.down, now.down):
+        return True
+    return any(
+        old.peer != new.peer
+        or old.failed != new.failed
+        or _moved(old.sent, new.sent)
+        or _moved(old.received, new.received)
+        or _moved(old.rtt, new.rtt, 0.001)
+        or _moved(old.loss, new.loss, 0.002)
+        for old, new in zip(told.paths, now.paths, strict=True)
+    )
+
+
+def _moved(told: float, now: float, least: float = 0.0) -> bool:
+    """Whether a figure differs by more than noise does. least: a difference that never matters."""
+    return abs(now - told) > max(least, NEWS * told)

@@ -1,0 +1,495 @@
+"""Whom to probe when, and whose probes to answer: short bursts of junk whose rate the gauges see. Sans-I/O.
+
+Theory of operation. A probe is a request: the asked node sends junk for at most some seconds, and the asker tells it to
+stop as soon as the rate is steady. What is seen of it is seen by the gauges of both, as of any transfer; this file only
+decides that junk flows. A node is asked by one other at a time, and asks for one purpose at a time:
+
+- *paths*: of each other region, one peer. All nodes order the nodes of a region alike, differently for each pair of
+  regions; the first in line probes at once, the next one later, so that they do not measure each other's shares.
+- its *downlink*: several peers at a time, near ones first.
+- its *uplink*: it offers its junk to several peers, and those that have time ask for it.
+
+Unmeasured comes before stale. While chunks flow nobody probes: what flows is measured. Both sides count what probes
+cost, in a bucket for each direction: a node sends no junk beyond it, whoever asks, and asks for none beyond it.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from p2psync.protocol.messages import Junk, Message, Probe, ProbeEnd, ProbeOffer
+from p2psync.swarm.budget import Budget, ProbeConfig, Steady
+from p2psync.swarm.gauges import Best, Gauges
+
+#: Round trips (seconds) within which peers whose regions nobody gave count as one region.
+NEAR = 0.005
+#: Seconds of grace after which an answer will not come any more.
+GRACE = 1.0
+_NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a message to a peer."""
+
+    peer: str
+    message: Probe | ProbeEnd | ProbeOffer
+
+
+@dataclass(frozen=True, slots=True)
+class Pump:
+    """Send junk to a peer: so many bytes, and none after `until`. Say `pumped` when it is done."""
+
+    peer: str
+    size: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopPump:
+    """Send no more junk to a peer; say `pumped`."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expel:
+    """Hang up on a peer that sends junk nobody asked for."""
+
+    peer: str
+    reason: str
+
+
+ProbeAction: TypeAlias = Tell | Pump | StopPump | Expel
+
+
+@dataclass(slots=True)
+class _Job:
+    """Something to measure, when it is due, and how often that came to nothing since it was done."""
+
+    due: float
+    tries: int = 0
+    done: bool = False
+
+
+@dataclass(slots=True)
+class _Asking:
+    """The probe that this node asked for. job: None for one that was offered."""
+
+    job: _Job | None
+    token: int
+    peers: set[str]
+    until: float
+    steady: Steady
+    refused: bool = False
+    got: int = 0
+
+
+@dataclass(slots=True)
+class _Sending:
+    """The probe that this node sends. job: of its own offer, None if it was asked. granted: bytes to each peer.
+
+    An own offer waits until all have answered, and then pumps to all at once;
+    """
+
+    job: _Job | None
+    token: int
+    until: float
+    steady: Steady
+    offered: set[str] = field(default_factory=set)
+    granted: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    pumping: bool = False
+
+
+@dataclass(slots=True)
+class _Peer:
+    """served_at: when it last got junk. owed: bytes it was asked for and has not sent. asked: whether it ever was."""
+
+    region: str
+    served_at: float = -_NEVER
+    owed: int = 0
+    asked: bool = False
+
+
+class Prober:
+    """The probing of one node."""
+
+    def __init__(self, node: str, region: str, config: ProbeConfig, gauges: Gauges, rng: random.Random) -> None:
+        self._node = node
+        self._region = region
+        self._config = config
+        self._gauges = gauges
+        self._rng = rng
+        self._peers: dict[str, _Peer] = {}
+        self._mates: list[str] = []
+        self._regions: dict[str, _Job] = {}
+        self._down: _Job | None = None
+        self._up: _Job | None = None
+        self._asking: _Asking | None = None
+        self._sending: _Sending | None = None
+        self._up_budget = Budget(config)
+        self._down_budget = Budget(config)
+        self._flowing = False
+        self._actions: list[ProbeAction] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether junk flows, or is about to."""
+        return self._asking is not None or self._sending is not None
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are actions to be done."""
+        return bool(self._actions)
+
+    def members(self, mates: Iterable[str]) -> None:
+        """The names of the nodes that have this node's region, connected or not."""
+        self._mates = [name for name in mates if name != self._node]
+
+    def peer_up(self, name: str, region: str, now: float) -> None:
+        """A peer is connected; to be said once."""
+        self._peers[name] = _Peer(region)
+        if self._down is None:
+            self._down = self._job(now + self._config.settle)
+            self._up = self._job(now + self._config.settle)
+
+    def again(self, name: str, now: float) -> None:
+        """The connections to a peer have changed so much that what was measured over them is no more true."""
+        peer = self._peers.get(name)
+        job = self._regions.get(self._region_of(name)) if peer is not None else None
+        if job is not None and peer is not None and peer.asked:
+            job.due = min(job.due, now + self._config.pause)
+
+    def peer_down(self, name: str, now: float) -> None:
+        """A peer is gone."""
+        self._peers.pop(name, None)
+        if self._asking is not None:
+            self._answered(self._asking, name, refused=False, now=now)
+        if self._sending is not None:
+            self._refused(self._sending, name, now)
+            self._sent(name, 0, now)
+
+    def receive(self, name: str, message: Message, now: float) -> None:
+        """A message of a connected peer."""
+        peer = self._peers.get(name)
+        if peer is None:
+            return
+        match message:
+            case Probe():
+                self._on_probe(name, peer, message, now)
+            case Junk():
+                self._on_junk(name, peer, len(message.data))
+            case ProbeOffer():
+                self._on_offer(name, message.token, now)
+            case ProbeEnd():
+                self._on_end(name, message, now)
+            case _:
+                pass
+
+    def pumped(self, name: str, sent: int, now: float) -> None:
+        """A pump has ended, for whatever reason, after so many bytes."""
+        sending = self._sending
+        if sending is not None and name in sending.granted:
+            self._tell(name, ProbeEnd(sending.token, sent))
+            self._sent(name, sent, now)
+
+    def poll(self, flowing: bool, now: float) -> None:
+        """Do what is due. flowing: whether chunks flow, or did a moment ago."""
+        self._flowing = flowing
+        if flowing:
+            self._give_way(now)
+            return
+        if self._asking is not None:
+            self._watch_asking(self._asking, now)
+        if self._sending is not None:
+            self._watch_sending(self._sending, now)
+        if self._asking is None:
+            self._ask_due(now)
+        if self._sending is None:
+            self._offer_due(now)
+
+    def actions(self) -> list[ProbeAction]:
+        """What is to be done now, in order; empties the list."""
+        done, self._actions = self._actions, []
+        return done
+
+    # ---- asking ----------------------------------------------------------------------------------------------------
+
+    def _ask_due(self, now: float) -> None:
+        self._plan_regions(now)
+        jobs: list[tuple[int, float, str | None]] = [
+            (job.tries, job.due, region) for region, job in self._regions.items() if job.due <= now
+        ]
+        if self._down is not None and self._down.due <= now:
+            jobs.append((self._down.tries, self._down.due, None))
+        if not jobs:
+            return
+        region = min(jobs, key=lambda job: job[:2])[2]
+        if region is None:
+            assert self._down is not None
+            self._ask(self._down, self._fan(self._down, self._config.down_fan), now)
+        else:
+            line, job = self._in_line(region), self._regions[region]
+            # Whoever has had no time again and again is passed over.
+            self._ask(job, [line[job.tries // self._config.tries % len(line)]], now)
+
+    def _ask(self, job: _Job, peers: list[str], now: float) -> None:
+        left = self._left(self._down_budget, self._gauges.down, self._down, now)
+        size = min(self._config.most, left // max(1, len(peers)))
+        if not peers or size < self._config.least:
+            self._put_off(job, now, self._config.tired)
+            return
+        seconds = self._seconds(peers)
+        asking = _Asking(job, self._rng.getrandbits(32), set(peers), now + seconds + GRACE, self._steady(peers))
+        job.tries += 1
+        self._await(asking, size, seconds)
+
+    def _await(self, asking: _Asking, size: int, seconds: float) -> None:
+        self._asking = asking
+        for name in sorted(asking.peers):
+            self._peers[name].owed += size
+            self._peers[name].asked = True
+            self._tell(name, Probe(asking.token, size, seconds))
+
+    def _watch_asking(self, asking: _Asking, now: float) -> None:
+        # Whether an uplink is known is for the one who offered it to see.
+        steady = asking.steady.reached(self._gauges.received, now) and asking.job is not None and asking.got > 0
+        if steady or now >= asking.until:
+            self._end_asking(asking, now)
+
+    def _end_asking(self, asking: _Asking, now: float) -> None:
+        for name in sorted(asking.peers):
+            self._tell(name, Probe(asking.token, 0, 0.0))
+        self._asking = None
+        if asking.job is not None:
+            self._judge(asking.job, asking.got >= self._config.least and not asking.refused, now)
+
+    def _answered(self, asking: _Asking, name: str, *, refused: bool, now: float) -> None:
+        if name in asking.peers:
+            asking.peers.discard(name)
+            asking.refused = asking.refused or refused
+            if not asking.peers or asking.refused:
+                self._end_asking(asking, now)
+
+    def _on_junk(self, name: str, peer: _Peer, size: int) -> None:
+        peer.owed -= size
+        self._down_budget.spend(size)
+        if peer.owed < 0:
+            self._actions.append(Expel(name, "it sends junk that nobody asked it for"))
+        if self._asking is not None and name in self._asking.peers:
+            self._asking.got += size
+
+    def _on_end(self, name: str, end: ProbeEnd, now: float) -> None:
+        if self._asking is not None and end.token == self._asking.token:
+            self._answered(self._asking, name, refused=end.sent == 0, now=now)
+        elif self._sending is not None and end.token == self._sending.token:
+            self._refused(self._sending, name, now)
+
+    def _on_offer(self, name: str, token: int, now: float) -> None:
+        size = min(self._config.most, self._left(self._down_budget, self._gauges.down, self._down, now))
+        if self._flowing or self._asking is not None or size < self._config.least:
+            self._tell(name, ProbeEnd(token, 0))
+            return
+        seconds = self._seconds([name])
+        self._await(_Asking(None, token, {name}, now + seconds + GRACE, self._steady([name])), size, seconds)
+
+    # ---- sending ---------------------------------------------------------------------------------------------------
+
+    def _on_probe(self, name: str, peer: _Peer, probe: Probe, now: float) -> None:
+        sending = self._sending
+        if probe.size == 0:
+            if sending is not None and sending.token == probe.token and name in sending.granted:
+                self._stop(sending, name, now)
+            return
+        mine = sending is not None and sending.token == probe.token and name in sending.offered
+        size = self._grant(probe.size, peer, mine, now)
+        if not size:
+            self._tell(name, ProbeEnd(probe.token, 0))
+            return
+        seconds = min(probe.seconds, self._config.longest)
+        if sending is None:
+            sending = self._sending = _Sending(None, probe.token, now + seconds, self._steady([name]))
+        sending.offered.discard(name)
+        sending.granted[name] = size
+        sending.seconds = max(sending.seconds, seconds)
+        peer.served_at = now
+        self._up_budget.spend(size)
+        if not sending.offered:
+            self._pump(sending, now)
+
+    def _pump(self, sending: _Sending, now: float) -> None:
+        """All have answered, or had time to."""
+        sending.pumping = True
+        sending.offered.clear()
+        sending.until = now + sending.seconds
+        sending.steady = self._steady(sending.granted)
+        self._actions += [Pump(name, size, sending.until) for name, size in sorted(sending.granted.items())]
+
+    def _stop(self, sending: _Sending, name: str, now: float) -> None:
+        """A peer wants no more."""
+        if sending.pumping:
+            self._actions.append(StopPump(name))
+            return
+        self._sent(name, 0, now)
+
+    def _grant(self, wished: int, peer: _Peer, mine: bool, now: float) -> int:
+        """Bytes that a peer may have; 0: none now. mine: it takes up this node's own offer."""
+        free = self._sending is None and now - peer.served_at >= self._config.cooling
+        if self._flowing or not (mine or free):
+            return 0
+        left = self._left(self._up_budget, self._gauges.up, self._up, now)
+        if mine and self._sending is not None:
+            left //= 1 + len(self._sending.offered)
+        size = min(wished, left, self._config.most)
+        return size if size >= min(wished, self._config.least) else 0
+
+    def _sent(self, name: str, sent: int, now: float) -> None:
+        """What was granted to a peer is used up, or will not be used."""
+        sending = self._sending
+        if sending is None:
+            return
+        granted = sending.granted.pop(name, None)
+        if granted is not None:
+            self._up_budget.spend(sent - granted)
+        if not sending.granted and not sending.offered:
+            self._end_sending(sending, now)
+
+    def _refused(self, sending: _Sending, name: str, now: float) -> None:
+        """An offer does not suit a peer: with all or with none."""
+        if name in sending.offered:
+            self._call_off(sending, now)
+
+    def _call_off(self, sending: _Sending, now: float) -> None:
+        """Before anything was pumped."""
+        for name, size in sorted(sending.granted.items()):
+            self._up_budget.spend(-size)
+            self._tell(name, ProbeEnd(sending.token, 0))
+        sending.granted.clear()
+        sending.offered.clear()
+        self._end_sending(sending, now)
+
+    def _end_sending(self, sending: _Sending, now: float) -> None:
+        self._sending = None
+        if sending.job is not None:
+            self._judge(sending.job, sending.pumping, now)
+
+    def _watch_sending(self, sending: _Sending, now: float) -> None:
+        if not sending.pumping:
+            if now < sending.until:
+                return
+            # Who has not answered by now will not.
+            self._call_off(sending, now)
+            return
+        steady = sending.job is not None and sending.steady.reached(self._gauges.delivered, now)
+        if steady or now >= sending.until + GRACE:
+            self._actions += [StopPump(name) for name in sorted(sending.granted)]
+
+    def _offer_due(self, now: float) -> None:
+        job = self._up
+        if job is None or job.due > now:
+            return
+        peers = self._fan(job, self._config.up_fan)
+        left = self._left(self._up_budget, self._gauges.up, self._up, now)
+        if not peers or left < self._config.least * (len(peers) + 1):
+            self._put_off(job, now, self._config.tired)
+            return
+        token = self._rng.getrandbits(32)
+        self._sending = _Sending(job, token, now + GRACE, self._steady(peers), offered=set(peers))
+        job.tries += 1
+        for name in peers:
+            self._tell(name, ProbeOffer(token))
+
+    # ---- what, and when --------------------------------------------------------------------------------------------
+
+    def _give_way(self, now: float) -> None:
+        """Chunks flow: what is under way ends, and what was due waits."""
+        if self._asking is not None:
+            job, self._asking.job = self._asking.job, None
+            self._end_asking(self._asking, now)
+            if job is not None:
+                self._put_off(job, now, self._config.pause)
+        if self._sending is not None:
+            job, self._sending.job = self._sending.job, None
+            if job is not None:
+                self._put_off(job, now, self._config.pause)
+            if self._sending.pumping:
+                self._actions += [StopPump(name) for name in sorted(self._sending.granted)]
+            else:
+                self._call_off(self._sending, now)
+
+    def _judge(self, job: _Job, done: bool, now: float) -> None:
+        """A probe has ended."""
+        if done:
+            job.due = now + self._config.stale * (0.75 + 0.5 * self._rng.random())
+            job.tries, job.done = 0, True
+        else:
+            self._put_off(job, now, self._config.pause)
+
+    def _put_off(self, job: _Job, now: float, pause: float) -> None:
+        job.due = now + pause * (0.5 + self._rng.random())
+
+    def _job(self, due: float) -> _Job:
+        return _Job(due + self._config.spread * self._rng.random())
+
+    def _left(self, budget: Budget, best: Best, job: _Job | None, now: float) -> int:
+        return budget.left(best.value, now, known=job is not None and job.done)
+
+    def _plan_regions(self, now: float) -> None:
+        """A job for each region that a peer is in, later the later this node is in line for it."""
+        regions = {self._region_of(name) for name in self._peers} - {self._region}
+        for region in [region for region in self._regions if region not in regions]:
+            del self._regions[region]
+        for region in sorted(regions - self._regions.keys()):
+            line = _line([self._node, *self._mates], self._region, region)
+            self._regions[region] = self._job(now + line.index(self._node) * self._config.rank_wait)
+
+    def _in_line(self, region: str) -> list[str]:
+        """The peers of a region, in the order in which that region's nodes probe this one's."""
+        return _line([name for name in self._peers if self._region_of(name) == region], region, self._region)
+
+    def _region_of(self, name: str) -> str:
+        """A peer's region. Where nobody gave one, a peer that is far away is a region of its own."""
+        region = self._peers[name].region
+        if region:
+            return region
+        return self._region if self._rtt(name) <= NEAR else f"?{name}"
+
+    def _fan(self, job: _Job, count: int) -> list[str]:
+        """Peers to measure this node's own links with: near ones first, then those that give most, else at random."""
+
+        def order(name: str) -> tuple[bool, float, float]:
+            path = self._gauges.paths.get(name)
+            best = max(path.sent.value, path.received.value) if path is not None else 0.0
+            return self._region_of(name) != self._region, -best, self._rng.random()
+
+        ordered = sorted(self._peers, key=order)
+        near = [name for name in ordered if self._region_of(name) == self._region]
+        # Those of one region far away share the way to it.
+        firsts = {self._region_of(name): name for name in reversed(ordered)}
+        ordered.sort(key=lambda name: firsts[self._region_of(name)] != name)
+        # All of them must have time; where they never have, it is tried with fewer, down to the best one.
+        return (near if len(near) > 1 else ordered)[: max(1, count - job.tries // self._config.tries)]
+
+    def _rtt(self, name: str) -> float:
+        path = self._gauges.paths.get(name)
+        return path.rtt if path is not None else 0.0
+
+    def _seconds(self, peers: Iterable[str]) -> float:
+        farthest = max((self._rtt(name) for name in peers), default=0.0)
+        return min(self._config.longest, self._config.shortest + self._config.trips * farthest)
+
+    def _steady(self, peers: Iterable[str]) -> Steady:
+        return Steady(max((self._rtt(name) for name in peers), default=0.0))
+
+    def _tell(self, name: str, message: Probe | ProbeEnd | ProbeOffer) -> None:
+        self._actions.append(Tell(name, message))
+
+
+def _line(names: Iterable[str], home: str, other: str) -> list[str]:
+    """The nodes of region `home` in the order in which they probe region `other`: the same wherever it is computed."""
+    return sorted(names, key=lambda name: (zlib.crc32(f"{home}\0{other}\0{name}".encode()), name))

@@ -1,0 +1,289 @@
+"""Measuring over real sockets: counters, junk, streams opened and closed beside what flows, congestion control."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import struct
+from collections.abc import Callable
+
+import pytest
+import uvloop
+from peer_parts import SHORT, Raw, Run, Told, hello, until
+
+from p2psync.errors import UsageError
+from p2psync.net import measuring as measuring_module
+from p2psync.net import peers, tcp
+from p2psync.net.measuring import MeasureConfig, Measuring
+from p2psync.protocol.messages import Chunk, Junk, Message, Probe, ProbeEnd, WantStreams
+from p2psync.swarm.budget import ProbeConfig
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    found: Run = request.param
+    return found
+
+
+#: Probes at once, for as long as a rate must last.
+SOON = ProbeConfig(settle=0.0, spread=0.0, shortest=0.9, most=1 << 30, allowance=2 << 30, cooling=0.0)
+#: Probes nobody, and has little to give.
+POOR = ProbeConfig(settle=1e6, allowance=16 << 20, share=0.0, cooling=0.0)
+
+
+def measured(told: Told, *, loopback: bool = True, config: ProbeConfig = SOON) -> Measuring:
+    """Measuring put to a peer table, as a runner does it."""
+    made = Measuring(
+        told.info,
+        told.table,
+        random.Random(told.name),
+        MeasureConfig(loopback=loopback, probing=config),
+        streams=0,
+        congestion="",
+    )
+    events, up, down, message = told.table._events, told._up, told.down.append, told.messages.append
+
+    def on_up(name: str, region: str) -> bool:
+        accepted = up(name, region)
+        if accepted:
+            made.peer_up(name, region)
+        return accepted
+
+    def on_down(name: str) -> None:
+        down(name)
+        made.peer_down(name)
+
+    def on_message(name: str, what: Message) -> None:
+        if not made.message(name, what):
+            message((name, what))
+
+    events.up, events.down, events.message = on_up, on_down, on_message
+    made.start()
+    return made
+
+
+async def stop(*things: Measuring | Told) -> None:
+    for thing in things:
+        if isinstance(thing, Measuring):
+            thing.stop()
+        else:
+            await thing.table.close()
+
+
+def test_two_that_know_nothing_of_each_other_probe_and_know_rates_and_round_trips(run: Run) -> None:
+    async def check() -> None:
+        a, b = await Told("a", streams=2).listen(), await Told("b").listen()
+        one, other = measured(a), measured(b)
+        a.table.dial(b.info)
+        # Nothing here holds junk up but its pumps, so that only what comes is a measure.
+        await until(lambda: one.gauges.down.value and other.gauges.down.value)
+        path = one.gauges.measures().paths[0]
+        assert path.peer == "b"
+        assert 0 < path.rtt < 0.1
+        assert path.received > 1
+        assert one.junk_sent and other.junk_sent
+        assert not a.messages and not b.messages
+        await stop(one, other, a, b)
+
+    run(check())
+
+
+def test_nodes_on_one_machine_do_not_probe_each_other(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring_module, "TICK", 0.01)
+
+    async def check() -> None:
+        a, b = await Told("a").listen(), await Told("b").listen()
+        one, other = measured(a, loopback=False), measured(b, loopback=False)
+        a.table.dial(b.info)
+        await until(lambda: a.up and one._fresh == {} and other._fresh == {})
+        for _ in range(5):
+            one._prober.poll(False, 1e9)
+        assert one._prober.actions() == []
+        await stop(one, other, a, b)
+
+    run(check())
+
+
+def test_junk_ends_at_what_was_granted_and_a_greedy_peer_gets_no_more(run: Run) -> None:
+    async def check() -> None:
+        a = await Told("a").listen()
+        one = measured(a, config=POOR)
+        raw = await Raw.dial(a.port, hello("x"))
+        await until(lambda: a.up)
+        got = 0
+        for token in range(12):
+            raw.say(Probe(token, 1 << 30, 60.0))
+            ended = False
+            while not ended:
+                for message in await raw.hear():
+                    if isinstance(message, Junk):
+                        got += len(message.data)
+                    ended = ended or (isinstance(message, ProbeEnd) and message.token == token)
+        assert POOR.allowance * 0.9 < got <= POOR.allowance * 1.05
+        await stop(one, a)
+
+    run(check())
+
+
+def test_chunks_end_junk(run: Run) -> None:
+    async def check() -> None:
+        a = await Told("a").listen()
+        one = measured(a, config=POOR)
+        raw = await Raw.dial(a.port, hello("x"))
+        await until(lambda: a.up)
+        raw.say(Probe(7, 1 << 30, 60.0))  # and reads nothing, so that it lasts
+        await until(lambda: one._pumps._flows)
+        assert a.table.send_chunk("x", SHORT, 1, bytes(1000))
+        await until(lambda: not one._pumps._flows)
+        sent = one.junk_sent
+        raw.say(Probe(8, 1 << 30, 60.0))
+        ends: list[ProbeEnd] = []
+        while len(ends) < 2:
+            ends += [m for m in await raw.hear() if isinstance(m, ProbeEnd)]
+        assert ends[1] == ProbeEnd(8, 0)
+        assert one.junk_sent == sent
+        await stop(one, a)
+
+    run(check())
+
+
+def test_junk_that_nobody_asked_for_ends_the_connection(run: Run) -> None:
+    async def check() -> None:
+        a = await Told("a").listen()
+        one = measured(a, config=POOR)
+        raw = await Raw.dial(a.port, hello("x"))
+        await until(lambda: a.up)
+        raw.say(Junk(memoryview(bytes(1000))))
+        await raw.hung_up()
+        assert a.down == ["x"]
+        await stop(one, a)
+
+    run(check())
+
+
+def test_streams_are_opened_and_closed_beside_what_flows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "IDLE", 0.05)
+    monkeypatch.setattr(peers, "MORE_EVERY", 0.0)
+
+    async def check() -> None:
+        a, b = await Told("a", streams=2).listen(), await Told("b").listen()
+        a.table.dial(b.info)
+        await until(lambda: len(a.table.streams("b")) == len(b.table.streams("a")) == 2)
+        a.table.set_streams("b", 6)
+        a.table.set_streams("b", 6)  # said again before they stand, it opens no more
+        await until(lambda: len(b.table.streams("a")) == 6)
+        data = random.Random(0).randbytes(1 << 20)
+        sent = 0
+        while len(a.table.streams("b")) > 1 or len(b.table.streams("a")) > 1:
+            a.table.set_streams("b", 1)
+            for table, peer in ((a.table, "b"), (b.table, "a")):
+                assert table.send_chunk(peer, SHORT, sent, data)
+            sent += 1
+            await asyncio.sleep(0.01)
+            if sent % 20 == 0:
+                await asyncio.sleep(0.1)  # all are idle for once
+        for told in (a, b):
+            await until(lambda told=told: len(told.messages) == sent)  # type: ignore[misc]
+            chunks = [message for _, message in told.messages if isinstance(message, Chunk)]
+            assert sorted(chunk.index for chunk in chunks) == list(range(sent))
+            assert all(bytes(chunk.data) == data for chunk in chunks)
+            await until(lambda told=told: told.flushed == sent * len(data))  # type: ignore[misc]
+        assert not a.down and not b.down
+        await stop(a, b)
+
+    run(check())
+
+
+def test_the_side_that_was_dialled_asks_the_other_one_for_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring_module, "TEND_EVERY", 0.0)
+
+    async def check() -> None:
+        a, b = await Told("a", streams=2).listen(), await Told("b").listen()
+        one, other = measured(a, loopback=False), measured(b, loopback=False)
+        a.table.dial(b.info)
+        await until(lambda: a.up and b.up)
+        other._policy.wanted = lambda name: 5  # type: ignore[method-assign]
+        await until(lambda: len(b.table.streams("a")) == 5)
+        assert not any(isinstance(message, WantStreams) for _, message in a.messages)
+        await stop(one, other, a, b)
+
+    run(check())
+
+
+def test_connections_get_the_congestion_control_that_was_chosen(run: Run) -> None:
+    async def check() -> None:
+        a = Told("a", streams=2, congestion="reno")
+        b = await Told("b", congestion="reno").listen()
+        a.table.dial(b.info)
+        await until(lambda: a.up and b.up)
+        for stream in [*a.table.streams("b"), *b.table.streams("a")]:
+            assert tcp.congestion_of(stream._socket) == "reno"
+        await stop(a, b)
+
+    run(check())
+
+
+def test_a_round_trip_is_timed_where_the_kernel_tells_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "_TCP_INFO", None)
+
+    async def check() -> None:
+        a, b = await Told("a").listen(), await Told("b").listen()
+        a.table.dial(b.info)
+        await until(lambda: a.up and b.up)
+        stream = a.table.streams("b")[0]
+        stream.ping(5)
+        await until(lambda: stream.round_trip)
+        a.table.send_chunk("b", SHORT, 0, bytes(100_000))
+        await until(lambda: b.messages)
+        reading = stream.reading()
+        assert reading.delivered > 100_000
+        assert reading.rtt == stream.round_trip < 1
+        assert b.table.streams("a")[0].reading().received > 100_000
+        await stop(a, b)
+
+    run(check())
+
+
+def test_the_kernels_counters_are_read_where_they_stand() -> None:
+    data = bytearray(232)
+    struct.pack_into("<I", data, 16, 1448)  # tcpi_snd_mss
+    struct.pack_into("<I", data, 28, 3)  # tcpi_sacked
+    struct.pack_into("<QQ", data, 120, 10_000, 777)  # tcpi_bytes_acked, tcpi_bytes_received
+    struct.pack_into("<II", data, 144, 55, 20_000)  # tcpi_notsent_bytes, tcpi_min_rtt
+    struct.pack_into("<QQQ", data, 168, 9_000_000, 250_000, 500_000)  # busy, rwnd_limited, sndbuf_limited
+    struct.pack_into("<QQ", data, 200, 20_000, 300)  # tcpi_bytes_sent, tcpi_bytes_retrans
+    assert tcp.parse_info(bytes(data), 23) == tcp.TcpInfo(14_344, 800, 20_000, 300, 55, 0.02, 0.75)
+    assert tcp.parse_info(bytes(data[:215])) is None
+
+
+def test_the_kernel_agrees_about_a_connection_of_this_machine() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        with receiver:
+            sender.sendall(bytes(50_000))
+            left = 50_000
+            while left:
+                left -= len(receiver.recv(left))
+            sent, received = tcp.tcp_info(sender), tcp.tcp_info(receiver)
+    assert sent is not None and received is not None
+    assert sent.sent >= 50_000
+    assert received.received == 50_000
+    assert 0 < sent.rtt < 1
+
+
+@pytest.mark.parametrize(
+    ("wish", "offered", "chosen"),
+    [("auto", {"bbr", "cubic"}, "bbr"), ("auto", {"cubic", "reno"}, "cubic"), ("auto", set(), ""), ("", set(), "")],
+)
+def test_the_best_congestion_control_to_be_had_is_taken(
+    wish: str, offered: set[str], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has: Callable[[str], bool] = offered.__contains__
+    monkeypatch.setattr(tcp, "offers", has)
+    assert tcp.choose_congestion(wish) == chosen
+
+
+def test_one_that_is_not_to_be_had_is_one_line() -> None:
+    with pytest.raises(UsageError, match="--congestion quic is not offered here"):
+        tcp.choose_congestion("quic")

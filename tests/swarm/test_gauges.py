@@ -1,0 +1,200 @@
+"""What connections' counters show: rates that lasted, changes, loss, round trips, and what is no measure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable
+
+import pytest
+
+from p2psync.swarm.gauges import Best, Gauges, Reading
+
+MBIT = 125_000
+TICK = 0.25
+
+
+class Feed:
+    """Gauges fed by connections of given rates (Mbit/s), one of each peer unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.gauges = Gauges()
+        self.now = 0.0
+        self.counters: dict[Hashable, Reading] = {}
+
+    def run(
+        self,
+        seconds: float,
+        sent: dict[str, float] | None = None,
+        received: dict[str, float] | None = None,
+        *,
+        pressed: bool = True,
+        loss: float = 0.0,
+        rtt: float = 0.02,
+        held: bool = False,
+        tick: float = TICK,
+    ) -> Gauges:
+        sent, received = sent or {}, received or {}
+        for _ in range(round(seconds / tick)):
+            self.now += tick
+            for peer in {*sent, *received}:
+                before = self.counters.get(peer, Reading(peer))
+                out = int(sent.get(peer, 0) * MBIT * tick)
+                self.counters[peer] = Reading(
+                    peer,
+                    delivered=before.delivered + out,
+                    received=before.received + int(received.get(peer, 0) * MBIT * tick),
+                    sent=before.sent + out,
+                    resent=before.resent + int(out * loss),
+                    backlog=int(pressed and peer in sent),
+                    rtt=rtt,
+                    held=before.held + tick * held,
+                )
+            self.gauges.read(dict(self.counters), self.now)
+        return self.gauges
+
+
+def mbit(best: Best) -> float:
+    return best.value / MBIT
+
+
+def test_a_pressed_path_has_the_rate_that_it_gave() -> None:
+    gauges = Feed().run(3, {"a": 50, "b": 20}, {"a": 10})
+    assert mbit(gauges.paths["a"].sent) == pytest.approx(50)
+    assert mbit(gauges.paths["b"].sent) == pytest.approx(20)
+    assert mbit(gauges.paths["a"].received) == pytest.approx(10)
+    assert mbit(gauges.up) == pytest.approx(70)
+    assert mbit(gauges.down) == pytest.approx(10)
+
+
+def test_what_is_not_pressed_or_is_held_up_by_the_peer_is_no_measure() -> None:
+    assert Feed().run(3, {"a": 50}, pressed=False).paths["a"].sent.value == 0
+    assert Feed().run(3, {"a": 50}, held=True).paths["a"].sent.value == 0
+
+
+def test_talk_is_no_transfer() -> None:
+    assert Feed().run(3, received={"a": 0.3}).paths["a"].received.value == 0
+
+
+def test_a_burst_that_does_not_last_is_no_rate() -> None:
+    feed = Feed()
+    feed.run(2, {"a": 10})
+    feed.run(0.25, {"a": 200})
+    feed.run(2, {"a": 10})
+    assert mbit(feed.gauges.paths["a"].sent) < 110  # over half a second and more
+    feed = Feed()
+    feed.run(0.5, {"a": 200})
+    assert feed.gauges.paths["a"].sent.value == 0
+
+
+def test_what_comes_at_once_when_a_hole_is_filled_is_not_faster() -> None:
+    """Receiving at 20 Mbit/s, in order only in lumps: 0.4 s of nothing, then all of it."""
+    best = Best()
+    for i in range(40):
+        best.add(int(20 * MBIT * 0.5) if i % 5 == 4 else 0, 0.1)
+    assert mbit(best) <= 20 * 1.01
+
+
+def test_a_ramp_does_not_hide_the_rate_that_it_leads_to() -> None:
+    best = Best()
+    for i in range(20):
+        best.add(int(min(80, 2 * 2**i) * MBIT * 0.1), 0.1)
+    assert mbit(best) == pytest.approx(80, rel=0.01)
+
+
+def test_a_path_cut_to_a_tenth_shows_within_three_seconds() -> None:
+    feed = Feed()
+    feed.run(10, {"a": 50, "b": 20})
+    feed.run(3, {"a": 5, "b": 20})
+    assert mbit(feed.gauges.paths["a"].sent) == pytest.approx(5)
+    assert mbit(feed.gauges.paths["b"].sent) == pytest.approx(20)
+    feed.run(3, {"a": 50, "b": 20})
+    assert mbit(feed.gauges.paths["a"].sent) == pytest.approx(50)
+
+
+def test_an_uplink_cut_to_a_tenth_is_not_blamed_on_the_paths() -> None:
+    feed = Feed()
+    feed.run(10, {"a": 50, "b": 20})
+    feed.run(4, {"a": 5, "b": 2})
+    assert mbit(feed.gauges.up) == pytest.approx(7)
+    assert mbit(feed.gauges.paths["a"].sent) == pytest.approx(50)
+    assert mbit(feed.gauges.paths["b"].sent) == pytest.approx(20)
+
+
+def test_sharing_an_uplink_makes_no_path_slow() -> None:
+    feed = Feed()
+    feed.run(2, {"a": 100})
+    feed.run(90, dict.fromkeys("abcdefghijkl", 100 / 12))
+    assert mbit(feed.gauges.paths["a"].sent) == pytest.approx(100)
+    assert mbit(feed.gauges.up) == pytest.approx(100, rel=0.01)
+
+
+def test_small_transfers_and_ramps_refute_nothing() -> None:
+    feed = Feed()
+    feed.run(3, {"a": 100})
+    for _ in range(20):
+        feed.run(0.75, {"a": 10})
+        feed.run(0.75, {"a": 100})
+        feed.run(5, {"a": 0}, pressed=False)
+    assert mbit(feed.gauges.paths["a"].sent) == pytest.approx(100)
+
+
+def test_the_best_is_kept_while_nothing_flows_and_forgotten_after_a_minute_under_pressure() -> None:
+    feed = Feed()
+    feed.run(3, {"a": 100})
+    feed.run(600, {"a": 0}, pressed=False)
+    assert mbit(feed.gauges.paths["a"].sent) == pytest.approx(100)
+    feed.run(30, {"a": 60})
+    assert mbit(feed.gauges.paths["a"].sent) == pytest.approx(100)
+    feed.run(60, {"a": 60})
+    assert mbit(feed.gauges.paths["a"].sent) == pytest.approx(60)
+
+
+def test_loss_is_that_of_flows_that_have_found_their_rate() -> None:
+    feed = Feed()
+    feed.run(1, {"a": 50}, loss=0.4)
+    feed.run(5, {"a": 50}, loss=0.01)
+    assert feed.gauges.paths["a"].loss == pytest.approx(0.01, abs=0.001)
+
+
+def test_round_trips_are_the_least_seen() -> None:
+    feed = Feed()
+    feed.run(1, {"a": 1}, rtt=0.05)
+    feed.run(1, {"a": 1}, rtt=0.08)
+    feed.gauges.round_trip("b", 0.3)
+    paths = {path.peer: path for path in feed.gauges.measures().paths}
+    assert paths["a"].rtt == 0.05
+    assert paths["b"].rtt == 0.3
+
+
+def test_late_ticks_and_new_connections_are_no_measure() -> None:
+    feed = Feed()
+    feed.run(4, {"a": 50}, tick=2.0)
+    assert feed.gauges.paths["a"].sent.value == 0
+    gauges = Gauges()
+    gauges.read({1: Reading("a", delivered=10**9, backlog=1)}, 0.0)
+    gauges.read({2: Reading("a", delivered=10**9, backlog=1)}, 0.25)
+    gauges.read({1: Reading("a", delivered=0, backlog=1), 2: Reading("a", backlog=1)}, 0.5)  # counters begin anew
+    assert gauges.up.value == 0
+
+
+def test_noise_is_no_news_and_a_change_is() -> None:
+    feed, rng = Feed(), random.Random(0)
+    feed.run(5, {"a": 50})
+    told = feed.gauges.measures()
+    assert told.up == 50
+    for _ in range(50):
+        feed.run(0.25, {"a": 50 * rng.uniform(0.98, 1.02)})
+        assert feed.gauges.measures() is told
+    feed.run(3, {"a": 70})
+    assert feed.gauges.measures().up == 70
+
+
+def test_failed_dials_are_told_until_one_succeeds_and_others_than_members_forgotten() -> None:
+    feed = Feed()
+    feed.gauges.failed("x")
+    feed.run(2, {"a": 5})
+    assert [(path.peer, path.failed) for path in feed.gauges.measures().paths] == [("a", False), ("x", True)]
+    feed.gauges.failed("x", False)
+    assert not feed.gauges.measures().paths[1].failed
+    feed.gauges.keep(["a"])
+    assert [path.peer for path in feed.gauges.measures().paths] == ["a"]

@@ -1,0 +1,267 @@
+"""Who probes whom when, in virtual time; what that finds out; and what nobody can make a node do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from probing_parts import MBIT, Host, World
+
+from p2psync.protocol.messages import Junk, Probe, ProbeEnd, ProbeOffer
+from p2psync.swarm.budget import Budget, ProbeConfig, Steady
+from p2psync.swarm.gauges import Gauges
+from p2psync.swarm.probing import Expel, Prober, Pump, StopPump, Tell
+
+FOUR_REGIONS = {
+    ("r0", "r1"): (100.0, 0.07),
+    ("r0", "r2"): (50.0, 0.1),
+    ("r0", "r3"): (20.0, 0.15),
+    ("r1", "r2"): (100.0, 0.02),
+    ("r1", "r3"): (30.0, 0.12),
+    ("r2", "r3"): (10.0, 0.08),
+}
+CONFIG = ProbeConfig()
+
+
+def four_regions(seed: int = 0, rate: float = 300) -> World:
+    hosts = [Host(f"r{r}-{i}", f"r{r}", rate, rate) for r in range(4) for i in range(3)]
+    return World(hosts, FOUR_REGIONS, seed=seed)
+
+
+def best_way(world: World, a: str, b: str) -> float:
+    """The highest rate from one region to another that any node there knows (Mbit/s)."""
+    return max(
+        host.gauges.paths[other.name].sent.value / MBIT
+        for host in world.hosts.values()
+        for other in world.hosts.values()
+        if (host.region, other.region) == (a, b)
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_twelve_that_join_together_know_all_ways_and_links_within_half_a_minute(seed: int) -> None:
+    world = four_regions(seed)
+    world.run(8)
+    for (a, b), (rate, _) in world.links.items():
+        assert best_way(world, a, b) == pytest.approx(rate, rel=0.15), (a, b)
+    world.run(22)
+    for host in world.hosts.values():
+        assert host.gauges.up.value / MBIT == pytest.approx(300, rel=0.15), host.name
+        assert host.gauges.down.value / MBIT == pytest.approx(300, rel=0.15), host.name
+
+
+def test_one_region_of_unequal_uplinks_is_known() -> None:
+    ups = [100, 100, 100, 25, 100, 10, 100, 100, 50, 100, 100, 100]
+    world = World([Host(f"a{i}", "a", up, 100) for i, up in enumerate(ups)], {})
+    world.run(30)
+    for host in world.hosts.values():
+        assert host.gauges.up.value / MBIT == pytest.approx(host.up, rel=0.15), host.name
+    # A downlink shows only if those that were asked could fill it.
+    downs = sorted(host.gauges.down.value / MBIT for host in world.hosts.values())
+    assert downs[2:] == pytest.approx([100] * 10, rel=0.15)
+
+
+def test_a_way_between_regions_is_probed_by_one_pair_at_a_time() -> None:
+    world = four_regions()
+    most: dict[tuple[str, str], int] = {}
+
+    def look() -> None:
+        now: dict[tuple[str, str], int] = {}
+        for host in world.hosts.values():
+            for peer in host.flows:
+                way = (host.region, world.hosts[peer].region)
+                if way[0] != way[1]:
+                    now[way] = now.get(way, 0) + 1
+        for way, count in now.items():
+            most[way] = max(most.get(way, 0), count)
+
+    world.run(25, look)
+    assert len(most) == 12
+    assert set(most.values()) == {1}
+
+
+def test_nodes_without_given_regions_probe_those_far_away_each() -> None:
+    hosts = [Host("a0", "x", 100, 100), Host("b0", "y", 100, 100), Host("c0", "z", 100, 100)]
+    world = World(hosts, {("x", "y"): (20.0, 0.05), ("x", "z"): (30.0, 0.08), ("y", "z"): (40.0, 0.02)}, named=False)
+    world.run(15)
+    for (a, b), (rate, _) in world.links.items():
+        assert best_way(world, a, b) == pytest.approx(rate, rel=0.15)
+
+
+def test_what_probing_costs_stays_within_its_budget_for_hours() -> None:
+    config = ProbeConfig(stale=20.0)  # as if everything had to be measured again all the time
+    world = World([Host(f"a{i}", "a", 20, 20) for i in range(3)], {}, config)
+    world.run(900)
+    link = 20 * MBIT
+    for host in world.hosts.values():
+        # Beside the share, what newcomers may take: some seconds of the link, and one probe before it was known.
+        most = config.allowance_seconds * link * 2 + config.share * link * 900
+        assert 0.2 * most < host.junk_sent < most
+        assert host.junk_received < most
+
+
+def test_nobody_probes_while_chunks_flow_and_what_runs_ends() -> None:
+    world = four_regions()
+    world.run(1.5)
+    assert any(host.flows for host in world.hosts.values())
+    for host in world.hosts.values():
+        host.flowing = True
+    world.run(0.3)
+    assert not any(host.flows for host in world.hosts.values())
+    sent = [host.junk_sent for host in world.hosts.values()]
+    world.run(30)
+    assert [host.junk_sent for host in world.hosts.values()] == sent
+    for host in world.hosts.values():
+        host.flowing = False
+    world.run(30)
+    assert all(host.gauges.up.value for host in world.hosts.values())
+
+
+def test_the_same_seed_probes_alike() -> None:
+    def account(seed: int) -> list[float]:
+        world = four_regions(seed)
+        world.run(12)
+        return [host.junk_sent for host in world.hosts.values()]
+
+    assert account(1) == account(1)
+
+
+# ---- one node, message by message ----------------------------------------------------------------------------------
+
+
+def prober(config: ProbeConfig = CONFIG, peers: int = 3, region: str = "a") -> Prober:
+    """A node with peers p0, p1, … of its region."""
+    made = Prober("me", "a", config, Gauges(), random.Random(0))
+    for i in range(peers):
+        made.peer_up(f"p{i}", region, 0.0)
+    return made
+
+
+def told(node: Prober, kind: Callable[..., object]) -> list[Tell]:
+    return [action for action in node.actions() if isinstance(action, Tell) and isinstance(action.message, kind)]  # type: ignore[arg-type]
+
+
+def test_a_peer_gets_no_more_than_the_budget_however_often_it_asks() -> None:
+    node = prober(ProbeConfig(allowance=5 << 20, cooling=0.0))
+    granted = 0
+    for second in range(600):
+        now = float(second)
+        node.receive("p0", Probe(second, 1 << 30, 60.0), now)
+        for action in node.actions():
+            if isinstance(action, Pump):
+                assert action.until <= now + CONFIG.longest
+                granted += action.size
+                node.pumped("p0", action.size, now)
+    # The allowance, and a hundredth of the rate that is assumed of a link that nobody knows.
+    assert 5 << 20 <= granted <= (5 << 20) + 0.01 * CONFIG.assumed * 600
+
+
+def test_one_asks_at_a_time_and_others_are_refused() -> None:
+    node = prober()
+    node.receive("p0", Probe(1, 1 << 20, 2.0), 1.0)
+    assert node.actions() == [Pump("p0", 1 << 20, 3.0)]
+    node.receive("p1", Probe(2, 1 << 20, 2.0), 1.1)
+    assert node.actions() == [Tell("p1", ProbeEnd(2, 0))]
+    node.receive("p1", Probe(1, 0, 0.0), 1.2)  # somebody else's probe is not theirs to stop
+    assert node.actions() == []
+    node.receive("p0", Probe(1, 0, 0.0), 1.3)
+    assert node.actions() == [StopPump("p0")]
+    node.pumped("p0", 1000, 1.3)
+    assert node.actions() == [Tell("p0", ProbeEnd(1, 1000))]
+    node.receive("p0", Probe(3, 1 << 20, 2.0), 1.4)
+    assert node.actions() == [Tell("p0", ProbeEnd(3, 0))]  # not the same one again at once
+
+
+def test_what_was_not_used_is_given_back() -> None:
+    node = prober(ProbeConfig(allowance=1 << 20, cooling=0.0, share=0.0))
+    for token in range(50):
+        node.receive("p0", Probe(token, 1 << 20, 2.0), 1.0)
+        assert [type(action) for action in node.actions()] == [Pump]
+        node.pumped("p0", 1000, 1.0)
+        node.actions()
+
+
+def test_a_peer_that_sends_junk_unasked_is_hung_up_on() -> None:
+    node = prober()
+    node.receive("p0", Junk(memoryview(bytes(1000))), 1.0)
+    assert [type(action) for action in node.actions()] == [Expel]
+
+
+def test_junk_that_was_asked_for_may_come_late_but_not_in_excess() -> None:
+    node = prober(ProbeConfig(settle=0.0, spread=0.0, most=100_000, down_fan=1), peers=1)
+    node.poll(False, 0.1)
+    asked = told(node, Probe)
+    assert [tell.message.size for tell in asked if isinstance(tell.message, Probe)] == [100_000]
+    node.receive("p0", Junk(memoryview(bytes(60_000))), 0.2)
+    node.poll(False, 60.0)  # long over
+    node.actions()
+    node.receive("p0", Junk(memoryview(bytes(40_000))), 60.1)
+    assert not any(isinstance(action, Expel) for action in node.actions())
+    node.receive("p0", Junk(memoryview(bytes(1))), 60.2)
+    assert any(isinstance(action, Expel) for action in node.actions())
+
+
+def test_strangers_and_answers_to_nothing_are_ignored() -> None:
+    node = prober()
+    node.receive("nobody", Probe(1, 1 << 20, 2.0), 1.0)
+    node.receive("p0", ProbeEnd(77, 5), 1.0)
+    node.receive("p0", Probe(77, 0, 0.0), 1.0)
+    node.pumped("p0", 5, 1.0)
+    assert node.actions() == []
+
+
+def test_an_offer_waits_for_all_and_is_called_off_if_one_has_no_time() -> None:
+    node = prober(ProbeConfig(settle=0.0, spread=0.0, up_fan=2, down_fan=2), peers=2)
+    node.poll(False, 0.1)
+    offers = told(node, ProbeOffer)
+    assert {tell.peer for tell in offers} == {"p0", "p1"}
+    token = offers[0].message.token
+    node.receive("p0", Probe(token, 1 << 20, 2.0), 0.2)
+    assert not any(isinstance(action, Pump) for action in node.actions())
+    node.receive("p1", ProbeEnd(token, 0), 0.3)
+    assert Tell("p0", ProbeEnd(token, 0)) in node.actions()
+    for _ in range(100):  # later both have time
+        now = 5.0
+        node.poll(False, now)
+        offers = told(node, ProbeOffer)
+        if offers:
+            break
+    token = offers[0].message.token
+    for name in ("p0", "p1"):
+        node.receive(name, Probe(token, 1 << 20, 2.0), 5.1)
+    assert [action.peer for action in node.actions() if isinstance(action, Pump)] == ["p0", "p1"]
+
+
+def test_a_peer_that_goes_leaves_nothing_waiting() -> None:
+    node = prober(ProbeConfig(settle=0.0, spread=0.0), peers=2)
+    node.poll(False, 0.1)
+    assert node.busy
+    for name in ("p0", "p1"):
+        node.peer_down(name, 0.2)
+    node.actions()
+    assert not node.busy
+
+
+# ---- budgets and steadiness ----------------------------------------------------------------------------------------
+
+
+def test_a_budget_fills_to_a_minutes_share_and_no_further() -> None:
+    budget = Budget(CONFIG)
+    rate = 1.25e6
+    assert budget.left(rate, 0.0, known=True) == CONFIG.allowance_seconds * rate
+    budget.spend(int(CONFIG.allowance_seconds * rate))
+    assert budget.left(rate, 0.0, known=True) == 0
+    assert budget.left(rate, 10.0, known=True) == pytest.approx(0.01 * rate * 10, rel=0.01)
+    assert budget.left(rate, 1e6, known=True) == pytest.approx(0.01 * rate * 60, rel=0.01)
+
+
+def test_a_flow_that_still_grows_is_not_steady() -> None:
+    steady, total = Steady(0.1), 0.0
+    for tick in range(40):
+        now = tick * 0.1
+        total += min(1e6, 2e4 * 2 ** (now / 0.2)) * 0.1
+        if steady.reached(int(total), now):
+            break
+    # It doubles for 1.1 s and is flat from then on.
+    assert 1.4 <= now <= 2.4

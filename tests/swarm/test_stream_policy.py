@@ -1,0 +1,89 @@
+"""How many connections: more where losses hold one back, fewer where that did not help, none of it with BBR."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+
+from p2psync.swarm.gauges import Gauge
+from p2psync.swarm.streams import REST, StreamPolicy
+
+MBIT = 125_000
+TICK = 0.25
+
+
+def drive(
+    policy: StreamPolicy,
+    rate: Callable[[int], float],
+    seconds: float,
+    *,
+    loss: Callable[[int], float] = lambda streams: 0.005,
+    rtt: float = 0.15,
+    begin: float = 0.0,
+) -> list[int]:
+    """Connections over time, on a path that gives `rate(connections)` Mbit/s and loses `loss(connections)`."""
+    gauge, streams, seen = Gauge(rtt=rtt, pressed_since=begin), policy.wanted("p"), []
+    for tick in range(round(seconds / TICK)):
+        gauge.sending = rate(streams) * MBIT
+        gauge.losses.sent, gauge.losses.resent = 1e7, 1e7 * loss(streams)
+        streams = policy.seen("p", streams, gauge, TICK, begin + tick * TICK)
+        seen.append(streams)
+    return seen
+
+
+def mathis(loss: float, rtt: float) -> float:
+    """Mbit/s of one connection."""
+    return 1.22 * 1448 / (rtt * math.sqrt(loss)) / MBIT
+
+
+def test_cubic_with_losses_gets_as_many_as_reach_the_paths_rate() -> None:
+    each = mathis(0.005, 0.15)
+    seen = drive(StreamPolicy("cubic"), lambda streams: min(8.0, streams * each), 30)
+    assert seen[0] == 2
+    assert 0.95 * 8.0 / each <= seen[-1] <= 2.5 * 8.0 / each
+    assert len(set(seen[-80:])) == 1
+
+
+def test_where_even_the_most_do_not_fill_the_path_it_stays_at_the_most() -> None:
+    each = mathis(0.01, 0.08)
+    seen = drive(StreamPolicy("cubic"), lambda streams: streams * each, 30, loss=lambda streams: 0.01, rtt=0.08)
+    assert seen[-1] == 16
+
+
+def test_more_that_did_not_help_are_taken_back_and_not_tried_again_soon() -> None:
+    seen = drive(StreamPolicy("cubic"), lambda streams: 20.0, REST - 5)
+    assert max(seen) > 2
+    assert seen[-1] == 2
+    assert sum(b > a for a, b in itertools.pairwise(seen)) == 1
+
+
+def test_without_loss_there_is_no_trial() -> None:
+    assert set(drive(StreamPolicy("cubic"), lambda streams: 20.0, 30, loss=lambda streams: 0.0)) == {2}
+
+
+def test_idle_peers_are_left_alone() -> None:
+    policy = StreamPolicy("cubic")
+    gauge = Gauge(rtt=0.1)
+    gauge.losses.sent, gauge.losses.resent = 1e7, 1e5
+    assert {policy.seen("p", 2, gauge, TICK, now * TICK) for now in range(100)} == {2}
+
+
+def test_bbr_stays_with_the_first_unless_its_flows_drown_each_other() -> None:
+    assert set(drive(StreamPolicy("bbr"), lambda streams: 20.0, 30)) == {2}
+    drowning = drive(StreamPolicy("bbr"), lambda streams: 20.0, 30, loss=lambda streams: 0.3 if streams > 1 else 0.01)
+    assert drowning[-1] == 1
+    needs_two = drive(StreamPolicy("bbr"), lambda streams: 10.0 * streams, 20, loss=lambda streams: 0.3)
+    assert needs_two[-1] == 2
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_it_begins_with_what_it_is_told(first: int) -> None:
+    policy = StreamPolicy("cubic", first)
+    assert policy.wanted("p") == first
+    drive(policy, lambda streams: 5.0 * streams, 10)
+    assert policy.wanted("p") > first
+    policy.forget("p")
+    assert policy.wanted("p") == first
