@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from p2psync.delta.tensors import DIGEST_BYTES
 from p2psync.errors import FormatError
 from p2psync.protocol.manifest import MAX_CHUNK_BYTES, MAX_CHUNKS
 
@@ -95,6 +96,15 @@ class Want(msgspec.Struct, frozen=True, array_like=True):
     wanted: bool
 
 
+class Ready(msgspec.Struct, frozen=True, array_like=True):
+    """The sender runs the version of this digest (16 bytes; empty: none): a delta from it is wanted without a word.
+
+    So the chunks of the next version, pushed as soon as it is there, do not wait for a round trip.
+    """
+
+    digest: bytes
+
+
 class Ping(msgspec.Struct, frozen=True, array_like=True):
     """Answered at once with a Pong of the same token."""
 
@@ -153,7 +163,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 Probing: TypeAlias = Probe | Junk | ProbeEnd | ProbeOffer | WantStreams
-Control: TypeAlias = Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want | Probing
+Control: TypeAlias = Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want | Ready | Probing
 Message: TypeAlias = Control | Chunk
 
 CHUNK_TYPE = 0
@@ -171,6 +181,7 @@ _TYPES: dict[int, type[Control]] = {
     8: Ping,
     9: Pong,
     10: Want,
+    11: Ready,
     20: Probe,
     21: Junk,
     22: ProbeEnd,
@@ -216,6 +227,10 @@ def decode_control(kind: int, body: bytes | bytearray | memoryview) -> Control:
 def _check(message: Control) -> None:
     if isinstance(message, Hello):
         _check_hello(message)
+        return
+    if isinstance(message, Ready):
+        if len(message.digest) not in (0, DIGEST_BYTES):
+            raise FormatError("a digest is 16 bytes")
         return
     if isinstance(message, Ping | Pong | Junk):
         return

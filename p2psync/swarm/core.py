@@ -33,6 +33,7 @@ from p2psync.protocol.messages import (
     Message,
     Ping,
     Pong,
+    Ready,
     Reject,
     Request,
     Want,
@@ -40,6 +41,7 @@ from p2psync.protocol.messages import (
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.actions import Action, Ban, Complete, Save, Send, SendChunk, SwarmConfig
 from p2psync.swarm.asking import Asking
+from p2psync.swarm.early import EarlyChunks
 from p2psync.swarm.ground import Ground
 from p2psync.swarm.peer import Peer
 from p2psync.swarm.pushing import Pushing
@@ -71,6 +73,8 @@ class Swarm:
         self._surplus: dict[str, tuple[int, float]] = {}
         self._news: dict[bytes, list[int]] = {}
         self._news_due = _NEVER
+        self._ready = b""
+        self._early = EarlyChunks()
         self.received_bytes = 0
         self.wasted_bytes = 0
 
@@ -96,10 +100,16 @@ class Swarm:
             early = peer.early.pop(short)
             if early is not None:
                 self._learn(peer, short, unpack_bitmap(bytes(early), manifest.chunks), now)
+        if manifest.base is not None and manifest.version == manifest.base + 1:
+            for peer in self._peers.values():
+                if peer.ready == manifest.base_digest:
+                    peer.want(short, True)
         self._pushing.begin(transfer, short, now)
         for name in self._peers:
             self._serving.tell_all(short, transfer, name)
         self._begun(short, transfer, now)
+        for name, chunk in self._early.pop(short):
+            self._on_known_chunk(name, chunk, now)
 
     def _begun(self, short: bytes, transfer: Transfer, now: float) -> None:
         if transfer.complete:
@@ -170,10 +180,21 @@ class Swarm:
         self._asking.rest(transfer.resting[index])
         self._asking.reopen(now)
 
+    def running(self, digest: bytes) -> None:
+        """The version of this digest (empty: none) is live here: parents push the next delta from it unasked."""
+        self._ready = digest
+        self._tell_ready(self._ground.trees.parents)
+
+    def _tell_ready(self, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            if name in self._peers:
+                self._ground.send(name, Ready(self._ready))
+
     def follow(self, plan: NodePlan, now: float) -> None:
         """This is the plan from now on."""
         before = self._ground.trees.parents
         self._ground.trees.follow(plan)
+        self._tell_ready(self._ground.trees.parents - before)
         for short, transfer in self._transfers.items():
             if transfer.pushed and not transfer.complete:
                 self._want(short, transfer, self._ground.trees.parents - before, now)
@@ -221,6 +242,8 @@ class Swarm:
         if name not in self._peers:
             surplus, _ = self._surplus.pop(name, (0, now))
             self._peers[name] = Peer(name, near, source, last_arrival=now, surplus=surplus)
+        if self._ready and name in self._ground.trees.parents:
+            self._tell_ready([name])
         for short, transfer in self._transfers.items():
             self._serving.tell_all(short, transfer, name)
             if transfer.pushed and not transfer.complete and name in self._ground.trees.parents:
@@ -286,6 +309,8 @@ class Swarm:
             case Want():
                 peer.want(message.manifest, message.wanted)
                 self._pushing.wanted(name, message.manifest, now)
+            case Ready():
+                peer.ready = message.digest
             case Ping():
                 self._ground.send(name, Pong(message.token))
             case _:
@@ -319,11 +344,21 @@ class Swarm:
     # ---- chunks that come ------------------------------------------------------------------------------------------
 
     def _on_chunk(self, peer: Peer, chunk: Chunk, now: float) -> None:
-        transfer = self._transfers.get(chunk.manifest)
         self.received_bytes += len(chunk.data)
         if not any(p.asked_bytes for p in self._peers.values()):
             self._ground.downlink.begin(now)
         self._ground.downlink.arrived(len(chunk.data), now)
+        if chunk.manifest not in self._transfers and chunk.tag and peer.name in self._ground.trees.parents:
+            # Its manifest is on its way; until then it counts as surplus, so that no peer can send such for ever.
+            self._count_surplus(peer, len(chunk.data), now)
+            self._early.put(peer.name, chunk)
+        else:
+            self._on_known_chunk(peer.name, chunk, now)
+
+    def _on_known_chunk(self, name: str, chunk: Chunk, now: float) -> None:
+        peer, transfer = self._peers.get(name), self._transfers.get(chunk.manifest)
+        if peer is None:
+            return
         if transfer is None or not self.needs(chunk.manifest, chunk.index):
             self._on_surplus(peer, chunk, now)
         elif transfer.manifest.verify_chunk(chunk.index, chunk.data):
@@ -340,13 +375,16 @@ class Swarm:
         transfer = self._transfers.get(chunk.manifest)
         if transfer is not None:
             self._ground.forget_request(transfer, chunk.index, peer.name)
-        peer.surplus += max(0, size - peer.owed)
+        self._count_surplus(peer, max(0, size - peer.owed), now)
         peer.owed = max(0, peer.owed - size)
+        if peer.name in self._peers:
+            self._asking.fill(peer, now)
+
+    def _count_surplus(self, peer: Peer, size: int, now: float) -> None:
+        peer.surplus += size
         if peer.surplus > 2 * self._config.window_most:
             peer.surplus = 0
             self._ban(peer.name, "it keeps sending chunks that nobody asked it for", now)
-        else:
-            self._asking.fill(peer, now)
 
     def _gain(self, peer: Peer, transfer: Transfer, chunk: Chunk, now: float) -> None:
         short, size = chunk.manifest, len(chunk.data)

@@ -387,6 +387,7 @@ class NodeCore:
         known.pause = min(self.config.redial_last, known.pause * 2)
 
     def _running(self, position: Position | None, now: float) -> None:
+        self.swarm.running(b"" if position is None else position.digest)
         if position is None:
             self.membership.running(None, "", now)
         else:

@@ -63,8 +63,8 @@ class Peer:
     """One connected peer. near: in this node's region. source: it publishes. Bytes and seconds throughout.
 
     early: its word on manifests that this node does not know yet. queue: chunks it asked for, in order of asking.
-    wants: manifests whose chunks it wants pushed. pushes: chunks to push to it, in order. given: chunks that were
-    pushed to it, flags per manifest.
+    ready: digest of the version that it runs. wants: manifests whose chunks it wants pushed. pushes: chunks to push to
+    it, in order. given: chunks that were pushed to it, flags per manifest.
     flushing: bytes handed to its connections and not yet taken by the kernel. owed: bytes it was asked for, whether or
     not the request was given up, and has not sent. surplus: bytes it sent beyond that to no use, less those of use.
     late: chunks that it was asked for in vain so far; they may still come. patience: factor on how long it is waited
@@ -77,6 +77,7 @@ class Peer:
     holds: dict[bytes, Bits] = field(default_factory=dict)
     early: Early = field(default_factory=Early)
     queue: OrderedDict[tuple[bytes, int], None] = field(default_factory=OrderedDict)
+    ready: bytes = b""
     wants: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     pushes: deque[tuple[bytes, int]] = field(default_factory=deque)
     given: dict[bytes, Bits] = field(default_factory=dict)

@@ -31,6 +31,8 @@ _NEVER = float("inf")
 TELL_AFTER = 1.0
 #: A tree whose first hop had no room for so long (seconds) does not hold the others back.
 STALLED_AFTER = 0.5
+#: A first hop that has not asked for a manifest's chunks is expected to for so long (seconds).
+EXPECTED_FOR = 0.5
 #: By how much a tree may be ahead of its share, as a part of it, besides one chunk.
 AHEAD = 0.02
 #: A chunk that nobody holds so long after it was put in (seconds, and times the usual) is put in again.
@@ -41,12 +43,13 @@ AGAIN_AFTER, AGAIN_TIMES = 2.0, 4.0
 class Injection:
     """How far the root is with one manifest. Seconds.
 
-    waiting: chunks to put in, in order. sent: chunks put into each tree of plan `revision`. roomy: when each tree's
-    first hop last had room. out: chunks put in that nobody is known to hold, with their tree and when. moved: when a
-    chunk was last put in. usual: how long it takes until somebody holds one.
+    waiting: chunks to put in, in order. begun: when it began. moved: when a chunk was last put in. sent: chunks put
+    into each tree of plan `revision`. roomy: when each tree's first hop last had room. out: chunks put in that nobody
+    is known to hold, with their tree and when. usual: how long it takes until somebody holds one.
     """
 
     waiting: deque[int]
+    begun: float
     moved: float
     revision: int = 0
     sent: list[int] = field(default_factory=list)
@@ -106,7 +109,7 @@ class Pushing:
         """A manifest of which all is held here, and which may be new to everybody: at the root, put it in."""
         if self._ground.trees.is_root and transfer.held.all() and len(transfer.held):
             transfer.silent = True
-            self._injections[short] = Injection(deque(range(len(transfer.held))), now)
+            self._injections[short] = Injection(deque(range(len(transfer.held))), now, now)
             self.next_wake = min(self.next_wake, now + TELL_AFTER)
             self.inject(now)
 
@@ -162,13 +165,18 @@ class Pushing:
         assert plan is not None
         takers = {name for name in set().union(*ground.trees.children) if self._takes(name, short)}
         first = {t: hops for t, names in enumerate(ground.trees.children) if (hops := takers.intersection(names))}
+        # Those who will ask for it in a moment keep their part.
+        expected = now - injection.begun < EXPECTED_FOR
+        later = [t for t, names in enumerate(ground.trees.children) if t not in first and expected and self._up(names)]
+        if later:
+            self.next_wake = min(self.next_wake, injection.begun + EXPECTED_FOR)
         roomy = {name for name in takers if self._serving.has_room(ground.peers[name])}
         while injection.waiting and roomy:
             index = injection.waiting[0]
             # One that is put in again goes another way, if there is one.
             failed = {tree for tree in first if tag_of(plan.revision, tree) == transfer.tags.get(index)}
             ways = {tree: hops for tree, hops in first.items() if tree not in failed} if failed else first
-            tree = _next_tree(ways or first, roomy, plan.shares, injection, now)
+            tree = _next_tree(ways or first, later, roomy, plan.shares, injection, now)
             if tree is None:
                 return
             injection.waiting.popleft()
@@ -180,6 +188,9 @@ class Pushing:
             if any(given):
                 injection.out[index] = (tree, now)
                 self.next_wake = min(self.next_wake, now + injection.again_after)
+
+    def _up(self, names: list[str]) -> bool:
+        return any(name in self._ground.peers for name in names)
 
     def _takes(self, name: str, short: bytes) -> bool:
         peer = self._ground.peers.get(name)
@@ -205,14 +216,22 @@ class Pushing:
 
 
 def _next_tree(
-    first: dict[int, set[str]], roomy: set[str], shares: list[int], injection: Injection, now: float
+    first: dict[int, set[str]],
+    later: list[int],
+    roomy: set[str],
+    shares: list[int],
+    injection: Injection,
+    now: float,
 ) -> int | None:
-    """The tree whose turn it is among those whose first hops (names by tree) all have room; None: all must wait."""
+    """The tree whose turn it is among those whose first hops (names by tree) all have room; None: all must wait.
+
+    later: trees that take no chunks yet, and whose part the others must not get.
+    """
     room = [tree for tree, hops in first.items() if hops <= roomy]
     for tree in room:
         injection.roomy[tree] = now
     moving = [tree for tree in first if now - injection.roomy[tree] < STALLED_AFTER]
-    parts = sum(shares[tree] for tree in moving)
+    parts = sum(shares[tree] for tree in [*moving, *later])
     total = sum(injection.sent[tree] for tree in moving) + 1
     most = (1 + AHEAD) * total / parts if moving else 0.0
     fair = [tree for tree in room if injection.sent[tree] < most * shares[tree] + 1]

@@ -1,7 +1,7 @@
 """A node's places in the plan's trees: who pushes to it, to whom it pushes. Pure.
 
-A chunk that goes down a tree carries the tree's tag: the plan's revision and the tree's number. Two plans are kept, so
-that what is on its way while the plan changes still finds its children.
+A chunk that goes down a tree carries the tree's tag: the plan's revision and the tree's number. The last few plans are
+kept, so that what is on its way finds its children while new measures change the plan.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from p2psync.protocol.plan import NodePlan
 
 #: Plans that are kept, the newest among them.
-_KEPT = 2
+_KEPT = 8
 _TREE_BITS = 16
 
 

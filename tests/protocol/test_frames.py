@@ -30,6 +30,7 @@ from p2psync.protocol.messages import (
     Message,
     Ping,
     Pong,
+    Ready,
     Reject,
     Request,
     Want,
@@ -50,6 +51,7 @@ controls: st.SearchStrategy[Control] = st.one_of(
     st.builds(Cancel, shorts, chunk_lists),
     st.builds(Reject, shorts, chunk_lists),
     st.builds(Want, shorts, st.booleans()),
+    st.builds(Ready, st.one_of(st.just(b""), st.binary(min_size=16, max_size=16))),
     st.builds(Ping, st.integers(0, 1 << 60)),
     st.builds(Pong, st.integers(0, 1 << 60)),
 )

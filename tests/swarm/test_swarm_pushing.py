@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2psync.protocol.messages import Chunk, Gone, Have, HaveMore, Request, Want
+from p2psync.protocol.messages import Chunk, Gone, Have, HaveMore, Ready, Request, Want
 from p2psync.protocol.plan import NodePlan, Place
-from p2psync.swarm.core import Ban, SwarmConfig
+from p2psync.swarm.core import Ban, Save, SendChunk, SwarmConfig
+from p2psync.swarm.early import MAX_EARLY_CHUNK_BYTES
 from p2psync.swarm.lag import FIRST, LEAST
-from p2psync.swarm.pushing import AGAIN_AFTER, STALLED_AFTER, TELL_AFTER
+from p2psync.swarm.pushing import AGAIN_AFTER, EXPECTED_FOR, STALLED_AFTER, TELL_AFTER
 from p2psync.swarm.trees import tag_of
 from tests.swarm.swarm_parts import CHUNK, Bench, chunk_data
 
@@ -234,6 +235,89 @@ def test_a_child_that_got_it_elsewhere_is_not_pushed_what_waits_for_it() -> None
     bench.say("c", HaveMore(bench.short, [2]), 0.1)
     bench.swarm.flushed("c", CHUNK, 0.1)
     assert bench.served() == [("c", 3)]
+
+
+# ---- the next delta ------------------------------------------------------------------------------------------------
+
+
+def test_a_node_tells_its_parents_and_later_ones_too_what_it_runs() -> None:
+    bench = relay(("p", "c"))
+    bench.actions()
+    bench.swarm.running(bytes(16))
+    assert [(name, ready.digest) for name, ready in bench.sent(Ready)] == [("p", bytes(16))]
+    bench.peer("new")
+    bench.swarm.follow(relay_plan(("new", ""), revision=2), 0.1)
+    assert [name for name, _ in bench.sent(Ready)] == ["new"]
+    bench.swarm.peer_down("new", 0.2)
+    bench.peer("new", now=0.3)
+    assert [name for name, _ in bench.sent(Ready)] == ["new"]
+
+
+def test_a_delta_is_pushed_without_a_word_to_those_who_run_its_base_and_to_nobody_else() -> None:
+    bench = Bench(8, config=CONFIG)
+    for name, digest in (("a", bench.manifest.base_digest), ("b", bytes([9]) * 16), ("c", b"")):
+        bench.peer(name)
+        bench.say(name, Ready(digest))
+    bench.swarm.follow(root_plan("a", "b", "c"), 0.0)
+    bench.seed_all()
+    assert {name for name, _ in bench.served()} == {"a"}
+
+
+def test_first_hops_that_have_not_asked_yet_keep_their_part_for_a_moment() -> None:
+    bench = Bench(40, config=SwarmConfig(flush_limit=100 * CHUNK))
+    for name in "abcd":
+        bench.peer(name)
+    bench.swarm.follow(root_plan("a", "b", "c", "d"), 0.0)
+    bench.say("a", Want(bench.short, True))
+    bench.seed_all()
+    assert len(bench.served()) <= 4
+    bench.swarm.poll(EXPECTED_FOR + 0.01)
+    assert len(bench.served()) >= 36
+
+
+def test_chunks_pushed_before_their_manifest_came_are_kept_and_used_and_passed_on() -> None:
+    bench = Bench(8, config=CONFIG)
+    bench.swarm.follow(relay_plan(("p", "c")), 0.0)
+    for name in "pc":
+        bench.peer(name)
+    bench.say("c", Want(bench.short, True))
+    push(bench, "p", 3)
+    push(bench, "p", 5)
+    assert bench.done(Save) == []
+    bench.fetch_all(0.1)
+    done = bench.actions()
+    assert [action.index for action in done if isinstance(action, Save)] == [3, 5]
+    assert [(a.peer, a.index) for a in done if isinstance(a, SendChunk)] == [("c", 3), ("c", 5)]
+
+
+def test_a_wrong_chunk_that_came_before_its_manifest_is_blamed_on_its_sender() -> None:
+    bench = Bench(8, config=CONFIG)
+    bench.swarm.follow(relay_plan(("p", ""), ("q", "")), 0.0)
+    bench.peer("p")
+    bench.peer("q")
+    bench.say("p", Chunk(bench.short, 2, b"wrong", tag_of(1, 0)))
+    push(bench, "q", 4, tree=1)
+    bench.fetch_all(0.1)
+    done = bench.actions()
+    assert [ban.peer for ban in done if isinstance(ban, Ban)] == ["p"]
+    assert [save.index for save in done if isinstance(save, Save)] == [4]
+
+
+def test_what_comes_before_its_manifest_is_bounded_and_only_taken_from_parents() -> None:
+    bench = Bench(8, config=SwarmConfig())
+    bench.swarm.follow(relay_plan(("p", "")), 0.0)
+    bench.peer("p")
+    bench.peer("x")
+    early = bench.swarm._early
+    bench.say("x", Chunk(b"unknown0", 0, bytes(1 << 20), tag_of(1, 0)))
+    assert early.nbytes == 0
+    for i in range(20):
+        bench.say("p", Chunk(b"%08d" % i, 0, bytes(1 << 20), tag_of(1, 0)))
+        assert early.nbytes <= MAX_EARLY_CHUNK_BYTES
+    assert early.nbytes == MAX_EARLY_CHUNK_BYTES
+    for i in range(20):
+        bench.say("p", Chunk(b"%08d" % i, 0, bytes(1 << 20), tag_of(1, 0)))
+    assert [ban.peer for ban in bench.done(Ban)] == ["p"]
 
 
 # ---- repair --------------------------------------------------------------------------------------------------------
