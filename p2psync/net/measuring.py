@@ -15,8 +15,9 @@ from p2psync.net.junk import JunkPumps
 from p2psync.net.peers import PeerTable
 from p2psync.net.stream import PeerStream
 from p2psync.protocol.messages import MAX_STREAMS, Junk, Message, Probe, ProbeEnd, ProbeOffer, WantStreams
+from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.budget import ProbeConfig
-from p2psync.swarm.gauges import Gauges, Reading
+from p2psync.swarm.gauges import MBIT, Gauges, Reading
 from p2psync.swarm.probing import Expel, Prober, Pump, StopPump, Tell
 from p2psync.swarm.streams import TOLERANT, StreamPolicy
 
@@ -109,6 +110,15 @@ class Measuring:
         known = list(infos)
         self.gauges.keep(info.node for info in known)
         self._prober.members(info.node for info in known if info.region == self._region)
+
+    def planned(self, plan: NodePlan) -> None:
+        """This is the plan now."""
+        expected: dict[str, float] = {}
+        for place in plan.places:
+            for child in place.children:
+                name = plan.peers[child]
+                expected[name] = expected.get(name, 0.0) + place.rate / MBIT
+        self.gauges.expected = expected
 
     def peer_up(self, name: str, region: str) -> None:
         """A peer is connected, or has one more connection."""

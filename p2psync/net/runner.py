@@ -424,7 +424,9 @@ class NodeRunner:
                 self.core.renewed(lease, self._loop.time())
                 self._on_told()
             elif isinstance(call, CallPlan):
-                self.core.planned(await self._hub.plan(call.lease), self._loop.time())
+                plan = await self._hub.plan(call.lease)
+                self.core.planned(plan, self._loop.time())
+                self.measuring.planned(plan)
             else:
                 view = await self._hub.view(call.instance, call.revision, VIEW_WAIT)
                 same = (view.instance, view.revision) == (call.instance, call.revision)

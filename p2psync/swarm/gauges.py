@@ -9,7 +9,10 @@ A rate counts once it has lasted for some round trips, so that what a filled hol
 rate. The best one is kept for a minute in which the path was pressed, however long it
 takes until such a minute has gone by. A path that for two pressed seconds gives less than three tenths of its best has
 changed, unless the uplink was what all its users shared; if all pressed paths fell so, it is the uplink that changed.
-What comes in tells less, since only the sender knows what held it up: a received rate is the highest that was seen.
+Links are shared with the paths of other nodes, too. So where a plan says what to expect of a path, it has changed only
+if it gives less than three tenths of that, and then by as much as it falls short; what no plan asks of it tells nothing
+of its change. What comes in tells less, since only the sender knows what held it up: a received rate is the highest
+that was seen.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ RAMP, RAMP_TRIPS = 1.0, 3.0
 #: A figure that moves by less than this part of itself is no news.
 NEWS = 0.06
 
-_MBIT = 8e-6
+#: Mbit/s of a byte a second.
+MBIT = 8e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +102,16 @@ class Best:
         """The best of the last minute; 0 before the first."""
         return max((part[1] for part in self._parts), default=0.0)
 
-    @property
-    def fallen_to(self) -> float | None:
-        """The best of the last pressed seconds if that is far below the best of the minute, else None."""
-        if self._recent_seconds < SETTLE:
+    def fallen_to(self, expected: float = float("inf")) -> float | None:
+        """What is left of it if the best of the last pressed seconds is far below the best of the minute, else None.
+
+        expected: what it would give, at most, if it had not changed (bytes a second); what is left is in proportion.
+        """
+        whole = min(self.value, expected)
+        if self._recent_seconds < SETTLE or not whole:
             return None
         recent = max(rate for rate, _ in self._recent)
-        return recent if recent < CHANGED * self.value else None
+        return self.value * recent / whole if recent < CHANGED * whole else None
 
     def add(self, nbytes: int, seconds: float, *, lasting: float = LASTING, conclusive: bool = True) -> None:
         """So much moved in an interval, and a rate counts once it has lasted for `lasting` seconds.
@@ -214,6 +221,8 @@ class Gauges:
 
     def __init__(self) -> None:
         self.paths: dict[str, Gauge] = {}
+        #: What the plan expects of the ways to peers, together with other nodes' (bytes a second). None: no plan.
+        self.expected: Mapping[str, float] | None = None
         self.up = Best()
         self.down = Best()
         #: Bytes that were delivered and received in all intervals so far.
@@ -266,14 +275,14 @@ class Gauges:
             Path(
                 peer,
                 rtt=_two_digits(gauge.rtt),
-                sent=_two_digits(gauge.sent.value * _MBIT),
-                received=_two_digits(gauge.received.value * _MBIT),
+                sent=_two_digits(gauge.sent.value * MBIT),
+                received=_two_digits(gauge.received.value * MBIT),
                 loss=_two_digits(gauge.loss),
                 failed=gauge.failed,
             )
             for peer, gauge in sorted(self.paths.items())
         ]
-        now = Measures(_two_digits(self.up.value * _MBIT), _two_digits(self.down.value * _MBIT), paths)
+        now = Measures(_two_digits(self.up.value * MBIT), _two_digits(self.down.value * MBIT), paths)
         if _is_news(self._told, now):
             self._told = now
         return self._told
@@ -330,8 +339,12 @@ class Gauges:
             gauge.sent.add(pressed[peer].delivered, span, lasting=self._lasting(peer), conclusive=conclusive)
 
     def _notice_changes(self, pressed: Iterable[str]) -> None:
-        fallen = {peer: self.paths[peer].sent.fallen_to for peer in pressed}
-        whole = self.up.fallen_to
+        expected = self.expected
+        fallen = {
+            peer: self.paths[peer].sent.fallen_to(float("inf") if expected is None else expected.get(peer, 0.0))
+            for peer in pressed
+        }
+        whole = self.up.fallen_to(float("inf") if expected is None else sum(expected.values()))
         if len(fallen) > 1 and whole is not None and None not in fallen.values():
             self.up.drop_to(whole)
             for peer in fallen:

@@ -198,3 +198,25 @@ def test_failed_dials_are_told_until_one_succeeds_and_others_than_members_forgot
     assert not feed.gauges.measures().paths[1].failed
     feed.gauges.keep(["a"])
     assert [path.peer for path in feed.gauges.measures().paths] == ["a"]
+
+
+def test_a_path_that_shares_a_link_as_planned_has_not_changed() -> None:
+    feed = Feed()
+    feed.run(5, {"a": 50})
+    feed.gauges.expected = {"a": 6 * MBIT}
+    assert mbit(feed.run(10, {"a": 5.5}).paths["a"].sent) == pytest.approx(50, rel=0.05)
+
+
+def test_a_path_that_falls_short_of_the_plan_has_changed_in_proportion() -> None:
+    feed = Feed()
+    feed.run(5, {"a": 50})
+    feed.gauges.expected = {"a": 6 * MBIT}
+    feed.run(3, {"a": 6})
+    assert mbit(feed.run(4, {"a": 0.6}).paths["a"].sent) == pytest.approx(5, rel=0.2)
+
+
+def test_a_path_of_which_the_plan_asks_nothing_is_not_taken_for_changed() -> None:
+    feed = Feed()
+    feed.run(5, {"a": 50})
+    feed.gauges.expected = {"b": 6 * MBIT}
+    assert mbit(feed.run(10, {"a": 2}).paths["a"].sent) == pytest.approx(50, rel=0.05)
