@@ -8,7 +8,8 @@ late may still come and would come twice.
 
 Of a manifest that is pushed here along the plan's trees only what is overdue is pulled: what somebody else has held for
 longer than pushes take (`Lag`). Whoever has all from the beginning, the source, is the last to be asked, since its
-uplink is what everybody waits for.
+uplink is what everybody waits for. Once the source has put everything in, what lies in the queues of slow relays is
+taken from them: from near peers as soon as they have it, and from those parents whose pushes have ended.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from p2psync.swarm.transfer import Bits, Transfer
 _NEVER = float("inf")
 #: What becomes due to be pulled is looked for no more often than this (seconds).
 _LOOK_EVERY = 0.02
+#: Once the source has put everything in: for how long somebody must hold a chunk, and nothing must have been pushed by
+#: a parent that is asked for it; and how often to look (seconds).
+ENDGAME_HELD, ENDGAME_IDLE, _ENDGAME_EVERY = 0.3, 1.0, 0.1
 
 
 class Asking:
@@ -53,7 +57,8 @@ class Asking:
     def heard(self, transfer: Transfer, now: float) -> None:
         """Somebody holds more of a transfer that is pushed here: see later whether it came."""
         if not transfer.complete:
-            self._ripe_due = min(self._ripe_due, now + self._ground.lag.patience)
+            wait = ENDGAME_HELD if transfer.told else self._ground.lag.patience
+            self._ripe_due = min(self._ripe_due, now + wait)
 
     def rest(self, until: float) -> None:
         """A lost chunk may be asked for again from then on."""
@@ -81,7 +86,7 @@ class Asking:
             transfer = self._ground.transfers[short]
             if transfer.complete:
                 continue
-            ripe = transfer.ripe(now - self._ground.lag.patience)
+            ripe = transfer.ripe(now - self._patience(peer, transfer, now))
             if ripe is not None and not ripe.any() and not transfer.asked:
                 continue
             typical = max(1, transfer.manifest.payload_bytes // max(1, transfer.manifest.chunks))
@@ -92,6 +97,15 @@ class Asking:
             chosen = self._choose(peer, transfer, theirs, ripe, room, now)
             if chosen:
                 self._ask(peer, transfer, chosen, now)
+
+    def _patience(self, peer: Peer, transfer: Transfer, now: float) -> float:
+        """How long this peer must have been known to hold a chunk that is pushed here before it is asked for it."""
+        usual = self._ground.lag.patience
+        if not transfer.told:
+            return usual
+        ended = peer.name in self._ground.trees.parents and now - peer.pushed_at > ENDGAME_IDLE
+        free = ended or (peer.near and not peer.source)
+        return min(usual, ENDGAME_HELD) if free else usual
 
     def _choose(
         self, peer: Peer, transfer: Transfer, theirs: Bits, ripe: Bits | None, room: int, now: float
@@ -124,8 +138,11 @@ class Asking:
     def _look_for_ripe(self, now: float) -> None:
         self.fill_all(now)
         patience = self._ground.lag.patience
-        waiting = [t.next_ripe(now - patience) for t in self._ground.transfers.values() if not t.complete]
-        self._ripe_due = max(now + _LOOK_EVERY, min(waiting, default=_NEVER) + patience)
+        pushed = [t for t in self._ground.transfers.values() if t.pushed and not t.complete]
+        self._ripe_due = min((t.next_ripe(now - patience) + patience for t in pushed), default=_NEVER)
+        self._ripe_due = max(now + _LOOK_EVERY, self._ripe_due)
+        if any(t.told for t in pushed):
+            self._ripe_due = min(self._ripe_due, now + _ENDGAME_EVERY)
 
     def _give_up_late(self, now: float) -> None:
         late: dict[str, dict[bytes, list[int]]] = {}

@@ -401,6 +401,7 @@ class Swarm:
             if other is not peer or was_late:
                 self._ground.cancel(request.peer, short, [chunk.index])
         if transfer.pushed and not asked:
+            peer.pushed_at = now
             self._ground.lag.sample(max(0.0, now - float(transfer.heard[chunk.index])))
         peer.delivered(now)
         self._ground.actions.append(Save(transfer.id, chunk.index, chunk.data))
@@ -461,6 +462,7 @@ class Swarm:
             transfer.rarity -= before
         peer.holds[short] = flags
         transfer.rarity += flags
+        transfer.told |= peer.source and bool(flags.all())
         self._pushing.holds_flags(short, flags, now)
         self._hear(peer, transfer, flags, now)
 

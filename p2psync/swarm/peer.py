@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
@@ -67,6 +68,7 @@ class Peer:
     it, in order. given: chunks that were pushed to it, flags per manifest.
     flushing: bytes handed to its connections and not yet taken by the kernel. owed: bytes it was asked for, whether or
     not the request was given up, and has not sent. surplus: bytes it sent beyond that to no use, less those of use.
+    pushed_at: when a chunk last came from it unasked.
     late: chunks that it was asked for in vain so far; they may still come. patience: factor on how long it is waited
     for.
     """
@@ -88,6 +90,7 @@ class Peer:
     late: set[tuple[bytes, int]] = field(default_factory=set)
     rate: float = 0.0
     last_arrival: float = 0.0
+    pushed_at: float = -math.inf
     round_trip: float = 0.2
     snubbed: bool = False
     patience: float = 1.0

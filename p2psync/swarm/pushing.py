@@ -1,8 +1,8 @@
 """Pushing along the plan's trees: where chunks enter them, and how they go on. A part of the swarm's core.
 
 The root of the trees, the node that publishes, puts each chunk into one tree. The trees take turns by their shares, but
-one whose first hop has no room is passed over, so that a relay which is slower than was planned slows nobody but the
-chunks that it has; no tree gets far more than its share, because the root sees the first hop of a tree only. The chunk
+one whose first hop has no room, or of which too much is still on its way (`flight`), is passed over, so that a relay
+or a link which is slower than was planned gets less to do; no tree gets far more than its share. The chunk
 carries the tree's tag, and each node passes it on, as soon as it has verified it, to its children in that tree who want
 the manifest's chunks and do not have this one.
 
@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from p2psync.protocol.plan import NodePlan
+from p2psync.swarm.flight import LOOK_EVERY, Flight, windows
 from p2psync.swarm.ground import Ground
 from p2psync.swarm.serving import Serving
 from p2psync.swarm.transfer import Bits, Transfer
@@ -34,7 +36,7 @@ STALLED_AFTER = 0.5
 #: A first hop that has not asked for a manifest's chunks is expected to for so long (seconds).
 EXPECTED_FOR = 0.5
 #: By how much a tree may be ahead of its share, as a part of it, besides one chunk.
-AHEAD = 0.02
+AHEAD = 0.05
 #: A chunk that nobody holds so long after it was put in (seconds, and times the usual) is put in again.
 AGAIN_AFTER, AGAIN_TIMES = 2.0, 4.0
 
@@ -45,22 +47,26 @@ class Injection:
 
     waiting: chunks to put in, in order. begun: when it began. moved: when a chunk was last put in. sent: chunks put
     into each tree of plan `revision`. roomy: when each tree's first hop last had room. out: chunks put in that nobody
-    is known to hold, with their tree and when. usual: how long it takes until somebody holds one.
+    is known to hold, with their tree and when. usual: how long it takes until somebody holds one. flight: what is on
+    its way in each tree.
     """
 
     waiting: deque[int]
     begun: float
     moved: float
+    flight: Flight = field(default_factory=Flight)
     revision: int = 0
     sent: list[int] = field(default_factory=list)
     roomy: list[float] = field(default_factory=list)
     out: dict[int, tuple[int, float]] = field(default_factory=dict)
     usual: float = 0.0
 
-    def begin(self, revision: int, trees: int, now: float) -> None:
-        """The plan is another one: shares are counted from here."""
-        if self.revision != revision:
-            self.revision, self.sent, self.roomy = revision, [0] * trees, [now] * trees
+    def begin(self, plan: NodePlan, chunk_bytes: int, least: int, now: float) -> None:
+        """If this is another plan, shares are counted from here."""
+        if self.revision != plan.revision:
+            trees = len(plan.shares)
+            self.revision, self.sent, self.roomy = plan.revision, [0] * trees, [now] * trees
+            self.flight.planned(windows([place.rate for place in plan.places], chunk_bytes, least))
 
     def held_by_others(self, chunks: Iterable[int], now: float) -> None:
         """Somebody says to hold these."""
@@ -142,7 +148,10 @@ class Pushing:
         plan = self._ground.trees.plan
         for short, injection in self._injections.items():
             if plan is not None and injection.waiting:
-                injection.begin(plan.revision, len(plan.shares), now)
+                manifest = self._ground.transfers[short].manifest
+                typical = max(1, manifest.payload_bytes // manifest.chunks)
+                injection.begin(plan, typical, self._ground.config.flight_least, now)
+                injection.flight.look(self._held(short), now)
                 self._inject(short, injection, now)
 
     def poll(self, now: float) -> None:
@@ -156,7 +165,7 @@ class Pushing:
         self.inject(now)
         waits = [i.moved + TELL_AFTER for s, i in self._injections.items() if self._ground.transfers[s].silent]
         waits += [at + i.again_after for i in self._injections.values() for _, at in i.out.values()]
-        waits += [now + STALLED_AFTER for i in self._injections.values() if i.waiting]
+        waits += [now + LOOK_EVERY for i in self._injections.values() if i.waiting]
         self.next_wake = max(now + 0.01, min(waits, default=_NEVER))
 
     def _inject(self, short: bytes, injection: Injection, now: float) -> None:
@@ -184,10 +193,17 @@ class Pushing:
             given = [self._serving.push(name, transfer, short, index) for name in sorted(first[tree])]
             roomy -= {name for name in first[tree] if not self._serving.has_room(ground.peers[name])}
             injection.sent[tree] += 1
+            injection.flight.add(index, tree, now)
             injection.moved = now
             if any(given):
                 injection.out[index] = (tree, now)
                 self.next_wake = min(self.next_wake, now + injection.again_after)
+
+    def _held(self, short: bytes) -> list[Bits]:
+        """What everybody who receives this manifest holds of it."""
+        transfer, peers = self._ground.transfers[short], self._ground.peers.values()
+        none = np.zeros(len(transfer.held), np.bool_)
+        return [peer.holds.get(short, none) for peer in peers if short in peer.wants or short in peer.holds]
 
     def _up(self, names: list[str]) -> bool:
         return any(name in self._ground.peers for name in names)
@@ -227,7 +243,7 @@ def _next_tree(
 
     later: trees that take no chunks yet, and whose part the others must not get.
     """
-    room = [tree for tree, hops in first.items() if hops <= roomy]
+    room = [tree for tree, hops in first.items() if hops <= roomy and not injection.flight.full(tree)]
     for tree in room:
         injection.roomy[tree] = now
     moving = [tree for tree in first if now - injection.roomy[tree] < STALLED_AFTER]

@@ -41,7 +41,8 @@ class Transfer:
     each was lost here. resting: lost chunks that are not asked for before a time (seconds).
     missing: how many are needed. pushed: chunks are expected down the plan's trees, so that only overdue ones are asked
     for. heard: since when some peer is known to hold each chunk (seconds). tags: of chunks that came, or go, down a
-    tree. silent: peers are not told what is held, as long as this node is putting it into the trees.
+    tree. silent: peers are not told what is held, as long as this node is putting it into the trees. told: the source
+    says to hold everything, so that nothing more is put into the trees.
     """
 
     id: bytes
@@ -60,6 +61,7 @@ class Transfer:
     heard: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     tags: dict[int, int] = field(default_factory=dict)
     silent: bool = False
+    told: bool = False
 
     @classmethod
     def begin(cls, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, rng: random.Random) -> Transfer:

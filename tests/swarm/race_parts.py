@@ -13,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from blake3 import blake3
 
 from p2psync.protocol.manifest import Manifest, pack_table
 from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Message
+from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.core import Ban, Complete, Send, SendChunk, Swarm, SwarmConfig
 from topology.bound import least_makespan
 from topology.network import Network
@@ -52,6 +54,11 @@ def race_manifest(payload: int, chunk: int) -> tuple[Manifest, list[bytes]]:
         created=0.0,
     )
     return manifest, data
+
+
+def _scaled(plan: NodePlan) -> NodePlan:
+    places = [msgspec.structs.replace(place, rate=place.rate / SCALE) for place in plan.places]
+    return msgspec.structs.replace(plan, places=places)
 
 
 @dataclass
@@ -127,14 +134,17 @@ class Race:
         self.gone: set[str] = set()
         self.crossed: dict[tuple[int, int], float] = {}
         config = SwarmConfig(
-            window_least=(256 << 10) // SCALE, window_most=(16 << 20) // SCALE, flush_limit=(256 << 10) // SCALE
+            window_least=(256 << 10) // SCALE,
+            window_most=(16 << 20) // SCALE,
+            flush_limit=(256 << 10) // SCALE,
+            flight_least=(256 << 10) // SCALE,
         )
         self.swarms = {name: Swarm(config, random.Random(i)) for i, name in enumerate(self.names)}
         for a, b in itertools.permutations(self.names, 2):
             self.swarms[a].peer_up(b, self._region[a] == self._region[b], 0.0, source=b == self.trainer)
         if self.planned:
             for name, plan in zip(self.names, make_plan(network, revision=1).node_plans(), strict=True):
-                self.swarms[name].follow(plan, 0.0)
+                self.swarms[name].follow(_scaled(plan), 0.0)
         self._begin(self.trainer)
         for name in self.names:
             if name != self.trainer:
