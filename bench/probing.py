@@ -38,17 +38,10 @@ class Line(msgspec.Struct, frozen=True):
         return self.found / self.truth - 1 if self.truth else 0.0
 
 
-def measure(
-    network: Network, topology: Topology, seconds: float, congestion: str, hosts: list[str] | None = None
-) -> dict[str, State]:
-    """Run a node in each host (or in these) for so long; returns what each knows at the end, by host."""
-    return {state.node: state for state in list(watch(network, topology, seconds, congestion, hosts))[-1].values()}
-
-
 def watch(
     network: Network, topology: Topology, seconds: float, congestion: str, hosts: list[str] | None = None
 ) -> Iterator[dict[str, State]]:
-    """The same, yielding what all know about once a second."""
+    """Run a node in each host (or in these) for so long; yields what each knows, by host, about once a second."""
     wanted = hosts or network.hosts
     infos = [
         NodeInfo(node=host, role="relay", region=region, host=network.address(host), port=7071)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from p2psync.net.peers import PeerTable
@@ -37,6 +37,11 @@ class JunkPumps:
         self._flows: dict[str, _Flow] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def peers(self) -> Collection[str]:
+        """To whom junk is sent now."""
+        return self._flows.keys()
 
     def start(self, peer: str, size: int, until: float) -> None:
         """Send at most so many bytes, until the loop's clock says `until`."""

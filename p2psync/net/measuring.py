@@ -204,7 +204,7 @@ class Measuring:
         for stream in self._seen:
             self.gauges.closed(stream)
         self._seen = seen
-        self.gauges.read(readings, now)
+        self.gauges.read(readings, now, self._pumps.peers)
 
     def _watch_streams(self, span: float, now: float) -> None:
         for name in self._up:

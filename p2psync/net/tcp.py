@@ -31,7 +31,7 @@ _INFO_BYTES = 216
 _MSS_SACKED = struct.Struct("<I8xI")
 _ACKED_RECEIVED = struct.Struct("<QQ")
 _NOTSENT_RTT = struct.Struct("<II")
-_LIMITS = struct.Struct("<QQQ")
+_WINDOW_LIMITED = struct.Struct("<Q")
 _SO_MEMINFO = 55
 _MEMORY = struct.Struct("<I32x")
 #: Payload's share of the memory that packets take in the kernel, about.
@@ -44,7 +44,7 @@ class TcpInfo:
     """A connection's counters: bytes, and seconds. delivered: what was acknowledged, selectively or in order.
 
     received: what has come, in order or about. rtt: the least of the last minutes, 0: none yet. held: time in which the
-    peer's window or the send buffer was full.
+    peer's window was full.
     """
 
     delivered: int
@@ -84,11 +84,11 @@ def parse_info(data: bytes, queued: int = 0) -> TcpInfo | None:
     mss, sacked = _MSS_SACKED.unpack_from(data, 16)
     acked, received = _ACKED_RECEIVED.unpack_from(data, 120)
     notsent, rtt = _NOTSENT_RTT.unpack_from(data, 144)
-    _, window, buffer = _LIMITS.unpack_from(data, 168)
+    (window,) = _WINDOW_LIMITED.unpack_from(data, 176)
     sent, resent = _SENT_RESENT.unpack_from(data, 200)
     # Before the first round trip the kernel says all ones.
     seconds = rtt / 1e6 if rtt != 0xFFFFFFFF else 0.0
-    return TcpInfo(acked + sacked * mss, received + queued, sent, resent, notsent, seconds, (window + buffer) / 1e6)
+    return TcpInfo(acked + sacked * mss, received + queued, sent, resent, notsent, seconds, window / 1e6)
 
 
 def choose_congestion(wish: str) -> str:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 #: Bytes from which on something flows.
-_BEGUN = 16 << 10
+_BEGUN = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class ProbeConfig:
     up_fan, down_fan: peers that a node's whole uplink or downlink is measured with; one less after each `tries` in
     which not all had time. settle: a newcomer probes the paths to other regions first, and its own links after so long.
     rank_wait: by how much each node of a region comes after the one before it. spread: how far first probes are spread
-    at random. stale: after which a figure is measured again. pause: after a probe that came to nothing, about. tired:
-    when there is nothing left to spend. cooling: for which a peer is not served again. quiet: for which no chunk may
-    have flowed.
+    at random. stale: after which a figure is measured again; again: after which it is the first time, or where it was
+    found with fewer peers. pause: after a probe that came to nothing, about. tired: when there is nothing left to
+    spend. cooling: for which a peer is not served again. quiet: for which no chunk may have flowed.
     """
 
     share: float = 0.01
@@ -42,6 +42,7 @@ class ProbeConfig:
     rank_wait: float = 30.0
     spread: float = 1.0
     stale: float = 600.0
+    again: float = 10.0
     pause: float = 1.0
     tired: float = 30.0
     cooling: float = 1.0
@@ -78,7 +79,7 @@ class Steady:
     def __init__(self, round_trip: float) -> None:
         self._while = min(0.75, max(0.5, 5 * round_trip))
         # A rate that doubles each round trip has come a long way by then.
-        self._least = 0.6 + 8 * round_trip
+        self._least = 0.8 + 10 * round_trip
         self._seen: deque[tuple[float, int]] = deque()
         self._begun: float | None = None
 

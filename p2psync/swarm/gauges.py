@@ -2,8 +2,8 @@
 
 Theory of operation. The shell reads the counters of all connections that do anything at one moment, a few times a
 second (`read`); each two readings of a connection make an interval. A connection is *pressed* in an interval at whose
-both ends bytes waited to be sent and that neither the peer's window nor this node's buffer held up: then the network
-alone set the rate. A peer's rate is the sum over its connections, the node's the sum over all.
+both ends bytes waited to be sent and which the peer's window did not hold up: then the network alone set the rate. A
+peer's rate is the sum over its connections, the node's the sum over all.
 
 A rate counts once it has lasted for some round trips, so that what a filled hole in the sequence releases at once is no
 rate. The best one is kept for a minute in which the path was pressed, however long it
@@ -18,7 +18,7 @@ that was seen.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from p2psync.membership.records import Measures, Path
@@ -53,7 +53,7 @@ class Reading:
     """The counters of one connection. Bytes since it began, except backlog: bytes that wait to be sent now.
 
     delivered: what the peer's machine has confirmed, in order or not. received: what has come in order. rtt: the least
-    round trip (seconds; 0: not known). held: seconds so far in which the peer's window or this node's buffer was full.
+    round trip (seconds; 0: not known). held: seconds so far in which the peer's window was full.
     """
 
     peer: str
@@ -230,10 +230,16 @@ class Gauges:
         self.received = 0
         self._last: dict[Hashable, Reading] = {}
         self._read_at: dict[Hashable, float] = {}
+        self._junk: Collection[str] = ()
         self._told = Measures()
 
-    def read(self, readings: Mapping[Hashable, Reading], now: float) -> None:
-        """The counters of all connections that do anything, by whatever names connections; now: seconds."""
+    def read(self, readings: Mapping[Hashable, Reading], now: float, junk: Collection[str] = ()) -> None:
+        """The counters of all connections that do anything, by whatever names connections; now: seconds.
+
+        junk: peers to whom junk is sent. It may be one of several that probe their downlink together, so that little
+        coming through does not show that its path has changed.
+        """
+        self._junk = junk
         flows: dict[str, _Flow] = {}
         span = 0.0
         for key, reading in readings.items():
@@ -335,7 +341,7 @@ class Gauges:
                 continue
             if gauge.pressed_since is None:
                 gauge.pressed_since = now
-            conclusive = not (crowded and gauge.sending >= fair)
+            conclusive = peer not in self._junk and not (crowded and gauge.sending >= fair)
             gauge.sent.add(pressed[peer].delivered, span, lasting=self._lasting(peer), conclusive=conclusive)
 
     def _notice_changes(self, pressed: Iterable[str]) -> None:

@@ -258,7 +258,7 @@ class Prober:
 
     def _watch_asking(self, asking: _Asking, now: float) -> None:
         # Whether an uplink is known is for the one who offered it to see.
-        steady = asking.steady.reached(self._gauges.received, now) and asking.job is not None and asking.got > 0
+        steady = asking.job is not None and asking.steady.reached(asking.got, now)
         if steady or now >= asking.until:
             self._end_asking(asking, now)
 
@@ -425,7 +425,10 @@ class Prober:
     def _judge(self, job: _Job, done: bool, now: float) -> None:
         """A probe has ended."""
         if done:
-            job.due = now + self._config.stale * (0.75 + 0.5 * self._rng.random())
+            # A first look may have met other traffic, and one with fewer peers than it takes shows too little.
+            sure = job.done and job.tries <= self._config.tries
+            pause = self._config.stale if sure else self._config.again
+            job.due = now + pause * (0.75 + 0.5 * self._rng.random())
             job.tries, job.done = 0, True
         else:
             self._put_off(job, now, self._config.pause)

@@ -253,7 +253,7 @@ def test_the_kernels_counters_are_read_where_they_stand() -> None:
     struct.pack_into("<II", data, 144, 55, 20_000)  # tcpi_notsent_bytes, tcpi_min_rtt
     struct.pack_into("<QQQ", data, 168, 9_000_000, 250_000, 500_000)  # busy, rwnd_limited, sndbuf_limited
     struct.pack_into("<QQ", data, 200, 20_000, 300)  # tcpi_bytes_sent, tcpi_bytes_retrans
-    assert tcp.parse_info(bytes(data), 23) == tcp.TcpInfo(14_344, 800, 20_000, 300, 55, 0.02, 0.75)
+    assert tcp.parse_info(bytes(data), 23) == tcp.TcpInfo(14_344, 800, 20_000, 300, 55, 0.02, 0.25)
     assert tcp.parse_info(bytes(data[:215])) is None
 
 

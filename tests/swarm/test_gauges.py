@@ -20,6 +20,7 @@ class Feed:
         self.gauges = Gauges()
         self.now = 0.0
         self.counters: dict[Hashable, Reading] = {}
+        self.junk: set[str] = set()
 
     def run(
         self,
@@ -49,7 +50,7 @@ class Feed:
                     rtt=rtt,
                     held=before.held + tick * held,
                 )
-            self.gauges.read(dict(self.counters), self.now)
+            self.gauges.read(dict(self.counters), self.now, self.junk)
         return self.gauges
 
 
@@ -126,6 +127,14 @@ def test_sharing_an_uplink_makes_no_path_slow() -> None:
     feed.run(90, dict.fromkeys("abcdefghijkl", 100 / 12))
     assert mbit(feed.gauges.paths["a"].sent) == pytest.approx(100)
     assert mbit(feed.gauges.up) == pytest.approx(100, rel=0.01)
+
+
+def test_junk_that_hardly_comes_through_refutes_nothing() -> None:
+    feed = Feed()
+    feed.run(3, {"a": 100, "b": 5})
+    feed.junk = {"a"}
+    feed.run(5, {"a": 10, "b": 5})
+    assert mbit(feed.gauges.paths["a"].sent) == pytest.approx(100)
 
 
 def test_small_transfers_and_ramps_refute_nothing() -> None:

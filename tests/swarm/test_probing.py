@@ -42,10 +42,10 @@ def best_way(world: World, a: str, b: str) -> float:
 @pytest.mark.parametrize("seed", range(3))
 def test_twelve_that_join_together_know_all_ways_and_links_within_half_a_minute(seed: int) -> None:
     world = four_regions(seed)
-    world.run(8)
+    world.run(12)
     for (a, b), (rate, _) in world.links.items():
         assert best_way(world, a, b) == pytest.approx(rate, rel=0.15), (a, b)
-    world.run(22)
+    world.run(18)
     for host in world.hosts.values():
         assert host.gauges.up.value / MBIT == pytest.approx(300, rel=0.15), host.name
         assert host.gauges.down.value / MBIT == pytest.approx(300, rel=0.15), host.name
@@ -264,4 +264,4 @@ def test_a_flow_that_still_grows_is_not_steady() -> None:
         if steady.reached(int(total), now):
             break
     # It doubles for 1.1 s and is flat from then on.
-    assert 1.4 <= now <= 2.4
+    assert 1.4 <= now <= 2.6
