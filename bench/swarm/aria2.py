@@ -13,7 +13,7 @@ import socket
 import time
 from pathlib import Path
 
-from bench.swarm.heat import Heat
+from bench.swarm.heat import SETTLE, Heat
 from bench.swarm.metainfo import torrent_of
 from bench.swarm.processes import PYTHON, Child
 from p2psync.errors import P2PSyncError
@@ -74,7 +74,7 @@ class Aria2(Heat):
         self._tracker.wait_for("listening", deadline)
         for host in self._clients:
             self._calls[host] = self._call(host, deadline)
-        time.sleep(self.track.settle)
+        time.sleep(min(SETTLE, self.track.settle))
 
     def go(self, deadline: float) -> float:
         """See `Heat`."""

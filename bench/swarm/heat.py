@@ -12,13 +12,17 @@ from bench.swarm.processes import Children
 from topology.emulator import Network
 from topology.model import Topology
 
+#: Seconds from when a torrent's processes are up to the start.
+SETTLE = 2.0
+
 
 @dataclass(frozen=True)
 class Track:
     """The network, and what is to be carried. file: the payload of contenders that carry files; digest: its sha256.
 
     base: for a delta, bytes of the weights that it changes; 0: the payload is a whole checkpoint. piece: bytes of the
-    torrents' pieces. settle: seconds that a warm swarm is left alone before it starts.
+    torrents' pieces. settle: seconds that ours is given to measure the network and plan, at most; a torrent's processes
+    get `SETTLE` of them. congestion: TCP's, of all hosts.
     """
 
     topology: Topology
@@ -28,7 +32,8 @@ class Track:
     payload_bytes: int
     base: int = 0
     piece: int = 64 << 10
-    settle: float = 2.0
+    settle: float = 60.0
+    congestion: str = "auto"
 
     @property
     def trainer(self) -> str:

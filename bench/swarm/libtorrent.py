@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from bench.swarm import torrent_client
-from bench.swarm.heat import Heat
+from bench.swarm.heat import SETTLE, Heat
 from bench.swarm.metainfo import torrent_of
 from bench.swarm.processes import PYTHON, Child
 
@@ -38,7 +38,7 @@ class Libtorrent(Heat):
         """See `Heat`."""
         for child in self._clients.values():
             child.wait_for("listening", deadline)
-        time.sleep(self.track.settle)
+        time.sleep(min(SETTLE, self.track.settle))
 
     def go(self, deadline: float) -> float:
         """See `Heat`."""

@@ -17,6 +17,8 @@ from p2psync.protocol.keys import public_text
 from topology.network import from_topology
 
 HUB_PORT, PORT = 7070, 7071
+#: A plan that has not changed for so long (seconds) is taken for settled.
+QUIET = 12.0
 #: What a delta before the one that is timed carries of it.
 _TRIAL = 0.25
 #: Of the trainers of races, which nobody else trusts.
@@ -24,7 +26,7 @@ _KEY = bytes(range(32))
 
 
 class Ours(Heat):
-    """Warm: all are members and connected, and then left alone for a while; a delta's base is everywhere. Cold: the
+    """Warm: all are members and connected, the plan has settled; a delta's base is everywhere. Cold: the
     trainer begins anew with the version in its store.
 
     The time counts from when the version is offered, as a torrent's from when it is handed to the seeder: what was done
@@ -55,7 +57,7 @@ class Ours(Heat):
             self._bring(f"base {self.track.base}", deadline)
             # From a smaller delta the publisher learns how much must change for one of the size that is asked for.
             self._bring(f"delta {int(_TRIAL * self.track.payload_bytes)}", deadline)
-        time.sleep(self.track.settle)
+        self._until_planned(time.monotonic() + self.track.settle)
 
     def go(self, deadline: float) -> float:
         """See `Heat`."""
@@ -101,6 +103,7 @@ class Ours(Heat):
             seed=self.number,
             hub_port=HUB_PORT,
             port=PORT,
+            congestion=self.track.congestion,
         )
         return self.children.start(
             host, *PYTHON, "-m", "bench.swarm.publisher", msgspec.json.encode(options).decode(), talks=True
@@ -115,6 +118,7 @@ class Ours(Heat):
             address=network.address(host),
             region=self._region(host),
             port=PORT if topology.dialable(host, self._region(host)) else None,
+            congestion=self.track.congestion,
         )
         return self.children.start(
             host, *PYTHON, "-m", "bench.swarm.receiver", msgspec.json.encode(options).decode(), talks=True
@@ -162,6 +166,14 @@ class Ours(Heat):
                 if child.ended() is not None:
                     raise P2PSyncError(f"{host} ended: {child.last_words()}")
             self._pause(deadline, "not all are connected")
+
+    def _until_planned(self, deadline: float) -> None:
+        """The network is measured, as far as the plan does not change any more; or the time for that is over."""
+        since = None
+        while time.monotonic() < deadline and (since is None or time.monotonic() - since < QUIET):
+            said = self._trainer.next(min(deadline, time.monotonic() + 1.0))
+            if said is not None and "plan" in said:
+                since = time.monotonic()
 
     def _holders(self, version: int) -> dict[str, float]:
         self._listen()

@@ -31,6 +31,8 @@ from trainer.versions import Made
 
 #: Units of one tensor.
 _TENSOR = 1 << 22
+#: How often the node is asked which plan it follows (seconds).
+_GLANCE = 0.25
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -43,6 +45,7 @@ class Options(msgspec.Struct, frozen=True):
     seed: int
     hub_port: int
     port: int
+    congestion: str = "auto"
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -121,12 +124,14 @@ class Publisher:
             port=options.port,
             advertise=options.address,
             region=options.region,
+            congestion=options.congestion,
             profile="fast",
             squash=False,
             anchor_ratio=1e9,
         )
         node = self._node = Trainer(config, self._hear)
         await node.start()
+        plans = asyncio.create_task(self._tell_plans())
         try:
             await asyncio.to_thread(warm)
             say({"ready": node.hub_url, "public": public_text(key.public_key().public_bytes_raw())})
@@ -134,7 +139,18 @@ class Publisher:
                 what, count = line.split()
                 await (self._base if what == "base" else self._delta)(int(count))
         finally:
+            plans.cancel()
             await node.stop()
+
+    async def _tell_plans(self) -> None:
+        """Say which plan the node follows, whenever it is another one."""
+        told = 0
+        while True:
+            plan = self._node.runner.core.plan
+            if plan is not None and plan.revision != told:
+                told = plan.revision
+                say({"plan": told})
+            await asyncio.sleep(_GLANCE)
 
     async def _base(self, nbytes: int) -> None:
         self._weights = Weights(nbytes, self._rng)

@@ -49,7 +49,7 @@ class Options:
     cold: bool = False
     with_faults: bool = False
     piece: int = 64 << 10
-    settle: float = 2.0
+    settle: float = 60.0
     seed: int = 1
 
 
@@ -124,6 +124,7 @@ class Race:
             base=options.base,
             piece=options.piece,
             settle=options.settle,
+            congestion=options.congestion,
         )
 
     def _faults(self, track: Track) -> None:

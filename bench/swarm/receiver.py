@@ -31,7 +31,7 @@ class Options(msgspec.Struct, frozen=True):
     address: str
     region: str
     port: int | None
-    streams: int = 2
+    congestion: str = "auto"
 
 
 async def main(options: Options) -> None:
@@ -44,7 +44,7 @@ async def main(options: Options) -> None:
         port=options.port,
         advertise=options.address,
         region=options.region,
-        streams=options.streams,
+        congestion=options.congestion,
     )
 
     def hear(event: Event) -> None:

@@ -34,7 +34,9 @@ def swarm(
     ] = False,
     limit: Annotated[float, typer.Option(help="Seconds after which a run is given up.", min=1)] = 300.0,
     piece: Annotated[str, typer.Option(help="Bytes of the torrents' pieces.")] = "64KiB",
-    settle: Annotated[float, typer.Option(help="Seconds that a connected swarm is left alone.", min=0)] = 2.0,
+    settle: Annotated[
+        float, typer.Option(help="Seconds to measure and plan before a warm run, at most.", min=0)
+    ] = 60.0,
     seed: Annotated[int, typer.Option(help="Of what is drawn, and of the packets that are lost.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Short form: 4 hosts, 4 MiB, one round.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a picture, like swarm.png.")] = None,
