@@ -59,7 +59,8 @@ class Injection:
 
     def begin(self, revision: int, trees: int, now: float) -> None:
         """The plan is another one: shares are counted from here."""
-        if self.revision != revision:
+        # A hub that was started anew may give the same revision to another plan.
+        if (self.revision, len(self.sent)) != (revision, trees):
             self.revision, self.sent, self.roomy = revision, [0] * trees, [now] * trees
 
     def held_by_others(self, chunks: Iterable[int], now: float) -> None:
