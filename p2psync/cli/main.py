@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from p2psync.cli import actor, bench, delta, demo, doctor, hub, keys, publish, status, trainer, verify, wan
+from p2psync.cli import actor, bench, delta, demo, doctor, hub, keys, publish, sim, status, trainer, verify, wan
 from p2psync.errors import P2PSyncError, UsageError
 from p2psync.parallel import limit_threads
 
@@ -60,6 +60,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(bench.app, name="bench")
 app.add_typer(delta.app, name="delta")
 app.add_typer(wan.app, name="wan")
+app.add_typer(sim.app, name="sim")
 
 
 def _read_config(path: Path) -> dict[str, object]:

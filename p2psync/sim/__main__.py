@@ -1,4 +1,4 @@
-"""`python -m p2psync.sim --seeds 0:300`: simulate many seeds, and say what came of them."""
+"""`p2psync sim faults --seeds 0:300`, or `python -m p2psync.sim`: simulate many seeds, and say what came of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 
+from p2psync.errors import UsageError
 from p2psync.sim.build import SimConfig
 from p2psync.sim.faults import KINDS
 from p2psync.sim.liars import LIARS
@@ -16,12 +17,24 @@ from p2psync.sim.run import SimFailure, SimReport, run_sim
 def main() -> int:
     """Returns 1 if any seed failed."""
     arguments = _parse()
-    first, _, last = arguments.seeds.partition(":")
-    seeds = range(int(first), int(last or int(first) + 1))
     config = SimConfig(
         faults=tuple(arguments.fault) if arguments.fault else None,
         liars=tuple(arguments.liar) if arguments.liar else None,
     )
+    return 1 if sweep(parse_seeds(arguments.seeds), config) else 0
+
+
+def parse_seeds(text: str) -> range:
+    """The seeds of `FIRST:LAST` (before LAST), or of one number. Raises `UsageError`."""
+    first, _, last = text.partition(":")
+    try:
+        return range(int(first), int(last or int(first) + 1))
+    except ValueError:
+        raise UsageError(f"--seeds {text!r}: write it like 0:100") from None
+
+
+def sweep(seeds: range, config: SimConfig) -> int:
+    """Simulate each seed and print what came of it; returns how many failed."""
     reports, failures = [], 0
     began = shown = time.perf_counter()
     for seed in seeds:
@@ -34,7 +47,7 @@ def main() -> int:
             shown = time.perf_counter()
             print(f"{seed + 1 - seeds.start} of {len(seeds)} seeds, {failures} failed", flush=True)
     _summarize(reports, failures, time.perf_counter() - began)
-    return 1 if failures else 0
+    return failures
 
 
 def _parse() -> argparse.Namespace:

@@ -18,7 +18,8 @@ class SwarmConfig:
     endgame_copies: peers asked for the same chunk at the end, once it is `endgame_after` and half as much again as the
     first one's pace would take overdue. have_delay: how long news of held chunks may wait for company;
     have_delay_pushed: where they come by pushes, so that nobody waits for the news, which cost more than the chunks
-    where each tells all. ban: how long a liar is shut out.
+    where each tells all; have_per_peer: and so much for each peer at least, so that news of pushed chunks do not cost
+    more the more peers there are. ban: how long a liar is shut out.
     """
 
     window_least: int = 256 << 10
@@ -31,6 +32,7 @@ class SwarmConfig:
     endgame_after: float = 0.2
     have_delay: float = 0.01
     have_delay_pushed: float = 0.1
+    have_per_peer: float = 0.005
     ban: float = 600.0
 
 

@@ -74,6 +74,10 @@ class Asking:
 
     def fill_all(self, now: float) -> None:
         """Fill every peer's window."""
+        usual = self._ground.lag.patience
+        transfers = self._ground.transfers.values()
+        if not any(t.may_ask(now - (min(usual, ENDGAME_HELD) if t.told else usual)) for t in transfers):
+            return
         # Near and fast peers first: where a chunk can be had from both, it should not cross a long link.
         peers = self._ground.peers.values()
         for peer in sorted(peers, key=lambda p: (p.snubbed, p.source, not p.near, -p.rate, p.name)):
@@ -89,9 +93,8 @@ class Asking:
             ripe = transfer.ripe(now - self._patience(peer, transfer, now))
             if ripe is not None and not ripe.any() and not transfer.asked:
                 continue
-            typical = max(1, transfer.manifest.payload_bytes // max(1, transfer.manifest.chunks))
-            window = peer.window(typical, config.window_least, config.window_most, config.horizon)
-            room = min(MAX_REQUEST, -(-(window - peer.asked_bytes) // typical))
+            window = peer.window(transfer.typical, config.window_least, config.window_most, config.horizon)
+            room = min(MAX_REQUEST, -(-(window - peer.asked_bytes) // transfer.typical))
             if room <= 0:
                 continue
             chosen = self._choose(peer, transfer, theirs, ripe, room, now)
@@ -120,7 +123,7 @@ class Asking:
 
     def _ask(self, peer: Peer, transfer: Transfer, chunks: list[int], now: float) -> None:
         ground = self._ground
-        if not any(p.asked_bytes for p in ground.peers.values()):
+        if not ground.asks:
             ground.downlink.begin(now)
         owed = sum(p.owed for p in ground.peers.values())
         for index in chunks:

@@ -345,7 +345,7 @@ class Swarm:
 
     def _on_chunk(self, peer: Peer, chunk: Chunk, now: float) -> None:
         self.received_bytes += len(chunk.data)
-        if not any(p.asked_bytes for p in self._peers.values()):
+        if not self._ground.asks:
             self._ground.downlink.begin(now)
         self._ground.downlink.arrived(len(chunk.data), now)
         if chunk.manifest not in self._transfers and chunk.tag and peer.name in self._ground.trees.parents:
@@ -407,8 +407,7 @@ class Swarm:
         self._ground.actions.append(Save(transfer.id, chunk.index, chunk.data))
         self._pushing.forward(transfer, short, chunk.index, chunk.tag)
         self._news.setdefault(short, []).append(chunk.index)
-        patience = self._config.have_delay_pushed if transfer.pushed else self._config.have_delay
-        self._news_due = min(self._news_due, now + patience)
+        self._news_due = min(self._news_due, now + self._news_delay(transfer))
         if transfer.complete:
             self._ground.actions.append(Complete(transfer.id))
             self._tell_news()
@@ -447,9 +446,7 @@ class Swarm:
         theirs = peer.holds.get(more.manifest)
         if theirs is None:
             theirs = peer.holds[more.manifest] = np.zeros(transfer.manifest.chunks, np.bool_)
-        new = [index for index in set(more.chunks) if index < len(theirs) and not theirs[index]]
-        theirs[new] = True
-        transfer.rarity[new] += 1
+        new = transfer.learn(theirs, more.chunks)
         self._pushing.held_by_peer(more.manifest, new, now)
         self._hear(peer, transfer, new, now)
         if not transfer.pushed:
@@ -482,6 +479,12 @@ class Swarm:
         for index in [i for i, asked in transfer.asked.items() if any(a.peer == peer.name for a in asked)]:
             self._ground.forget_request(transfer, index, peer.name)
         self._asking.fill_all(now)
+
+    def _news_delay(self, transfer: Transfer) -> float:
+        config = self._config
+        if not transfer.pushed:
+            return config.have_delay
+        return max(config.have_delay_pushed, config.have_per_peer * len(self._peers))
 
     def _tell_news(self) -> None:
         for short, gained in self._news.items():

@@ -28,6 +28,11 @@ class Ground:
     lag: Lag = field(default_factory=Lag)
     sent_bytes: int = 0
 
+    @property
+    def asks(self) -> bool:
+        """Whether any request is out."""
+        return any(transfer.asked for transfer in self.transfers.values())
+
     def send(self, name: str, message: Control) -> None:
         """Send a control message to a peer."""
         self.actions.append(Send(name, message))

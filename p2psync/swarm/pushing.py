@@ -63,8 +63,9 @@ class Injection:
 
     def begin(self, plan: NodePlan, chunk_bytes: int, least: int, now: float) -> None:
         """If this is another plan, shares are counted from here."""
-        if self.revision != plan.revision:
-            trees = len(plan.shares)
+        trees = len(plan.shares)
+        # A hub that was started anew may give the same revision to another plan.
+        if (self.revision, len(self.sent)) != (plan.revision, trees):
             self.revision, self.sent, self.roomy = plan.revision, [0] * trees, [now] * trees
             self.flight.planned(windows([place.rate for place in plan.places], chunk_bytes, least))
 
@@ -148,8 +149,7 @@ class Pushing:
         plan = self._ground.trees.plan
         for short, injection in self._injections.items():
             if plan is not None and injection.waiting:
-                manifest = self._ground.transfers[short].manifest
-                typical = max(1, manifest.payload_bytes // manifest.chunks)
+                typical = self._ground.transfers[short].typical
                 injection.begin(plan, typical, self._ground.config.flight_least, now)
                 injection.flight.look(self._held(short), now)
                 self._inject(short, injection, now)

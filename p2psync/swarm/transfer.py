@@ -15,6 +15,8 @@ Bits = NDArray[np.bool_]
 #: Pauses before a chunk that was lost twice and more is fetched again grow from the first to the last (seconds).
 FIRST_REST = 0.25
 LAST_REST = 60.0
+#: Below so many chunks they are looked at one by one, which is faster than numpy for so few.
+FEW = 24
 
 
 @dataclass(slots=True)
@@ -39,10 +41,10 @@ class Transfer:
     node, which breaks ties between equally rare chunks differently at each node, so that nodes fetch different ones.
     asked: the outstanding requests of each chunk that has any. sent: how often each was handed out. losses: how often
     each was lost here. resting: lost chunks that are not asked for before a time (seconds).
-    missing: how many are needed. pushed: chunks are expected down the plan's trees, so that only overdue ones are asked
-    for. heard: since when some peer is known to hold each chunk (seconds). tags: of chunks that came, or go, down a
-    tree. silent: peers are not told what is held, as long as this node is putting it into the trees. told: the source
-    says to hold everything, so that nothing more is put into the trees.
+    missing: how many are needed. typical: bytes of one on average. pushed: chunks are expected down the plan's trees,
+    so that only overdue ones are asked for. heard: since when some peer is known to hold each chunk (seconds). tags: of
+    chunks that came, or go, down a tree. silent: peers are not told what is held, as long as this node is putting it
+    into the trees. told: the source says to hold everything, so that nothing more is put into the trees.
     """
 
     id: bytes
@@ -62,6 +64,7 @@ class Transfer:
     tags: dict[int, int] = field(default_factory=dict)
     silent: bool = False
     told: bool = False
+    typical: int = 1
 
     @classmethod
     def begin(cls, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, rng: random.Random) -> Transfer:
@@ -71,6 +74,7 @@ class Transfer:
         spread = np.random.default_rng(rng.getrandbits(63)).random(n)
         begun = cls(id, manifest, held.copy(), needed, needed.copy(), np.zeros(n, np.int32), spread)
         begun.missing, begun.heard = int(needed.sum()), np.full(n, np.inf)
+        begun.typical = max(1, manifest.payload_bytes // max(1, n))
         return begun
 
     def widen(self, held: Bits, wanted: Bits) -> None:
@@ -93,9 +97,35 @@ class Transfer:
         """Nothing is needed any more."""
         return not self.missing
 
+    def learn(self, theirs: Bits, chunks: list[int]) -> list[int]:
+        """A peer that held `theirs` (flags; they are set here) says to hold these too; returns those that are new."""
+        if len(chunks) < FEW:
+            new = []
+            for index in chunks:
+                if index < len(theirs) and not theirs[index]:
+                    theirs[index] = True
+                    self.rarity[index] += 1
+                    new.append(index)
+            return new
+        new = [index for index in set(chunks) if index < len(theirs) and not theirs[index]]
+        theirs[new] = True
+        self.rarity[new] += 1
+        return new
+
     def hear(self, chunks: Bits | list[int], since: float) -> None:
         """Some peer holds these chunks (flags or indices) since then."""
+        if isinstance(chunks, list) and len(chunks) < FEW:
+            for index in chunks:
+                if self.heard[index] > since:
+                    self.heard[index] = since
+            return
         self.heard[chunks] = np.minimum(self.heard[chunks], since)
+
+    def may_ask(self, since: float) -> bool:
+        """Whether anything is to be asked of anybody: False where all that is open is still waited for (`ripe`)."""
+        if not self.missing:
+            return False
+        return not self.pushed or bool(self.asked) or bool((self.open & (self.heard <= since)).any())
 
     def ripe(self, since: float) -> Bits | None:
         """Chunks to pull although they are pushed: somebody holds them since then or longer. None: all, unpushed."""

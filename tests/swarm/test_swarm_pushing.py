@@ -432,3 +432,28 @@ def test_a_parent_that_pushes_the_same_again_and_again_is_shut_out() -> None:
     for i in range(2 * CONFIG.window_most // CHUNK + 2):
         push(bench, "p", 0, now=0.1 * i)
     assert [ban.peer for ban in bench.done(Ban)] == ["p"]
+
+
+def test_news_of_pushed_chunks_waits_longer_where_there_are_many_peers() -> None:
+    for peers, delay in ((10, CONFIG.have_delay_pushed), (80, 80 * CONFIG.have_per_peer)):
+        bench = relay(("p", ""))
+        for i in range(peers - 1):
+            bench.peer(f"peer-{i:02}")
+        bench.actions()
+        push(bench, "p", 0, now=1.0)
+        push(bench, "p", 1, now=1.05)
+        bench.swarm.poll(1.0 + 0.99 * delay)
+        assert bench.sent(HaveMore) == []
+        bench.swarm.poll(1.0 + delay)
+        assert len(bench.sent(HaveMore)) == peers
+
+
+def test_a_plan_of_the_same_revision_and_other_trees_is_followed() -> None:
+    # A hub that was started anew counts revisions from the beginning.
+    bench = root("a", "b", chunks=30)
+    bench.seed_all()
+    bench.peer("c")
+    bench.say("c", Want(bench.short, True))
+    bench.actions()
+    bench.swarm.follow(root_plan("a", "b", "c"), 0.1)
+    assert ("c", 4) in bench.served()

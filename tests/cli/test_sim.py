@@ -1,0 +1,101 @@
+"""`p2psync sim`: what scripts and people rely on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from p2psync.cli import main
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "topologies"
+QUICK = ("--payload", "4MiB", "--chunk", "128KiB")
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line; returns (exit status, stdout, stderr)."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["p2psync", "sim", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        code = ended.value.code
+        out, err = capfd.readouterr()
+        return (code if isinstance(code, int) else 0), out, err
+
+    return call
+
+
+def test_a_drawn_swarm_is_simulated_and_reported(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("swarm", "--actors", 20, "--regions", 3, *QUICK, "--json", tmp_path / "sim.json")
+    assert code == 0
+    found = json.loads((tmp_path / "sim.json").read_text())
+    assert (found["actors"], found["regions"], found["unfinished"]) == (20, 3, 0)
+    (version,) = found["versions"]
+    assert version["p50"] <= version["p99"] <= version["last"] == pytest.approx(version["ratio"] * found["bound"])
+    for word in ("bound", "plan", "version 1", "converged", "all live nodes", "copies", "cost", found["trace"]):
+        assert word in out
+
+
+def test_a_topology_file_is_simulated(run: Run) -> None:
+    code, out, _ = run("swarm", "--topology", EXAMPLES / "wan-4x3.toml", *QUICK, "--json", "-")
+    assert code == 0
+    assert json.loads(out)["actors"] == 11
+
+
+def test_churn_without_a_plan_converges(run: Run) -> None:
+    words = ("--actors", 20, "--regions", 2, *QUICK, "--versions", 2, "--every", 3, "--churn", 1, "--no-plan")
+    code, out, _ = run("swarm", *words, "--json", "-")
+    assert code == 0
+    found = json.loads(out)
+    assert found["plan"] is None and found["churned"]["left"] > 0 and found["unfinished"] == 0
+
+
+def test_a_picture_and_a_trace_are_written(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture, trace = tmp_path / "sim.png", tmp_path / "trace.csv"
+    code, _, _ = run("swarm", "--actors", 10, "--regions", 2, *QUICK, "--plot", picture, "--trace", trace)
+    assert code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert trace.read_text().startswith("seconds,node,version,bytes\n")
+
+
+def test_without_matplotlib_a_picture_is_refused_before_the_work(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, out, err = run("swarm", "--plot", "sim.png")
+    assert (code, out) == (2, "")
+    assert err == "p2psync: pictures need matplotlib: pip install 'p2psync[plot]'\n"
+
+
+def test_a_swarm_that_does_not_converge_in_time_ends_with_1(run: Run) -> None:
+    code, out, _ = run("swarm", "--actors", 5, "--regions", 1, "--limit", 1)
+    assert code == 1
+    assert "all but 5 live nodes" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("swarm", "--regions", 30, "--actors", 3), "4 hosts in 30 regions"),
+        (("swarm", "--payload", "much"), "--payload 'much'"),
+        (("swarm", "--chunk", "1KiB"), "chunks of at least"),
+        (("swarm", "--topology", "/nowhere.toml"), "/nowhere.toml: No such file"),
+        (("faults", "--seeds", "a"), "--seeds 'a'"),
+        (("faults", "--fault", "meteor"), "--fault meteor: choose of"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(run: Run, words: tuple[object, ...], says: str) -> None:
+    code, out, err = run(*words)
+    assert code in (1, 2) and out == ""
+    assert says in err and err.count("\n") == 1
+
+
+def test_faults_are_simulated_by_seed(run: Run) -> None:
+    code, out, _ = run("faults", "--seeds", "3:5")
+    assert code == 0
+    assert "2 seeds" in out and "0 failed" in out

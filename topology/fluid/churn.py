@@ -1,0 +1,64 @@
+"""Nodes that leave and nodes that join, at random times of a given rate."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from topology.fluid.swarm import FluidSwarm
+
+#: Seconds until a node may start again on a host where one ended.
+AWAY = 5.0
+
+
+class Churn:
+    """Each minute `share` of the nodes end without a word, and as many join, on spare hosts first; until `until`.
+
+    left, joined: how many did, and when by name the newest of each host joined (seconds).
+    """
+
+    def __init__(self, swarm: FluidSwarm, share: float, until: float) -> None:
+        self._swarm, self._until = swarm, until
+        self._rng = swarm.clock.rng
+        self._pool: deque[tuple[float, str]] = deque((0.0, name) for name in sorted(swarm.spare))
+        self._per_second = share * (len(swarm.network.names) - len(swarm.spare)) / 60
+        self.left = 0
+        self.joined: dict[str, float] = {}
+        self.joins = 0
+
+    def start(self) -> None:
+        """From now on."""
+        if self._per_second <= 0:
+            return
+        self._swarm.churning = True
+        self._swarm.clock.at(self._until, self._stop)
+        for call in (self._leave, self._join):
+            self._swarm.clock.after(self._rng.expovariate(self._per_second), call)
+
+    def _stop(self) -> None:
+        self._swarm.churning = False
+
+    def _leave(self) -> None:
+        swarm = self._swarm
+        if not swarm.churning:
+            return
+        name = self._rng.choice(swarm.network.names)
+        while name not in swarm.live or name == swarm.trainer:
+            name = self._rng.choice(swarm.network.names)
+        swarm.kill(name)
+        self.left += 1
+        self.joined.pop(name, None)
+        self._pool.append((swarm.clock.now + AWAY, name))
+        # The trainer and one more stay.
+        if len(swarm.live) > 2:
+            swarm.clock.after(self._rng.expovariate(self._per_second), self._leave)
+
+    def _join(self) -> None:
+        swarm = self._swarm
+        if not swarm.churning:
+            return
+        if self._pool and self._pool[0][0] <= swarm.clock.now:
+            _, name = self._pool.popleft()
+            swarm.join(name)
+            self.joins += 1
+            self.joined[name] = swarm.clock.now
+        swarm.clock.after(self._rng.expovariate(self._per_second), self._join)

@@ -1,0 +1,95 @@
+"""The hub of a fluid swarm: who is a member, and when which plan is made and reaches whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from p2psync.membership.planning import PlanKeeper
+from p2psync.membership.records import Member, NodeInfo
+from p2psync.protocol.plan import NodePlan
+from p2psync.sim.clock import Clock
+from topology.hub_planner import HubBook
+from topology.network import Network
+from topology.plan import Plan
+from topology.planner import make_plan, replan
+
+#: Virtual seconds that a plan takes to make: so many for each member. (What it takes here is no part of virtual time,
+#: or no run would be like another.)
+PLAN_SECONDS_PER_MEMBER = 0.0005
+
+
+class FluidHub:
+    """Plans from the true network of the members, when the hub's keeper says. tell: gives a node its plan."""
+
+    def __init__(self, network: Network, clock: Clock, tell: Callable[[str, NodePlan], None]) -> None:
+        self._network, self._clock, self._tell = network, clock, tell
+        self._trainer = network.names[network.trainer]
+        self._index = {name: i for i, name in enumerate(network.names)}
+        self._keeper = PlanKeeper()
+        self._members: dict[str, Member] = {}
+        self._wake = float("inf")
+        self.plan: Plan | None = None
+        #: CPU seconds that each plan took here.
+        self.planning: list[float] = []
+
+    def begin(self, names: list[str]) -> Plan:
+        """These are members from the beginning; returns the plan for them."""
+        for name in names:
+            self._members[name] = _member(name, name == self._trainer)
+        self._keeper.members_changed(0, -10.0)
+        self._keeper.begin(self._trainer, self._members.values(), {}, self._clock.now)
+        plan = self._make()
+        self._keeper.made(HubBook(plan), self._clock.now)
+        return plan
+
+    def joined(self, name: str) -> None:
+        """A node is a member."""
+        self._members[name] = _member(name, name == self._trainer)
+        self._changed()
+
+    def left(self, name: str) -> None:
+        """A member's lease ended."""
+        if self._members.pop(name, None) is not None:
+            self._changed()
+
+    def _changed(self) -> None:
+        self._keeper.members_changed(len(self._members), self._clock.now)
+        self._wait()
+
+    def _wait(self) -> None:
+        due = max(self._clock.now, self._keeper.due)
+        if self.plan is not None and due < self._wake:
+            self._wake = due
+            self._clock.at(due, self._begin, due)
+
+    def _begin(self, due: float) -> None:
+        if due != self._wake:
+            return
+        self._wake = float("inf")
+        if self._keeper.begin(self._trainer, self._members.values(), {}, self._clock.now) is not None:
+            plan = self._make()
+            self._clock.after(PLAN_SECONDS_PER_MEMBER * len(self._members), self._made, plan)
+
+    def _make(self) -> Plan:
+        alive = np.zeros(self._network.size, bool)
+        alive[[self._index[name] for name in self._members]] = True
+        network = self._network.only(alive)
+        began = time.process_time()
+        plan = make_plan(network, revision=1) if self.plan is None else replan(self.plan, network)
+        self.planning.append(time.process_time() - began)
+        self.plan = plan
+        return plan
+
+    def _made(self, plan: Plan) -> None:
+        if self._keeper.made(HubBook(plan), self._clock.now):
+            for name, part in zip(plan.names, plan.node_plans(), strict=True):
+                if name in self._members:
+                    self._tell(name, part)
+        self._wait()
+
+
+def _member(name: str, is_trainer: bool) -> Member:
+    return Member(info=NodeInfo(node=name, role="trainer" if is_trainer else "actor"))

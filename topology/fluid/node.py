@@ -1,0 +1,135 @@
+"""A node of the fluid network: the swarm's core, its connections, and what it holds."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, Message
+from p2psync.protocol.plan import NodePlan
+from p2psync.sim.clock import Clock
+from p2psync.swarm.core import Ban, Complete, Save, Send, SendChunk, Swarm
+from topology.fluid.payload import Payload
+from topology.fluid.servers import FluidNetwork, Pipe
+
+_NEVER = float("inf")
+
+
+class Witness(Protocol):
+    """Whom a node tells what became of it."""
+
+    def saved(self, node: FluidNode, id: bytes, size: int) -> None:
+        """A node holds a chunk more."""
+
+    def completed(self, node: FluidNode, id: bytes) -> None:
+        """A node holds all of a manifest."""
+
+    def banned(self, node: FluidNode, peer: str) -> None:
+        """A node hangs up on a peer."""
+
+
+class FluidNode:
+    """One node, from joining to leaving. index: in the network."""
+
+    __slots__ = (
+        "_clock", "_net", "_wake", "_witness", "alive", "index", "joined", "name", "payloads", "pipes", "plan",
+        "region", "silent", "swarm",
+    )  # fmt: skip
+
+    def __init__(
+        self, name: str, index: int, region: int, swarm: Swarm, clock: Clock, net: FluidNetwork, witness: Witness
+    ) -> None:
+        self.name, self.index, self.region, self.swarm = name, index, region, swarm
+        self._clock, self._net, self._witness = clock, net, witness
+        self._wake = _NEVER
+        self.joined = clock.now
+        self.alive = True
+        #: Takes everything and passes nothing on.
+        self.silent = False
+        self.pipes: dict[str, Pipe] = {}
+        self.plan: NodePlan | None = None
+        self.payloads: dict[bytes, Payload] = {}
+
+    # ---- what happens to it ----------------------------------------------------------------------------------------
+
+    def begin(self, payload: Payload, *, holds: bool = False) -> None:
+        """Exchange a payload: fetch it, or hold all of it."""
+        self.payloads[payload.id[:SHORT_ID_BYTES]] = payload
+        held, wanted = (payload.every, payload.none) if holds else (payload.none, payload.every)
+        self.swarm.begin(payload.id, payload.manifest, held, wanted, self._clock.now)
+        self.drain()
+
+    def end(self, payload: Payload) -> None:
+        """Exchange a payload no longer."""
+        if self.payloads.pop(payload.id[:SHORT_ID_BYTES], None) is not None:
+            self.swarm.end(payload.id)
+            self.drain()
+
+    def follow(self, plan: NodePlan) -> None:
+        """This is the plan now."""
+        self.plan = plan
+        self.swarm.follow(plan, self._clock.now)
+        self.drain()
+
+    def peer_up(self, pipe: Pipe, *, near: bool, source: bool) -> None:
+        """A connection is open; `pipe` leads to the peer."""
+        self.pipes[pipe.target.name] = pipe
+        self.swarm.peer_up(pipe.target.name, near, self._clock.now, source=source)
+        self.drain()
+
+    def peer_down(self, pipe: Pipe) -> None:
+        """The peer at the end of this pipe is seen to be gone."""
+        if self.alive and self.pipes.get(pipe.target.name) is pipe:
+            del self.pipes[pipe.target.name]
+            self.swarm.peer_down(pipe.target.name, self._clock.now)
+            self.drain()
+
+    def flushed(self, peer: str, size: int) -> None:
+        """See `End`."""
+        self.swarm.flushed(peer, size, self._clock.now)
+        self.drain()
+
+    def receive(self, sender: str, message: Message) -> None:
+        """See `End`."""
+        self.swarm.receive(sender, message, self._clock.now)
+        self.drain()
+
+    # ---- what it does ----------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Carry out what the core decided, and see when it must be woken."""
+        swarm = self.swarm
+        while actions := swarm.actions():
+            told: dict[float, list[tuple[Pipe, Control]]] = {}
+            for action in actions:
+                if type(action) is Send:
+                    pipe = self.pipes.get(action.peer)
+                    if pipe is not None:
+                        told.setdefault(pipe.delay, []).append((pipe, action.message))
+                elif type(action) is SendChunk:
+                    self._send(action)
+                elif type(action) is Save:
+                    self._witness.saved(self, action.id, len(action.data))
+                elif type(action) is Complete:
+                    self._witness.completed(self, action.id)
+                elif type(action) is Ban:
+                    self._witness.banned(self, action.peer)
+            for delay, batch in told.items():
+                self._net.tell(delay, batch)
+        wake = swarm.next_wake()
+        if wake is not None and wake < self._wake:
+            self._wake = wake
+            self._clock.at(wake, self._alarm, wake)
+
+    def _alarm(self, wake: float) -> None:
+        if self.alive and wake == self._wake:
+            self._wake = _NEVER
+            self.swarm.poll(self._clock.now)
+            self.drain()
+
+    def _send(self, action: SendChunk) -> None:
+        pipe = self.pipes.get(action.peer)
+        payload = self.payloads.get(action.id[:SHORT_ID_BYTES])
+        if pipe is None or payload is None or self.silent:
+            return
+        chunk = Chunk(action.id[:SHORT_ID_BYTES], action.index, payload.chunks[action.index], action.tag)
+        self._net.send(pipe, chunk)

@@ -1,0 +1,94 @@
+"""Payloads without content: manifests and chunks of a thousandth of the size that they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from p2psync.errors import UsageError
+from p2psync.protocol.manifest import MAX_CHUNKS, Manifest, pack_table
+from p2psync.protocol.plan import NodePlan
+from p2psync.swarm.core import SwarmConfig
+from p2psync.swarm.transfer import Bits
+
+#: A byte here stands for so many.
+SCALE = 1024
+#: Bytes of the smallest chunk that can be told from others.
+LEAST_CHUNK = 4 * SCALE
+
+
+@dataclass(frozen=True)
+class Payload:
+    """One published version. chunks: the bytes of each."""
+
+    id: bytes
+    manifest: Manifest
+    chunks: list[bytes]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it stands for."""
+        return SCALE * sum(self.manifest.sizes)
+
+    @property
+    def every(self) -> Bits:
+        """A flag for each chunk, set."""
+        return np.ones(self.manifest.chunks, np.bool_)
+
+    @property
+    def none(self) -> Bits:
+        """A flag for each chunk, not set."""
+        return np.zeros(self.manifest.chunks, np.bool_)
+
+    def as_version(self, version: int) -> Payload:
+        """The same chunks as another version."""
+        manifest = msgspec.structs.replace(self.manifest, version=version, base=version - 1)
+        return replace(self, id=blake3(version.to_bytes(8, "little")).digest(), manifest=manifest)
+
+
+def make_payload(payload_bytes: int, chunk_bytes: int, version: int = 1) -> Payload:
+    """A payload of about so many bytes in chunks of so many. Raises `UsageError` for sizes that cannot be."""
+    if chunk_bytes < LEAST_CHUNK or payload_bytes < chunk_bytes:
+        raise UsageError(f"chunks of at least {LEAST_CHUNK} bytes, and a payload of at least one")
+    size, count = chunk_bytes // SCALE, payload_bytes // chunk_bytes
+    if count > MAX_CHUNKS:
+        raise UsageError(f"{count} chunks: at most {MAX_CHUNKS}; choose larger ones")
+    chunks = [i.to_bytes(4, "little").ljust(size, b"\0") for i in range(count)]
+    manifest = Manifest(
+        run="0" * 32,
+        epoch=1,
+        version=1,
+        base=0,
+        digest=bytes(16),
+        base_digest=bytes(16),
+        profile="fast",
+        block_units=1 << 16,
+        table=pack_table([]),
+        sizes=[size] * count,
+        hashes=b"".join(blake3(chunk).digest() for chunk in chunks),
+        first_rows=[0] * count,
+        changed=0,
+        total=0,
+        created=0.0,
+    )
+    return Payload(b"", manifest, chunks).as_version(version)
+
+
+def scaled(config: SwarmConfig) -> SwarmConfig:
+    """The same settings for bytes that stand for `SCALE` of them."""
+    return replace(
+        config,
+        window_least=config.window_least // SCALE,
+        window_most=config.window_most // SCALE,
+        flush_limit=config.flush_limit // SCALE,
+        flight_least=config.flight_least // SCALE,
+    )
+
+
+def scaled_plan(plan: NodePlan) -> NodePlan:
+    """The same plan for rates as much lower."""
+    places = [msgspec.structs.replace(place, rate=place.rate / SCALE) for place in plan.places]
+    return msgspec.structs.replace(plan, places=places)

@@ -1,0 +1,175 @@
+"""A flow-level network: uplinks, region links and downlinks that take turns in order, and connections over them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from p2psync.protocol.messages import Chunk, Control, Message
+from p2psync.sim.clock import Clock
+from topology.fluid.payload import SCALE
+from topology.network import Network
+
+#: TCP/IP and frames: bytes on the wire for each byte of a chunk.
+HEADERS = 1.04
+#: One-way delay of the hosts themselves (seconds).
+_HOST_DELAY = 0.0002
+_MBIT = 1e6 / 8 / SCALE
+
+
+class End(Protocol):
+    """A node, as the network sees it."""
+
+    name: str
+    alive: bool
+
+    def flushed(self, peer: str, size: int) -> None:
+        """`size` bytes of chunks for this peer have left."""
+
+    def receive(self, sender: str, message: Message) -> None:
+        """A message came."""
+
+
+class Server:
+    """Passes one thing after another. rate: bytes a second. free: when the last of them is through. nbytes: so far."""
+
+    __slots__ = ("free", "nbytes", "rate")
+
+    def __init__(self, mbit: float) -> None:
+        self.rate = mbit * _MBIT
+        self.free = 0.0
+        self.nbytes = 0.0
+
+    def take(self, size: float, now: float) -> float:
+        """Something of so many bytes comes; returns when it is through."""
+        self.nbytes += size
+        self.free = (self.free if self.free > now else now) + size / self.rate
+        return self.free
+
+
+class Pipe:
+    """One direction of a connection. window: bytes that may be under way, as TCP bounds them. Seconds and bytes.
+
+    flying: sent and not known to have arrived. acks: (when known, size) of what arrived. waiting: chunks for which
+    there was no room yet.
+    """
+
+    __slots__ = ("acks", "delay", "down", "flying", "link", "retrying", "source", "target", "up", "waiting", "window")
+
+    def __init__(
+        self, source: End, target: End, up: Server, link: Server | None, down: Server, delay: float, window: float
+    ) -> None:
+        self.source, self.target = source, target
+        self.up, self.link, self.down = up, link, down
+        self.delay, self.window = delay, window
+        self.flying = 0
+        self.acks: deque[tuple[float, int]] = deque()
+        self.waiting: deque[Chunk] = deque()
+        self.retrying = False
+
+    @property
+    def open(self) -> bool:
+        """Whether both ends live."""
+        return self.source.alive and self.target.alive
+
+
+class FluidNetwork:
+    """The servers of a network, and what is under way in them.
+
+    Chunks take turns; control messages, some bytes each, take the delay alone.
+    """
+
+    def __init__(self, network: Network, clock: Clock, buffer: float) -> None:
+        """buffer: seconds that a connection's chunks may wait for its narrowest link, if a round trip is not longer."""
+        self._network = network
+        self._clock = clock
+        self._buffer = buffer
+        self.up = [Server(float(rate)) for rate in network.up]
+        self.down = [Server(float(rate)) for rate in network.down]
+        self.links: dict[tuple[int, int], Server] = {}
+        self._delays: list[list[float]] = (network.delay + _HOST_DELAY).tolist()
+        self._regions: list[int] = network.region.tolist()
+        self.messages = 0
+
+    def delay(self, i: int, j: int) -> float:
+        """Seconds from node i to node j."""
+        return self._delays[self._regions[i]][self._regions[j]]
+
+    def pipe(self, source: End, i: int, target: End, j: int) -> Pipe:
+        """A connection from node i to node j, in this direction."""
+        link = self._link(self._regions[i], self._regions[j])
+        up, down, delay = self.up[i], self.down[j], self.delay(i, j)
+        rate = min(up.rate, down.rate, link.rate if link is not None else up.rate)
+        window = rate * (2 * delay + max(2 * delay, self._buffer))
+        return Pipe(source, target, up, link, down, delay, window)
+
+    def _link(self, a: int, b: int) -> Server | None:
+        if a == b:
+            return None
+        link = self.links.get((a, b))
+        if link is None:
+            rate = float(self._network.rate[a, b]) * (1 - float(self._network.loss[a, b]))
+            link = self.links[a, b] = Server(rate)
+        return link
+
+    # ---- control ---------------------------------------------------------------------------------------------------
+
+    def tell(self, delay: float, batch: list[tuple[Pipe, Control]]) -> None:
+        """Control messages over pipes of the same delay."""
+        self.messages += len(batch)
+        self._clock.after(delay, self._hear, batch)
+
+    def _hear(self, batch: list[tuple[Pipe, Control]]) -> None:
+        for pipe, message in batch:
+            if pipe.open:
+                pipe.target.receive(pipe.source.name, message)
+
+    # ---- chunks ----------------------------------------------------------------------------------------------------
+
+    def send(self, pipe: Pipe, chunk: Chunk) -> None:
+        """A chunk, as soon as the connection has room. The source is told when its uplink has passed it."""
+        if pipe.waiting or not self._has_room(pipe):
+            pipe.waiting.append(chunk)
+            self._retry_later(pipe)
+        else:
+            self._launch(pipe, chunk)
+
+    def _has_room(self, pipe: Pipe) -> bool:
+        acks, now = pipe.acks, self._clock.now
+        while acks and acks[0][0] <= now:
+            pipe.flying -= acks.popleft()[1]
+        return pipe.flying < pipe.window
+
+    def _retry_later(self, pipe: Pipe) -> None:
+        if pipe.waiting and pipe.acks and not pipe.retrying:
+            pipe.retrying = True
+            self._clock.at(pipe.acks[0][0], self._retry, pipe)
+
+    def _retry(self, pipe: Pipe) -> None:
+        pipe.retrying = False
+        while pipe.waiting and self._has_room(pipe):
+            self._launch(pipe, pipe.waiting.popleft())
+        self._retry_later(pipe)
+
+    def _launch(self, pipe: Pipe, chunk: Chunk) -> None:
+        pipe.flying += len(chunk.data)
+        self._clock.at(pipe.up.take(len(chunk.data) * HEADERS, self._clock.now), self._left, pipe, chunk)
+
+    def _left(self, pipe: Pipe, chunk: Chunk) -> None:
+        if not pipe.source.alive:
+            return
+        pipe.source.flushed(pipe.target.name, len(chunk.data))
+        when = self._clock.now
+        if pipe.link is not None:
+            when = pipe.link.take(len(chunk.data) * HEADERS, when)
+        self._clock.at(when + pipe.delay, self._enter, pipe, chunk)
+
+    def _enter(self, pipe: Pipe, chunk: Chunk) -> None:
+        if pipe.target.alive:
+            self._clock.at(pipe.down.take(len(chunk.data) * HEADERS, self._clock.now), self._come, pipe, chunk)
+
+    def _come(self, pipe: Pipe, chunk: Chunk) -> None:
+        pipe.acks.append((self._clock.now + pipe.delay, len(chunk.data)))
+        self._retry_later(pipe)
+        if pipe.open:
+            pipe.target.receive(pipe.source.name, chunk)

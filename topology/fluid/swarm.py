@@ -1,0 +1,277 @@
+"""A whole swarm on a fluid network: who is there, what is published, and when everybody has it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from p2psync.errors import P2PSyncError
+from p2psync.protocol.messages import SHORT_ID_BYTES
+from p2psync.protocol.plan import NodePlan
+from p2psync.sim.clock import Clock
+from p2psync.swarm.core import Swarm, SwarmConfig
+from topology.bound import least_makespan
+from topology.fluid.hub import FluidHub
+from topology.fluid.node import FluidNode
+from topology.fluid.payload import Payload, make_payload, scaled, scaled_plan
+from topology.fluid.servers import FluidNetwork
+from topology.fluid.trace import Trace
+from topology.network import Network
+
+#: Peers notice so late that a node went (seconds), besides the delay; its lease at the hub ends at once.
+NOTICED_AFTER = 0.1
+#: One-way delays until a plan that is ready has reached a node (it is woken, and fetches it), and until a dial is up.
+PLAN_TRIPS, DIAL_TRIPS = 3, 3
+#: Versions that nodes exchange at a time; older ones are dropped, had or not.
+KEPT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class FluidOptions:
+    """Bytes and seconds.
+
+    versions: payloads published, one every `every`. planned: whether there is a plan. others: peers that each node
+    dials besides those of the plan, and how many of such the trainer takes at most. limit: from the last publish, after
+    which a run ends whoever has not got it. buffer: see `FluidNetwork`.
+    """
+
+    payload_bytes: int = 64 << 20
+    chunk_bytes: int = 64 << 10
+    versions: int = 1
+    every: float = 0.0
+    planned: bool = True
+    others: int = 4
+    trainer_others: int = 128
+    seed: int = 0
+    limit: float = 300.0
+    buffer: float = 0.2
+    samples_every: float = 0.25
+    config: SwarmConfig = field(default_factory=SwarmConfig)
+
+
+class NotConvergedError(P2PSyncError):
+    """Somebody who lives has not got the newest payload in time."""
+
+
+class FluidSwarm:
+    """`start`, then `run`. spare: hosts of the network on which no node runs at first."""
+
+    def __init__(self, network: Network, options: FluidOptions, spare: frozenset[str] = frozenset()) -> None:
+        self.network, self.options, self.spare = network, options, spare
+        self.clock = Clock(options.seed)
+        self.net = FluidNetwork(network, self.clock, options.buffer)
+        self.trace = Trace(len(network.regions))
+        self.hub = FluidHub(network, self.clock, self._plan_made)
+        self.trainer = network.names[network.trainer]
+        self.index = {name: i for i, name in enumerate(network.names)}
+        self.live: dict[str, FluidNode] = {}
+        self.nodes: list[FluidNode] = []
+        self.bans: list[tuple[str, str]] = []
+        self.payloads: list[Payload] = []
+        #: Of each payload: when it was published, and to whom.
+        self.published: list[tuple[float, frozenset[str]]] = []
+        self.unfinished: set[str] = set()
+        self._by_region: list[list[str]] = [[] for _ in network.regions]
+        self._config = scaled(options.config)
+        self._shape = make_payload(options.payload_bytes, options.chunk_bytes)
+        self._trainer_others = options.trainer_others
+        #: Whether nodes still come and go: a run does not end before they do not.
+        self.churning = False
+        # Live nodes that have not got the newest payload.
+        self._missing = 1
+
+    # ---- before and after ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Everybody is connected and has the plan; payloads come from now on."""
+        names = [name for name in self.network.names if name not in self.spare]
+        for name in names:
+            self._enter(name)
+        if self.options.planned:
+            plan = self.hub.begin(names)
+            for name, part in zip(plan.names, plan.node_plans(), strict=True):
+                self._follow(self.live[name], part)
+        for name in names:
+            for other in self._others(name):
+                self.connect(self.live[name], other)
+        for i in range(self.options.versions):
+            self.clock.at(i * self.options.every, self._publish)
+        self.clock.at(0.0, self._sample)
+
+    def run(self) -> None:
+        """Until everybody who lives has the last payload, or the limit. `unfinished` says who has not."""
+        last = (self.options.versions - 1) * self.options.every
+        self.clock.run(last + self.options.limit, self._is_over)
+        self._note_sample()
+        newest = self.payloads[-1].manifest.version
+        self.unfinished = self.live.keys() - {self.trainer} - self.trace.finished.get(newest, {}).keys()
+
+    def check(self) -> None:
+        """Raise `NotConvergedError` if somebody has not got it."""
+        if self.unfinished:
+            some = ", ".join(sorted(self.unfinished)[:5])
+            raise NotConvergedError(f"{len(self.unfinished)} nodes have not got the newest payload in time: {some}")
+
+    def _is_over(self) -> bool:
+        return self._missing <= 0 and len(self.payloads) == self.options.versions and not self.churning
+
+    @property
+    def bound(self) -> float:
+        """The least seconds that a payload could take, headers not counted, if all hosts are members."""
+        return least_makespan(self.network, self.options.payload_bytes)
+
+    # ---- members ---------------------------------------------------------------------------------------------------
+
+    def join(self, name: str) -> None:
+        """A node starts on a host where none runs, and holds nothing."""
+        node = self._enter(name)
+        self.clock.note("joins", name)
+        delay = self.net.delay(self.index[self.trainer], node.index)
+        self._missing += 1
+        self.hub.joined(name)
+        self.clock.after(2 * delay, self._welcome, node)
+
+    def kill(self, name: str) -> None:
+        """A node ends; its peers notice a little later."""
+        node = self.live.pop(name)
+        node.alive = False
+        self.clock.note("ends", name)
+        self._by_region[node.region].remove(name)
+        self.trace.left(node)
+        if self.payloads and name not in self.trace.finished.get(self.payloads[-1].manifest.version, {}):
+            self._missing -= 1
+        for done in self.trace.finished.values():
+            done.pop(name, None)
+        self.hub.left(name)
+        for pipe in node.pipes.values():
+            peer = pipe.target
+            assert isinstance(peer, FluidNode)
+            back = peer.pipes.get(name)
+            if back is not None:
+                self.clock.after(NOTICED_AFTER + pipe.delay, peer.peer_down, back)
+
+    def connect(self, a: FluidNode, b: FluidNode) -> None:
+        """The two are connected, if they live, can be, and are not yet."""
+        if a is b or not (a.alive and b.alive) or not self.network.connects(a.index, b.index):
+            return
+        for one, other in ((a, b), (b, a)):
+            known = one.pipes.get(other.name)
+            if known is not None and known.target is other:
+                return
+            if known is not None:
+                one.peer_down(known)
+        pipes = [self.net.pipe(one, one.index, other, other.index) for one, other in ((a, b), (b, a))]
+        for one, pipe in zip((a, b), pipes, strict=True):
+            one.peer_up(pipe, near=a.region == b.region, source=pipe.target.name == self.trainer)
+
+    def _enter(self, name: str) -> FluidNode:
+        index = self.index[name]
+        rng = random.Random(self.clock.rng.getrandbits(63))
+        swarm = Swarm(self._config, rng)
+        node = FluidNode(name, index, int(self.network.region[index]), swarm, self.clock, self.net, self)
+        self.live[name] = node
+        self.nodes.append(node)
+        self._by_region[node.region].append(name)
+        if name != self.trainer:
+            self.trace.joined(node)
+        return node
+
+    def _others(self, name: str) -> list[FluidNode]:
+        """Peers besides those of the plan, as nodes choose them: the trainer while it takes any, then near ones."""
+        found = []
+        if name != self.trainer and self._trainer_others > 0 and self.trainer not in self.live[name].pipes:
+            self._trainer_others -= 1
+            found.append(self.live[self.trainer])
+        near = self._by_region[self.live[name].region]
+        drawn = self.clock.rng.sample(near, min(self.options.others + 1, len(near)))
+        found += [self.live[other] for other in drawn if other != name]
+        if len(near) <= self.options.others:
+            found += [self.live[other] for other in self.clock.rng.sample([*self.live], min(4, len(self.live)))]
+        return found[: self.options.others]
+
+    def _welcome(self, node: FluidNode) -> None:
+        """It has its lease and a view: it dials, and fetches the newest."""
+        if not node.alive:
+            return
+        for other in self._others(node.name):
+            self.clock.after(DIAL_TRIPS * self.net.delay(node.index, other.index), self.connect, node, other)
+        if self.payloads:
+            self._begin(node, self.payloads[-1])
+
+    # ---- plans -----------------------------------------------------------------------------------------------------
+
+    def _plan_made(self, name: str, plan: NodePlan) -> None:
+        node = self.live.get(name)
+        if node is not None:
+            delay = self.net.delay(self.index[self.trainer], node.index)
+            self.clock.after(PLAN_TRIPS * delay, self._follow, node, plan, DIAL_TRIPS)
+
+    def _follow(self, node: FluidNode, plan: NodePlan, trips: int = 0) -> None:
+        if not node.alive:
+            return
+        for name in plan.peers:
+            peer = self.live.get(name)
+            if peer is None or (name in node.pipes and node.pipes[name].target is peer):
+                continue
+            if trips:
+                self.clock.after(trips * self.net.delay(node.index, peer.index), self.connect, node, peer)
+            else:
+                self.connect(node, peer)
+        node.follow(scaled_plan(plan))
+
+    # ---- payloads --------------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        payload = self._shape.as_version(len(self.payloads) + 1)
+        self.payloads.append(payload)
+        receivers = [node for name, node in self.live.items() if name != self.trainer]
+        self.published.append((self.clock.now, frozenset(node.name for node in receivers)))
+        self._missing = len(receivers)
+        trainer = self.live[self.trainer]
+        self._begin(trainer, payload, holds=True)
+        for node in receivers:
+            self.clock.after(self.net.delay(trainer.index, node.index), self._begin, node, payload)
+
+    def _begin(self, node: FluidNode, payload: Payload, holds: bool = False) -> None:
+        if not node.alive:
+            return
+        place = payload.manifest.version - 1
+        if place >= KEPT:
+            node.end(self.payloads[place - KEPT])
+        if payload.id[:SHORT_ID_BYTES] not in node.payloads:
+            node.begin(payload, holds=holds)
+
+    # ---- what nodes tell -------------------------------------------------------------------------------------------
+
+    def saved(self, node: FluidNode, id: bytes, size: int) -> None:
+        """See `Witness`."""
+        payload = node.payloads.get(id[:SHORT_ID_BYTES])
+        if payload is not None:
+            self.trace.saved(node, payload, size, self.clock.now)
+
+    def completed(self, node: FluidNode, id: bytes) -> None:
+        """See `Witness`."""
+        payload = node.payloads.get(id[:SHORT_ID_BYTES])
+        if payload is None or node.name == self.trainer:
+            return
+        first = self.trace.completed(node, payload, self.clock.now)
+        self.clock.note("has", node.name, payload.manifest.version)
+        if first and payload is self.payloads[-1]:
+            self._missing -= 1
+
+    def banned(self, node: FluidNode, peer: str) -> None:
+        """See `Witness`."""
+        self.bans.append((node.name, peer))
+        pipe = node.pipes.pop(peer, None)
+        if pipe is not None and isinstance(pipe.target, FluidNode):
+            back = pipe.target.pipes.get(node.name)
+            if back is not None:
+                self.clock.after(pipe.delay, pipe.target.peer_down, back)
+
+    def _sample(self) -> None:
+        self._note_sample()
+        self.clock.after(self.options.samples_every, self._sample)
+
+    def _note_sample(self) -> None:
+        if self.payloads:
+            self.trace.sample(self.payloads[-1], self.net, self.clock.now)
