@@ -43,7 +43,8 @@ class EngineDriver:
         self._trouble = on_trouble
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._stage: Stage | None = None
-        self._began: tuple[float, int] = (0.0, 0)
+        self._began = 0.0
+        self._received = 0
         self._puts: list[tuple[Stage, Put]] = []
         self._putting = False
 
@@ -89,7 +90,7 @@ class EngineDriver:
         self._core.engine_failed(action, message, vouched, _now())
 
     async def _open(self, action: OpenStage) -> None:
-        self._began = (_now(), self._core.swarm.received_bytes)
+        self._began = _now()
 
         def open_stage() -> tuple[Stage, list[list[int]]]:
             stage = self.engine.stage(action.path)
@@ -170,15 +171,16 @@ class EngineDriver:
         self._core.committed(action, commit.position, _now())
 
     def _tell(self, commit: Commit) -> None:
-        began, received = self._began
+        # Chunks that are pushed may be here before their stage is opened.
+        received, self._received = self._received, self._core.swarm.received_bytes
         self._emit(
             Committed(
                 version=commit.position.version,
                 digest=commit.position.digest.hex(),
                 changed=commit.changed,
                 total=sum(spec.count for spec in self.engine.table()),
-                fetched_bytes=self._core.swarm.received_bytes - received,
-                seconds=_now() - began,
+                fetched_bytes=self._received - received,
+                seconds=_now() - self._began,
                 pause_seconds=commit.pause_seconds,
                 stage_seconds=commit.stage_seconds,
                 at=time.time(),

@@ -339,10 +339,9 @@ class NodeRunner:
         if data is None:
             self._trouble(f"chunk {action.index} of {action.id.hex()[:12]} is damaged or gone here; fetching it anew")
             self.core.swarm.lost(action.id, action.index, now)
-        size = self.core.swarm.chunk_bytes(action.id, action.index)
         short = action.id[:SHORT_ID_BYTES]
         if data is None or not self._peers.send_chunk(action.peer, short, action.index, data, action.tag):
-            self.core.swarm.flushed(action.peer, size, now)
+            self.core.swarm.flushed(action.peer, action.size, now)
 
     def _save(self, action: Save) -> None:
         pack = self.store.get(action.id)

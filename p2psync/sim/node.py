@@ -243,14 +243,13 @@ class SimNode:
         data = pack.read(action.index) if pack is not None else None
         if pack is None or data is None:
             self.core.swarm.lost(action.id, action.index, self.now)
-            size = self.core.swarm.chunk_bytes(action.id, action.index)
-            self.core.swarm.flushed(action.peer, size, self.now)
+            self.core.swarm.flushed(action.peer, action.size, self.now)
             return
         self.give_chunk(action, data)
 
     def give_chunk(self, action: SendChunk, data: bytes) -> None:
         """Send these bytes as the chunk."""
-        size, process = self.core.swarm.chunk_bytes(action.id, action.index), self.processes
+        size, process = action.size, self.processes
 
         def left() -> None:
             if process == self.processes and self.host.alive:

@@ -48,13 +48,14 @@ class Send:
 class SendChunk:
     """Read a held chunk (manifest id of 32 bytes) and send it with its tag (see `swarm.trees`).
 
-    Say `flushed` with the manifest's size of the chunk when it has left, and also when it could not be read; in that
-    case say `lost` too.
+    Say `flushed` with its size when it has left, and also when it could not be read; in that case say `lost` too. The
+    manifest may be exchanged no longer by then.
     """
 
     peer: str
     id: bytes
     index: int
+    size: int
     tag: int = 0
 
 

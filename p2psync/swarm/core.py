@@ -221,11 +221,6 @@ class Swarm:
         transfer = self._transfers.get(short)
         return transfer is not None and 0 <= index < transfer.manifest.chunks and bool(transfer.needed[index])
 
-    def chunk_bytes(self, id: bytes, index: int) -> int:
-        """Bytes of a chunk; 0 if the manifest is unknown."""
-        transfer = self._transfers.get(id[:SHORT_ID_BYTES])
-        return transfer.manifest.sizes[index] if transfer is not None else 0
-
     # ---- peers -----------------------------------------------------------------------------------------------------
 
     def peer_up(self, name: str, near: bool, now: float, *, source: bool = False) -> bool:

@@ -77,4 +77,4 @@ class Serving:
         peer.flushing += size
         transfer.sent[index] = transfer.sent.get(index, 0) + 1
         self._ground.sent_bytes += size
-        self._ground.actions.append(SendChunk(peer.name, transfer.id, index, transfer.tags.get(index, 0)))
+        self._ground.actions.append(SendChunk(peer.name, transfer.id, index, size, transfer.tags.get(index, 0)))

@@ -6,7 +6,7 @@ import pytest
 from swarm_parts import CHUNK, CONFIG, Bench, flags
 
 from p2psync.protocol.messages import Cancel, Have, HaveMore, Ping, Pong, Reject, Request
-from p2psync.swarm.core import Send
+from p2psync.swarm.core import Send, SendChunk
 from p2psync.swarm.peer import MAX_QUEUED
 
 
@@ -180,3 +180,18 @@ def test_a_ping_is_answered() -> None:
     bench.peer("a")
     bench.say("a", Ping(77))
     assert bench.actions() == [Send("a", Pong(77))]
+
+
+def test_what_was_handed_out_of_a_manifest_that_ended_meanwhile_gives_its_room_back() -> None:
+    bench = Bench()
+    bench.seed_all()
+    bench.peer("a")
+    bench.say("a", Request(bench.short, [0, 1, 2, 3, 4, 5]))
+    handed = bench.done(SendChunk)
+    assert handed
+    bench.swarm.end(bench.id)
+    for chunk in handed:
+        bench.swarm.flushed("a", chunk.size, 0.1)
+    bench.seed_all(0.2)
+    bench.say("a", Request(bench.short, [7]), 0.2)
+    assert [chunk.index for chunk in bench.done(SendChunk)] == [7]
