@@ -74,5 +74,6 @@ class Flight:
 
 
 def windows(rates: Sequence[float], chunk_bytes: int, least: int) -> list[int]:
-    """Of trees with these rates (Mbit/s), in chunks; `least` bytes at least."""
-    return [max(1, round(max(least, rate * 125_000 * WINDOW_SECONDS) / chunk_bytes)) for rate in rates]
+    """Of trees with these rates (Mbit/s), in chunks: two at least, and `least` bytes at least in all."""
+    part = least / len(rates)
+    return [max(2, round(max(part, rate * 125_000 * WINDOW_SECONDS) / chunk_bytes)) for rate in rates]

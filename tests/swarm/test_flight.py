@@ -82,5 +82,6 @@ def test_a_chunk_that_is_put_in_again_counts_once() -> None:
     assert not f.full(0)
 
 
-def test_windows_follow_rates_down_to_a_least() -> None:
-    assert windows([8.0, 0.0], 1000, 5000) == [round(1000 * WINDOW_SECONDS), 5]
+def test_windows_follow_rates_down_to_a_least_in_all_and_to_two_chunks() -> None:
+    assert windows([8.0, 0.0], 1000, 10_000) == [round(1000 * WINDOW_SECONDS), 5]
+    assert windows([0.0], 1000, 0) == [2]
