@@ -103,7 +103,7 @@ class Swarm:
         if manifest.base is not None and manifest.version == manifest.base + 1:
             for peer in self._peers.values():
                 if peer.ready == manifest.base_digest:
-                    peer.want(short, True)
+                    peer.may_want(short)
         self._pushing.begin(transfer, short, now)
         for name in self._peers:
             self._serving.tell_all(short, transfer, name)

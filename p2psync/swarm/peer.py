@@ -20,6 +20,9 @@ MAX_QUEUED = 4096
 MAX_PATIENCE = 8.0
 #: Manifests whose chunks a peer may want at a time; beyond it, the oldest wish is forgotten.
 MAX_WANTS = 1024
+#: Bytes of a manifest that are pushed to a peer which runs its base and has not asked for it yet: it may not know the
+#: manifest, or want something else.
+UNASKED_BYTES = 512 << 10
 
 
 class Early:
@@ -64,7 +67,8 @@ class Peer:
     """One connected peer. near: in this node's region. source: it publishes. Bytes and seconds throughout.
 
     early: its word on manifests that this node does not know yet. queue: chunks it asked for, in order of asking.
-    ready: digest of the version that it runs. wants: manifests whose chunks it wants pushed. pushes: chunks to push to
+    ready: digest of the version that it runs. unasked: bytes pushed of manifests of which it said no word yet. wants:
+    manifests whose chunks it wants pushed. pushes: chunks to push to
     it, in order. given: chunks that were pushed to it, flags per manifest.
     flushing: bytes handed to its connections and not yet taken by the kernel. owed: bytes it was asked for, whether or
     not the request was given up, and has not sent. surplus: bytes it sent beyond that to no use, less those of use.
@@ -80,6 +84,7 @@ class Peer:
     early: Early = field(default_factory=Early)
     queue: OrderedDict[tuple[bytes, int], None] = field(default_factory=OrderedDict)
     ready: bytes = b""
+    unasked: dict[bytes, int] = field(default_factory=dict)
     wants: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     pushes: deque[tuple[bytes, int]] = field(default_factory=deque)
     given: dict[bytes, Bits] = field(default_factory=dict)
@@ -98,20 +103,33 @@ class Peer:
     def want(self, short: bytes, wanted: bool) -> None:
         """It wants the chunks of a manifest pushed, or does no longer."""
         self.wants.pop(short, None)
+        self.unasked.pop(short, None)
         if wanted:
             self.wants[short] = None
             if len(self.wants) > MAX_WANTS:
                 self.wants.popitem(last=False)
 
+    def may_want(self, short: bytes) -> None:
+        """It runs the base of a manifest: some of it is pushed before it asks."""
+        if short not in self.wants:
+            self.want(short, True)
+            self.unasked[short] = 0
+
+    def takes(self, short: bytes) -> bool:
+        """Whether chunks of a manifest may be pushed to it."""
+        return short in self.wants and self.unasked.get(short, 0) < UNASKED_BYTES
+
     def lacks(self, short: bytes, index: int) -> bool:
         """Whether a chunk is wanted, not held as far as is known, and was not pushed to it."""
-        if short not in self.wants:
+        if not self.takes(short):
             return False
         theirs, given = self.holds.get(short), self.given.get(short)
         return (theirs is None or not theirs[index]) and (given is None or not given[index])
 
-    def give(self, short: bytes, index: int, chunks: int) -> None:
-        """A chunk, of so many, is going to be pushed to it."""
+    def give(self, short: bytes, index: int, chunks: int, size: int) -> None:
+        """A chunk of so many, and of this size, is going to be pushed to it."""
+        if short in self.unasked:
+            self.unasked[short] += size
         given = self.given.get(short)
         if given is None:
             given = self.given[short] = np.zeros(chunks, np.bool_)
@@ -130,7 +148,7 @@ class Peer:
             del self.queue[key]
         self.pushes = deque(key for key in self.pushes if key[0] != short)
         self.given.pop(short, None)
-        self.wants.pop(short, None)
+        self.want(short, False)
         return self.holds.pop(short, None)
 
     def window(self, chunk_bytes: int, least: int, most: int, horizon: float) -> int:

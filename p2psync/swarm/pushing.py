@@ -148,7 +148,7 @@ class Pushing:
         """Put in what there is room for, manifest by manifest."""
         plan = self._ground.trees.plan
         for short, injection in self._injections.items():
-            if plan is not None and injection.waiting:
+            if plan is not None and injection.waiting and self._takers(short):
                 typical = self._ground.transfers[short].typical
                 injection.begin(plan, typical, self._ground.config.flight_least, now)
                 injection.flight.look(self._held(short), now)
@@ -165,14 +165,15 @@ class Pushing:
         self.inject(now)
         waits = [i.moved + TELL_AFTER for s, i in self._injections.items() if self._ground.transfers[s].silent]
         waits += [at + i.again_after for i in self._injections.values() for _, at in i.out.values()]
-        waits += [now + LOOK_EVERY for i in self._injections.values() if i.waiting]
+        # Where nobody wants it, a wish will come as a message.
+        waits += [now + LOOK_EVERY for short, i in self._injections.items() if i.waiting and self._takers(short)]
         self.next_wake = max(now + 0.01, min(waits, default=_NEVER))
 
     def _inject(self, short: bytes, injection: Injection, now: float) -> None:
         ground = self._ground
         transfer, plan = ground.transfers[short], ground.trees.plan
         assert plan is not None
-        takers = {name for name in set().union(*ground.trees.children) if self._takes(name, short)}
+        takers = self._takers(short)
         first = {t: hops for t, names in enumerate(ground.trees.children) if (hops := takers.intersection(names))}
         # Those who will ask for it in a moment keep their part.
         expected = now - injection.begun < EXPECTED_FOR
@@ -208,9 +209,9 @@ class Pushing:
     def _up(self, names: list[str]) -> bool:
         return any(name in self._ground.peers for name in names)
 
-    def _takes(self, name: str, short: bytes) -> bool:
-        peer = self._ground.peers.get(name)
-        return peer is not None and short in peer.wants
+    def _takers(self, short: bytes) -> set[str]:
+        peers = self._ground.peers
+        return {name for name in self._ground.trees.first_hops if name in peers and peers[name].takes(short)}
 
     def _again(self, short: bytes, injection: Injection, chunks: list[int]) -> None:
         """Put chunks in again, before all others; whoever was given one and has it not is given it again."""

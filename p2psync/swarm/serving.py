@@ -39,7 +39,7 @@ class Serving:
         peer = self._ground.peers.get(name)
         if peer is None or not peer.lacks(short, index):
             return False
-        peer.give(short, index, len(transfer.held))
+        peer.give(short, index, len(transfer.held), transfer.manifest.sizes[index])
         peer.pushes.append((short, index))
         self.serve(peer)
         return True

@@ -28,6 +28,8 @@ class Trees:
         self.parents: frozenset[str] = frozenset()
         #: In each tree of the newest plan, whom this node pushes to.
         self.children: list[list[str]] = []
+        #: All of them.
+        self.first_hops: frozenset[str] = frozenset()
         self._by_revision: dict[int, list[list[str]]] = {}
 
     def follow(self, plan: NodePlan) -> None:
@@ -35,6 +37,7 @@ class Trees:
         self.plan = plan
         self.parents = frozenset(plan.peers[place.parent] for place in plan.places if place.parent >= 0)
         self.children = [[plan.peers[child] for child in place.children] for place in plan.places]
+        self.first_hops = frozenset(name for names in self.children for name in names)
         self._by_revision.pop(plan.revision, None)
         self._by_revision[plan.revision] = self.children
         while len(self._by_revision) > _KEPT:

@@ -10,6 +10,7 @@ from p2psync.swarm.asking import ENDGAME_HELD, ENDGAME_IDLE
 from p2psync.swarm.core import Ban, Save, SendChunk, SwarmConfig
 from p2psync.swarm.early import MAX_EARLY_CHUNK_BYTES
 from p2psync.swarm.lag import FIRST, LEAST
+from p2psync.swarm.peer import UNASKED_BYTES
 from p2psync.swarm.pushing import AGAIN_AFTER, EXPECTED_FOR, STALLED_AFTER, TELL_AFTER
 from p2psync.swarm.trees import tag_of
 from tests.swarm.swarm_parts import CHUNK, Bench, chunk_data
@@ -262,6 +263,28 @@ def test_a_delta_is_pushed_without_a_word_to_those_who_run_its_base_and_to_nobod
     bench.swarm.follow(root_plan("a", "b", "c"), 0.0)
     bench.seed_all()
     assert {name for name, _ in bench.served()} == {"a"}
+
+
+def test_only_little_is_pushed_to_one_who_has_not_asked_and_the_rest_once_it_asks() -> None:
+    chunks = 3 * UNASKED_BYTES // CHUNK
+    bench = Bench(chunks, config=SwarmConfig(flush_limit=1 << 30))
+    bench.peer("a")
+    bench.say("a", Ready(bench.manifest.base_digest))
+    bench.swarm.follow(root_plan("a"), 0.0)
+    bench.seed_all()
+    served = len(bench.served())
+    assert UNASKED_BYTES <= served * CHUNK <= UNASKED_BYTES + CHUNK
+    bench.say("a", Want(bench.short, True), 0.1)
+    assert len(bench.served()) == chunks - served
+
+
+def test_a_publisher_whose_manifests_nobody_wants_rests() -> None:
+    bench = Bench(config=CONFIG)
+    bench.peer("a")
+    bench.swarm.follow(root_plan("a"), 0.0)
+    bench.seed_all()
+    bench.swarm.poll(TELL_AFTER + 0.01)
+    assert bench.swarm.next_wake() is None
 
 
 def test_first_hops_that_have_not_asked_yet_keep_their_part_for_a_moment() -> None:
