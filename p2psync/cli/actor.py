@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from p2psync.cli import daemon
+from p2psync.cli.daemon import Congestion, Probe, Streams
 from p2psync.errors import FormatError, UsageError
 from p2psync.net.hub_client import check_url
 from p2psync.observe.events import Note, Trouble
@@ -31,15 +32,9 @@ def actor(
     advertise: Annotated[str, typer.Option(help="Address told to peers [what the hub sees].")] = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
-    streams: Annotated[
-        int, typer.Option(help="Parallel connections to each peer; 0: as measurements say.", min=0, max=16)
-    ] = 0,
-    congestion: Annotated[
-        str, typer.Option(help="Congestion control of connections to peers: auto (bbr, else cubic), bbr, cubic, …")
-    ] = "auto",
-    probe: Annotated[
-        bool, typer.Option(help="Measure links with short bursts; they give way to chunks, and cost up to 1 %.")
-    ] = True,
+    streams: Streams = 0,
+    congestion: Congestion = "auto",
+    probe: Probe = True,
     scrub: Annotated[
         float, typer.Option(help="Percent of a core for reading all weights again in search of damage.", min=0, max=100)
     ] = 2.0,

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Annotated, TextIO, TypeVar
 
 import msgspec
 import typer
@@ -21,6 +21,14 @@ from p2psync.observe.events import Event
 from p2psync.protocol.keys import parse_private, parse_public
 
 T = TypeVar("T")
+
+Streams = Annotated[int, typer.Option(help="Parallel connections to each peer; 0: as measurements say.", min=0, max=16)]
+Congestion = Annotated[
+    str, typer.Option(help="Congestion control of connections to peers: auto (bbr, else cubic), bbr, cubic, …")
+]
+Probe = Annotated[
+    bool, typer.Option(help="Measure links with short bursts; they give way to chunks, and cost up to 1 %.")
+]
 
 
 def run(main: Coroutine[object, object, T]) -> T:

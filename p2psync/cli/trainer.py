@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from p2psync.cli import daemon
+from p2psync.cli.daemon import Congestion, Probe, Streams
 from p2psync.cli.keys import make_key, read_key
 from p2psync.errors import UsageError
 from p2psync.observe.events import Note
@@ -32,15 +33,9 @@ def trainer(
     settle: Annotated[
         float, typer.Option(help="Without a marker: seconds without a change; 0: atomic renames.", min=0)
     ] = 1.0,
-    streams: Annotated[
-        int, typer.Option(help="Parallel connections to each peer; 0: as measurements say.", min=0, max=16)
-    ] = 0,
-    congestion: Annotated[
-        str, typer.Option(help="Congestion control of connections to peers: auto (bbr, else cubic), bbr, cubic, …")
-    ] = "auto",
-    probe: Annotated[
-        bool, typer.Option(help="Measure links with short bursts; they give way to chunks, and cost up to 1 %.")
-    ] = True,
+    streams: Streams = 0,
+    congestion: Congestion = "auto",
+    probe: Probe = True,
     profile: Annotated[
         str,
         typer.Option(help="How deltas are coded: fast, tight or auto (the last actor commits soonest)."),
