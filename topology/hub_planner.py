@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, Member
 from p2psync.protocol.plan import NodePlan
+from topology.falls import Falls
 from topology.measured import NodeFigures, PathFigures, from_measurements, regions_of
 from topology.network import Network
 from topology.plan import Plan
@@ -50,6 +51,7 @@ class HubPlanner:
         self._next = first_revision
         self._plan: Plan | None = None
         self._regions = _Regions()
+        self._falls = Falls()
 
     def warm(self) -> None:
         """Compile the kernels: seconds on a machine's first start, later parts of one."""
@@ -59,11 +61,12 @@ class HubPlanner:
 
     def plan(self, task: PlanTask) -> HubBook:
         """See `Planner`."""
-        network = network_of(task, self._regions)
+        network = network_of(task, self._regions, self._falls)
         # A plan that nothing can be made of is not tried again: the next one begins anew.
         last, self._plan = self._plan, None
         plan = make_plan(network, revision=self._next) if last is None else replan(last, network)
         self._plan, self._next = plan, plan.revision + 1
+        self._falls.planned(plan)
         return HubBook(plan)
 
 
@@ -102,10 +105,13 @@ def _bounded(regions: dict[str, str]) -> dict[str, str]:
     return {name: region if region in kept else UNKNOWN for name, region in regions.items()}
 
 
-def network_of(task: PlanTask, regions: _Regions | None = None) -> Network:
+def network_of(task: PlanTask, regions: _Regions | None = None, falls: Falls | None = None) -> Network:
     """The network that the members' measures describe. Raises `FormatError` if the trainer is no member."""
-    paths = [path for node, told in task.measures.items() for path in _paths(node, told)]
+    paths = _paths(task)
     region = (regions or _Regions()).of(task.members, paths)
+    if falls is not None:
+        fallen = {(node, p.peer): p.fallen for node, told in task.measures.items() for p in told.paths if p.fallen > 0}
+        paths = falls.apply(paths, fallen, region)
     seen: dict[str, dict[str, float]] = {}
     for node, told in task.measures.items():
         for path in told.paths:
@@ -128,20 +134,20 @@ def network_of(task: PlanTask, regions: _Regions | None = None) -> Network:
     return from_measurements(task.trainer, nodes, paths)
 
 
-def _paths(node: str, told: Measures) -> list[PathFigures]:
-    """What one node tells of its connections, each in its direction."""
-    found = []
-    for path in told.paths:
-        found.append(
-            PathFigures(
-                source=node,
-                target=path.peer,
-                rate=path.sent or None,
-                rtt=path.rtt or None,
-                loss=path.loss if path.sent else None,
-                failed=path.failed,
-            )
+def _paths(task: PlanTask) -> list[PathFigures]:
+    """What both ends tell of the ways between them, each in its direction."""
+    seen = {(p.peer, node): p.received for node, told in task.measures.items() for p in told.paths if p.received}
+    told = [
+        PathFigures(
+            source=node,
+            target=path.peer,
+            rate=path.sent or None,
+            seen=seen.pop((node, path.peer), None),
+            rtt=path.rtt or None,
+            loss=path.loss if path.sent else None,
+            failed=path.failed,
         )
-        if path.received:
-            found.append(PathFigures(source=path.peer, target=node, rate=path.received))
-    return found
+        for node, measures in task.measures.items()
+        for path in measures.paths
+    ]
+    return told + [PathFigures(source=source, target=target, seen=rate) for (source, target), rate in seen.items()]

@@ -8,6 +8,7 @@ connection's window does. One witness alone may be an accomplice; where there ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,6 +20,8 @@ from topology.regions import cluster
 
 #: How far above what others saw a claim is believed.
 GROWTH = 2.0
+#: How far above what its target saw come a source's word on one path is believed: both count over spans of their own.
+WITNESSED = 1.2
 #: Mbit/s that a node is given to begin with, when nothing was seen of anybody.
 FIRST = 20.0
 
@@ -38,19 +41,19 @@ class NodeFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured from one node to another. rate: Mbit/s; rtt: seconds; None: not measured.
+    """What was measured from one node to another. Mbit/s, seconds; None: not measured.
 
-    failed: no connection could be opened in this direction. whole: whether the rate is all that the two regions' path
-    has (a probe that filled it), not merely what one transfer used.
+    rate: what the source says that it sent. seen: what the target says that came. failed: no connection could be opened
+    in this direction.
     """
 
     source: str
     target: str
     rate: float | None = None
+    seen: float | None = None
     rtt: float | None = None
     loss: float | None = None
     failed: bool = False
-    whole: bool = True
 
 
 def from_measurements(
@@ -58,8 +61,8 @@ def from_measurements(
 ) -> Network:
     """The network that these figures describe. trusted: names whose claims count whole; the trainer's always does.
 
-    A path between regions has the highest rate that any of its pairs reached at the third quartile (one liar cannot
-    raise it much where several measured); a path nobody measured is assumed to be like the slower ones that were.
+    A path between regions has at least what one of its pairs reached, as far as both ends bear it out; one end's word
+    counts where there is no better, and a path nobody measured is assumed to be like the slower ones that were.
     Raises `FormatError` if the trainer is none of the nodes, or a name comes twice.
     """
     nodes = sorted(nodes, key=lambda node: node.name)
@@ -72,7 +75,7 @@ def from_measurements(
     regions = tuple(sorted(set(names.values())))
     region = np.array([regions.index(names[node.name]) for node in nodes], np.int64)
     shape = (len(regions), len(regions))
-    rates: dict[tuple[int, int], list[float]] = {}
+    words: dict[tuple[int, int], list[_Word]] = {}
     delays: dict[tuple[int, int], list[float]] = {}
     losses: dict[tuple[int, int], list[float]] = {}
     for path, (i, j) in zip(known, ends, strict=True):
@@ -80,14 +83,16 @@ def from_measurements(
         if path.rtt is not None and _plausible(path.rtt, 60):
             for way in (pair, pair[::-1]):
                 delays.setdefault(way, []).append(path.rtt / 2)
-        if path.rate is not None and path.whole and _plausible(path.rate, MAX_RATE) and pair[0] != pair[1]:
-            rates.setdefault(pair, []).append(path.rate)
+        if pair[0] != pair[1] and (word := _word(path)) is not None:
+            words.setdefault(pair, []).append(word)
         if path.loss is not None and 0 <= path.loss < 1:
             losses.setdefault(pair, []).append(path.loss)
     delay, loss = _table(shape, delays, 0.5, 0.05), _table(shape, losses, 0.5, 0.0)
     np.fill_diagonal(delay, [np.median(delays.get((a, a), [0.0])) for a in range(len(regions))])
+    # Of borne out ones, then of others, the highest.
+    rates = {pair: [max(found).rate] for pair, found in words.items()}
     usual = float(np.quantile([rate for found in rates.values() for rate in found] or [FIRST], 0.25))
-    rate = _table(shape, rates, 0.75, usual)
+    rate = _table(shape, rates, 1.0, usual)
     np.fill_diagonal(rate, np.inf)
     measured = np.eye(len(regions), dtype=bool)
     for pair in rates:
@@ -107,6 +112,21 @@ def from_measurements(
         dialable=np.array([node.dialable for node in nodes], bool),
         blocked=frozenset(pair for path, pair in zip(known, ends, strict=True) if path.failed),
     )
+
+
+class _Word(NamedTuple):
+    """A rate of a pair (Mbit/s), and whether both ends bear it out."""
+
+    borne_out: bool
+    rate: float
+
+
+def _word(path: PathFigures) -> _Word | None:
+    sent, seen = (rate if rate is not None and _plausible(rate, MAX_RATE) else None for rate in (path.rate, path.seen))
+    if sent is None or seen is None:
+        one = sent if seen is None else seen
+        return None if one is None else _Word(False, one)
+    return _Word(True, min(sent, seen * WITNESSED))
 
 
 def _ups(nodes: Sequence[NodeFigures], believed: set[str]) -> Floats:

@@ -48,7 +48,8 @@ class Path(msgspec.Struct, frozen=True, array_like=True):
 
     sent, received: the highest rates that chunks or probes reached to and from the peer while nothing but the network
     held them up; 0: none yet. rtt: the least round trip, 0: none yet. loss: share of what was sent to the peer that had
-    to be sent again. failed: no connection could be opened to it.
+    to be sent again. failed: no connection could be opened to it. fallen: what part is left of what it gave before, if
+    it has changed since it was at its best; 0: it has not.
     """
 
     peer: str
@@ -57,6 +58,7 @@ class Path(msgspec.Struct, frozen=True, array_like=True):
     received: float = 0.0
     loss: float = 0.0
     failed: bool = False
+    fallen: float = 0.0
 
 
 class Measures(msgspec.Struct, frozen=True, array_like=True):

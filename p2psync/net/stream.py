@@ -54,7 +54,7 @@ class PeerStream(asyncio.BufferedProtocol):
     """The asyncio protocol of one connection, dialled or accepted.
 
     moved_at: when anything but small messages was last sent or received. written, got: bytes so far. round_trip: the
-    least that was timed here, 0: none yet.
+    least that was timed here, 0: none yet. dried: how often nothing was waiting any more when a chunk came to be sent.
     """
 
     def __init__(self, owner: StreamOwner, hello: Hello, congestion: str = "") -> None:
@@ -66,6 +66,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self.written = 0
         self.got = 0
         self.round_trip = 0.0
+        self.dried = 0
         self._congestion = congestion
         self._retired = False
         self._socket: Any = None
@@ -169,6 +170,7 @@ class PeerStream(asyncio.BufferedProtocol):
         """Send a chunk (manifest: short id). `flushed` follows, always."""
         self.waiting += len(data)
         if self._transport is not None and not self._transport.is_closing():
+            self.dried += not self.backlog and (self._socket is None or not tcp.unsent(self._socket))
             self._write(encode_chunk_header(manifest, index, len(data), tag))
             self._write(data)
         # A transport that took all at once calls neither pause_writing nor resume_writing.
@@ -198,7 +200,7 @@ class PeerStream(asyncio.BufferedProtocol):
         info = tcp.tcp_info(self._socket) if self._socket is not None else None
         if info is None:
             gone = self.written - backlog
-            return Reading(peer, gone, self.got, gone, 0, backlog, self.round_trip)
+            return Reading(peer, gone, self.got, gone, 0, backlog, self.round_trip, dried=self.dried)
         waits = backlog + info.notsent
         return Reading(
             peer,
@@ -209,6 +211,7 @@ class PeerStream(asyncio.BufferedProtocol):
             waits,
             info.rtt or self.round_trip,
             info.held,
+            self.dried,
         )
 
     def idle(self, seconds: float) -> bool:

@@ -37,6 +37,8 @@ _MEMORY = struct.Struct("<I32x")
 #: Payload's share of the memory that packets take in the kernel, about.
 _QUEUED_SHARE = 0.8
 _SENT_RESENT = struct.Struct("<QQ")
+#: Linux: bytes that were given to the kernel and not sent yet.
+_SIOCOUTQNSD = 0x894B
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,14 @@ def parse_info(data: bytes, queued: int = 0) -> TcpInfo | None:
     # Before the first round trip the kernel says all ones.
     seconds = rtt / 1e6 if rtt != 0xFFFFFFFF else 0.0
     return TcpInfo(acked + sacked * mss, received + queued, sent, resent, notsent, seconds, window / 1e6)
+
+
+def unsent(sock: Any) -> int:
+    """Bytes of a connection that wait in the kernel to be sent for the first time; 0 where it does not tell."""
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), _SIOCOUTQNSD, bytes(4)))[0])
+    except (OSError, ValueError):
+        return 0
 
 
 def choose_congestion(wish: str) -> str:

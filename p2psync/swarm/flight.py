@@ -1,79 +1,139 @@
-"""What is on its way in the trees: how far the root is ahead of those who receive, tree by tree.
+"""What is on its way in the trees: how far the root is ahead of those who receive.
 
-The root sees the first hop of a tree only; a slow link further down shows in chunks that somebody does not hold yet.
-Each tree has a window of them, sized by its planned rate. A chunk leaves it when all who receive hold it, or after a
-while, so that a slow receiver cannot stop the others; one who lags by more than all windows is not waited for at all.
+The root sees the first hop of a tree only; a slow link further down shows in chunks that are not held yet. A chunk
+counts for as much as the share of the receivers who lack it, so that one straggling copy does not weigh as much as a
+chunk that nobody has. What may be on its way in all is what the trees carry in the time that a chunk takes to get
+around when no other is in its way, and a little for every way on, so that no relay is idle: whatever is more than that
+stands in queues, and at last the last chunk has to get through them. By Little's law the time is the mean, over those
+who receive, of how long each lacked the chunk; the least one seen is nearest to that of empty queues.
+
+Ways are the first hops of trees: trees that begin at the same hops share what is let onto them. A small manifest goes
+out without waiting for news.
+
+A chunk leaves when all who receive hold it, or after a while, so that a slow receiver cannot stop the others; one who
+lags by more than what may be on its way several times is not waited for at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from p2psync.swarm.transfer import Bits
 
-#: A window in seconds at the tree's rate.
-WINDOW_SECONDS = 1.0
-#: Seconds after which a chunk leaves its window in any case; how often windows are looked at.
+#: Chunks that may be on their way for each way on, besides what the trees carry in the least time a chunk took.
+EACH_WAY = 1.5
+#: That time before any was seen, and at most (seconds).
+FIRST_LAG, MOST_LAG = 0.25, 1.0
+#: What one way may have, as a multiple of its part of all, and at least (chunks).
+WAY_SLACK, LEAST_IN_WAY = 2.0, 2.0
+#: Seconds after which a chunk is waited for no more; how often is looked.
 FLIGHT_MOST, LOOK_EVERY = 10.0, 0.03
-#: One who lacks so many times what the windows hold is not waited for.
+#: One who lacks so many times what may be on its way is not waited for.
 LAGGING = 3.0
 _FORMER = -1
 
 
-class Flight:
-    """Chunks on their way, of one manifest, in trees with windows (chunks)."""
+@dataclass(slots=True)
+class _Flying:
+    """A chunk. way: its number, `_FORMER` if its tree is of an earlier plan. lacked: by what share of the receivers.
 
-    def __init__(self) -> None:
-        self._windows: Sequence[int] = ()
-        self._tree: dict[int, int] = {}
-        self._since: dict[int, float] = {}
-        self._count: list[int] = []
+    since: when it was put in. lag: for how long each lacked it, in the mean (seconds).
+    """
+
+    way: int
+    since: float
+    lacked: float = 1.0
+    lag: float = 0.0
+
+
+class Flight:
+    """Chunks on their way, of one manifest."""
+
+    def __init__(self, first: int = 0) -> None:
+        """first: chunks that go out without waiting."""
+        self._first = first
+        self._flying: dict[int, _Flying] = {}
+        self._way_of: list[int] = []
+        self._shares: list[float] = []
+        self._rate = 0.0
+        self._least_lag = 0.0
+        self._weights: list[float] = []
+        self._weight = 0.0
         self._looked = -1.0
         self._all: list[int] = []
 
-    def planned(self, windows: Sequence[int]) -> None:
-        """These are the trees now. What is on its way down others still counts in all."""
-        self._windows = windows
-        self._tree = dict.fromkeys(self._tree, _FORMER)
-        self._count = [0] * len(windows)
+    def planned(self, rates: Sequence[float], ways: Sequence[Hashable]) -> None:
+        """These are the trees now: their rates (chunks/s) and ways.
 
-    def add(self, index: int, tree: int, now: float) -> None:
-        """A chunk goes down a tree."""
-        self._drop([index] if index in self._tree else [])
-        self._tree[index], self._since[index] = tree, now
-        self._count[tree] += 1
-        self._all.append(index)
+        What is on its way down others still counts in all.
+        """
+        numbers: dict[Hashable, int] = {}
+        self._way_of = [numbers.setdefault(way, len(numbers)) for way in ways]
+        self._rate = sum(rates)
+        self._shares = [0.0] * len(numbers)
+        for way, rate in zip(self._way_of, rates, strict=True):
+            self._shares[way] += rate / (self._rate or 1.0)
+        self._weights = [0.0] * len(numbers)
+        for flying in self._flying.values():
+            flying.way = _FORMER
+
+    @property
+    def window(self) -> float:
+        """Chunks that may be on their way in all."""
+        return EACH_WAY * len(self._shares) + min(MOST_LAG, self._least_lag or FIRST_LAG) * self._rate
+
+    def load(self, tree: int) -> float:
+        """What the way of a tree has with one chunk more, as a part of what it may have."""
+        way = self._way_of[tree]
+        return (self._weights[way] + 0.5) / max(LEAST_IN_WAY, WAY_SLACK * self.window * self._shares[way])
 
     def full(self, tree: int) -> bool:
         """Whether a tree should take no more for now."""
-        return self._count[tree] >= self._windows[tree] or len(self._tree) >= sum(self._windows)
+        return len(self._all) >= self._first and (self.load(tree) >= 1 or self._weight + 0.5 >= self.window)
+
+    def add(self, index: int, tree: int, now: float) -> None:
+        """A chunk goes down a tree."""
+        if index in self._flying:
+            self._drop(index)
+        if self._looked < 0:
+            self._looked = now
+        self._flying[index] = _Flying(self._way_of[tree], now)
+        self._weigh(self._flying[index], 1.0)
+        self._all.append(index)
 
     def look(self, holds: Sequence[Bits], now: float) -> None:
         """What the receivers hold (flags per chunk, of each)."""
-        if now - self._looked < LOOK_EVERY or not self._tree:
+        passed = now - self._looked
+        if passed < LOOK_EVERY or not self._flying:
             return
         self._looked = now
+        indices = np.array(sorted(self._flying))
+        keeping_up = self._keeping_up(holds)
+        lacked = sum((~theirs[indices] for theirs in keeping_up), np.zeros(len(indices))) / max(1, len(keeping_up))
+        for index, share in zip(indices.tolist(), lacked.tolist(), strict=True):
+            flying = self._flying[index]
+            # Put in after the last look, it was not lacked for all the time since.
+            flying.lag += flying.lacked * min(passed, now - flying.since)
+            self._weigh(flying, share - flying.lacked)
+            flying.lacked = share
+            if not share:
+                self._least_lag = min(self._least_lag or flying.lag, flying.lag)
+            if not share or now - flying.since > FLIGHT_MOST:
+                self._drop(index)
+
+    def _keeping_up(self, holds: Sequence[Bits]) -> list[Bits]:
         sent = np.unique(self._all)
-        most = LAGGING * sum(self._windows)
-        keeping_up = [theirs for theirs in holds if len(sent) - int(theirs[sent].sum()) <= most]
-        flying = np.array(sorted(self._tree))
-        done = np.ones(len(flying), np.bool_) if keeping_up else np.zeros(len(flying), np.bool_)
-        for theirs in keeping_up:
-            done &= theirs[flying]
-        old = np.array([now - self._since[index] > FLIGHT_MOST for index in flying.tolist()])
-        self._drop(flying[done | old].tolist())
+        most = LAGGING * max(self.window, self._first)
+        return [theirs for theirs in holds if len(sent) - int(theirs[sent].sum()) <= most]
 
-    def _drop(self, chunks: Sequence[int]) -> None:
-        for index in chunks:
-            tree = self._tree.pop(index)
-            if tree != _FORMER:
-                self._count[tree] -= 1
-            del self._since[index]
+    def _weigh(self, flying: _Flying, more: float) -> None:
+        self._weight += more
+        if flying.way != _FORMER:
+            self._weights[flying.way] += more
 
-
-def windows(rates: Sequence[float], chunk_bytes: int, least: int) -> list[int]:
-    """Of trees with these rates (Mbit/s), in chunks: two at least, and `least` bytes at least in all."""
-    part = least / len(rates)
-    return [max(2, round(max(part, rate * 125_000 * WINDOW_SECONDS) / chunk_bytes)) for rate in rates]
+    def _drop(self, index: int) -> None:
+        flying = self._flying.pop(index)
+        self._weigh(flying, -flying.lacked)

@@ -33,6 +33,8 @@ MEMORY, PARTS = 60.0, 10
 SETTLE = 2.0
 #: A path that gives less than this part of its best has changed, and is not only shared for a while.
 CHANGED = 0.3
+#: One that fell and gives so many times what was left has changed again.
+RISEN = 2.0
 #: An uplink of which so much is used is what holds its users up, as far as each has so much of an equal share.
 CROWDED, FAIR = 0.7, 0.3
 #: Bytes a second below which what comes from a peer is talk, no transfer.
@@ -53,7 +55,8 @@ class Reading:
     """The counters of one connection. Bytes since it began, except backlog: bytes that wait to be sent now.
 
     delivered: what the peer's machine has confirmed, in order or not. received: what has come in order. rtt: the least
-    round trip (seconds; 0: not known). held: seconds so far in which the peer's window was full.
+    round trip (seconds; 0: not known). held: seconds so far in which the peer's window was full. dried: how often so
+    far nothing waited any more.
     """
 
     peer: str
@@ -64,6 +67,7 @@ class Reading:
     backlog: int = 0
     rtt: float = 0.0
     held: float = 0.0
+    dried: int = 0
 
 
 class _Run:
@@ -184,7 +188,8 @@ class _Loss:
 class Gauge:
     """What is known of the way to one peer. rtt: seconds; rates: bytes a second. pressed_since: None while not pressed.
 
-    failed: a connection could not be opened.
+    failed: a connection could not be opened. fallen, fell_to: what part was left of the rate sent when it changed, and
+    what it was then; 0: it has not.
     """
 
     rtt: float = 0.0
@@ -194,6 +199,19 @@ class Gauge:
     pressed_since: float | None = None
     sending: float = 0.0
     failed: bool = False
+    fallen: float = 0.0
+    fell_to: float = 0.0
+
+    def fall(self, rate: float) -> None:
+        """The way changed: it gives so much now."""
+        self.fallen = (self.fallen or 1.0) * rate / self.sent.value
+        self.fell_to = rate
+        self.sent.drop_to(rate)
+
+    def rise(self) -> None:
+        """Once it gives a good deal more, it has changed again."""
+        if self.fallen and self.sent.value >= RISEN * self.fell_to:
+            self.fallen = 0.0
 
     @property
     def loss(self) -> float:
@@ -285,6 +303,7 @@ class Gauges:
                 received=_two_digits(gauge.received.value * MBIT),
                 loss=_two_digits(gauge.loss),
                 failed=gauge.failed,
+                fallen=_two_digits(gauge.fallen),
             )
             for peer, gauge in sorted(self.paths.items())
         ]
@@ -343,6 +362,7 @@ class Gauges:
                 gauge.pressed_since = now
             conclusive = peer not in self._junk and not (crowded and gauge.sending >= fair)
             gauge.sent.add(pressed[peer].delivered, span, lasting=self._lasting(peer), conclusive=conclusive)
+            gauge.rise()
 
     def _notice_changes(self, pressed: Iterable[str]) -> None:
         expected = self.expected
@@ -358,7 +378,7 @@ class Gauges:
             return
         for peer, rate in fallen.items():
             if rate is not None:
-                self.paths[peer].sent.drop_to(rate)
+                self.paths[peer].fall(rate)
 
     def _take_loss(self, gauge: Gauge, flow: _Flow, now: float) -> None:
         since = gauge.pressed_since
@@ -373,7 +393,7 @@ def _count(flow: _Flow, before: Reading, after: Reading, since: float) -> None:
     flow.resent += max(0, after.resent - before.resent)
     flow.connections += 1
     if after.held - before.held < since / 2:
-        flow.pressed += bool(before.backlog and after.backlog)
+        flow.pressed += bool(before.backlog and after.backlog and before.dried == after.dried)
         flow.touched += bool(before.backlog or after.backlog)
 
 
@@ -395,6 +415,7 @@ def _is_news(told: Measures, now: Measures) -> bool:
     return any(
         old.peer != new.peer
         or old.failed != new.failed
+        or old.fallen != new.fallen
         or _moved(old.sent, new.sent)
         or _moved(old.received, new.received)
         or _moved(old.rtt, new.rtt, 0.001)

@@ -1,14 +1,15 @@
 """Pushing along the plan's trees: where chunks enter them, and how they go on. A part of the swarm's core.
 
-The root of the trees, the node that publishes, puts each chunk into one tree. The trees take turns by their shares, but
-one whose first hop has no room, or of which too much is still on its way (`flight`), is passed over, so that a relay
-or a link which is slower than was planned gets less to do; no tree gets far more than its share. The chunk
-carries the tree's tag, and each node passes it on, as soon as it has verified it, to its children in that tree who want
-the manifest's chunks and do not have this one.
+The root of the trees, the node that publishes, puts each chunk into one tree. The one comes first whose first hops
+have least under way (`flight`), then that whose turn it is by the shares; one whose first hops have no room, or too
+much under way, is passed over, so that a relay or a link which is slower than was planned gets less to do; no tree gets
+far more than its share. The chunk carries the tree's tag, and each node passes it on, as soon as it has verified it, to
+its children in that tree who want the manifest's chunks and do not have this one.
 
 While it puts chunks in, the root says nothing of what it holds: everybody would ask it, and its uplink would carry
 chunks twice. It watches who says to hold what it gave out; a chunk that nobody has after a while, or whose first hop
-went, is put in again elsewhere. When everything is out, or nothing could be put in for a second, it tells all.
+went, is put in again elsewhere. When everything is out, or nothing could be put in and nobody got anything for a
+second, it tells all.
 
 What trees do not bring in good time is pulled (`asking`). So a plan that is wrong costs time, never the transfer.
 """
@@ -16,20 +17,20 @@ What trees do not bring in good time is pulled (`asking`). So a plan that is wro
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.flight import LOOK_EVERY, Flight, windows
+from p2psync.swarm.flight import LOOK_EVERY, Flight
 from p2psync.swarm.ground import Ground
 from p2psync.swarm.serving import Serving
 from p2psync.swarm.transfer import Bits, Transfer
 from p2psync.swarm.trees import tag_of
 
 _NEVER = float("inf")
-#: A root that could put nothing in for so long (seconds) tells what it holds.
+#: A root that could put nothing in, and heard of nobody who got any of it, for so long (seconds) tells what it holds.
 TELL_AFTER = 1.0
 #: A tree whose first hop had no room for so long (seconds) does not hold the others back.
 STALLED_AFTER = 0.5
@@ -45,29 +46,31 @@ AGAIN_AFTER, AGAIN_TIMES = 2.0, 4.0
 class Injection:
     """How far the root is with one manifest. Seconds.
 
-    waiting: chunks to put in, in order. begun: when it began. moved: when a chunk was last put in. sent: chunks put
-    into each tree of plan `revision`. roomy: when each tree's first hop last had room. out: chunks put in that nobody
-    is known to hold, with their tree and when. usual: how long it takes until somebody holds one. flight: what is on
-    its way in each tree.
+    waiting: chunks to put in, in order. begun: when it began. moved: when a chunk was last put in. heard: when somebody
+    last said to hold chunks. sent: chunks put into each tree of plan `revision`. roomy: when each tree's first hop last
+    had room. out: chunks put in that nobody is known to hold, with their tree and when. usual: how long it takes until
+    somebody holds one. flight: what is on its way in the trees.
     """
 
     waiting: deque[int]
     begun: float
     moved: float
-    flight: Flight = field(default_factory=Flight)
+    flight: Flight
+    heard: float = -_NEVER
     revision: int = 0
     sent: list[int] = field(default_factory=list)
     roomy: list[float] = field(default_factory=list)
     out: dict[int, tuple[int, float]] = field(default_factory=dict)
     usual: float = 0.0
 
-    def begin(self, plan: NodePlan, chunk_bytes: int, least: int, now: float) -> None:
-        """If this is another plan, shares are counted from here."""
+    def begin(self, plan: NodePlan, first_hops: Sequence[Sequence[str]], chunk_bytes: int, now: float) -> None:
+        """If this is another plan, shares are counted from here. first_hops: of each tree."""
         trees = len(plan.shares)
         # A hub that was started anew may give the same revision to another plan.
         if (self.revision, len(self.sent)) != (plan.revision, trees):
             self.revision, self.sent, self.roomy = plan.revision, [0] * trees, [now] * trees
-            self.flight.planned(windows([place.rate for place in plan.places], chunk_bytes, least))
+            rates = [place.rate * 125_000 / chunk_bytes for place in plan.places]
+            self.flight.planned(rates, [tuple(hops) for hops in first_hops])
 
     def held_by_others(self, chunks: Iterable[int], now: float) -> None:
         """Somebody says to hold these."""
@@ -116,7 +119,9 @@ class Pushing:
         """A manifest of which all is held here, and which may be new to everybody: at the root, put it in."""
         if self._ground.trees.is_root and transfer.held.all() and len(transfer.held):
             transfer.silent = True
-            self._injections[short] = Injection(deque(range(len(transfer.held))), now, now)
+            least = self._ground.config.flight_least
+            first = least // transfer.typical if transfer.manifest.payload_bytes <= least else 0
+            self._injections[short] = Injection(deque(range(len(transfer.held))), now, now, Flight(first))
             self.next_wake = min(self.next_wake, now + TELL_AFTER)
             self.inject(now)
 
@@ -129,6 +134,7 @@ class Pushing:
         injection = self._injections.get(short)
         if injection is not None:
             injection.held_by_others(chunks, now)
+            injection.heard = now
             self._tell_if_over(short, injection, now)
 
     def holds_flags(self, short: bytes, flags: Bits, now: float) -> None:
@@ -150,7 +156,7 @@ class Pushing:
         for short, injection in self._injections.items():
             if plan is not None and injection.waiting and self._takers(short):
                 typical = self._ground.transfers[short].typical
-                injection.begin(plan, typical, self._ground.config.flight_least, now)
+                injection.begin(plan, self._ground.trees.children, typical, now)
                 injection.flight.look(self._held(short), now)
                 self._inject(short, injection, now)
 
@@ -163,7 +169,8 @@ class Pushing:
             self._again(short, injection, stuck)
             self._tell_if_over(short, injection, now)
         self.inject(now)
-        waits = [i.moved + TELL_AFTER for s, i in self._injections.items() if self._ground.transfers[s].silent]
+        silent = [i for short, i in self._injections.items() if self._ground.transfers[short].silent]
+        waits = [max(i.moved, i.heard) + TELL_AFTER for i in silent]
         waits += [at + i.again_after for i in self._injections.values() for _, at in i.out.values()]
         # Where nobody wants it, a wish will come as a message.
         waits += [now + LOOK_EVERY for short, i in self._injections.items() if i.waiting and self._takers(short)]
@@ -224,7 +231,7 @@ class Pushing:
     def _tell_if_over(self, short: bytes, injection: Injection, now: float) -> None:
         transfer = self._ground.transfers[short]
         over = not injection.waiting and not injection.out
-        if transfer.silent and (over or now - injection.moved >= TELL_AFTER):
+        if transfer.silent and (over or now - max(injection.moved, injection.heard) >= TELL_AFTER):
             transfer.silent = False
             for name in self._ground.peers:
                 self._serving.tell_all(short, transfer, name)
@@ -252,4 +259,7 @@ def _next_tree(
     total = sum(injection.sent[tree] for tree in moving) + 1
     most = (1 + AHEAD) * total / parts if moving else 0.0
     fair = [tree for tree in room if injection.sent[tree] < most * shares[tree] + 1]
-    return min(fair, key=lambda tree: ((injection.sent[tree] + 0.5) / shares[tree], tree), default=None)
+    # Whose first hops have least to do, about, then in turns.
+    load = injection.flight.load
+    turns = {tree: (round(load(tree), 1), (injection.sent[tree] + 0.5) / shares[tree], tree) for tree in fair}
+    return min(fair, key=turns.__getitem__, default=None)

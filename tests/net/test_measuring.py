@@ -224,6 +224,28 @@ def test_connections_get_the_congestion_control_that_was_chosen(run: Run) -> Non
     run(check())
 
 
+def test_a_connection_knows_when_nothing_waited_any_more_before_the_next_chunk(run: Run) -> None:
+    async def check() -> None:
+        a, b = await Told("a", streams=1).listen(), await Told("b", streams=1).listen()
+        a.table.dial(b.info)
+        await until(lambda: a.up and b.up)
+        stream = a.table.streams("b")[0]
+        for _ in range(3):
+            a.table.send_chunk("b", SHORT, 0, bytes(100_000))
+            await until(lambda: not stream.reading().backlog)
+        assert stream.reading().dried == 3
+        b.table.streams("a")[0]._transport.pause_reading()  # type: ignore[union-attr]
+        for _ in range(100):  # more than the kernels take
+            a.table.send_chunk("b", SHORT, 0, bytes(100_000))
+        assert stream.reading().dried < 103
+        before = stream.reading().dried
+        a.table.send_chunk("b", SHORT, 0, bytes(100_000))
+        assert stream.reading().dried == before
+        await stop(a, b)
+
+    run(check())
+
+
 def test_a_round_trip_is_timed_where_the_kernel_tells_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "_TCP_INFO", None)
 

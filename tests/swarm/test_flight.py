@@ -1,87 +1,133 @@
-"""What is on its way in the trees: windows, receivers that lag, plans that change."""
+"""What is on its way in the trees: how much may be, receivers that lag, plans that change."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from p2psync.swarm.flight import FLIGHT_MOST, LAGGING, LOOK_EVERY, WINDOW_SECONDS, Flight, windows
+from p2psync.swarm.flight import EACH_WAY, FIRST_LAG, FLIGHT_MOST, LAGGING, LOOK_EVERY, Flight
 from p2psync.swarm.transfer import Bits
 
 
 def holding(*chunks: int) -> Bits:
-    flags = np.zeros(100, np.bool_)
+    flags = np.zeros(1000, np.bool_)
     flags[list(chunks)] = True
     return flags
 
 
-def flight(*sizes: int) -> Flight:
-    found = Flight()
-    found.planned(sizes)
+def flight(*rates: float, first: int = 0) -> Flight:
+    """With trees of these rates (chunks/s), each on a way of its own."""
+    found = Flight(first)
+    found.planned(rates, range(len(rates)))
     return found
 
 
-def test_a_tree_is_full_with_as_many_chunks_as_its_window_and_has_room_once_all_hold_one() -> None:
-    f = flight(2, 2)
-    f.add(0, 0, 0.0)
-    f.add(1, 0, 0.0)
-    assert f.full(0)
+def fill(f: Flight, tree: int, now: float, start: int = 0) -> int:
+    """Add chunks from `start` on until the tree is full; returns the next one."""
+    while not f.full(tree):
+        f.add(start, tree, now)
+        start += 1
+    return start
+
+
+def test_a_way_is_full_with_its_part_and_some_more_and_has_room_once_all_hold_a_chunk() -> None:
+    f = flight(40.0, 40.0, 40.0, 40.0)
+    count = fill(f, 0, 0.0)
+    assert f.window / 4 < count <= f.window / 2
     assert not f.full(1)
-    f.look([holding(0, 1), holding(1)], 0.1)
+    f.look([holding(0, 1), holding(1)], 0.3)
     assert not f.full(0)
-    f.add(2, 0, 0.2)
-    assert f.full(0)
+
+
+def test_all_ways_together_are_full_with_the_window() -> None:
+    f = flight(40.0, 40.0, 40.0, 40.0)
+    index = 0
+    while (tree := next((t for t in range(4) if not f.full(t)), None)) is not None:
+        f.add(index, tree, 0.0)
+        index += 1
+    assert abs(index - f.window) <= 1
+    assert f.window == 4 * EACH_WAY + FIRST_LAG * 160
+
+
+def test_trees_that_begin_at_the_same_hops_share_what_their_way_may_have() -> None:
+    f = Flight()
+    f.planned([10.0, 10.0, 20.0, 20.0, 20.0], ["a", "a", "b", "c", "d"])
+    fill(f, 0, 0.0)
+    assert f.full(1)
+    assert not f.full(2)
+
+
+def test_a_chunk_counts_for_the_share_of_those_who_lack_it() -> None:
+    f = flight(40.0)
+    chunks = range(fill(f, 0, 0.0))
+    f.look([holding(*chunks), holding(*chunks), holding(*chunks), holding()], 0.1)
+    assert fill(f, 0, 0.1, 100) - 100 == pytest.approx(0.75 * len(chunks), abs=1)
+
+
+def test_the_window_follows_the_least_mean_time_a_chunk_took() -> None:
+    f = flight(100.0)
+    f.add(0, 0, 0.0)
+    f.look([holding(0), holding()], 0.05)  # lacked by both until now, and by one for twice as long
+    f.look([holding(0), holding(0)], 0.15)
+    assert f.window == pytest.approx(EACH_WAY + 0.1 * 100)
+    f.add(1, 0, 0.2)
+    f.look([holding(0, 1), holding(0, 1)], 0.9)
+    assert f.window == pytest.approx(EACH_WAY + 0.1 * 100)
+
+
+def test_a_small_manifest_goes_out_without_waiting() -> None:
+    f = flight(10.0, first=50)
+    assert fill(f, 0, 0.0) == 50
 
 
 def test_a_look_too_soon_after_the_last_changes_nothing() -> None:
-    f = flight(1)
-    f.add(0, 0, 0.0)
+    f = flight(1.0)
+    chunks = range(fill(f, 0, 0.0))
     f.look([holding()], 0.1)
-    f.look([holding(0)], 0.1 + LOOK_EVERY / 2)
+    f.look([holding(*chunks)], 0.1 + LOOK_EVERY / 2)
     assert f.full(0)
-    f.look([holding(0)], 0.1 + 2 * LOOK_EVERY)
+    f.look([holding(*chunks)], 0.1 + 2 * LOOK_EVERY)
     assert not f.full(0)
 
 
-def test_a_chunk_leaves_its_window_in_the_end_whoever_lacks_it() -> None:
-    f = flight(1)
-    f.add(0, 0, 0.0)
-    f.look([holding(), holding(0)], FLIGHT_MOST - 0.1)
+def test_a_chunk_is_waited_for_no_more_in_the_end_whoever_lacks_it() -> None:
+    f = flight(1.0)
+    chunks = range(fill(f, 0, 0.0))
+    f.look([holding(), holding()], FLIGHT_MOST - 0.1)
     assert f.full(0)
-    f.look([holding(), holding(0)], FLIGHT_MOST + 0.1)
+    f.look([holding(), holding(*chunks)], FLIGHT_MOST + 0.1)
     assert not f.full(0)
 
 
 def test_one_who_lags_by_far_is_not_waited_for() -> None:
-    f = flight(4)
-    now = 0.0
-    for index in range(int(4 * LAGGING) + 4):
+    f = flight(16.0)
+    now, index = 0.0, 0
+    while index <= LAGGING * f.window + 1:
         now += FLIGHT_MOST + 1 if f.full(0) else 0.1
         f.look([holding(*range(index)), holding()], now)
         f.add(index, 0, now)
-    f.look([holding(*range(index + 1)), holding()], now + 0.1)
-    assert not f.full(0)
+        index += 1
+    f.look([holding(*range(index)), holding()], now + 0.1)
+    assert f.load(0) < 1 / f.window
 
 
 def test_under_a_new_plan_what_is_on_its_way_still_counts_in_all() -> None:
-    f = flight(2, 2)
-    for index in range(4):
-        f.add(index, index % 2, 0.0)
-    f.planned([3, 1])
+    f = flight(40.0, 40.0)
+    first = fill(f, 0, 0.0)
+    last = fill(f, 1, 0.0, first)
+    f.planned([60.0, 20.0], range(2))
     assert f.full(0)
-    f.look([holding(0, 1)], 0.1)
+    f.look([holding(*range(last))], 0.1)
     assert not f.full(0)
-    f.add(4, 1, 0.2)
-    assert f.full(1)
+    fill(f, 1, 0.2, last)
+    assert not f.full(0)
 
 
 def test_a_chunk_that_is_put_in_again_counts_once() -> None:
-    f = flight(2, 2)
+    f = flight(1.0, 1.0)
     f.add(0, 0, 0.0)
+    once = f.load(0)
     f.add(0, 1, 1.0)
-    f.add(1, 0, 1.0)
-    assert not f.full(0)
-
-
-def test_windows_follow_rates_down_to_a_least_in_all_and_to_two_chunks() -> None:
-    assert windows([8.0, 0.0], 1000, 10_000) == [round(1000 * WINDOW_SECONDS), 5]
-    assert windows([0.0], 1000, 0) == [2]
+    assert f.load(0) < once
+    f.add(0, 0, 1.0)
+    assert f.load(0) == once

@@ -32,6 +32,7 @@ class Feed:
         loss: float = 0.0,
         rtt: float = 0.02,
         held: bool = False,
+        dry: bool = False,
         tick: float = TICK,
     ) -> Gauges:
         sent, received = sent or {}, received or {}
@@ -49,6 +50,7 @@ class Feed:
                     backlog=int(pressed and peer in sent),
                     rtt=rtt,
                     held=before.held + tick * held,
+                    dried=before.dried + dry,
                 )
             self.gauges.read(dict(self.counters), self.now, self.junk)
         return self.gauges
@@ -70,6 +72,25 @@ def test_a_pressed_path_has_the_rate_that_it_gave() -> None:
 def test_what_is_not_pressed_or_is_held_up_by_the_peer_is_no_measure() -> None:
     assert Feed().run(3, {"a": 50}, pressed=False).paths["a"].sent.value == 0
     assert Feed().run(3, {"a": 50}, held=True).paths["a"].sent.value == 0
+
+
+def test_a_flow_that_runs_dry_between_two_readings_is_no_measure() -> None:
+    feed = Feed()
+    assert feed.run(3, {"a": 10}, dry=True).paths["a"].sent.value == 0
+    assert mbit(feed.run(3, {"a": 10}).paths["a"].sent) == pytest.approx(10, rel=0.05)
+
+
+def test_a_path_that_changed_tells_what_is_left_until_it_gives_a_good_deal_more() -> None:
+    feed = Feed()
+    feed.run(5, {"a": 80, "b": 10})
+    feed.run(3, {"a": 8, "b": 10})
+    (a, b) = feed.gauges.measures().paths
+    assert a.fallen == pytest.approx(0.1, rel=0.1)
+    assert b.fallen == 0
+    feed.run(3, {"a": 12, "b": 10})
+    assert feed.gauges.measures().paths[0].fallen == a.fallen
+    feed.run(3, {"a": 40, "b": 10})
+    assert feed.gauges.measures().paths[0].fallen == 0
 
 
 def test_talk_is_no_transfer() -> None:

@@ -82,6 +82,29 @@ def test_a_measured_path_is_taken_before_an_assumed_one() -> None:
     assert carried["a→c"] == pytest.approx(0, abs=1e-6)
 
 
+def test_a_path_between_regions_gives_what_its_best_pair_reached_however_little_others_used() -> None:
+    members = [*nodes(4, "a"), *nodes(4, "b")]
+    used = [PathFigures(source=f"a{i}", target=f"b{j}", rate=3.0, seen=3.0) for i in range(4) for j in range(4)]
+    probed = [PathFigures(source="a1", target="b2", rate=80.0, seen=78.0)]
+    network = from_measurements("a0", members, used[:5] + probed + used[6:])
+    assert network.rate[network.regions.index("a"), network.regions.index("b")] == 80
+
+
+def test_what_one_end_says_of_a_path_counts_as_far_as_the_other_bears_it_out() -> None:
+    members = [*nodes(2, "a"), *nodes(2, "b")]
+    honest = PathFigures(source="a1", target="b1", rate=20.0, seen=20.0)
+    liars = [
+        PathFigures(source="a0", target="b0", rate=900.0, seen=10.0),
+        PathFigures(source="a0", target="b1", rate=10.0, seen=900.0),
+        PathFigures(source="a1", target="b0", rate=900.0),
+        PathFigures(source="b0", target="a1", seen=7.0),
+    ]
+    network = from_measurements("a0", members, [honest, *liars])
+    a, b = (network.regions.index(name) for name in "ab")
+    assert network.rate[a, b] == 20
+    assert network.rate[b, a] == 7
+
+
 def test_pairs_that_failed_both_ways_are_not_joined_and_one_way_is_enough() -> None:
     failed = [PathFigures(source=i, target=j, failed=True) for i, j in (("a1", "a2"), ("a2", "a1"), ("a3", "a0"))]
     network = from_measurements("a0", nodes(5), failed)

@@ -1,0 +1,71 @@
+"""Links that became slower: what older figures are worth then."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from topology.falls import Falls
+from topology.measured import PathFigures
+from topology.plan import Plan
+
+NAMES = ("a0", "a1", "b0", "b1")
+REGION = {name: name[0] for name in NAMES}
+
+
+def falls(*trees: tuple[list[int], float]) -> Falls:
+    """After a plan of 40 Mbit/s, its trees as parents (-1: the trainer, a0) with shares."""
+    found = Falls()
+    parents, shares = np.array([tree for tree, _ in trees]), np.array([share for _, share in trees])
+    found.planned(Plan(NAMES, 0, parents, shares, 40.0, {}, 40.0))
+    return found
+
+
+def path(source: str, target: str, rate: float) -> PathFigures:
+    return PathFigures(source=source, target=target, rate=rate, seen=rate)
+
+
+def rates(paths: list[PathFigures]) -> list[float | None]:
+    return [p.rate for p in paths]
+
+
+# b0 and b1 each get half over the link from the trainer.
+THIRDS = ([-1, 0, 0, 2], 0.5), ([-1, 0, 3, 0], 0.5)
+PROBED = path("a1", "b1", 90.0)
+
+
+def test_once_half_of_what_is_planned_fell_older_figures_of_the_link_are_as_much_less() -> None:
+    f = falls(*THIRDS)
+    fell = path("a0", "b0", 2.0)
+    assert rates(f.apply([fell, PROBED], {("a0", "b0"): 0.1}, REGION)) == [2.0, 9.0]
+    assert rates(f.apply([fell, PROBED], {("a0", "b0"): 0.1}, REGION)) == [2.0, 9.0]
+
+
+def test_a_way_that_carries_little_of_the_plan_says_nothing_of_the_link() -> None:
+    f = falls(([-1, 0, 0, 2], 0.2), ([-1, 0, 3, 0], 0.8))
+    assert rates(f.apply([path("a0", "b0", 2.0), PROBED], {("a0", "b0"): 0.1}, REGION)) == [2.0, 90.0]
+
+
+def test_other_links_are_left_alone() -> None:
+    f = falls(*THIRDS)
+    back = path("b1", "a1", 50.0)
+    assert rates(f.apply([path("a0", "b0", 2.0), back], {("a0", "b0"): 0.1}, REGION)) == [2.0, 50.0]
+
+
+def test_a_figure_that_changes_after_the_fall_is_taken_as_it_is() -> None:
+    f = falls(*THIRDS)
+    f.apply([path("a0", "b0", 2.0), PROBED], {("a0", "b0"): 0.1}, REGION)
+    assert rates(f.apply([path("a0", "b0", 2.0), path("a1", "b1", 60.0)], {("a0", "b0"): 0.1}, REGION)) == [2.0, 60.0]
+    assert rates(f.apply([path("a0", "b0", 2.0), PROBED], {("a0", "b0"): 0.1}, REGION)) == [2.0, 90.0]
+
+
+def test_older_figures_stay_less_when_the_plan_takes_other_ways() -> None:
+    f = falls(*THIRDS)
+    f.apply([path("a0", "b0", 2.0), PROBED], {("a0", "b0"): 0.1}, REGION)
+    f.planned(Plan(NAMES, 0, np.array([[-1, 0, 3, 1]]), np.array([1.0]), 9.0, {}, 9.0))
+    assert rates(f.apply([path("a0", "b0", 2.0), PROBED], {("a0", "b0"): 0.1}, REGION)) == [2.0, 9.0]
+
+
+def test_a_link_that_falls_twice_is_less_by_both() -> None:
+    f = falls(*THIRDS)
+    f.apply([path("a0", "b0", 20.0), PROBED], {("a0", "b0"): 0.5}, REGION)
+    assert rates(f.apply([path("a0", "b0", 10.0), PROBED], {("a0", "b0"): 0.25}, REGION)) == [10.0, 22.5]
