@@ -4,7 +4,8 @@ The root sees the first hop of a tree only; a slow link further down shows in ch
 counts for as much as the share of the receivers who lack it, so that one straggling copy does not weigh as much as a
 chunk that nobody has. What may be on its way in all is what the trees carry in the time that a chunk takes to get
 around when no other is in its way, and a little for every way on, so that no relay is idle: whatever is more than that
-stands in queues, and at last the last chunk has to get through them. By Little's law the time is the mean, over those
+stands in queues, and at last the last chunk has to get through them. What the trees carry is what was planned, or what
+was seen of late if that is more. By Little's law the time is the mean, over those
 who receive, of how long each lacked the chunk; the least one seen is nearest to that of empty queues.
 
 Ways are the first hops of trees: trees that begin at the same hops share what is let onto them. A small manifest goes
@@ -16,6 +17,7 @@ lags by more than what may be on its way several times is not waited for at all.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +29,8 @@ from p2psync.swarm.transfer import Bits
 EACH_WAY = 1.5
 #: That time before any was seen, and at most (seconds).
 FIRST_LAG, MOST_LAG = 0.25, 1.0
+#: What the trees carry is the best of so many spans, each of so long (seconds).
+SPANS, SPAN = 4, 0.5
 #: What one way may have, as a multiple of its part of all, and at least (chunks).
 WAY_SLACK, LEAST_IN_WAY = 2.0, 2.0
 #: Seconds after which a chunk is waited for no more; how often is looked.
@@ -60,6 +64,9 @@ class Flight:
         self._shares: list[float] = []
         self._rate = 0.0
         self._least_lag = 0.0
+        self._spans: deque[float] = deque(maxlen=SPANS)
+        self._span_began = 0.0
+        self._arrived = 0.0
         self._weights: list[float] = []
         self._weight = 0.0
         self._looked = -1.0
@@ -83,7 +90,8 @@ class Flight:
     @property
     def window(self) -> float:
         """Chunks that may be on their way in all."""
-        return EACH_WAY * len(self._shares) + min(MOST_LAG, self._least_lag or FIRST_LAG) * self._rate
+        rate = max(self._rate, *self._spans) if self._spans else self._rate
+        return EACH_WAY * len(self._shares) + min(MOST_LAG, self._least_lag or FIRST_LAG) * rate
 
     def load(self, tree: int) -> float:
         """What the way of a tree has with one chunk more, as a part of what it may have."""
@@ -99,7 +107,7 @@ class Flight:
         if index in self._flying:
             self._drop(index)
         if self._looked < 0:
-            self._looked = now
+            self._looked = self._span_began = now
         self._flying[index] = _Flying(self._way_of[tree], now)
         self._weigh(self._flying[index], 1.0)
         self._all.append(index)
@@ -117,12 +125,16 @@ class Flight:
             flying = self._flying[index]
             # Put in after the last look, it was not lacked for all the time since.
             flying.lag += flying.lacked * min(passed, now - flying.since)
+            self._arrived += flying.lacked - share
             self._weigh(flying, share - flying.lacked)
             flying.lacked = share
             if not share:
                 self._least_lag = min(self._least_lag or flying.lag, flying.lag)
             if not share or now - flying.since > FLIGHT_MOST:
                 self._drop(index)
+        if now - self._span_began >= SPAN:
+            self._spans.append(self._arrived / (now - self._span_began))
+            self._span_began, self._arrived = now, 0.0
 
     def _keeping_up(self, holds: Sequence[Bits]) -> list[Bits]:
         sent = np.unique(self._all)

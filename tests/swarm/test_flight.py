@@ -75,6 +75,17 @@ def test_the_window_follows_the_least_mean_time_a_chunk_took() -> None:
     assert f.window == pytest.approx(EACH_WAY + 0.1 * 100)
 
 
+def test_the_window_follows_what_the_trees_carry_if_that_is_more_than_was_planned() -> None:
+    f = flight(10.0)
+    planned = f.window
+    for index in range(120):  # 60 a second, each held by all after 50 ms
+        f.add(index, 0, index / 60)
+        f.look([holding(*range(index - 2))], index / 60)
+    assert f.window == pytest.approx(EACH_WAY + 0.05 * 60, abs=1)
+    assert f.window > EACH_WAY + 0.05 * 10
+    assert planned == EACH_WAY + FIRST_LAG * 10
+
+
 def test_a_small_manifest_goes_out_without_waiting() -> None:
     f = flight(10.0, first=50)
     assert fill(f, 0, 0.0) == 50
