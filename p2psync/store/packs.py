@@ -31,7 +31,7 @@ import msgspec
 
 from p2psync.errors import FormatError, StoreError
 from p2psync.protocol.manifest import Manifest, SignedManifest, decode_body
-from p2psync.store.disk import Bytes, disk_errors, lock, read_exactly, reserve, sync_directory, write_all
+from p2psync.store.disk import Bytes, disk_error, disk_errors, lock, read_exactly, reserve, sync_directory, write_all
 
 _MANIFEST, _PAYLOAD, _DONE = "manifest", "payload", "done"
 _PACK_NAME = re.compile(r"[0-9a-f]{64}")
@@ -87,8 +87,10 @@ class Pack:
             raise StoreError(f"chunk {index} has {self.manifest.sizes[index]} bytes, not {size}: verify it first")
         if self.have[index]:
             return
-        with disk_errors(self.path):
+        try:
             write_all(self._file, data, self.offsets[index])
+        except OSError as error:
+            raise disk_error(self.path, error) from error
         self._mark(index)
 
     def read(self, index: int) -> bytes | None:

@@ -119,11 +119,11 @@ def test_chunk_data_is_received_in_place() -> None:
     size = 100_000
     reader.feed(encode_chunk_header(SHORT, 3, size) + b"x" * 10)
     buffer = reader.get_buffer()
-    assert len(buffer) == size - 10
+    assert len(buffer) > size - 10
     memory = buffer.obj
-    buffer[:] = b"y" * (size - 10)
+    buffer[: size - 10] = b"y" * (size - 10)
     (chunk,) = reader.buffer_updated(size - 10)
-    assert isinstance(chunk, Chunk) and chunk.data is memory
+    assert isinstance(chunk, Chunk) and isinstance(chunk.data, memoryview) and chunk.data.obj is memory
     assert bytes(chunk.data) == b"x" * 10 + b"y" * (size - 10)
 
 
