@@ -115,7 +115,9 @@ class PeerTable:
         if links is not None:
             links.streams[0].send(message)
 
-    def send_chunk(self, name: str, manifest: bytes, index: int, data: bytes | memoryview, tag: int = 0) -> bool:
+    def send_chunk(
+        self, name: str, manifest: bytes, index: int, data: bytes | bytearray | memoryview, tag: int = 0
+    ) -> bool:
         """Send a chunk on the peer's emptiest stream; False if the peer is gone."""
         links = self._links.get(name)
         if links is None:

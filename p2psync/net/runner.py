@@ -26,7 +26,7 @@ from p2psync.net.measuring import FIRST_STREAMS, MeasureConfig, Measuring
 from p2psync.net.peers import PeerEvents, PeerTable
 from p2psync.observe.events import Event, HubAway, HubJoined, PeerBanned, PeerDown, PeerUp, Trouble
 from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
-from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Hello, Message
+from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, Hello, Message
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
 from p2psync.swarm.core import Ban, Complete, Save, Send, SendChunk
@@ -320,7 +320,7 @@ class NodeRunner:
         self._kick()
 
     def _message(self, name: str, message: Message) -> None:
-        if self.measuring.message(name, message):
+        if not isinstance(message, Chunk) and self.measuring.message(name, message):
             return
         self.core.receive(name, message, self._loop.time())
         self._kick()

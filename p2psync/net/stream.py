@@ -166,7 +166,7 @@ class PeerStream(asyncio.BufferedProtocol):
         if self.backlog > MAX_BACKLOG:
             self.close("the peer does not read")
 
-    def send_chunk(self, manifest: bytes, index: int, data: bytes | memoryview, tag: int = 0) -> None:
+    def send_chunk(self, manifest: bytes, index: int, data: bytes | bytearray | memoryview, tag: int = 0) -> None:
         """Send a chunk (manifest: short id). `flushed` follows, always."""
         self.waiting += len(data)
         if self._transport is not None and not self._transport.is_closing() and not self._retired:

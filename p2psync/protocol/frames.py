@@ -11,9 +11,8 @@ States: SCRATCH (between frames, or within a small one) → CHUNK (receiving in 
 
 from __future__ import annotations
 
-import numpy as np
-
 from p2psync.errors import FormatError
+from p2psync.protocol.memory import Memory
 from p2psync.protocol.messages import (
     CHUNK_HEADER,
     CHUNK_TYPE,
@@ -31,6 +30,8 @@ _CHUNK_PREFIX = FRAME_HEADER.size + CHUNK_HEADER.size
 _SCRATCH_BYTES = FRAME_HEADER.size + MAX_CONTROL_BYTES
 #: Room behind a chunk's data: for the next chunk's prefix, and little more, since all else that comes here is copied.
 _AHEAD = 64
+#: The chunks of all connections.
+_MEMORY = Memory(spare=16 << 20)
 
 
 class FrameReader:
@@ -103,8 +104,8 @@ class FrameReader:
         manifest, index, tag = CHUNK_HEADER.unpack_from(self._scratch, start + FRAME_HEADER.size)
         begin = start + _CHUNK_PREFIX
         here = min(size, self._filled - begin)
-        # Not cleared first, as a bytearray would be: each byte of it is received before anyone sees it.
-        self._chunk = memoryview(np.empty(size + _AHEAD, np.uint8))
+        # Not cleared: each byte of it is received before anyone sees it.
+        self._chunk = _MEMORY.take(size + _AHEAD)
         self._chunk[:here] = memoryview(self._scratch)[begin : begin + here]
         self._chunk_size, self._chunk_filled = size, here
         self._chunk_name = (manifest, index, tag)
