@@ -14,10 +14,10 @@ GIGABIT = 125e6
 class Passage(msgspec.Struct, frozen=True):
     """One contender's run in one round: one payload through one relay.
 
-    rate: Mbit/s of each link, 0: no limit. size: bytes that were asked for; payload_bytes: what it came to. piece_bytes:
-    what is verified and passed on at a time. seconds: from the offer of the payload until relay and leaves had every
-    byte, verified. cpu_seconds: of the relay's process meanwhile, user and kernel. received, sent: bytes of packets at
-    the relay. trouble: why it did not come to an end, or what was wrong; the figures then mean nothing.
+    rate: Mbit/s of each link, 0: no limit. size: bytes that were asked for; payload_bytes: what that came to.
+    piece_bytes: what is verified and passed on at a time. seconds: from the offer of the payload until relay and leaves
+    had every byte, verified. cpu_seconds: of the relay's process meanwhile, user and kernel. received, sent: bytes of
+    packets at the relay. trouble: why it did not come to an end, or what was wrong; the figures then mean nothing.
     """
 
     contender: str
