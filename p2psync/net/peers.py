@@ -207,13 +207,14 @@ class PeerTable:
         """A message; only greeted streams of accepted peers count."""
         if stream.peer is None:
             return
-        if isinstance(message, Pong):
+        if isinstance(message, Chunk):
+            self.chunk_at = stream.heard_at
+            self._events.message(stream.peer, message)
+        elif isinstance(message, Pong):
             stream.ponged(message.token)
         elif isinstance(message, Ping):
             stream.send(Pong(message.token))
         else:
-            if isinstance(message, Chunk):
-                self.chunk_at = self._loop.time()
             self._events.message(stream.peer, message)
 
     def flushed(self, stream: PeerStream, size: int) -> None:

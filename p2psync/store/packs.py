@@ -82,13 +82,13 @@ class Pack:
 
     def write(self, index: int, data: Bytes) -> None:
         """Keep chunk `index`, verified by the caller against the manifest. Again: no effect. Raises `StoreError`."""
-        size = memoryview(data).nbytes
-        if size != self.manifest.sizes[index]:
-            raise StoreError(f"chunk {index} has {self.manifest.sizes[index]} bytes, not {size}: verify it first")
+        view = memoryview(data).cast("B")
+        if len(view) != self.manifest.sizes[index]:
+            raise StoreError(f"chunk {index} has {self.manifest.sizes[index]} bytes, not {len(view)}: verify it first")
         if self.have[index]:
             return
         try:
-            write_all(self._file, data, self.offsets[index])
+            write_all(self._file, view, self.offsets[index])
         except OSError as error:
             raise disk_error(self.path, error) from error
         self._mark(index)
