@@ -48,7 +48,7 @@ class Aria2(Heat):
     def start(self, cold: bool) -> None:
         """See `Heat`."""
         track, network = self.track, self.track.network
-        tracker = f"{network.address(track.trainer)}:{_TRACKER}"
+        tracker = f"{network.address(track.met_at)}:{_TRACKER}"
         self._torrent = torrent_of(track.file, track.piece, f"http://{tracker}/announce")
         (self.place / "torrent").write_bytes(self._torrent)
         self._hook = self.place / "hook"
@@ -60,7 +60,7 @@ class Aria2(Heat):
         address, port = tracker.split(":")
         self.began = time.monotonic()
         self._tracker = self.children.start(
-            track.trainer, *PYTHON, "-m", "bench.swarm.tracker", address, port, *peers, talks=True
+            track.met_at, *PYTHON, "-m", "bench.swarm.tracker", address, port, *peers, talks=True
         )
         self._client(
             track.trainer, track.file.parent, "--check-integrity=false", "--bt-seed-unverified=true", torrent=True
@@ -98,6 +98,10 @@ class Aria2(Heat):
         """See `Heat`."""
         ended = next((child for child in self._clients.values() if child.ended() is not None), None)
         return f"aria2c on {ended.host} ended: {ended.last_words()}" if ended else ""
+
+    def node(self, host: str) -> Child:
+        """See `Heat`."""
+        return self._clients[host]
 
     def result(self, host: str) -> Path:
         """See `Heat`."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.swarm.processes import Children
+from bench.swarm.processes import Child, Children
 from topology.emulator import Network
 from topology.model import Topology
 
@@ -22,7 +22,8 @@ class Track:
 
     base: for a delta, bytes of the weights that it changes; 0: the payload is a whole checkpoint. piece: bytes of the
     torrents' pieces. settle: seconds that ours is given to measure the network and plan, at most; a torrent's processes
-    get `SETTLE` of them. congestion: TCP's, of all hosts.
+    get `SETTLE` of them. congestion: TCP's, of all hosts. meeting: the host that all can reach, where those who keep
+    the others together (a tracker, the way to the hub) are; "": the trainer.
     """
 
     topology: Topology
@@ -34,6 +35,12 @@ class Track:
     piece: int = 64 << 10
     settle: float = 60.0
     congestion: str = "auto"
+    meeting: str = ""
+
+    @property
+    def met_at(self) -> str:
+        """Where a tracker or the hub is asked for."""
+        return self.meeting or self.trainer
 
     @property
     def trainer(self) -> str:
@@ -57,6 +64,8 @@ class Heat(ABC):
         self.number = number
         #: Bytes that were carried, once that is known.
         self.payload_bytes = track.payload_bytes
+        #: Bytes that are verified and passed on at a time; of ours on average, once that is known.
+        self.piece_bytes = track.piece
         #: Receivers that have everything, each with the moment.
         self.done: dict[str, float] = {}
         #: When the first process of a cold run was started.
@@ -88,6 +97,10 @@ class Heat(ABC):
     def unsound(self, hosts: Sequence[str]) -> list[str]:
         """Those receivers whose bytes are not those of the payload."""
         return [host for host in hosts if sha256(self.result(host)) != self.track.digest]
+
+    @abstractmethod
+    def node(self, host: str) -> Child:
+        """The process that receives and sends at a host, once it is started."""
 
     @abstractmethod
     def result(self, host: str) -> Path:

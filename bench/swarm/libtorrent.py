@@ -60,6 +60,10 @@ class Libtorrent(Heat):
         ended = next((child for child in self._clients.values() if child.ended() is not None), None)
         return f"libtorrent on {ended.host} ended: {ended.last_words()}" if ended else ""
 
+    def node(self, host: str) -> Child:
+        """See `Heat`."""
+        return self._clients[host]
+
     def result(self, host: str) -> Path:
         """See `Heat`."""
         return self.place / host / self.track.file.name

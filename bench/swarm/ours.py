@@ -45,6 +45,8 @@ class Ours(Heat):
             self._publish_before()
         self.began = time.monotonic()
         self._trainer = self._publisher()
+        if self.track.met_at != self.track.trainer:
+            self._lead_to_hub()
         if cold:
             self._start_receivers()
 
@@ -64,6 +66,7 @@ class Ours(Heat):
         what = "delta" if self.track.base else "base"
         self._told = told = self._publish(f"{what} {self.track.payload_bytes}", deadline)
         self._called, self.payload_bytes = told.called, told.payload_bytes
+        self.piece_bytes = told.payload_bytes // max(1, told.chunks)
         return told.offered
 
     def finished(self) -> dict[str, float]:
@@ -73,6 +76,10 @@ class Ours(Heat):
     def trouble(self) -> str:
         """See `Heat`."""
         return f"the trainer ended: {self._trainer.last_words()}" if self._trainer.ended() is not None else ""
+
+    def node(self, host: str) -> Child:
+        """See `Heat`."""
+        return self._receivers[host]
 
     def result(self, host: str) -> Path:
         """See `Heat`."""
@@ -112,7 +119,7 @@ class Ours(Heat):
     def _receiver(self, host: str) -> Child:
         topology, network = self.track.topology, self.track.network
         options = receiver.Options(
-            hub=f"http://{network.address(self.track.trainer)}:{HUB_PORT}",
+            hub=f"http://{network.address(self.track.met_at)}:{HUB_PORT}",
             public=_public(),
             store=str(self.place / host),
             address=network.address(host),
@@ -123,6 +130,13 @@ class Ours(Heat):
         return self.children.start(
             host, *PYTHON, "-m", "bench.swarm.receiver", msgspec.json.encode(options).decode(), talks=True
         )
+
+    def _lead_to_hub(self) -> None:
+        """Those who cannot reach the trainer reach its hub where all meet."""
+        address = self.track.network.address
+        met_at, trainer = self.track.met_at, self.track.trainer
+        ends = (address(met_at), str(HUB_PORT), address(trainer), str(HUB_PORT))
+        self.children.start(met_at, *PYTHON, "-m", "bench.swarm.forward", *ends)
 
     def _region(self, host: str) -> str:
         return dict(self.track.topology.hosts)[host]

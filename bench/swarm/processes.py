@@ -81,9 +81,20 @@ class Child:
     def cpu_seconds(self) -> float:
         """What it and those of its children that have ended have used so far."""
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-            self._spent = sum(int(field) for field in fields[11:15]) / _TICKS
+            self._spent = sum(self._ticks()) / _TICKS
         return self._spent
+
+    def ended_children_seconds(self) -> float:
+        """What those of its children that have ended have used so far; 0 once it has ended itself."""
+        try:
+            return sum(self._ticks()[2:]) / _TICKS
+        except OSError:
+            return 0.0
+
+    def _ticks(self) -> list[int]:
+        """Its own time in user and kernel mode, and that of its ended children."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return [int(field) for field in fields[11:15]]
 
     def last_words(self) -> str:
         """The last line of its log, for people."""

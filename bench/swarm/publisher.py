@@ -56,6 +56,7 @@ class Told(msgspec.Struct, frozen=True):
     version: int
     id: str
     payload_bytes: int
+    chunks: int
     called: float
     sealed: float
     offered: float
@@ -171,6 +172,7 @@ class Publisher:
             made.position.version,
             made.pack.signed.id.hex(),
             made.pack.manifest.payload_bytes,
+            made.pack.manifest.chunks,
             called,
             offered - made.apply_seconds,
             offered,

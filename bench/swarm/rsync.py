@@ -68,6 +68,10 @@ class Rsync(Heat):
         failed = next((child for child in self._clients.values() if child.ended()), None)
         return f"rsync on {failed.host} failed: {failed.last_words()}" if failed else ""
 
+    def node(self, host: str) -> Child:
+        """See `Heat`."""
+        return self._clients[host]
+
     def result(self, host: str) -> Path:
         """See `Heat`."""
         return self.place / host / self.track.file.name

@@ -55,6 +55,13 @@ class EngineDriver:
         except (P2PSyncError, OSError, MemoryError) as error:
             await self._failed(action, error)
 
+    def put_at_once(self, action: Put) -> bool:
+        """Carry out a `Put` for which there is nothing to do: a relay's stage wants what is in the store already."""
+        if not isinstance(self._stage, RelayStage):
+            return False
+        self._follower.was_put(action)
+        return True
+
     async def abandon(self) -> None:
         """Drop the open stage."""
         stage, self._stage = self._stage, None
@@ -129,11 +136,6 @@ class EngineDriver:
             self._putting = False
 
     async def _put_batch(self, stage: Stage, batch: Sequence[Put]) -> None:
-        if isinstance(stage, RelayStage):  # what it wants is in the store already
-            for action in batch:
-                self._follower.was_put(action)
-            return
-
         def put() -> list[bool]:
             if self._stage is not stage:
                 return [True] * len(batch)

@@ -72,12 +72,12 @@ class PeerTable:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._token = 0
+        self._loop = asyncio.get_running_loop()
 
     async def listen(self, host: str, port: int) -> int:
         """Accept connections; returns the port (0 asks for any). Raises `P2PSyncError` if it is taken."""
-        loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self._accept, host or None, port, start_serving=True)
+            self._server = await self._loop.create_server(self._accept, host or None, port, start_serving=True)
         except OSError as error:
             raise P2PSyncError(
                 f"cannot listen on {host or '*'}:{port} ({error.strerror or error}); choose another port with --port"
@@ -115,13 +115,17 @@ class PeerTable:
         if links is not None:
             links.streams[0].send(message)
 
-    def send_chunk(self, name: str, manifest: bytes, index: int, data: bytes | memoryview, tag: int = 0) -> bool:
+    def send_chunk(
+        self, name: str, manifest: bytes, index: int, data: bytes | bytearray | memoryview, tag: int = 0
+    ) -> bool:
         """Send a chunk on the peer's emptiest stream; False if the peer is gone."""
         links = self._links.get(name)
         if links is None:
             return False
-        self.chunk_at = asyncio.get_running_loop().time()
-        min(links.streams, key=lambda stream: stream.backlog).send_chunk(manifest, index, data, tag)
+        self.chunk_at = self._loop.time()
+        streams = links.streams
+        stream = streams[0] if len(streams) == 1 else min(streams, key=lambda stream: stream.backlog)
+        stream.send_chunk(manifest, index, data, tag)
         return True
 
     def streams(self, name: str) -> Sequence[PeerStream]:
@@ -147,7 +151,7 @@ class PeerTable:
         if links is None or links.info is None:
             return
         count = max(1, min(count, MAX_STREAMS_PER_PEER))
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         under_way = sum(info.node == name for info in self._dialled.values())
         for _ in range(count - len(links.streams) - under_way if now >= links.more_at else 0):
             links.more_at = now + MORE_EVERY
@@ -203,13 +207,14 @@ class PeerTable:
         """A message; only greeted streams of accepted peers count."""
         if stream.peer is None:
             return
-        if isinstance(message, Pong):
+        if isinstance(message, Chunk):
+            self.chunk_at = stream.heard_at
+            self._events.message(stream.peer, message)
+        elif isinstance(message, Pong):
             stream.ponged(message.token)
         elif isinstance(message, Ping):
             stream.send(Pong(message.token))
         else:
-            if isinstance(message, Chunk):
-                self.chunk_at = asyncio.get_running_loop().time()
             self._events.message(stream.peer, message)
 
     def flushed(self, stream: PeerStream, size: int) -> None:
@@ -262,7 +267,7 @@ class PeerTable:
 
     def _replace(self, links: _Links) -> bool:
         """A new instance greets: believe it only if the old one has been silent, so that names cannot be hijacked."""
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if any(now - stream.heard_at < PING_EVERY * 2 for stream in links.streams):
             for stream in links.streams:
                 self._ping(stream)
@@ -279,10 +284,9 @@ class PeerTable:
         self._spawn(self._connecting(stream, info))
 
     async def _connecting(self, stream: PeerStream, info: NodeInfo) -> None:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(DIAL_TIMEOUT):
-                await loop.create_connection(lambda: stream, info.host, info.port, family=socket.AF_UNSPEC)
+                await self._loop.create_connection(lambda: stream, info.host, info.port, family=socket.AF_UNSPEC)
         except (OSError, TimeoutError, ValueError):  # ValueError: a host name that is none
             if self._dialled.pop(stream, None) is not None:
                 self._missed(info.node)
@@ -291,7 +295,7 @@ class PeerTable:
         """Ping every stream now and then, and close those that have long been silent."""
         while True:
             await asyncio.sleep(PING_EVERY)
-            now = asyncio.get_running_loop().time()
+            now = self._loop.time()
             for stream in list(self._all):
                 if now - stream.heard_at > DEAD_AFTER:
                     stream.close(f"nothing was heard for {DEAD_AFTER:.0f} s")
@@ -303,7 +307,7 @@ class PeerTable:
         stream.ping(self._token)
 
     def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
+        task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

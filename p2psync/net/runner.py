@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from p2psync.engines.base import Engine
+from p2psync.engines.base import Data, Engine
 from p2psync.errors import LeaseError, P2PSyncError, TrustError
 from p2psync.membership.client import CallJoin, CallPlan, CallRenew, CallView, HubCall
 from p2psync.membership.records import HUB_HOST, Measures, NodeInfo, View
@@ -26,7 +26,7 @@ from p2psync.net.measuring import FIRST_STREAMS, MeasureConfig, Measuring
 from p2psync.net.peers import PeerEvents, PeerTable
 from p2psync.observe.events import Event, HubAway, HubJoined, PeerBanned, PeerDown, PeerUp, Trouble
 from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
-from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Hello, Message
+from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, Hello, Message
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
 from p2psync.swarm.core import Ban, Complete, Save, Send, SendChunk
@@ -96,6 +96,9 @@ class NodeRunner:
         self._signed: dict[bytes, SignedManifest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        # Chunks that were saved in this turn: they are passed on from memory.
+        self._saved: dict[tuple[bytes, int], Data] = {}
         self._draining = False
         self._stopped = False
         self._hub_away = False
@@ -211,17 +214,24 @@ class NodeRunner:
             while actions := self.core.actions():
                 for action in actions:
                     self._do(action)
+            self._saved.clear()
             self._arm()
         except Exception as error:  # in a call of the loop: nobody else would hear of it
             self._break(error)
 
     def _arm(self) -> None:
+        wake = self.core.next_wake(self._loop.time())
         if self._timer is not None:
+            if self._timer_at <= wake:
+                return  # too early costs one more look, less than a new timer each turn
             self._timer.cancel()
-        now = self._loop.time()
-        wake = self.core.next_wake(now)
+            self._timer = None
         if wake != float("inf"):
-            self._timer = self._loop.call_at(wake, self._kick)
+            self._timer, self._timer_at = self._loop.call_at(wake, self._alarm), wake
+
+    def _alarm(self) -> None:
+        self._timer = None
+        self._kick()
 
     def _do(self, action: NodeAction) -> None:
         match action:
@@ -231,6 +241,8 @@ class NodeRunner:
                 self._send_chunk(action)
             case Save():
                 self._save(action)
+            case Put() if self.driver is not None and self.driver.put_at_once(action):
+                pass
             case CallJoin() | CallRenew() | CallView() | CallPlan():
                 self._spawn(self._call_hub(action))
             case Dial():
@@ -308,7 +320,7 @@ class NodeRunner:
         self._kick()
 
     def _message(self, name: str, message: Message) -> None:
-        if self.measuring.message(name, message):
+        if not isinstance(message, Chunk) and self.measuring.message(name, message):
             return
         self.core.receive(name, message, self._loop.time())
         self._kick()
@@ -329,7 +341,12 @@ class NodeRunner:
     # ---- chunks ----------------------------------------------------------------------------------------------------
 
     def _send_chunk(self, action: SendChunk) -> None:
-        now = self._loop.time()
+        data = self._saved.get((action.id, action.index)) or self._stored(action)
+        short = action.id[:SHORT_ID_BYTES]
+        if data is None or not self._peers.send_chunk(action.peer, short, action.index, data, action.tag):
+            self.core.swarm.flushed(action.peer, action.size, self._loop.time())
+
+    def _stored(self, action: SendChunk) -> memoryview | None:
         try:
             pack = self.store.get(action.id)
             data = pack.view(action.index) if pack is not None else None
@@ -338,10 +355,8 @@ class NodeRunner:
             data = None
         if data is None:
             self._trouble(f"chunk {action.index} of {action.id.hex()[:12]} is damaged or gone here; fetching it anew")
-            self.core.swarm.lost(action.id, action.index, now)
-        short = action.id[:SHORT_ID_BYTES]
-        if data is None or not self._peers.send_chunk(action.peer, short, action.index, data, action.tag):
-            self.core.swarm.flushed(action.peer, action.size, now)
+            self.core.swarm.lost(action.id, action.index, self._loop.time())
+        return data
 
     def _save(self, action: Save) -> None:
         pack = self.store.get(action.id)
@@ -353,6 +368,7 @@ class NodeRunner:
             self._trouble(str(error))
             self.core.store_failed(action.id, str(error), self._loop.time())
             return
+        self._saved[(action.id, action.index)] = action.data
         self.core.saved(action)
 
     def _complete(self, id: bytes) -> None:

@@ -76,6 +76,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._paused = False
+        self._flushing = False
         self._loop = asyncio.get_running_loop()
         self._greeting: asyncio.TimerHandle | None = None
         self._reason = "the connection was closed"
@@ -166,15 +167,19 @@ class PeerStream(asyncio.BufferedProtocol):
         if self.backlog > MAX_BACKLOG:
             self.close("the peer does not read")
 
-    def send_chunk(self, manifest: bytes, index: int, data: bytes | memoryview, tag: int = 0) -> None:
+    def send_chunk(self, manifest: bytes, index: int, data: bytes | bytearray | memoryview, tag: int = 0) -> None:
         """Send a chunk (manifest: short id). `flushed` follows, always."""
         self.waiting += len(data)
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self._transport.is_closing() and not self._retired:
             self.dried += not self.backlog and (self._socket is None or not tcp.unsent(self._socket))
-            self._write(encode_chunk_header(manifest, index, len(data), tag))
-            self._write(data)
+            header = encode_chunk_header(manifest, index, len(data), tag)
+            # Both in one call to the kernel: the header does not travel as a packet of its own.
+            self._transport.writelines((header, data))
+            self._wrote(len(header) + len(data))
         # A transport that took all at once calls neither pause_writing nor resume_writing.
-        self._loop.call_soon(self._flush)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
 
     def send_frame(self, frame: bytes) -> None:
         """Send a message that stands in its frame already."""
@@ -235,8 +240,11 @@ class PeerStream(asyncio.BufferedProtocol):
         if self._retired or self._transport is None:
             return
         self._transport.write(data)
-        self.written += len(data)
-        if len(data) > _SMALL:
+        self._wrote(len(data))
+
+    def _wrote(self, nbytes: int) -> None:
+        self.written += nbytes
+        if nbytes > _SMALL:
             self.moved_at = self._loop.time()
 
     def _on_hello(self, hello: Hello) -> None:
@@ -245,6 +253,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self._owner.greeted(self, hello)
 
     def _flush(self) -> None:
+        self._flushing = False
         if not self._paused and self.waiting:
             size, self.waiting = self.waiting, 0
             self._owner.flushed(self, size)

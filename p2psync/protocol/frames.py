@@ -3,7 +3,8 @@
 `FrameReader` is shaped after asyncio's BufferedProtocol: it is asked for a buffer, told how much was written into it,
 and returns the messages that are complete. Small frames are cut out of one reused scratch buffer; once the header of a
 CHUNK has come, the rest of its data is received straight into the memory in which the chunk will be verified and kept.
-Lengths are checked before that memory is allocated, and a connection holds at most one such chunk at a time.
+That memory has a little room behind the chunk, so that the header of the chunk after it comes with the same read.
+Lengths are checked before it is allocated, and a connection holds at most one such chunk at a time.
 
 States: SCRATCH (between frames, or within a small one) → CHUNK (receiving in place) → SCRATCH …; any error is final.
 """
@@ -11,6 +12,7 @@ States: SCRATCH (between frames, or within a small one) → CHUNK (receiving in 
 from __future__ import annotations
 
 from p2psync.errors import FormatError
+from p2psync.protocol.memory import Memory
 from p2psync.protocol.messages import (
     CHUNK_HEADER,
     CHUNK_TYPE,
@@ -26,6 +28,10 @@ from p2psync.protocol.messages import (
 _CHUNK_PREFIX = FRAME_HEADER.size + CHUNK_HEADER.size
 #: Holds the largest control frame; a chunk frame needs only its prefix here.
 _SCRATCH_BYTES = FRAME_HEADER.size + MAX_CONTROL_BYTES
+#: Room behind a chunk's data: for the next chunk's prefix, and little more, since all else that comes here is copied.
+_AHEAD = 64
+#: The chunks of all connections.
+_MEMORY = Memory(spare=16 << 20)
 
 
 class FrameReader:
@@ -34,7 +40,8 @@ class FrameReader:
     def __init__(self) -> None:
         self._scratch = bytearray(4096)
         self._filled = 0
-        self._chunk: bytearray | None = None
+        self._chunk: memoryview | None = None
+        self._chunk_size = 0
         self._chunk_filled = 0
         self._chunk_name = (b"", 0, 0)
         self._greeted = False
@@ -42,7 +49,7 @@ class FrameReader:
     def get_buffer(self) -> memoryview:
         """Where the next received bytes go; never empty."""
         if self._chunk is not None:
-            return memoryview(self._chunk)[self._chunk_filled :]
+            return self._chunk[self._chunk_filled :]
         return memoryview(self._scratch)[self._filled :]
 
     def buffer_updated(self, count: int) -> list[Message]:
@@ -52,7 +59,7 @@ class FrameReader:
         """
         if self._chunk is not None:
             self._chunk_filled += count
-            return [self._finish_chunk()] if self._chunk_filled == len(self._chunk) else []
+            return self._end_chunk(self._chunk) if self._chunk_filled >= self._chunk_size else []
         self._filled += count
         return self._parse_scratch()
 
@@ -80,8 +87,8 @@ class FrameReader:
                 if self._filled - start < _CHUNK_PREFIX:
                     break
                 start += self._begin_chunk(start, length - CHUNK_HEADER.size)
-                if self._chunk is not None and self._chunk_filled == len(self._chunk):
-                    messages.append(self._finish_chunk())
+                if self._chunk is not None and self._chunk_filled == self._chunk_size:
+                    messages += self._end_chunk(self._chunk)
                 continue
             end = start + FRAME_HEADER.size + length
             if end > self._filled:
@@ -97,18 +104,25 @@ class FrameReader:
         manifest, index, tag = CHUNK_HEADER.unpack_from(self._scratch, start + FRAME_HEADER.size)
         begin = start + _CHUNK_PREFIX
         here = min(size, self._filled - begin)
-        self._chunk = bytearray(size)
+        # Not cleared: each byte of it is received before anyone sees it.
+        self._chunk = _MEMORY.take(size + _AHEAD)
         self._chunk[:here] = memoryview(self._scratch)[begin : begin + here]
-        self._chunk_filled = here
+        self._chunk_size, self._chunk_filled = size, here
         self._chunk_name = (manifest, index, tag)
         return _CHUNK_PREFIX + here
 
-    def _finish_chunk(self) -> Chunk:
-        assert self._chunk is not None
+    def _end_chunk(self, memory: memoryview) -> list[Message]:
+        """The chunk is whole; what came behind it belongs to the next frame."""
         manifest, index, tag = self._chunk_name
-        chunk = Chunk(manifest, index, self._chunk, tag)
+        messages: list[Message] = [Chunk(manifest, index, memory[: self._chunk_size], tag)]
+        ahead = self._chunk_filled - self._chunk_size
         self._chunk = None
-        return chunk
+        if ahead:
+            # The scratch buffer is empty while a chunk is received.
+            self._scratch[:ahead] = memory[self._chunk_size : self._chunk_filled]
+            self._filled = ahead
+            messages += self._parse_scratch()
+        return messages
 
     def _keep_rest(self, start: int) -> None:
         rest = self._filled - start

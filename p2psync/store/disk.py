@@ -40,10 +40,9 @@ def reserve(descriptor: int, size: int, path: Path) -> None:
 def write_all(descriptor: int, data: Bytes, offset: int) -> None:
     """pwrite all of `data` at `offset`; raises OSError."""
     view = memoryview(data).cast("B")
-    while len(view):
-        written = os.pwrite(descriptor, view, offset)
-        view = view[written:]
-        offset += written
+    written = os.pwrite(descriptor, view, offset)
+    while written < len(view):
+        written += os.pwrite(descriptor, view[written:], offset + written)
 
 
 def read_exactly(descriptor: int, size: int, offset: int) -> bytes:
@@ -106,6 +105,11 @@ def disk_errors(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreError(f"{place}: the disk is full: free space there, or use another disk") from error
-        raise StoreError(f"{place}: {error.strerror or error}: check the path and its permissions") from error
+        raise disk_error(place, error) from error
+
+
+def disk_error(place: Path, error: OSError) -> StoreError:
+    """The same for one error, where a `with` would cost more than what is done in it."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreError(f"{place}: the disk is full: free space there, or use another disk")
+    return StoreError(f"{place}: {error.strerror or error}: check the path and its permissions")

@@ -31,7 +31,7 @@ import msgspec
 
 from p2psync.errors import FormatError, StoreError
 from p2psync.protocol.manifest import Manifest, SignedManifest, decode_body
-from p2psync.store.disk import Bytes, disk_errors, lock, read_exactly, reserve, sync_directory, write_all
+from p2psync.store.disk import Bytes, disk_error, disk_errors, lock, read_exactly, reserve, sync_directory, write_all
 
 _MANIFEST, _PAYLOAD, _DONE = "manifest", "payload", "done"
 _PACK_NAME = re.compile(r"[0-9a-f]{64}")
@@ -82,13 +82,15 @@ class Pack:
 
     def write(self, index: int, data: Bytes) -> None:
         """Keep chunk `index`, verified by the caller against the manifest. Again: no effect. Raises `StoreError`."""
-        size = memoryview(data).nbytes
-        if size != self.manifest.sizes[index]:
-            raise StoreError(f"chunk {index} has {self.manifest.sizes[index]} bytes, not {size}: verify it first")
+        view = memoryview(data).cast("B")
+        if len(view) != self.manifest.sizes[index]:
+            raise StoreError(f"chunk {index} has {self.manifest.sizes[index]} bytes, not {len(view)}: verify it first")
         if self.have[index]:
             return
-        with disk_errors(self.path):
-            write_all(self._file, data, self.offsets[index])
+        try:
+            write_all(self._file, view, self.offsets[index])
+        except OSError as error:
+            raise disk_error(self.path, error) from error
         self._mark(index)
 
     def read(self, index: int) -> bytes | None:

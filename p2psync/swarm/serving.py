@@ -53,7 +53,9 @@ class Serving:
         while (peer.queue or peer.pushes) and peer.flushing < self._ground.config.flush_limit:
             if peer.queue:
                 transfers = self._ground.transfers
-                short, index = min(peer.queue, key=lambda key: transfers[key[0]].sent.get(key[1], 0))
+                # Most often there is one that was never sent, which is the least.
+                unsent = next((key for key in peer.queue if key[1] not in transfers[key[0]].sent), None)
+                short, index = unsent or min(peer.queue, key=lambda key: transfers[key[0]].sent[key[1]])
                 del peer.queue[(short, index)]
                 self._hand_out(peer, short, index, asked=True)
             else:

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.random import default_rng
 from numpy.typing import NDArray
 
 from p2psync.protocol.manifest import Manifest
@@ -71,7 +72,7 @@ class Transfer:
         """`held`, `wanted`: one flag per chunk; what is held is not needed."""
         n = manifest.chunks
         needed = wanted & ~held
-        spread = np.random.default_rng(rng.getrandbits(63)).random(n)
+        spread = default_rng(rng.getrandbits(63)).random(n)
         begun = cls(id, manifest, held.copy(), needed, needed.copy(), np.zeros(n, np.int32), spread)
         begun.missing, begun.heard = int(needed.sum()), np.full(n, np.inf)
         begun.typical = max(1, manifest.payload_bytes // max(1, n))

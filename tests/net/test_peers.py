@@ -42,6 +42,29 @@ def test_nodes_that_dial_each_other_exchange_messages_and_chunks(run: Run) -> No
     run(check())
 
 
+def segments_sent(link: stream.PeerStream) -> int:
+    """Packets with data that left so far: the kernel's tcpi_data_segs_out."""
+    info = link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
+    return int.from_bytes(info[156:160], "little")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel does not count packets for us")
+def test_a_chunk_and_its_header_leave_together(run: Run) -> None:
+    async def check() -> None:
+        a, b = await Told("a").listen(), await Told("b").listen()
+        a.table.dial(b.info)
+        await until(lambda: a.up == ["b"] and b.up == ["a"])
+        (link,) = a.table.streams("b")
+        before = segments_sent(link)
+        assert a.table.send_chunk("b", SHORT, 7, b"x" * 1000)
+        await until(lambda: len(b.messages) == 1)
+        assert segments_sent(link) == before + 1
+        await a.table.close()
+        await b.table.close()
+
+    run(check())
+
+
 def test_a_port_that_is_taken_is_one_line(run: Run) -> None:
     async def check() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(P2PSyncError, match="choose another port"):

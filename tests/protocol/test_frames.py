@@ -119,12 +119,27 @@ def test_chunk_data_is_received_in_place() -> None:
     size = 100_000
     reader.feed(encode_chunk_header(SHORT, 3, size) + b"x" * 10)
     buffer = reader.get_buffer()
-    assert len(buffer) == size - 10
+    assert len(buffer) > size - 10
     memory = buffer.obj
-    buffer[:] = b"y" * (size - 10)
+    buffer[: size - 10] = b"y" * (size - 10)
     (chunk,) = reader.buffer_updated(size - 10)
-    assert isinstance(chunk, Chunk) and chunk.data is memory
+    assert isinstance(chunk, Chunk) and isinstance(chunk.data, memoryview) and chunk.data.obj is memory
     assert bytes(chunk.data) == b"x" * 10 + b"y" * (size - 10)
+
+
+def test_the_next_chunk_begins_in_its_own_memory_at_once() -> None:
+    reader = greeted()
+    reader.feed(encode_chunk_header(SHORT, 3, 10_000))
+    buffer = reader.get_buffer()
+    header = encode_chunk_header(SHORT, 4, 20_000)
+    buffer[: 10_000 + len(header)] = b"y" * 10_000 + header
+    (first,) = reader.buffer_updated(10_000 + len(header))
+    assert isinstance(first, Chunk) and bytes(first.data) == b"y" * 10_000
+    after = reader.get_buffer()
+    assert len(after) >= 20_000
+    after[:20_000] = b"z" * 20_000
+    assert plain(reader.buffer_updated(20_000)) == [Chunk(SHORT, 4, b"z" * 20_000)]
+    assert bytes(first.data) == b"y" * 10_000
 
 
 def test_a_chunk_gets_its_own_memory_which_is_not_touched_again() -> None:

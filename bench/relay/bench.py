@@ -1,0 +1,185 @@
+"""The relay bench: rounds of runs through one relay, each contender in turn.
+
+The contenders are those of the swarm's race, on a network of three hosts and more (`wires`). A run is from the moment
+when the payload is offered to the moment when the relay has stored, and every leaf has, each byte, verified; then the
+files are compared. All moments are of CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from bench.codec import cpu_name
+from bench.relay.meter import Meter
+from bench.relay.report import Passage, RelayReport
+from bench.relay.wires import RELAY, Wires, star
+from bench.swarm.contenders import HEATS, missing
+from bench.swarm.heat import Heat, Track, sha256
+from bench.swarm.processes import Children
+from p2psync.errors import P2PSyncError
+
+RIVALS = ("aria2", "libtorrent")
+#: How long processes may take to start and to find each other (seconds).
+READY = 60.0
+#: How often it is looked whether all is there; nobody's CPU time but the bench's own.
+_GLANCE = 0.002
+#: Bytes of a torrent's pieces, by the size of the payload: about as many, and as large, as our chunks.
+_PIECES = ((256 << 20, 64 << 10), (512 << 20, 256 << 10), (1 << 62, 512 << 10))
+
+
+@dataclass(frozen=True)
+class Options:
+    """sizes: bytes of payloads. rates: Mbit/s of the links, 0: no limit. leaves: to how many the relay sends. limit:
+    seconds of one run. settle: see `Track`."""
+
+    contenders: Sequence[str]
+    sizes: Sequence[int]
+    rates: Sequence[float] = (0.0, 1000.0)
+    rounds: int = 5
+    leaves: int = 1
+    congestion: str = "bbr"
+    limit: float = 120.0
+    settle: float = 15.0
+    seed: int = 1
+
+
+@dataclass
+class RelayBench:
+    """One bench; `run` may be called once. progress: told a line now and then."""
+
+    options: Options
+    progress: Callable[[str], None] = lambda line: None
+    passages: list[Passage] = field(default_factory=list)
+
+    def run(self) -> RelayReport:
+        """All rounds. Raises `P2PSyncError` where no network can be made."""
+        options = self.options
+        skipped = [f"{name}: {why}" for name in options.contenders if (why := missing(name))]
+        load = os.getloadavg()[0]
+        with tempfile.TemporaryDirectory(prefix="p2psync-relay-") as folder:
+            for rate in options.rates:
+                with Wires(options.leaves, rate=rate, congestion=options.congestion) as wires:
+                    for size in options.sizes:
+                        self._rounds(wires, rate, size, Path(folder))
+            return RelayReport(
+                leaves=options.leaves,
+                congestion=options.congestion,
+                passages=self.passages,
+                skipped=skipped,
+                file_system=_file_system(Path(folder)),
+                load_before=load,
+                cpu=cpu_name(),
+                cpus_allowed=len(os.sched_getaffinity(0)),
+            )
+
+    def _rounds(self, wires: Wires, rate: float, size: int, folder: Path) -> None:
+        track = self._track(wires, size, folder)
+        for number in range(self.options.rounds):
+            for name in self.options.contenders:
+                if not missing(name):
+                    self._pass(track, wires, rate, name, number)
+        track.file.unlink()
+
+    def _track(self, wires: Wires, size: int, folder: Path) -> Track:
+        options = self.options
+        file = folder / "seed" / "payload"
+        file.parent.mkdir(exist_ok=True)
+        drawn = random.Random(options.seed)
+        with file.open("wb") as out:
+            for at in range(0, size, 1 << 24):
+                out.write(drawn.randbytes(min(1 << 24, size - at)))
+        return Track(
+            star(options.leaves),
+            wires,
+            file,
+            sha256(file),
+            size,
+            piece=next(piece for most, piece in _PIECES if size < most),
+            settle=options.settle,
+            congestion=options.congestion,
+            meeting=RELAY,
+        )
+
+    def _pass(self, track: Track, wires: Wires, rate: float, name: str, number: int) -> None:
+        label = f"{name}, {track.payload_bytes / (1 << 20):.4g} MiB, {limit_of(rate)}, round {number + 1}"
+        self.progress(f"{label} …")
+        passage = Passage(name, number, rate, track.payload_bytes)
+        with (
+            tempfile.TemporaryDirectory(dir=track.file.parents[1]) as place,
+            Children(wires, Path(place)) as children,
+        ):
+            heat = HEATS[name](track, children, Path(place), self.options.seed + number)
+            try:
+                passage = _measure(heat, wires, passage, self.options.limit)
+            except P2PSyncError as error:
+                passage = msgspec.structs.replace(passage, trouble=str(error))
+        self.passages.append(passage)
+        if passage.trouble:
+            self.progress(f"{label}: {passage.trouble}")
+        else:
+            cost = passage.cpu_seconds / passage.gigabytes
+            self.progress(f"{label}: {passage.seconds:.2f} s, {cost:.2f} CPU s per GB")
+
+
+def limit_of(rate: float) -> str:
+    """The links' rate (Mbit/s, 0: none), for people."""
+    return f"{rate:g} Mbit/s" if rate else "no limit"
+
+
+def _measure(heat: Heat, wires: Wires, passage: Passage, limit: float) -> Passage:
+    """One run. Raises `P2PSyncError` where it cannot begin."""
+    heat.start(False)
+    heat.ready(time.monotonic() + READY)
+    with Meter(heat.node(RELAY)) as meter:
+        before = wires.traffic(RELAY)
+        begin = heat.go(time.monotonic() + READY)
+        trouble = _until_done(heat, begin + limit)
+        after = wires.traffic(RELAY)
+    finished = heat.finished()
+    if not trouble and (unsound := heat.unsound(list(finished))):
+        trouble = f"other bytes on {', '.join(unsound)}"
+    end = max(finished.values(), default=begin)
+    return msgspec.structs.replace(
+        passage,
+        payload_bytes=heat.payload_bytes,
+        piece_bytes=heat.piece_bytes,
+        seconds=end - begin,
+        cpu_seconds=meter.between(begin, end),
+        received=after.received - before.received,
+        sent=after.sent - before.sent,
+        trouble=trouble,
+    )
+
+
+def _until_done(heat: Heat, deadline: float) -> str:
+    """Until relay and leaves have everything; what went wrong."""
+    while any(host not in heat.finished() for host in heat.track.receivers):
+        if trouble := heat.trouble():
+            return trouble
+        if time.monotonic() > deadline:
+            return "not within the limit"
+        time.sleep(_GLANCE)
+    return ""
+
+
+def _file_system(folder: Path) -> str:
+    """The kind of file system that a folder is on; "" where that is not known."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    found = [(len(place), kind) for place, kind in mounts if folder.resolve().is_relative_to(place)]
+    return max(found)[1] if found else ""
+
+
+def quick(options: Options) -> Options:
+    """The short form: 8 MiB, no limit, one round."""
+    return replace(options, sizes=[8 << 20], rates=[0.0], rounds=1, limit=20.0, settle=1.5)

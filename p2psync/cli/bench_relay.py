@@ -1,0 +1,78 @@
+"""`p2psync bench relay`: what it costs a node to receive everything and pass it on, beside aria2 and libtorrent."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from p2psync.cli.bench_swarm import _end
+from p2psync.cli.output import JsonTarget, report_json
+from p2psync.cli.wan_plan import parse_bytes
+from p2psync.errors import P2PSyncError, UsageError
+
+
+def relay(
+    size: Annotated[
+        list[str] | None,
+        typer.Option(help="Bytes to carry, incompressible; again for more. Default: 64MiB and 1GiB."),
+    ] = None,
+    rate: Annotated[
+        list[float] | None,
+        typer.Option(help="Mbit/s of each link, 0: no limit; again for more. Default: 0 and 1000.", min=0),
+    ] = None,
+    rivals: Annotated[str, typer.Option(help="aria2, libtorrent: names with commas, all or none.")] = "all",
+    leaves: Annotated[int, typer.Option(help="To how many the relay sends.", min=1, max=8)] = 1,
+    congestion: Annotated[str, typer.Option(help="TCP congestion control of all hosts: bbr, cubic, …")] = "bbr",
+    rounds: Annotated[int, typer.Option(help="Rounds; all take their turn in each. Medians are shown.", min=1)] = 5,
+    limit: Annotated[float, typer.Option(help="Seconds after which a run is given up.", min=1)] = 120.0,
+    settle: Annotated[float, typer.Option(help="Seconds to measure and plan before a run, at most.", min=0)] = 15.0,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Short form: 8 MiB, no limit, one round.")] = False,
+    json: JsonTarget = None,
+) -> None:
+    """CPU time of a relay that receives everything once and passes it on, beside aria2 and libtorrent.
+
+    Real processes in network namespaces, joined by the kernel's own links, of which none leads from the seed to a leaf;
+    needs root. Only the relay's process is counted.
+    """
+    from rich.console import Console
+
+    from bench.relay.bench import RIVALS, Options, RelayBench
+    from bench.relay.bench import quick as short
+    from bench.relay.tables import print_relay_report
+    from bench.swarm.contenders import OURS
+    from topology.emulator import why_not
+
+    chosen = {"all": list(RIVALS), "none": []}.get(rivals, [word.strip() for word in rivals.split(",") if word.strip()])
+    if unknown := set(chosen) - set(RIVALS):
+        raise UsageError(f"--rivals {sorted(unknown)[0]!r}: choose all, none, or of {', '.join(RIVALS)}")
+    sizes = [parse_bytes("--size", text) for text in size or ["64MiB", "1GiB"]]
+    if reason := why_not():
+        raise P2PSyncError(reason)
+    options = Options(
+        contenders=[OURS, *chosen],
+        sizes=sizes,
+        rates=rate or [0.0, 1000.0],
+        rounds=rounds,
+        leaves=leaves,
+        congestion=congestion,
+        limit=limit,
+        settle=settle,
+        seed=seed,
+    )
+
+    def progress(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    # Told to end, as after Ctrl-C: with everything that was started.
+    signal.signal(signal.SIGTERM, _end)
+    report = RelayBench(short(options) if quick else options, progress).run()
+    console = Console(file=sys.stderr if json == "-" else sys.stdout)
+    if not console.is_terminal:
+        console.width = 150
+    print_relay_report(report, console)
+    if json is not None:
+        report_json(report, json)
