@@ -7,8 +7,8 @@ found, which are looked for again when members or the round trips known change m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, Member
@@ -18,6 +18,7 @@ from topology.measured import NodeFigures, PathFigures, from_measurements, regio
 from topology.network import Network
 from topology.plan import Plan
 from topology.planner import make_plan, replan
+from topology.remarks import remarks
 
 #: The region of members that name none and of whom no round trip is known yet.
 UNKNOWN = "unknown"
@@ -29,9 +30,10 @@ _MORE_KNOWN = 1.1
 
 @dataclass(frozen=True)
 class HubBook:
-    """A plan, and the part of each node in it."""
+    """A plan, and the part of each node in it. remarks: see `PlanBook`."""
 
     plan: Plan
+    remarks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def revision(self) -> int:
@@ -67,7 +69,7 @@ class HubPlanner:
         plan = make_plan(network, revision=self._next) if last is None else replan(last, network)
         self._plan, self._next = plan, plan.revision + 1
         self._falls.planned(plan)
-        return HubBook(plan)
+        return HubBook(plan, remarks(task, network, plan.unreachable))
 
 
 class _Regions:

@@ -102,7 +102,7 @@ def from_measurements(
         names=tuple(node.name for node in nodes),
         trainer=index[trainer],
         up=_ups(nodes, believed),
-        down=np.array([_claim(node.claimed_down, MAX_RATE) for node in nodes]),
+        down=np.array([_down(node) for node in nodes]),
         region=region,
         regions=regions,
         rate=rate,
@@ -127,6 +127,12 @@ def _word(path: PathFigures) -> _Word | None:
         one = sent if seen is None else seen
         return None if one is None else _Word(False, one)
     return _Word(True, min(sent, seen * WITNESSED))
+
+
+def _down(node: NodeFigures) -> float:
+    """Mbit/s of a downlink: what came through it at best, and as much again, since nobody may have sent more."""
+    known = _claim(node.claimed_down, 0.0)
+    return min(MAX_RATE, known * GROWTH) if known else MAX_RATE
 
 
 def _ups(nodes: Sequence[NodeFigures], believed: set[str]) -> Floats:

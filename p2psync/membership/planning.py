@@ -39,6 +39,10 @@ class PlanBook(Protocol):
     def node_plan(self, node: str) -> NodePlan | None:
         """What this node must know; None if it has no place in the plan."""
 
+    @property
+    def remarks(self) -> Mapping[str, str]:
+        """What people should know of it: lines, by what they are about."""
+
 
 @dataclass(frozen=True)
 class PlanTask:

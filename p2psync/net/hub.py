@@ -18,7 +18,7 @@ import errno
 import secrets
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
@@ -35,6 +35,8 @@ from p2psync.net.plan_worker import PlanWorker
 
 _SETTLE_PER_MEMBER = 0.001
 _SETTLE_AT_MOST = 1.0
+#: The same remark on a plan is made again after so long (seconds).
+SAY_AGAIN = 600.0
 #: Long-polls beyond one per possible member.
 _SPARE_WAITERS = 64
 _SHUTDOWN_TIMEOUT = 2.0
@@ -58,8 +60,8 @@ class HubService:
     ) -> None:
         """token: the join token every request must bear; None: anyone may. planner: None: there is no plan.
 
-        on_trouble: told in one line why there is no new plan. clock: seconds, never going back. secret: draws lease
-        ids, nonces and tokens; tests replace it and the clock.
+        on_trouble: told in one line why there is no new plan, and what is odd about members. clock: seconds, never
+        going back. secret: draws lease ids, nonces and tokens; tests replace it and the clock.
         """
         self.core = HubCore(config, instance=secret())
         self.metrics = HubMetrics(self.core)
@@ -80,6 +82,7 @@ class HubService:
         self._waiting = 0
         self._views = EncodedViews(self.core)
         self._on_trouble = on_trouble
+        self._remarked: dict[str, float] = {}
         self._worker = None if planner is None else PlanWorker(planner, self._plan_made, self._plan_failed)
         self._warming: asyncio.Task[None] | None = None
         self._may_plan = False
@@ -221,7 +224,16 @@ class HubService:
 
     def _plan_made(self, book: PlanBook) -> None:
         self.core.plan_made(book, self._clock())
+        self._remark(book.remarks)
         self.tick()
+
+    def _remark(self, remarks: Mapping[str, str]) -> None:
+        now = self._clock()
+        self._remarked = {about: at for about, at in self._remarked.items() if now - at < SAY_AGAIN}
+        for about, line in remarks.items():
+            if about not in self._remarked:
+                self._remarked[about] = now
+                self._on_trouble(line)
 
     def _plan_failed(self, message: str) -> None:
         if self.core.plan_failed(message, self._clock()):

@@ -7,7 +7,7 @@ trees whose neighbours cannot reach each other, plans that leave nodes out, and 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from p2psync.membership.planning import PlanTask
 from p2psync.protocol.plan import NodePlan, Place
@@ -23,6 +23,7 @@ class SimBook:
     revision: int
     shares: list[int]
     trees: list[dict[str, str]]
+    remarks: dict[str, str] = field(default_factory=dict)
 
     def node_plan(self, node: str) -> NodePlan | None:
         """See `PlanBook`."""

@@ -30,13 +30,18 @@ class StarPlanner:
         self.tasks: list[PlanTask] = []
         self.threads: set[int] = set()
         self.warm = warm
+        self.odd = False
         self._before = before
 
     def plan(self, task: PlanTask) -> StarBook:
         self.tasks.append(task)
         self.threads.add(threading.get_ident())
         self._before()
-        return StarBook(len(self.tasks), task)
+        book = StarBook(len(self.tasks), task)
+        book.remarks = {
+            f"odd {m.info.node}": f"{m.info.node} is odd, as of plan {book.revision}" for m in task.members[1:]
+        }
+        return book if self.odd else StarBook(len(self.tasks), task)
 
 
 class StarBook:
@@ -44,6 +49,7 @@ class StarBook:
 
     def __init__(self, revision: int, task: PlanTask) -> None:
         self.revision = revision
+        self.remarks: dict[str, str] = {}
         self._trainer = task.trainer
         self._actors = [m.info.node for m in task.members if m.info.node != task.trainer]
 
@@ -162,6 +168,20 @@ async def test_a_planner_that_fails_is_told_of_once_and_asked_again(monkeypatch:
         await client.join(node(1))
         await shown(client, 3)
     assert troubles == ["no new plan, going on with the last one: ArithmeticError: cannot plan this"]
+
+
+async def test_what_is_odd_about_a_member_is_told_once_however_often_is_planned() -> None:
+    troubles: list[str] = []
+    planner = StarPlanner()
+    planner.odd = True
+    async with planning(planner, troubles) as client:
+        await client.join(node(0, node=TRAINER))
+        await client.join(node(1))
+        await shown(client, 1)
+        await client.join(node(2))
+        await shown(client, 2)
+    assert len(troubles) == 2
+    assert len({line.split()[0] for line in troubles}) == 2
 
 
 async def test_a_member_that_the_plan_does_not_know_yet_is_told_so() -> None:

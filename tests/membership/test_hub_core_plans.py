@@ -18,6 +18,7 @@ class Book:
 
     def __init__(self, revision: int, *names: str) -> None:
         self.revision = revision
+        self.remarks: dict[str, str] = {}
         self.names = names
 
     def node_plan(self, name: str) -> NodePlan | None:

@@ -29,6 +29,7 @@ class Book:
 
     def __init__(self, revision: int) -> None:
         self.revision = revision
+        self.remarks: dict[str, str] = {}
 
     def node_plan(self, node: str) -> NodePlan | None:
         return None
