@@ -19,6 +19,8 @@ from topology.packing import Packing
 #: Children that a relay gets in one tree if all goes well; only where slots are short does it get more.
 USUAL_CHILDREN = 4
 _ROOM = 1.15
+#: Multiples of it are spread evenly over [0, 1).
+_GOLDEN = 0.6180339887498949
 
 
 @dataclass
@@ -28,6 +30,7 @@ class _Work:
     network: Network
     members: list[Ints]
     copies: Floats
+    quotas: Floats
     left: Floats
     spare: Floats
     relays: Flags
@@ -62,11 +65,12 @@ def expand(
     copies = network.up / rate
     members = [network.members()[a] for a in kept]
     gifts = {pair: weight / rate for pair, weight in packing.gifts.items()}
-    left = _quotas(packing, members, copies, gifts)
+    quotas = _quotas(packing, members, copies, gifts)
     relays = (demand >= 1) & (network.up > 0)
     relays[network.trainer] = True
-    spare = np.maximum(0, copies - left)
-    work = _Work(network, members, copies, left, spare, relays, most_children, gifts, network.delay[np.ix_(kept, kept)])
+    spare = np.maximum(0, copies - quotas)
+    delay = network.delay[np.ix_(kept, kept)]
+    work = _Work(network, members, copies, quotas, quotas.copy(), spare, relays, most_children, gifts, delay)
     parents = np.stack([_stripe(work, packing.trees[k], share) for k, _, share in jobs])
     return parents, np.array([share for _, _, share in jobs])
 
@@ -142,9 +146,10 @@ def _relays(work: _Work, a: int, share: float, need: int) -> tuple[Ints, Ints]:
     if home:
         first, forced = np.array([network.trainer]), np.array([_root_slots(work, share, need)])
         able = able[able != network.trainer]
-    able = able[np.lexsort((able, -work.left[able]))]
     rest = need - int(forced.sum())
     slots = _slots(work, able, share, rest)
+    order = np.lexsort((able, _turns(work, able, slots * share)))
+    able, slots = able[order], slots[order]
     taken = np.zeros_like(slots)
     if not network.everyone_dials:
         # Whoever cannot be dialled must hang below somebody who can.
@@ -160,6 +165,16 @@ def _relays(work: _Work, a: int, share: float, need: int) -> tuple[Ints, Ints]:
         return np.array([best]), np.zeros(1, np.int64)
     np.subtract.at(work.left, picked, slots * share)
     return picked, slots
+
+
+def _turns(work: _Work, able: Ints, takes: Floats) -> Floats:
+    """Whose turn to relay it is, least first: whoever used the least share of its quota, each from a point of its own.
+
+    So each tree gets relays of all kinds, and none is left to those who can serve one child each: a chain.
+    """
+    quota = np.maximum(work.quotas[able], 1e-9)
+    begin = able * _GOLDEN % 1.0
+    return np.asarray((quota - work.left[able] + begin * takes) / quota)
 
 
 def _first(slots: Ints, need: int) -> Ints:
@@ -184,13 +199,19 @@ def _slots(work: _Work, able: Ints, share: float, need: int) -> Ints:
         most = USUAL_CHILDREN
         while True:
             most = min(most, work.most_children)
-            slots = np.clip(np.floor(room / share + 1e-6), 0, most).astype(np.int64)
+            slots = _parts(np.floor(room / share + 1e-6).astype(np.int64), most)
             if slots.sum() >= need:
                 return slots
             if most == work.most_children:
                 break
             most *= 2
     return _overfill(slots, room, work.copies[able], share, need) if len(able) else slots
+
+
+def _parts(slots: Ints, most: int) -> Ints:
+    """The first of the least number of even parts of at most so many: no relay ends with a single child to serve."""
+    slots = np.maximum(slots, 0)
+    return np.asarray(-(-slots // np.maximum(1, -(-slots // most))))
 
 
 def _overfill(slots: Ints, room: Floats, copies: Floats, share: float, need: int) -> Ints:
