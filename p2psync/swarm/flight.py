@@ -50,9 +50,13 @@ class Flight:
         """Whether a tree should take no more for now."""
         return self._count[tree] >= self._windows[tree] or len(self._tree) >= sum(self._windows)
 
+    def is_due(self, now: float) -> bool:
+        """Whether it is time to look again."""
+        return bool(self._tree) and now - self._looked >= LOOK_EVERY
+
     def look(self, holds: Sequence[Bits], now: float) -> None:
         """What the receivers hold (flags per chunk, of each)."""
-        if now - self._looked < LOOK_EVERY or not self._tree:
+        if not self.is_due(now):
             return
         self._looked = now
         sent = np.unique(self._all)

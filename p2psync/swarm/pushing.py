@@ -151,7 +151,8 @@ class Pushing:
             if plan is not None and injection.waiting and self._takers(short):
                 typical = self._ground.transfers[short].typical
                 injection.begin(plan, typical, self._ground.config.flight_least, now)
-                injection.flight.look(self._held(short), now)
+                if injection.flight.is_due(now):
+                    injection.flight.look(self._held(short), now)
                 self._inject(short, injection, now)
 
     def poll(self, now: float) -> None:
