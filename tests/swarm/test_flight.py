@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2psync.swarm.flight import FLIGHT_MOST, LAGGING, LOOK_EVERY, WINDOW_SECONDS, Flight, windows
+from p2psync.swarm.flight import FLIGHT_MOST, LAGGING, LOOK_EVERY, MANY, WINDOW_SECONDS, Flight, windows
 from p2psync.swarm.transfer import Bits
 
 
@@ -85,3 +85,11 @@ def test_a_chunk_that_is_put_in_again_counts_once() -> None:
 def test_windows_follow_rates_down_to_a_least_in_all_and_to_two_chunks() -> None:
     assert windows([8.0, 0.0], 1000, 10_000) == [round(1000 * WINDOW_SECONDS), 5]
     assert windows([0.0], 1000, 0) == [2]
+
+
+def test_where_many_receive_one_who_lacks_a_chunk_is_not_waited_for() -> None:
+    for receivers, waits in ((MANY - 1, True), (MANY, False)):
+        f = flight(1)
+        f.add(0, 0, 0.0)
+        f.look([holding()] + [holding(0)] * (receivers - 1), 0.1)
+        assert f.full(0) == waits
