@@ -157,7 +157,7 @@ def _relays(work: _Work, a: int, share: float, need: int) -> tuple[Ints, Ints]:
         able = able[able != network.trainer]
     rest = need - int(forced.sum())
     slots = _slots(work, able, share, rest)
-    order = np.lexsort((able, _turns(work, able, slots * share)))
+    order = np.lexsort((able, _turns(work, able, slots.astype(np.float64) * share)))
     able, slots = able[order], slots[order]
     taken = np.zeros_like(slots)
     if not network.everyone_dials:
