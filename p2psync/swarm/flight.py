@@ -19,8 +19,9 @@ WINDOW_SECONDS = 1.0
 FLIGHT_MOST, LOOK_EVERY = 10.0, 0.03
 #: One who lacks so many times what the windows hold is not waited for.
 LAGGING = 3.0
-#: Of so many who receive, one is not waited for: where there are hundreds, somebody's parent has always just gone.
-MANY = 16
+#: Of so many who receive, one is not waited for any longer than this (seconds): where there are hundreds, somebody's
+#: parent has always just gone.
+MANY, NEARLY_MOST = 16, 1.5
 _FORMER = -1
 
 
@@ -68,9 +69,10 @@ class Flight:
         holding = np.zeros(len(flying), np.int64)
         for theirs in keeping_up:
             holding += theirs[flying]
-        done = holding >= max(1, len(keeping_up) - len(keeping_up) // MANY)
-        old = np.array([now - self._since[index] > FLIGHT_MOST for index in flying.tolist()])
-        self._drop(flying[done | old].tolist())
+        done = holding >= max(1, len(keeping_up))
+        nearly = holding >= max(1, len(keeping_up) - len(keeping_up) // MANY)
+        age = now - np.array([self._since[index] for index in flying.tolist()])
+        self._drop(flying[done | (nearly & (age > NEARLY_MOST)) | (age > FLIGHT_MOST)].tolist())
 
     def _drop(self, chunks: Sequence[int]) -> None:
         for index in chunks:
