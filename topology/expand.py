@@ -9,6 +9,7 @@ tree depends on one node more than it must.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,15 +20,23 @@ from topology.packing import Packing
 #: Children that a relay gets in one tree if all goes well; only where slots are short does it get more.
 USUAL_CHILDREN = 4
 _ROOM = 1.15
+#: What a node should get from one and the same relay at most, as a share of everything.
+_MOST_FROM_ONE = 0.2
+#: Multiples of it are spread evenly over [0, 1).
+_GOLDEN = 0.6180339887498949
 
 
 @dataclass
 class _Work:
-    """What is still to be given: `left`: copies of everything that each node may still send."""
+    """What is still to be given: `left`: copies of everything that each node may still send.
+
+    served: of each node, who serves it as a leaf, and the share of everything that it gets so.
+    """
 
     network: Network
     members: list[Ints]
     copies: Floats
+    quotas: Floats
     left: Floats
     spare: Floats
     relays: Flags
@@ -35,6 +44,7 @@ class _Work:
     gifts: dict[tuple[int, int], float]
     delay: Floats
     given: dict[tuple[int, int], float] = field(default_factory=dict)
+    served: list[dict[int, float]] = field(default_factory=list)
     root_used: float = 0.0
     shares: float = 0.0
     turn: int = 0
@@ -62,11 +72,13 @@ def expand(
     copies = network.up / rate
     members = [network.members()[a] for a in kept]
     gifts = {pair: weight / rate for pair, weight in packing.gifts.items()}
-    left = _quotas(packing, members, copies, gifts)
+    quotas = _quotas(packing, members, copies, gifts)
     relays = (demand >= 1) & (network.up > 0)
     relays[network.trainer] = True
-    spare = np.maximum(0, copies - left)
-    work = _Work(network, members, copies, left, spare, relays, most_children, gifts, network.delay[np.ix_(kept, kept)])
+    spare = np.maximum(0, copies - quotas)
+    delay = network.delay[np.ix_(kept, kept)]
+    work = _Work(network, members, copies, quotas, quotas.copy(), spare, relays, most_children, gifts, delay)
+    work.served = [{} for _ in range(network.size)]
     parents = np.stack([_stripe(work, packing.trees[k], share) for k, _, share in jobs])
     return parents, np.array([share for _, _, share in jobs])
 
@@ -113,7 +125,8 @@ def _stripe(work: _Work, tree: Ints, share: float) -> Ints:
         far_first = sorted(np.flatnonzero(tree == a), key=lambda b: -work.delay[a, b])
         entries = [int(chosen[b][0][0]) for b in far_first]
         below_all = [np.array(given[a], np.int64), leaves[a]]
-        _wire(parents, *chosen[a], entries, np.concatenate(below_all if network.everyone_dials else below_all[::-1]))
+        below_all = below_all if network.everyone_dials else below_all[::-1]
+        _wire(work, parents, *chosen[a], entries, np.concatenate(below_all), share)
     work.turn += 1
     return parents
 
@@ -142,9 +155,10 @@ def _relays(work: _Work, a: int, share: float, need: int) -> tuple[Ints, Ints]:
     if home:
         first, forced = np.array([network.trainer]), np.array([_root_slots(work, share, need)])
         able = able[able != network.trainer]
-    able = able[np.lexsort((able, -work.left[able]))]
     rest = need - int(forced.sum())
     slots = _slots(work, able, share, rest)
+    order = np.lexsort((able, _turns(work, able, slots.astype(np.float64) * share)))
+    able, slots = able[order], slots[order]
     taken = np.zeros_like(slots)
     if not network.everyone_dials:
         # Whoever cannot be dialled must hang below somebody who can.
@@ -160,6 +174,16 @@ def _relays(work: _Work, a: int, share: float, need: int) -> tuple[Ints, Ints]:
         return np.array([best]), np.zeros(1, np.int64)
     np.subtract.at(work.left, picked, slots * share)
     return picked, slots
+
+
+def _turns(work: _Work, able: Ints, takes: Floats) -> Floats:
+    """Whose turn to relay it is, least first: whoever used the least share of its quota, each from a point of its own.
+
+    So each tree gets relays of all kinds, and none is left to those who can serve one child each: a chain.
+    """
+    quota = np.maximum(work.quotas[able], 1e-9)
+    begin = able * _GOLDEN % 1.0
+    return np.asarray((quota - work.left[able] + begin * takes) / quota)
 
 
 def _first(slots: Ints, need: int) -> Ints:
@@ -184,13 +208,19 @@ def _slots(work: _Work, able: Ints, share: float, need: int) -> Ints:
         most = USUAL_CHILDREN
         while True:
             most = min(most, work.most_children)
-            slots = np.clip(np.floor(room / share + 1e-6), 0, most).astype(np.int64)
+            slots = _parts(np.floor(room / share + 1e-6).astype(np.int64), most)
             if slots.sum() >= need:
                 return slots
             if most == work.most_children:
                 break
             most *= 2
     return _overfill(slots, room, work.copies[able], share, need) if len(able) else slots
+
+
+def _parts(slots: Ints, most: int) -> Ints:
+    """The first of the least number of even parts of at most so many: no relay ends with a single child to serve."""
+    slots = np.maximum(slots, 0)
+    return np.asarray(-(-slots // np.maximum(1, -(-slots // most))))
 
 
 def _overfill(slots: Ints, room: Floats, copies: Floats, share: float, need: int) -> Ints:
@@ -215,7 +245,9 @@ def _leaves(work: _Work, a: int, relays: Ints) -> Ints:
     return leaves[np.argsort(work.network.dialable[leaves], kind="stable")]
 
 
-def _wire(parents: Ints, relays: Ints, slots: Ints, entries: list[int], leaves: Ints) -> None:
+def _wire(
+    work: _Work, parents: Ints, relays: Ints, slots: Ints, entries: list[int], leaves: Ints, share: float
+) -> None:
     """Children into slots, breadth first: other regions' entries as early as may be, then relays, then leaves."""
     children: list[int] = []
     open_slots = int(slots[0]) if len(slots) else 0
@@ -229,6 +261,34 @@ def _wire(parents: Ints, relays: Ints, slots: Ints, entries: list[int], leaves: 
         else:
             children.append(rest.pop(0))
             open_slots += own.pop(0) - 1
-    below = np.concatenate([np.array(children + waiting, np.int64), leaves])
-    above = np.repeat(relays, slots)[: len(below)]
-    parents[below[: len(above)]] = above
+    above = np.repeat(relays, slots)
+    first = np.array((children + waiting)[: len(above)], np.int64)
+    parents[first] = above[: len(first)]
+    _hang_leaves(work, parents, above[len(first) :], leaves, share)
+
+
+def _hang_leaves(work: _Work, parents: Ints, slots: Ints, leaves: Ints, share: float) -> None:
+    """Leaves into slots (the relay of each), below relays that serve them in other trees if it can be: so nodes have
+    few peers. Nobody gets more than `_MOST_FROM_ONE` of everything so.
+
+    Those that cannot be dialled come first, and take their places before the others do.
+    """
+    dialable = work.network.dialable
+    left = Counter(slots.tolist())
+    for group in (leaves[~dialable[leaves]], leaves[dialable[leaves]]):
+        others = []
+        for leaf in group.tolist():
+            known = work.served[leaf]
+            again = [i for i, part in known.items() if left[i] > 0 and part + share <= _MOST_FROM_ONE]
+            if again:
+                parents[leaf] = max(again, key=known.__getitem__)
+                left[int(parents[leaf])] -= 1
+            else:
+                others.append(leaf)
+        rest = [i for i, count in left.items() for _ in range(count)][: len(others)]
+        for leaf, relay in zip(others, rest, strict=False):
+            parents[leaf] = relay
+            left[relay] -= 1
+    for leaf in leaves[parents[leaves] >= 0].tolist():
+        relay = int(parents[leaf])
+        work.served[leaf][relay] = work.served[leaf].get(relay, 0.0) + share

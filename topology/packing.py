@@ -62,11 +62,16 @@ class Capacities:
     most_children: int | None = None
 
     @cached_property
+    def ways(self) -> Floats:
+        """Seconds from the root to each group by the shortest way, hops counted."""
+        hops = self.arcs + HOP
+        return np.asarray(shortest_path(np.where(np.isfinite(hops), hops, 0), indices=self.root))
+
+    @cached_property
     def lengths(self) -> Floats:
         """How far from the trainer each arc ends, as a share of the farthest; 0 where there is no arc."""
         hops = self.arcs + HOP
-        way = shortest_path(np.where(np.isfinite(hops), hops, 0), indices=self.root)
-        length = way[:, None] + hops
+        length = self.ways[:, None] + hops
         finite = np.isfinite(length)
         return np.where(finite, length, 0) / (float(length[finite].max(initial=0.0)) or 1.0)
 

@@ -87,13 +87,22 @@ class Plan:
         return depth
 
     @cached_property
+    def height(self) -> Ints:
+        """Trees × nodes: hops from each node to the farthest below it."""
+        height = np.zeros(self.parents.shape, np.int64)
+        for level in range(int(self.depth.max(initial=0)), 0, -1):
+            tree, node = np.nonzero(self.depth == level)
+            np.maximum.at(height, (tree, self.parents[tree, node]), height[tree, node] + 1)
+        return height
+
+    @cached_property
     def index(self) -> dict[str, int]:
         """The index of each node by name."""
         return {name: i for i, name in enumerate(self.names)}
 
     @cached_property
     def _below(self) -> list[tuple[Ints, Ints]]:
-        return [_grouped(row, len(self.names)) for row in self.parents]
+        return [_grouped(row, high) for row, high in zip(self.parents, self.height, strict=True)]
 
     def node_plan(self, name: str) -> NodePlan:
         """What one node must know."""
@@ -119,10 +128,13 @@ class Plan:
         return float(self.shares @ self.children[:, i])
 
 
-def _grouped(parents: Ints, nodes: int) -> tuple[Ints, Ints]:
-    """Nodes in the order of their parents, and where each parent's children begin."""
-    order = np.argsort(parents, kind="stable")
-    return order, np.searchsorted(parents[order], np.arange(nodes + 1))
+def _grouped(parents: Ints, height: Ints) -> tuple[Ints, Ints]:
+    """Nodes in the order of their parents, and where each parent's children begin.
+
+    Children come in the order in which they should be served: first those with the longest way below them.
+    """
+    order = np.lexsort((-height, parents))
+    return order, np.searchsorted(parents[order], np.arange(len(parents) + 1))
 
 
 def demands(network: Network, slow: dict[str, float], rate: float) -> Floats:

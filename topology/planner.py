@@ -17,18 +17,24 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import linprog
 
+from topology.balance import balance
 from topology.bound import EXACT, broadcast_bound
 from topology.capacities import by_node, by_region
 from topology.expand import expand
 from topology.network import Floats, Ints, Network
 from topology.packing import pack
-from topology.plan import Plan, demands, usage
+from topology.plan import Plan, demands, predicted_makespan, usage
 from topology.repair import repair, with_members, without_crowds
+from topology.shallow import shallow_packing
 
 #: Children of a node in one tree, at most, unless told otherwise.
 MOST_CHILDREN = 16
 #: Up to this many nodes are packed one by one where regions do not do.
 _BY_NODES = 128
+#: Plans are compared by the time that such a payload takes (bytes); with less than this share of the highest rate a
+#: plan is none of the best.
+PAYLOAD, PAYLOAD_CHUNK = 64 << 20, 256 << 10
+FULL_RATE = 0.97
 #: An old plan is kept while it has this share of the new one's rate.
 KEPT_ABOVE = 0.9
 
@@ -46,12 +52,20 @@ def make_plan(network: Network, *, most_children: int = MOST_CHILDREN, revision:
         nobody = np.full((1, network.size), -1, np.int64)
         return Plan(network.names, network.trainer, nobody, np.ones(1), float("inf"), {}, 0.0, lost, revision)
     slow = _slow(network, most_children)
-    plans = [_by_regions(network, slow, most_children)]
+    plans = _by_regions(network, slow, most_children)
     bound = broadcast_bound(network).rate
-    if network.size <= _BY_NODES and plans[0].lowest_rate < (0.98 if network.size <= EXACT else 0.92) * bound:
+    if network.size <= _BY_NODES and (
+        max(plan.lowest_rate for plan in plans) < (0.98 if network.size <= EXACT else 0.92) * bound
+    ):
         plans += _by_nodes(network, slow, most_children)
-    best = max(plans, key=lambda plan: round(plan.lowest_rate / bound, 3) * 1e3 + round(plan.rate / bound, 3))
-    return replace(best, bound=bound, unreachable=lost, revision=revision)
+    return replace(_best(plans, network), bound=bound, unreachable=lost, revision=revision)
+
+
+def _best(plans: list[Plan], network: Network) -> Plan:
+    """The plan by which a usual payload should be everywhere first, of those that come near the highest rate."""
+    enough = FULL_RATE * max(plan.lowest_rate for plan in plans)
+    near = [plan for plan in plans if plan.lowest_rate >= enough]
+    return min(near, key=lambda plan: round(predicted_makespan(plan, network, PAYLOAD, PAYLOAD_CHUNK), 3))
 
 
 def replan(old: Plan, network: Network, *, kept_above: float = KEPT_ABOVE, most_children: int = MOST_CHILDREN) -> Plan:
@@ -97,7 +111,8 @@ def _slow(network: Network, most_children: int) -> dict[str, float]:
     return {network.names[i]: float(network.down[i]) for i in np.flatnonzero(slow)}
 
 
-def _by_regions(network: Network, slow: dict[str, float], most_children: int) -> Plan:
+def _by_regions(network: Network, slow: dict[str, float], most_children: int) -> list[Plan]:
+    """Plans over regions: with trees from the linear program, and with shallow ones."""
     others = [i for i, name in enumerate(network.names) if name not in slow and i != network.trainer]
     most = float(min([network.up[network.trainer], *network.down[others]]))
     demand = demands(network, slow, most)
@@ -107,11 +122,14 @@ def _by_regions(network: Network, slow: dict[str, float], most_children: int) ->
         demand = demands(network, slow, packing.rate)
         capacities, kept = by_region(network, most, demand)
         packing = pack(capacities)
-    parents, shares = expand(
-        network, packing, kept, stripes=_stripes(network), most_children=most_children, demand=demand
-    )
-    parents = repair(network, parents, shares, packing.rate, demand, most_children)
-    return _weighed(network, parents, shares, slow, demand, most)
+    stripes, plans = _stripes(network), []
+    for trees in (packing, shallow_packing(capacities, packing, stripes)):
+        if trees is not None:
+            parents, shares = expand(network, trees, kept, stripes=stripes, most_children=most_children, demand=demand)
+            parents = repair(network, parents, shares, packing.rate, demand, most_children)
+            parents = balance(network, parents, shares, packing.rate, demand, most_children)
+            plans.append(_weighed(network, parents, shares, slow, demand, most))
+    return plans
 
 
 def _by_nodes(network: Network, slow: dict[str, float], most_children: int) -> list[Plan]:

@@ -57,7 +57,7 @@ class Asking:
     def heard(self, transfer: Transfer, now: float) -> None:
         """Somebody holds more of a transfer that is pushed here: see later whether it came."""
         if not transfer.complete:
-            wait = ENDGAME_HELD if transfer.told else self._ground.lag.patience
+            wait = self._endgame_patience if transfer.told else self._ground.lag.patience
             self._ripe_due = min(self._ripe_due, now + wait)
 
     def rest(self, until: float) -> None:
@@ -74,9 +74,9 @@ class Asking:
 
     def fill_all(self, now: float) -> None:
         """Fill every peer's window."""
-        usual = self._ground.lag.patience
+        usual, endgame = self._ground.lag.patience, self._endgame_patience
         transfers = self._ground.transfers.values()
-        if not any(t.may_ask(now - (min(usual, ENDGAME_HELD) if t.told else usual)) for t in transfers):
+        if not any(t.may_ask(now - (endgame if t.told else usual)) for t in transfers):
             return
         # Near and fast peers first: where a chunk can be had from both, it should not cross a long link.
         peers = self._ground.peers.values()
@@ -108,7 +108,13 @@ class Asking:
             return usual
         ended = peer.name in self._ground.trees.parents and now - peer.pushed_at > ENDGAME_IDLE
         free = ended or (peer.near and not peer.source)
-        return min(usual, ENDGAME_HELD) if free else usual
+        return self._endgame_patience if free else usual
+
+    @property
+    def _endgame_patience(self) -> float:
+        """The same once the source has put everything in; what most pushes take is not waited for in vain."""
+        lag = self._ground.lag
+        return min(lag.patience, max(ENDGAME_HELD, lag.usual))
 
     def _choose(
         self, peer: Peer, transfer: Transfer, theirs: Bits, ripe: Bits | None, room: int, now: float

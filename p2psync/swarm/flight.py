@@ -17,6 +17,7 @@ lags by more than what may be on its way several times is not waited for at all.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from p2psync.swarm.transfer import Bits
 
 #: Chunks that may be on their way for each way on, besides what the trees carry in the least time a chunk took.
 EACH_WAY = 1.5
+#: The same as a part of what the trees carry, if that is more: where ways are few, most relays are further down.
+DEEPER = 0.7
 #: That time before any was seen, and at most (seconds).
 FIRST_LAG, MOST_LAG = 0.25, 1.0
 #: What the trees carry is the best of so many spans, each of so long (seconds).
@@ -68,6 +71,7 @@ class Flight:
         self._span_began = 0.0
         self._arrived = 0.0
         self._weights: list[float] = []
+        self._given: list[int] = []
         self._weight = 0.0
         self._looked = -1.0
         self._all: list[int] = []
@@ -84,6 +88,7 @@ class Flight:
         for way, rate in zip(self._way_of, rates, strict=True):
             self._shares[way] += rate / (self._rate or 1.0)
         self._weights = [0.0] * len(numbers)
+        self._given = [0] * len(numbers)
         for flying in self._flying.values():
             flying.way = _FORMER
 
@@ -91,7 +96,8 @@ class Flight:
     def window(self) -> float:
         """Chunks that may be on their way in all."""
         rate = max(self._rate, *self._spans) if self._spans else self._rate
-        return EACH_WAY * len(self._shares) + min(MOST_LAG, self._least_lag or FIRST_LAG) * rate
+        carried = min(MOST_LAG, self._least_lag or FIRST_LAG) * rate
+        return carried + max(EACH_WAY * len(self._shares), DEEPER * carried)
 
     def load(self, tree: int) -> float:
         """What the way of a tree has with one chunk more, as a part of what it may have."""
@@ -102,6 +108,11 @@ class Flight:
         """Whether a tree should take no more for now."""
         return len(self._all) >= self._first and (self.load(tree) >= 1 or self._weight + 0.5 >= self.window)
 
+    def has_its_part(self, tree: int, chunks: int) -> bool:
+        """Whether the way of a tree was given its part of so many chunks since the plan began."""
+        way = self._way_of[tree]
+        return self._given[way] >= math.ceil(self._shares[way] * chunks)
+
     def add(self, index: int, tree: int, now: float) -> None:
         """A chunk goes down a tree."""
         if index in self._flying:
@@ -110,14 +121,18 @@ class Flight:
             self._looked = self._span_began = now
         self._flying[index] = _Flying(self._way_of[tree], now)
         self._weigh(self._flying[index], 1.0)
+        self._given[self._way_of[tree]] += 1
         self._all.append(index)
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time to look again."""
+        return bool(self._flying) and now - self._looked >= LOOK_EVERY
 
     def look(self, holds: Sequence[Bits], now: float) -> None:
         """What the receivers hold (flags per chunk, of each)."""
-        passed = now - self._looked
-        if passed < LOOK_EVERY or not self._flying:
+        if not self.is_due(now):
             return
-        self._looked = now
+        passed, self._looked = now - self._looked, now
         indices = np.array(sorted(self._flying))
         keeping_up = self._keeping_up(holds)
         lacked = sum((~theirs[indices] for theirs in keeping_up), np.zeros(len(indices))) / max(1, len(keeping_up))

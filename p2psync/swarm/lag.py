@@ -25,6 +25,11 @@ class Lag:
         self.mean += (seconds - self.mean) / 16
 
     @property
+    def usual(self) -> float:
+        """How long most pushes take (seconds)."""
+        return self.mean + 2 * self.deviation
+
+    @property
     def patience(self) -> float:
         """How long to wait for a push (seconds)."""
         return min(MOST, max(LEAST, self.mean + 4 * self.deviation)) if self.known else FIRST

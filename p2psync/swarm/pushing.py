@@ -37,7 +37,7 @@ STALLED_AFTER = 0.5
 #: A first hop that has not asked for a manifest's chunks is expected to for so long (seconds).
 EXPECTED_FOR = 0.5
 #: By how much a tree may be ahead of its share, as a part of it, besides one chunk.
-AHEAD = 0.4
+AHEAD = 0.05
 #: A chunk that nobody holds so long after it was put in (seconds, and times the usual) is put in again.
 AGAIN_AFTER, AGAIN_TIMES = 2.0, 4.0
 
@@ -46,13 +46,14 @@ AGAIN_AFTER, AGAIN_TIMES = 2.0, 4.0
 class Injection:
     """How far the root is with one manifest. Seconds.
 
-    waiting: chunks to put in, in order. begun: when it began. moved: when a chunk was last put in. heard: when somebody
-    last said to hold chunks. sent: chunks put into each tree of plan `revision`. roomy: when each tree's first hop last
-    had room. out: chunks put in that nobody is known to hold, with their tree and when. usual: how long it takes until
-    somebody holds one. flight: what is on its way in the trees.
+    waiting: chunks to put in, in order. chunks: how many there are in all. begun: when it began. moved: when a chunk
+    was last put in. heard: when somebody last said to hold chunks. sent: chunks put into each tree of plan `revision`.
+    roomy: when each tree's first hop last had room. out: chunks put in that nobody is known to hold, with their tree
+    and when. usual: how long it takes until somebody holds one. flight: what is on its way in the trees.
     """
 
     waiting: deque[int]
+    chunks: int
     begun: float
     moved: float
     flight: Flight
@@ -121,7 +122,9 @@ class Pushing:
             transfer.silent = True
             least = self._ground.config.flight_least
             first = least // transfer.typical if transfer.manifest.payload_bytes <= least else 0
-            self._injections[short] = Injection(deque(range(len(transfer.held))), now, now, Flight(first))
+            self._injections[short] = Injection(
+                deque(range(len(transfer.held))), len(transfer.held), now, now, Flight(first)
+            )
             self.next_wake = min(self.next_wake, now + TELL_AFTER)
             self.inject(now)
 
@@ -157,7 +160,8 @@ class Pushing:
             if plan is not None and injection.waiting and self._takers(short):
                 typical = self._ground.transfers[short].typical
                 injection.begin(plan, self._ground.trees.children, typical, now)
-                injection.flight.look(self._held(short), now)
+                if injection.flight.is_due(now):
+                    injection.flight.look(self._held(short), now)
                 self._inject(short, injection, now)
 
     def poll(self, now: float) -> None:
@@ -249,7 +253,7 @@ def _next_tree(
 ) -> int | None:
     """The tree whose turn it is among those whose first hops (names by tree) all have room; None: all must wait.
 
-    later: trees that take no chunks yet, and whose part the others must not get.
+    later: trees that take no chunks yet, and whose part of the whole the others must not get.
     """
     room = [tree for tree, hops in first.items() if hops <= roomy and not injection.flight.full(tree)]
     for tree in room:
@@ -259,6 +263,8 @@ def _next_tree(
     total = sum(injection.sent[tree] for tree in moving) + 1
     most = (1 + AHEAD) * total / parts if moving else 0.0
     fair = [tree for tree in room if injection.sent[tree] < most * shares[tree] + 1]
+    if later:
+        fair = [tree for tree in fair if not injection.flight.has_its_part(tree, injection.chunks)]
     # Whose first hops have least to do, about, then in turns.
     load = injection.flight.load
     turns = {tree: (round(load(tree), 1), (injection.sent[tree] + 0.5) / shares[tree], tree) for tree in fair}

@@ -145,3 +145,13 @@ def test_the_trace_is_written_as_csv(run: tuple[SwarmFigures, Trace], tmp_path: 
     assert lines[0] == "seconds,node,version,bytes"
     assert len(lines) == 1 + 60 * STEPS
     assert math.isclose(float(lines[1].split(",")[0]), run[1].points[0][0])
+
+
+def test_where_all_uplinks_together_bind_everybody_still_has_it_near_the_bound() -> None:
+    network = from_topology(draw_topology(121, 20, seed=1, trainer_rate=1000.0))
+    figures, _ = simulate(network, replace(SMALL, payload_bytes=48 << 20))
+    assert "uplinks" in figures.because
+    assert figures.plan is not None and figures.plan.rate > 0.94 * figures.bound_rate
+    assert figures.plan.depth <= 12
+    (version,) = figures.versions
+    assert version.ratio is not None and version.ratio < 1.45

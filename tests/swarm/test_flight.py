@@ -91,6 +91,17 @@ def test_a_small_manifest_goes_out_without_waiting() -> None:
     assert fill(f, 0, 0.0) == 50
 
 
+def test_a_way_has_its_part_of_the_whole_once_it_was_given_as_many() -> None:
+    f = Flight(100)
+    f.planned([10.0, 20.0, 10.0], ["a", "b", "a"])
+    for index in range(4):
+        assert not f.has_its_part(0, 8)
+        f.add(index, 2 * (index % 2), 0.0)
+    assert f.has_its_part(0, 8)
+    assert f.has_its_part(2, 8)
+    assert not f.has_its_part(1, 8)
+
+
 def test_a_look_too_soon_after_the_last_changes_nothing() -> None:
     f = flight(1.0)
     chunks = range(fill(f, 0, 0.0))

@@ -1,8 +1,10 @@
 """What each node is told is the plan: parents and children agree, and it is small."""
 
 import msgspec
+import numpy as np
 from drawn_networks import example, large
 
+from topology.draw import draw_topology
 from topology.network import from_topology
 from topology.planner import make_plan
 
@@ -26,6 +28,21 @@ def test_fractions_add_up_to_everything_for_every_receiver() -> None:
         whole = 0 if name == plan.names[plan.trainer] else 1
         assert abs(sum(own.fractions_from().values()) - whole) < 1e-9
         assert abs(sum(own.fractions_to().values()) - plan.egress(plan.names.index(name))) < 1e-3
+
+
+def test_children_with_the_longest_way_below_them_are_served_first() -> None:
+    plan = make_plan(from_topology(large(200, 5)))
+    for own in plan.node_plans():
+        for tree, place in enumerate(own.places):
+            below = [int(plan.height[tree, plan.index[own.peers[child]]]) for child in place.children]
+            assert below == sorted(below, reverse=True)
+
+
+def test_a_node_among_hundreds_gets_most_from_few_and_not_too_much_from_any() -> None:
+    plan = make_plan(from_topology(draw_topology(601, 6, hidden=0.2)))
+    parts = [own.fractions_from().values() for own in plan.node_plans() if own.fractions_from()]
+    assert np.mean([len(each) for each in parts]) < 0.65 * len(plan.shares)
+    assert np.median([max(each) for each in parts]) <= 0.25
 
 
 def test_a_node_among_a_thousand_is_told_little() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topology.bound import broadcast_bound, least_makespan
+from topology.draw import draw_topology
 from topology.model import Host, Link, Region, Topology
 from topology.network import Network, from_topology
 from topology.plan import Plan, link_loads, predicted_makespan
@@ -282,3 +283,11 @@ def test_many_nodes_are_planned_for_in_seconds_and_near_the_bound(nodes: int, co
     assert plan.ratio > 0.93
     assert plan.children.max() <= MOST_CHILDREN
     assert all(load.load <= load.capacity * (1 + 1e-6) for load in link_loads(plan, network))
+
+
+def test_where_all_uplinks_bind_trees_over_many_regions_are_shallow_and_fill_them() -> None:
+    network = from_topology(draw_topology(301, 50, seed=1, hidden=0.2, trainer_rate=1000.0))
+    plan = make_plan(network)
+    assert plan.lowest_rate > 0.96 * plan.bound
+    assert plan.depth.max() <= 12
+    assert predicted_makespan(plan, network, 64 << 20, 256 << 10) < 1.3 * least_makespan(network, 64 << 20)

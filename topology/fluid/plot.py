@@ -52,9 +52,9 @@ def _regions(axes: Any, figures: SwarmFigures, colours: Any) -> None:
         line = axes.axvline(version.published + figures.bound, color=_INK, ls=(0, (4, 2)), lw=1)
         if i == 0:
             line.set_label("bound")
-    axes.set(xlabel="seconds", ylabel="share of the newest payload that a region's nodes hold", ylim=(0, 1.05))
+    axes.set(xlabel="seconds", ylabel="share of the newest payload held, a line for each region", ylim=(0, 1.05))
     axes.set_xlim(0, None)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(loc="lower right", framealpha=1, edgecolor="white")
 
 
 def _nodes(axes: Any, figures: SwarmFigures, trace: Trace) -> None:

@@ -1,0 +1,50 @@
+"""Virtual time: events happen in order, however far apart they are, and each once."""
+
+from __future__ import annotations
+
+import random
+
+from p2psync.sim.clock import Clock
+
+
+def never() -> bool:
+    return False
+
+
+def test_events_happen_in_the_order_of_their_times_and_of_scheduling_where_these_are_equal() -> None:
+    rng = random.Random(1)
+    clock, seen = Clock(0), []
+    times = [rng.choice((0.0001, 0.01, 1.0, 100.0)) * rng.randrange(50) for _ in range(2000)]
+    for k, when in enumerate(times):
+        clock.at(when, lambda k: seen.append((clock.now, k)), k)
+    clock.run(1e9, never)
+    assert seen == sorted((when, k) for k, when in enumerate(times))
+    assert clock.events == len(times)
+
+
+def test_what_an_event_schedules_for_now_or_the_past_happens_next_and_before_what_comes_later() -> None:
+    clock, seen = Clock(0), []
+
+    def first() -> None:
+        clock.at(0.0, seen.append, "past")
+        clock.after(0.0, seen.append, "now")
+        clock.after(0.0002, seen.append, "soon")
+
+    clock.at(5.0, first)
+    clock.at(5.0003, seen.append, "later")
+    clock.run(10.0, never)
+    assert seen == ["past", "now", "soon", "later"]
+    assert clock.now == 10.0
+
+
+def test_a_run_ends_at_its_limit_and_goes_on_from_there() -> None:
+    clock, seen = Clock(0), []
+    for when in (1.0, 2.0, 3.0):
+        clock.at(when, seen.append, when)
+    clock.run(2.5, never)
+    assert (seen, clock.now) == ([1.0, 2.0], 2.5)
+    clock.after(0.1, seen.append, 2.6)
+    clock.run(10.0, lambda: len(seen) == 3)
+    assert (seen, clock.now) == ([1.0, 2.0, 2.6], 2.6)
+    clock.run(10.0, never)
+    assert seen[-1] == 3.0

@@ -1,0 +1,51 @@
+"""Full uplinks give children away; trees stay trees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from drawn_networks import large
+
+from topology.balance import balance, depths
+from topology.model import Region, Topology
+from topology.network import Ints, Network, from_topology
+from topology.plan import usage
+
+
+def region_of(hosts: int) -> Network:
+    return from_topology(Topology("a-0", {"a": Region(hosts, 100.0)}))
+
+
+def fullness(network: Network, parents: Ints, rate: float) -> float:
+    """Of the fullest uplink, by trees of equal shares."""
+    used = usage(network, parents, np.ones(network.size))
+    return float((used.per_tree.mean(axis=1) * rate / used.capacity).max())
+
+
+def test_children_move_until_no_uplink_is_overfull() -> None:
+    network = region_of(6)
+    # 1 relays everything, in both trees, which takes four times what it has.
+    parents = np.array([[-1, 0, 1, 1, 1, 1]] * 2)
+    balanced = balance(network, parents, np.array([0.5, 0.5]), 100.0, np.ones(6), 16)
+    assert fullness(network, parents, 100.0) == pytest.approx(4)
+    assert fullness(network, balanced, 100.0) == pytest.approx(1)
+    assert all((depths(row)[1:] > 0).all() for row in balanced)
+
+
+def test_a_relay_moves_with_all_below_it_and_never_below_itself() -> None:
+    network = region_of(8)
+    # All children of 1 have children of their own.
+    parents = np.array([[-1, 0, 1, 1, 1, 2, 3, 4]])
+    balanced = balance(network, parents, np.ones(1), 100.0, np.ones(8), 16)
+    assert fullness(network, balanced, 100.0) < fullness(network, parents, 100.0)
+    assert (balanced >= 0).sum() == 7
+    assert depths(balanced[0])[1:].min() > 0
+
+
+def test_what_is_not_overfull_is_left_as_it_is() -> None:
+    network = from_topology(large(200, 5))
+    rate = float(network.up.min()) / 2
+    order = np.argsort(np.arange(network.size) != network.trainer, kind="stable")
+    parents = np.full((1, network.size), -1)
+    parents[0, order[1:]] = order[:-1]
+    assert np.array_equal(balance(network, parents, np.ones(1), rate, np.ones(network.size), 16), parents)

@@ -1,0 +1,121 @@
+"""Trees in which no uplink is fuller than it must be: children move from the fullest relays to others with room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from topology.network import Floats, Ints, Network
+
+#: A move must leave the fuller uplink with so much less (a share of it).
+_GAIN = 1e-6
+#: What counts against a place, in hops: to be in another region, to relay nothing there yet, to be overfull (times the
+#: share of it). How many places are tried for a node.
+_ABROAD, _NEW, _FULL, _TRIED = 4.0, 0.5, 100.0, 6
+
+
+@dataclass
+class _Loads:
+    """used, free: copies of everything that uplinks carry and could. link: copies that each pair of regions could
+    still carry. children, depth: trees × nodes.
+    """
+
+    network: Network
+    parents: Ints
+    shares: Floats
+    demand: Floats
+    used: Floats
+    free: Floats
+    link: Floats
+    children: Ints
+    depth: Ints
+
+    def move(self, tree: int, child: int, parent: int) -> None:
+        """A node, and what is below it, hangs below another one from now on."""
+        row, region = self.parents[tree], self.network.region
+        old, copies = int(row[child]), float(self.shares[tree] * self.demand[child])
+        row[child] = parent
+        self.used[old] -= copies
+        self.used[parent] += copies
+        self.link[region[old], region[child]] += copies
+        self.link[region[parent], region[child]] -= copies
+        self.children[tree, old] -= 1
+        self.children[tree, parent] += 1
+        if self.children[tree, child]:
+            self.depth[tree] = depths(row)
+        else:
+            self.depth[tree, child] = self.depth[tree, parent] + 1
+
+    def is_below(self, tree: int, node: int, top: int) -> bool:
+        """Whether the way from a node to the trainer passes `top`."""
+        while node >= 0 and node != top:
+            node = int(self.parents[tree, node])
+        return node == top
+
+
+def balance(network: Network, parents: Ints, shares: Floats, rate: float, demand: Floats, most_children: int) -> Ints:
+    """The same trees with nodes moved, as far as that brings the fullest uplink nearer to what it has at this rate."""
+    loads = _loads(network, parents.copy(), shares, rate, demand)
+    fullness = loads.used / np.maximum(loads.free, 1e-12)
+    for _ in range(parents.size):
+        full = int(fullness.argmax())
+        if fullness[full] <= 1 or (moved := _relieve(loads, full, fullness, most_children)) is None:
+            break
+        for i in (full, moved):
+            fullness[i] = loads.used[i] / max(loads.free[i], 1e-12)
+    return loads.parents
+
+
+def depths(row: Ints) -> Ints:
+    """Hops of each node of a tree from the trainer."""
+    depth, above = np.zeros(len(row), np.int64), row
+    while (above >= 0).any():
+        depth += above >= 0
+        above = np.where(above >= 0, row[above], -1)
+    return depth
+
+
+def _relieve(loads: _Loads, full: int, fullness: Floats, most_children: int) -> int | None:
+    """Move one child away from this node; returns where to, None if there is no better place for any."""
+    trees, children = np.nonzero(loads.parents == full)
+    # Leaves first, and of them the deepest; then whoever has the fewest children.
+    order = np.lexsort((-loads.depth[trees, children], loads.children[trees, children]))
+    for tree, child in zip(trees[order].tolist(), children[order].tolist(), strict=True):
+        for parent in _places(loads, tree, child, full, fullness[full] * (1 - _GAIN), most_children):
+            if loads.network.connects(parent, child) and not loads.is_below(tree, parent, child):
+                loads.move(tree, child, parent)
+                return parent
+    return None
+
+
+def _places(loads: _Loads, tree: int, child: int, full: int, most: float, most_children: int) -> list[int]:
+    """Some nodes that could serve this one, instead of a full one, without being as full; the best first."""
+    network, region = loads.network, int(loads.network.region[child])
+    copies = float(loads.shares[tree] * loads.demand[child])
+    then = (loads.used + copies) / np.maximum(loads.free, 1e-12)
+    home = network.region == region
+    able = (then < most) & (loads.children[tree] < most_children) & (loads.demand >= 1)
+    able &= home | (loads.link[network.region, region] >= copies)
+    if not network.dialable[child]:
+        able &= network.dialable
+    able[[child, full]] = False
+    # Room comes first, then few hops, then what has most room.
+    worth = _FULL * np.maximum(0, then - 1) + loads.depth[tree] + _ABROAD * ~home + 0.1 * then
+    worth += _NEW * (loads.children[tree] == 0)
+    best = np.argpartition(np.where(able, worth, np.inf), min(_TRIED, len(worth) - 1))[:_TRIED]
+    return [int(i) for i in best[np.lexsort((best, worth[best]))] if able[i]]
+
+
+def _loads(network: Network, parents: Ints, shares: Floats, rate: float, demand: Floats) -> _Loads:
+    trees, nodes = parents.shape
+    used, link = np.zeros(nodes), network.rate / rate
+    children = np.zeros((trees, nodes), np.int64)
+    for tree, row in enumerate(parents):
+        child = np.flatnonzero(row >= 0)
+        parent, copies = row[child], shares[tree] * demand[child]
+        used += np.bincount(parent, copies, nodes)
+        np.subtract.at(link, (network.region[parent], network.region[child]), copies)
+        children[tree] = np.bincount(parent, minlength=nodes)
+    depth = np.stack([depths(row) for row in parents])
+    return _Loads(network, parents, shares, demand, used, network.up / rate, link, children, depth)
