@@ -18,6 +18,7 @@ from p2psync.delta.tensors import Units
 
 #: Kinds of steps that the choice tells apart: ±1, ±2, and each extra symbol.
 _KINDS = 2 + EXTRAS
+_BATCH = 512
 #: Classes in use: one more would save less than 0.02 bits a change, and costs time in each 64 units.
 CLASSES = 8
 #: A choice is looked at again when twice as many changes are known, and given up if another saves this share.
@@ -34,11 +35,32 @@ Counts = NDArray[np.int64]
 @kernel
 def count_steps(olds: Units, steps: Units, counts: Counts) -> None:
     """Add changes to `counts` (256 scales, 17 kinds of steps)."""
-    for j in range(_U(steps.size)):
-        scale = (_U(olds[j]) >> _U(7)) & _U(255)
-        magnitude = magnitude_of(_U(steps[j]))
-        # Of 1 and 2 the last term is 0: no branch that nobody can predict.
-        counts[scale, min(magnitude, _U(3)) - _U(1) + extra_of(max(magnitude, _U(3)))] += 1
+    # To find places takes vectors, to count at them none: each is done for some changes at a time.
+    places, flat = np.empty(_BATCH, np.uint16), counts.ravel()
+    for begin in range(_U(0), _U(steps.size), _U(_BATCH)):
+        size = min(_U(_BATCH), _U(steps.size) - begin)
+        for j in range(size):
+            scale = (_U(olds[begin + j]) >> _U(7)) & _U(255)
+            magnitude = magnitude_of(_U(steps[begin + j]))
+            # Of 1 and 2 the last term is 0: no branch that nobody can predict.
+            kind = min(magnitude, _U(3)) - _U(1) + extra_of(max(magnitude, _U(3)))
+            places[j] = scale * _U(_KINDS) + kind
+        for j in range(size):
+            flat[places[j]] += 1
+
+
+@kernel
+def see(base: int, count: int, olds: Units, steps: Units, units: Counts, changes: Counts, seen: Counts) -> bool:
+    """Add a block of `count` units at address `base`, and its changes, to two histograms; of many, one in four.
+
+    seen: blocks, changes, and changes when classes were last chosen. Returns whether to look at the choice again.
+    """
+    seen[0] += 1
+    if seen[1] <= _PLENTY or seen[0] % 4 == 0:
+        count_scales(base, count, units, olds)
+        count_steps(olds, steps, changes)
+        seen[1] += steps.size
+    return bool(seen[1] >= 2 * seen[2])
 
 
 @kernel
@@ -158,6 +180,31 @@ def _cost(sums: NDArray[np.float64], classes: NDArray[np.uint8]) -> float:
     return bits
 
 
+@kernel
+def _choose(units: Counts, changes: Counts, sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
+    """Choose classes by histograms of sampled units and of changes; returns the bits they take. `sums` is scratch."""
+    scaled = units * SAMPLED
+    window[:] = 0
+    window[0] = _best_first(scaled, changes)
+    _fold(int(window[0]), scaled, changes, sums)
+    return _cut(sums, CLASSES, window[1:])
+
+
+@kernel
+def _choose_other(
+    units: Counts,
+    changes: Counts,
+    sums: NDArray[np.float64],
+    window: NDArray[np.uint8],
+    other: NDArray[np.uint8],
+) -> bool:
+    """`_choose` other classes than those of `window`; returns whether they are worth a chunk of their own."""
+    _fold(int(window[0]), units * SAMPLED, changes, sums)
+    bits = _cost(sums, window[1:])
+    better = _choose(units, changes, sums, other)
+    return bool(bits > (1 + _BETTER) * better + 4096)
+
+
 class Classes:
     """The classes in use, and the histograms that they come from: one for each encoder.
 
@@ -166,57 +213,36 @@ class Classes:
 
     def __init__(self) -> None:
         self.window: NDArray[np.uint8] | None = None
-        #: How many classes there are.
-        self.number = 0
         self._units, self._changes = np.zeros(256, np.int64), np.zeros((256, _KINDS), np.int64)
+        self._seen = np.zeros(3, np.int64)
         self._sums = np.empty((WINDOW + 1, 1 + _KINDS))
-        self._changed = self._known = self._blocks = 0
+
+    @property
+    def histograms(self) -> tuple[Counts, Counts, Counts]:
+        """What `see` adds to."""
+        return self._units, self._changes, self._seen
 
     def see(self, base: int, count: int, olds: Units, steps: Units) -> None:
-        """Take a block of `count` units at address `base` into account; of many, one in four."""
-        self._blocks += 1
-        if self._changed > _PLENTY and self._blocks % 4:
-            return
-        units = np.zeros(256, np.int64)
-        count_scales(base, count, units, steps)
-        self._units += units
-        count_steps(olds, steps, self._changes)
-        self._changed += steps.size
+        """Take a block of `count` units at address `base` into account, and choose classes if there are none."""
+        see(base, count, olds, steps, *self.histograms)
         if self.window is None:
-            self.choose()
+            self._seen[2] = self._seen[1]
+            self.window = np.empty(1 + WINDOW, np.uint8)
+            _choose(self._units, self._changes, self._sums, self.window)
 
     def stale(self) -> bool:
         """Whether other classes are worth a chunk of their own; if so they are chosen."""
-        if self.window is None or self._changed < 2 * self._known:
+        if self.window is None or self._seen[1] < 2 * self._seen[2]:
             return False
-        old = self.window
-        self._fold(int(old[0]))
-        bits = _cost(self._sums, old[1:])
-        better = self.choose()
-        if bits > (1 + _BETTER) * better + 4096:
-            return True
-        self._use(old)
-        return False
+        self._seen[2] = self._seen[1]
+        other = np.empty(1 + WINDOW, np.uint8)
+        if not _choose_other(self._units, self._changes, self._sums, self.window, other):
+            return False
+        self.window = other
+        return True
 
     def begin(self) -> None:
         """A new chunk: what was seen long ago counts less."""
         self._units >>= 1
         self._changes >>= 1
-        self._changed = self._known = int(self._changes.sum())
-
-    def choose(self) -> float:
-        """Choose classes by all that was seen; returns the bits they take."""
-        self._known = self._changed
-        first = int(_best_first(self._units * SAMPLED, self._changes))
-        window = np.zeros(WINDOW + 1, np.uint8)
-        window[0] = first
-        self._fold(first)
-        bits = _cut(self._sums, CLASSES, window[1:])
-        self._use(window)
-        return bits
-
-    def _use(self, window: NDArray[np.uint8]) -> None:
-        self.window, self.number = window, int(window[-1]) + 1
-
-    def _fold(self, first: int) -> None:
-        _fold(first, self._units * SAMPLED, self._changes, self._sums)
+        self._seen[1:] = self._changes.sum()

@@ -17,7 +17,8 @@ from p2psync.delta import fast, tight, tight_read
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import Block, block_count, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
-from p2psync.delta.extract import Extraction, Found, Scan
+from p2psync.delta.extract import Extraction, Found
+from p2psync.delta.kernels import address
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
@@ -32,8 +33,6 @@ _HEADER_BYTES = 2
 class _Writer(Protocol):
     """What a profile does for an encoder: it looks at each block, then takes it into the chunk at hand or the next."""
 
-    @property
-    def scan(self) -> Scan: ...
     def prepare(self, block: Block, row: Row) -> Any: ...
     def fits(self, prepared: Any, /) -> bool: ...
     def add(self, prepared: Any, /) -> None: ...
@@ -110,12 +109,15 @@ class ChunkEncoder:
         if blocks is None:
             blocks = range(block_count(row.spec, self._block_units))
         self._check(row_index, row, old, new, blocks)
-        extraction = Extraction(row_index, old, new, self._writer.scan)
-        spec, units, span = row.spec, row.spec.count, block_span(row.spec.width, self._block_units)
-        for start in range(blocks.start * span, min(units, blocks.stop * span), span):
-            count = min(span, units - start)
-            self.total += count
-            block, change = extraction.block_with_digest(spec, start, count)
+        extraction = Extraction(row_index, old, new)
+        spec, span = row.spec, block_span(row.spec.width, self._block_units)
+        first, stop = blocks.start * span, min(row.spec.count, blocks.stop * span)
+        self.total += max(0, stop - first)
+        if isinstance(self._writer, tight.TightWriter) and self._writer.ranks(row):
+            yield from self._rank(self._writer, row_index, extraction.addresses, first, stop)
+            return
+        for start in range(first, stop, span):
+            block, change = extraction.block_with_digest(spec, start, min(span, stop - start))
             self.digest_change = (self.digest_change + change) % MODULUS
             if block is not None:
                 yield from self._code(block)
@@ -141,10 +143,9 @@ class ChunkEncoder:
             if one.block.row != row_index:
                 raise ValueError(f"{row.spec.name}: a block of another row")
             self._check_block(one.block)
-            self.digest_change = (self.digest_change + one.digest_change(row.spec)) % MODULUS
-            if old is not None and self._ranks(one.block):
-                self._scan_again(one.block, old)
-            yield from self._code(one.block)
+            change = (self.digest_change + one.digest_change(row.spec)) % MODULUS
+            yield from self._code_found(one.block, row, old)
+            self.digest_change = change
         self._place = (row_index, row.spec.count)
 
     def add_block(self, block: Block) -> Iterator[EncodedChunk]:
@@ -158,16 +159,34 @@ class ChunkEncoder:
         self._check_block(block)
         yield from self._code(block)
 
-    def _ranks(self, block: Block) -> bool:
-        """Whether the profile looks at more of a block than what was found."""
-        return isinstance(self._writer, tight.TightWriter) and block.steps.itemsize == tight.WIDTH
+    def _rank(
+        self, writer: tight.TightWriter, row_index: int, addresses: tuple[int, int], at: int, stop: int
+    ) -> Iterator[EncodedChunk]:
+        """Extract and code units `at` to `stop` of a row that is ranked. addresses: of both copies' first units."""
+        full = False
+        while at < stop or full:
+            step = writer.advance(row_index, self._rows[row_index], *addresses, at, stop)
+            at, full = step.at, step.full
+            self.digest_change = (self.digest_change + step.digest_change) % MODULUS
+            self.changed += step.changed
+            if step.blocks:
+                self._count(row_index, step.blocks)
+            if full:
+                yield self._close()
+            if step.apart is not None:
+                yield from self._code(step.apart)
 
-    def _scan_again(self, block: Block, old: Units) -> None:
-        """Have the writer look at a block that was found elsewhere, as if it had found it itself."""
+    def _code_found(self, block: Block, row: Row, old: Units | None) -> Iterator[EncodedChunk]:
+        """Code a block that was found elsewhere; if it may be ranked, as if it had been found here."""
+        if old is None or not isinstance(self._writer, tight.TightWriter) or not self._writer.ranks(row):
+            yield from self._code(block)
+            return
         before = old[block.start : block.start + block.count]
         after = before.copy()
         apply_block(after, replace(block, start=0))
-        Extraction(block.row, before, after, self._writer.scan).block(0, block.count)
+        offset = block.start * before.itemsize
+        addresses = address(before) - offset, address(after) - offset
+        yield from self._rank(self._writer, block.row, addresses, block.start, block.start + block.count)
 
     def _check_block(self, block: Block) -> None:
         spec = self._rows[block.row].spec
@@ -203,11 +222,15 @@ class ChunkEncoder:
         self.changed += prepared.changed
         if self._blocks and not self._writer.fits(prepared):
             yield self._close()
-        if not self._blocks:
-            self._first_row = block.row
         self._writer.add(prepared)
-        self._last_row = block.row
-        self._blocks += 1
+        self._count(block.row, 1)
+
+    def _count(self, row: int, blocks: int) -> None:
+        """Blocks of a row came into the chunk at hand."""
+        if not self._blocks:
+            self._first_row = row
+        self._last_row = row
+        self._blocks += blocks
 
     def _close(self) -> EncodedChunk:
         code, body = self._writer.close()

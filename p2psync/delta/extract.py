@@ -7,7 +7,6 @@ byte (a memory-mapped safetensors file), and are only read.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +18,6 @@ from p2psync.delta.digest import MODULUS, digest_change, digest_units, join_chan
 from p2psync.delta.tensors import TensorSpec, Units
 
 _Arrays = tuple[NDArray[np.uint32], Units, Units]
-Scan = Callable[[int, int, int, NDArray[np.uint32], Units, Units], int]
 _local = threading.local()
 #: What stands for an absent tensor: a block of zeros, read-only, which no memory is spent on before it is read. Made
 #: once, and never by two threads: kernels are given its bare address, so it must outlive every call.
@@ -75,11 +73,8 @@ def extract_with_digest(
 class Extraction:
     """What `extract_block` does, for many blocks of one tensor: the arrays are checked once."""
 
-    def __init__(self, row: int, old: Units | None, new: Units | None, scan: Scan = kernels.scan) -> None:
-        """`scan`: `kernels.scan`, or what does as much and more.
-
-        Raises `ValueError` unless there is an array, and both, if there are two, are of one length and unit.
-        """
+    def __init__(self, row: int, old: Units | None, new: Units | None) -> None:
+        """Raises `ValueError` unless there is an array, and both, if there are two, are of one length and unit."""
         given = old if old is not None else new
         if given is None:
             raise ValueError("a block of a tensor that is in neither version")
@@ -90,7 +85,6 @@ class Extraction:
                 raise ValueError("old and new must be contiguous")
         self._row, self._old, self._new = row, old, new
         self._size, self._unit = given.size, given.dtype
-        self._scan_units = scan
         #: The tensor that the digest is of, and its key.
         self._spec: TensorSpec | None = None
         self._key: NDArray[np.uint64]
@@ -99,12 +93,17 @@ class Extraction:
         self._old_address = 0 if old is None else kernels.address(old)
         self._new_address = 0 if new is None else kernels.address(new)
 
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of the first unit of each array; 0 for one that is not there. Both arrays must outlive their use."""
+        return self._old_address, self._new_address
+
     def block(self, start: int, count: int) -> Block | None:
         """As `extract_block`."""
         self._check(start, count)
         if self._old is None or self._new is None:
             return self._whole(start, count)
-        return self._sparse(start, count, self._scan(start, count, self._scan_units))
+        return self._sparse(start, count, self._scan(start, count))
 
     def block_with_digest(self, spec: TensorSpec, start: int, count: int) -> tuple[Block | None, int]:
         """As `extract_with_digest`."""
@@ -120,7 +119,7 @@ class Extraction:
             if self._old is not None:
                 change = -digest_units(spec, self._old[start : start + count], start) % MODULUS
             return self._whole(start, count), change
-        found = self._scan(start, count, self._scan_units)
+        found = self._scan(start, count)
         positions, olds, steps = found
         self.olds = olds
         if not positions.size:
@@ -132,10 +131,10 @@ class Extraction:
         if not 0 <= start <= start + count <= self._size or count * self._unit.itemsize > MAX_BLOCK_BYTES:
             raise ValueError(f"block [{start}, {start + count}) of a tensor of {self._size} units")
 
-    def _scan(self, start: int, count: int, scan: Scan) -> _Arrays:
+    def _scan(self, start: int, count: int) -> _Arrays:
         """Positions, old bits and steps of what changed; they last until this thread scans again."""
         positions, olds, steps = _scratch(count + kernels.GROUP, self._unit)
-        n = scan(*self._addresses(start), count, positions, olds, steps)
+        n = kernels.scan(*self._addresses(start), count, positions, olds, steps)
         return positions[:n], olds[:n], steps[:n]
 
     def _sparse(self, start: int, count: int, found: _Arrays) -> Block | None:
@@ -148,7 +147,7 @@ class Extraction:
         """The block of a tensor that was added or removed: one side is zeros."""
         old, new = self._addresses(start)
         if 2 * kernels.count_changed(old, new, count, witness(self._unit)) <= count:
-            return self._sparse(start, count, self._scan(start, count, kernels.scan))
+            return self._sparse(start, count, self._scan(start, count))
         if self._new is not None:
             return Block(self._row, start, count, None, self._new[start : start + count].copy())
         assert self._old is not None

@@ -25,8 +25,8 @@ from p2psync.delta import coding
 from p2psync.delta.algebra import densify
 from p2psync.delta.block import Block, block_span
 from p2psync.delta.heads import MAX_BLOCKS, Head, HeadWriter, Mode, read_heads
-from p2psync.delta.kernels import plain, scan
-from p2psync.delta.streams import Bytes, pack_streams, unpack_streams
+from p2psync.delta.kernels import kernel, plain
+from p2psync.delta.streams import Bytes, pack_streams, stored_bytes, unpack_streams
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
@@ -68,19 +68,37 @@ def code_block(block: Block, row: Row) -> Coded:
 def most_bytes(block: Block) -> int:
     """No less than the `size` that `code_block` finds, without coding: the block whole, or a byte or so and a unit for
     each change."""
-    whole = block.count * block.steps.itemsize
-    if block.positions is None:
-        return _HEAD_BYTES + whole
-    gaps = block.positions.size + block.count // coding.ESCAPE
-    return _HEAD_BYTES + min(whole, gaps + block.steps.nbytes)
+    changed = block.count if block.positions is None else block.steps.size
+    return most_bytes_of(block.count, changed, block.steps.itemsize)
+
+
+@kernel
+def most_bytes_of(count: int, changed: int, width: int) -> int:
+    """`most_bytes` of a block of `count` units of `width` bytes."""
+    return _HEAD_BYTES + min(count * width, changed + count // coding.ESCAPE + changed * width)
+
+
+def is_dense(block: Block) -> bool:
+    """Whether a block may be coded without positions."""
+    return most_bytes(block) == _HEAD_BYTES + block.count * block.steps.itemsize
+
+
+def gap_bytes(block: Block) -> int:
+    """Bytes that the positions of a block take that is alone in a body and not dense."""
+    assert block.positions is not None
+    return stored_bytes(_gaps(block, block.positions))
+
+
+def _gaps(block: Block, positions: NDArray[np.uint32]) -> bytes:
+    room = np.empty(positions.size + block.count // coding.ESCAPE + 2, np.uint8)
+    return room[: coding.write_gaps(plain(positions), room)].tobytes()
 
 
 def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row, whole: int) -> Coded | None:
     """With positions, if that takes fewer bytes than `whole`."""
     steps = plain(block.steps)
     n, width = steps.size, steps.itemsize
-    room = np.empty(n + block.count // coding.ESCAPE + 2, np.uint8)
-    gaps = room[: coding.write_gaps(plain(positions), room)].tobytes()
+    gaps = _gaps(block, positions)
     padded = (n + 31) // 32
     codes, scratch = np.empty(8 * padded, np.uint8), np.empty(32 * padded, np.uint8)
     small, wide = np.empty(n, np.uint8), np.empty(n, steps.dtype)
@@ -114,7 +132,6 @@ class FastWriter:
     def __init__(self, block_units: int, limit: int = 0) -> None:
         """limit: bytes, before compression, that `fits` goes by."""
         self._block_units, self._limit = block_units, limit
-        self.scan = scan
         self._begin()
 
     def _begin(self) -> None:

@@ -64,6 +64,12 @@ def pack_streams(streams: Sequence[bytes | bytearray]) -> bytes:
     return b"".join([bytes(head), *stored])
 
 
+def stored_bytes(stream: bytes | bytearray) -> int:
+    """Bytes that a stream takes once it is packed, but for its lengths."""
+    packed = _compress(stream)
+    return len(stream if packed is None else packed)
+
+
 def unpack_streams(data: memoryview, count: int, limit: int) -> list[Bytes]:
     """Unpack `count` streams of at most `limit` bytes in all. Raises `FormatError` before it allocates more."""
     lengths: list[tuple[int, int]] = []

@@ -22,13 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.ans import STATE_BITS, STATES
-from p2psync.delta.kernels import inline, kernel, leading, load, store, trailing
+from p2psync.delta.kernels import inline, kernel, leading, load, prefetch, store, trailing
 
 BUCKETS, KINDS, EXTRAS = 48, 3, 15
 SYMBOLS = KINDS * BUCKETS
 FAR_BITS = 20
+#: Kinds and extra symbols, told together.
+_ALL_KINDS = KINDS - 1 + EXTRAS
+#: Items that are noted, and then counted.
+_BATCH = 512
 #: So that the buckets of a class of 2^20 units, which is what a block has at most, are as fine as they should be.
 MAX_SHIFT = 18
+#: How many bytes of items ahead the writer fetches memory.
+_FETCHED = 512
 #: Bytes that the reader may look at after the last that holds bits.
 SLACK = 16
 
@@ -65,22 +71,49 @@ def count_symbols(
     Items of class c, of `sizes[block, c]` for each block in turn, are the first in row c of `items`. An item is a rank,
     and from bit 32 on a step; the rank becomes a sign and from bit 1 on a gap, and the symbol is put at bit 24.
     """
+    # To find out what a change is takes vectors; to count it takes none. So each is done for some changes at a time. A
+    # count that has just been stored is slow to load, so neighbours are counted apart.
+    kinds, tallies = np.empty(_BATCH, np.uint16), np.empty((4, BUCKETS * _ALL_KINDS), np.uint32)
     for c in range(_U(shifts.size)):
-        shift, row = _U(shifts[c]), _U(counts[c].ctypes.data)
-        end = _U(items[c].ctypes.data)
+        shift, row, end = _U(shifts[c]), items[c], _U(0)
+        tallies[:] = 0
         for block in range(sizes.shape[0]):
             begin, after = end, _U(0)
-            end += _U(sizes[block, c]) << _U(3)
-            for place in range(begin, end, _U(8)):
-                item = load(place, 0, _LONG)
-                rank, step = item & _GAP, item >> _STEP
-                gap, after = rank - after, rank + _ONE
-                magnitude = magnitude_of(step)
-                symbol = min(gap >> shift, _LAST) + _U(BUCKETS) * (min(magnitude, _U(3)) - _ONE)
-                store(row, np.int64(symbol), load(row, np.int64(symbol), _LONG) + _ONE, _LONG)
-                store(place, 0, step >> _U(15) | gap << _ONE | symbol << _SYMBOL | step << _STEP, _LONG)
-                if magnitude > _U(2):
-                    extras[c, extra_of(magnitude)] += 1
+            end += _U(sizes[block, c])
+            while begin != end:
+                size = min(end - begin, _U(_BATCH))
+                after = _note(row, begin, size, after, shift, kinds)
+                for j in range(size):
+                    tallies[j & _U(3), kinds[j]] += 1
+                begin += size
+        for kind in range(_ALL_KINDS):
+            symbol = BUCKETS * min(kind, KINDS - 1)
+            for bucket in range(BUCKETS):
+                count = 0
+                for k in range(4):
+                    count += tallies[k, BUCKETS * kind + bucket]
+                counts[c, symbol + bucket] += count
+                if kind >= KINDS - 1:
+                    extras[c, kind - KINDS + 1] += count
+
+
+@kernel
+def _note(items: Any, begin: Any, size: Any, after: Any, shift: Any, kinds: Any) -> Any:
+    """Note the symbols of some items of a block, and tell bucket and kind of each: ±1, ±2, or one of the extra symbols.
+
+    after: one more than the rank of the last item before these; returned is that of the last of these.
+    """
+    for j in range(size):
+        item = items[begin + j]
+        rank, step = item & _GAP, item >> _STEP
+        gap, after = rank - after, rank + _ONE
+        magnitude = magnitude_of(step)
+        bucket, kind = min(gap >> shift, _LAST), min(magnitude, _U(3)) - _ONE
+        symbol = bucket + _U(BUCKETS) * kind
+        items[begin + j] = step >> _U(15) | gap << _ONE | symbol << _SYMBOL | step << _STEP
+        # Of 1 and 2 the last term is 0: no branch that nobody can predict.
+        kinds[j] = symbol + _U(BUCKETS) * extra_of(max(magnitude, _U(3)))
+    return after
 
 
 @kernel
@@ -118,8 +151,12 @@ def write_symbols(
             extras, extra_nexts = _U(extra_book[c].ctypes.data), _U(extra_follow[c].ctypes.data)
             place = places[c]
             first = places[c] = place - (_U(sizes[block, c]) << _U(3))
+            # What comes next has long left the nearest caches, and nothing else asks for what is read backwards.
+            for ahead in range(_U(0), _U(_FETCHED), _U(64)):
+                prefetch(places[c - 1] - ahead)
             while place != first:
                 place -= _U(8)
+                prefetch(place - _U(_FETCHED))
                 item = load(place, 0, _LONG)
                 symbol = (item >> _SYMBOL) & _U(255)
                 bits, size = _U(0), _U(0)

@@ -14,7 +14,6 @@ geometric, and so do the bytes of their differences repeat.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +65,7 @@ class Tables:
         shifts = np.log2(gaps).astype(np.uint8)
         counts, extras = np.zeros((classes, SYMBOLS), np.int64), np.zeros((classes, EXTRAS), np.int64)
         symbols.count_symbols(sizes, items, shifts, counts, extras)
-        levels, extra_levels = np.zeros(counts.shape, np.uint8), np.zeros(extras.shape, np.uint8)
+        levels, extra_levels = np.empty(counts.shape, np.uint8), np.empty(extras.shape, np.uint8)
         ans.choose_all(counts, levels)
         ans.choose_all(extras, extra_levels)
         return cls.of(window, shifts, levels, extra_levels)
@@ -80,7 +79,7 @@ class Tables:
         extra_levels: NDArray[np.uint8],
     ) -> Tables:
         """With the frequencies that follow from the levels. Raises `FormatError` where none do."""
-        frequencies = np.zeros(levels.shape, np.int64), np.zeros(extra_levels.shape, np.int64)
+        frequencies = np.empty(levels.shape, np.int64), np.empty(extra_levels.shape, np.int64)
         for both in zip((levels, extra_levels), frequencies, strict=True):
             if not ans.share_all(*both):
                 raise FormatError("a chunk has symbols of no weight")
@@ -116,7 +115,7 @@ class Tables:
 
 
 def _writers(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint16]]:
-    book, follow = np.zeros(frequencies.shape, np.uint64), np.zeros((len(frequencies), STATES), np.uint16)
+    book, follow = np.empty(frequencies.shape, np.uint64), np.empty((len(frequencies), STATES), np.uint16)
     ans.fill_writers(frequencies, book, follow)
     return book, follow
 
@@ -157,10 +156,11 @@ def _pack(
     return at
 
 
-def write_heads(places: Sequence[tuple[int, int]], sizes: Counts, ends: Counts) -> bytes:
-    """The heads of blocks at (row, index on the grid): changes of each class, (blocks, classes), and bytes' ends."""
+def write_heads(places: Counts, sizes: Counts, ends: Counts) -> bytes:
+    """The heads of blocks; places: (blocks, 2), row and index on the grid; sizes: (blocks, classes), changes of each
+    class; ends: where the bytes of each block end."""
     heads = np.empty((len(places), 3 + sizes.shape[1]), np.int64)
-    _rises(np.array(places, np.int64), sizes, ends, heads)
+    _rises(places, sizes, ends, heads)
     data = np.empty(5 * heads.size, np.uint8)
     return data[: _write_varints(heads.ravel(), data)].tobytes()
 

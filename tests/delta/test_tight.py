@@ -16,7 +16,7 @@ from hypothesis import given, settings
 
 from bench.bounds import measure_bounds
 from bench.policy import draw_step, model_rows
-from p2psync.delta import tight
+from p2psync.delta import rooms
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import Block
 from p2psync.delta.container import MAX_CHUNK_BYTES, ChunkEncoder, decode_chunk, iter_chunk
@@ -362,7 +362,7 @@ def test_old_weights_that_the_code_does_not_depend_on_are_not_read(profile, dtyp
 def test_room_for_changes_grows_with_the_chunk(monkeypatch):
     rows, old, new = mixed(7, 0.05)
     usual = encode(rows, old, new, chunk_bytes=1 << 18)[0]
-    monkeypatch.setattr(tight, "_ROOM", 0)
+    monkeypatch.setattr(rooms, "_ROOM", 0)
     # Another thread has no room from before.
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(encode, rows, old, new, chunk_bytes=1 << 18).result()[0] == usual
