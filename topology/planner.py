@@ -35,6 +35,9 @@ _BY_NODES = 128
 #: plan is none of the best.
 PAYLOAD, PAYLOAD_CHUNK = 64 << 20, 256 << 10
 FULL_RATE = 0.97
+#: How much later than by the best of them a payload may be everywhere for fewer flows between regions; among so few
+#: nodes, since where there are many it is the uplinks that count.
+SOON, _FEW = 1.03, 32
 #: An old plan is kept while it has this share of the new one's rate.
 KEPT_ABOVE = 0.9
 
@@ -65,7 +68,22 @@ def _best(plans: list[Plan], network: Network) -> Plan:
     """The plan by which a usual payload should be everywhere first, of those that come near the highest rate."""
     enough = FULL_RATE * max(plan.lowest_rate for plan in plans)
     near = [plan for plan in plans if plan.lowest_rate >= enough]
-    return min(near, key=lambda plan: round(predicted_makespan(plan, network, PAYLOAD, PAYLOAD_CHUNK), 3))
+    times = [round(predicted_makespan(plan, network, PAYLOAD, PAYLOAD_CHUNK), 3) for plan in near]
+    soon = (SOON if network.size <= _FEW else 1.0) * min(times)
+    # A few thick flows over a long link find their rates sooner than many thin ones.
+    quick = [(_crossings(plan, network), time, i) for i, (plan, time) in enumerate(zip(near, times, strict=True))]
+    return near[min(quick, key=lambda one: (one[1] > soon, *one))[2]]
+
+
+def _crossings(plan: Plan, network: Network) -> int:
+    """Pairs of nodes of different regions of which one feeds the other."""
+    index = {name: i for i, name in enumerate(network.names)}
+    region = network.region[[index[name] for name in plan.names]]
+    below = plan.parents >= 0
+    tree, child = np.nonzero(below)
+    parent = plan.parents[tree, child]
+    across = region[parent] != region[child]
+    return len(np.unique(parent[across] * len(plan.names) + child[across]))
 
 
 def replan(old: Plan, network: Network, *, kept_above: float = KEPT_ABOVE, most_children: int = MOST_CHILDREN) -> Plan:
@@ -122,9 +140,11 @@ def _by_regions(network: Network, slow: dict[str, float], most_children: int) ->
         demand = demands(network, slow, packing.rate)
         capacities, kept = by_region(network, most, demand)
         packing = pack(capacities)
-    stripes, plans = _stripes(network), []
-    for trees in (packing, shallow_packing(capacities, packing, stripes)):
-        if trees is not None:
+    plans = []
+    for stripes in _stripes(network):
+        for trees in (packing, shallow_packing(capacities, packing, stripes)):
+            if trees is None:
+                continue
             parents, shares = expand(network, trees, kept, stripes=stripes, most_children=most_children, demand=demand)
             parents = repair(network, parents, shares, packing.rate, demand, most_children)
             parents = balance(network, parents, shares, packing.rate, demand, most_children)
@@ -148,9 +168,11 @@ def _by_nodes(network: Network, slow: dict[str, float], most_children: int) -> l
     return plans
 
 
-def _stripes(network: Network) -> int:
+def _stripes(network: Network) -> list[int]:
     """Trees over nodes to aim at: more split capacities more finely, and give each node more peers."""
-    return 48 if network.size <= 32 else 24 if network.size <= 256 else 16
+    if network.size <= _FEW:
+        return [48, 12, 6] if len(network.regions) > 1 else [48]
+    return [24] if network.size <= 256 else [16]
 
 
 def _weighed(

@@ -30,7 +30,7 @@ def test_following_a_right_plan_everybody_has_it_near_the_bound_and_nothing_come
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("lan-12", 1.10), ("wan-4x3", 1.35), ("two-continents", 1.15), ("volunteers", 1.25)]
+    ("name", "most"), [("lan-12", 1.10), ("wan-4x3", 1.25), ("two-continents", 1.15), ("volunteers", 1.25)]
 )
 def test_where_queues_are_bounded_and_senders_feel_them_it_is_still_near_the_bound(name: str, most: float) -> None:
     race = Race(network(name), buffer=0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from topology.bound import broadcast_bound, least_makespan
 from topology.draw import draw_topology
 from topology.model import Host, Link, Region, Topology
+from topology.model import load as read
 from topology.network import Network, from_topology
 from topology.plan import Plan, link_loads, predicted_makespan
 from topology.planner import MOST_CHILDREN, changed_places, make_plan, replan
@@ -148,6 +150,22 @@ def test_no_relay_of_a_region_carries_more_than_it_must_where_another_is_as_good
     for nodes in network.members():
         others = [i for i in nodes if i != plan.trainer]
         assert max(relays[others]) < 0.75
+
+
+def test_thin_links_between_few_nodes_carry_few_flows_and_no_host_relays_all() -> None:
+    network = from_topology(read(Path(__file__).parents[2] / "examples" / "topologies" / "wan-4x3.toml"))
+    plan = make_plan(network)
+    pairs = {
+        (int(parent), child)
+        for parents in plan.parents
+        for child, parent in enumerate(parents)
+        if parent >= 0 and network.region[parent] != network.region[child]
+    }
+    assert len(pairs) <= 24  # of 108, with at least one for each of six links
+    assert plan.lowest_rate > 0.99 * plan.bound
+    for region in range(4):
+        relays = {parent for parent, child in pairs if network.region[parent] == region}
+        assert len(relays) != 1 or region == network.region[plan.trainer]
 
 
 def test_weak_uplinks_get_copies_from_strong_ones_elsewhere() -> None:
