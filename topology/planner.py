@@ -68,11 +68,12 @@ def _best(plans: list[Plan], network: Network) -> Plan:
     """The plan by which a usual payload should be everywhere first, of those that come near the highest rate."""
     enough = FULL_RATE * max(plan.lowest_rate for plan in plans)
     near = [plan for plan in plans if plan.lowest_rate >= enough]
-    times = [round(predicted_makespan(plan, network, PAYLOAD, PAYLOAD_CHUNK), 3) for plan in near]
-    soon = (SOON if network.size <= _FEW else 1.0) * min(times)
+    timed = [(round(predicted_makespan(plan, network, PAYLOAD, PAYLOAD_CHUNK), 3), plan) for plan in near]
+    timed.sort(key=lambda pair: pair[0])
+    if network.size > _FEW:
+        return timed[0][1]
     # A few thick flows over a long link find their rates sooner than many thin ones.
-    quick = [(_crossings(plan, network), time, i) for i, (plan, time) in enumerate(zip(near, times, strict=True))]
-    return near[min(quick, key=lambda one: (one[1] > soon, *one))[2]]
+    return min((plan for time, plan in timed if time <= SOON * timed[0][0]), key=lambda plan: _crossings(plan, network))
 
 
 def _crossings(plan: Plan, network: Network) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from typing import Annotated
 
 import typer
 
-from p2psync.cli.bench_swarm import _end
 from p2psync.cli.output import JsonTarget, report_json
+from p2psync.cli.racing import console_for, end_as_interrupted, tell
 from p2psync.cli.wan_plan import parse_bytes
 from p2psync.errors import P2PSyncError, UsageError
 
@@ -38,7 +36,6 @@ def relay(
     Real processes in network namespaces, joined by the kernel's own links, of which none leads from the seed to a leaf;
     needs root. Only the relay's process is counted.
     """
-    from rich.console import Console
 
     from bench.relay.bench import RIVALS, Options, RelayBench
     from bench.relay.bench import quick as short
@@ -64,15 +61,8 @@ def relay(
         seed=seed,
     )
 
-    def progress(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    # Told to end, as after Ctrl-C: with everything that was started.
-    signal.signal(signal.SIGTERM, _end)
-    report = RelayBench(short(options) if quick else options, progress).run()
-    console = Console(file=sys.stderr if json == "-" else sys.stdout)
-    if not console.is_terminal:
-        console.width = 150
-    print_relay_report(report, console)
+    end_as_interrupted()
+    report = RelayBench(short(options) if quick else options, tell).run()
+    print_relay_report(report, console_for(json))
     if json is not None:
         report_json(report, json)

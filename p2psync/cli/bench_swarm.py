@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from p2psync.cli.output import JsonTarget, report_json
+from p2psync.cli.racing import console_for, end_as_interrupted, tell
 from p2psync.cli.wan_plan import parse_bytes
 from p2psync.errors import P2PSyncError, UsageError
 
@@ -47,7 +45,6 @@ def swarm(
     On an emulated network of real processes; needs root. Times are medians; ratios are to the least time that any
     broadcast could take on this network.
     """
-    from rich.console import Console
 
     from bench.swarm.contenders import OURS, RIVALS
     from bench.swarm.race import Options, Race
@@ -82,23 +79,12 @@ def swarm(
         topology, options = short(options)
         name = "short form"
 
-    def progress(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    # Told to end, as after Ctrl-C: with everything that was started.
-    signal.signal(signal.SIGTERM, _end)
-    report = Race(name, topology, options, progress).run()
-    console = Console(file=sys.stderr if json == "-" else sys.stdout)
-    if not console.is_terminal:
-        console.width = 150
-    print_swarm_report(report, console)
+    end_as_interrupted()
+    report = Race(name, topology, options, tell).run()
+    print_swarm_report(report, console_for(json))
     if json is not None:
         report_json(report, json)
     if plot is not None:
         from bench.swarm.plot import plot_swarm_report
 
         plot_swarm_report(report, plot)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -5,8 +5,8 @@ counts for as much as the share of the receivers who lack it, so that one stragg
 chunk that nobody has. What may be on its way in all is what the trees carry in the time that a chunk takes to get
 around when no other is in its way, and a little for every way on, so that no relay is idle: whatever is more than that
 stands in queues, and at last the last chunk has to get through them. What the trees carry is what was planned, or what
-was seen of late if that is more. By Little's law the time is the mean, over those
-who receive, of how long each lacked the chunk; the least one seen is nearest to that of empty queues.
+was seen of late if that is more. By Little's law the time is the mean, over those who receive, of how long each lacked
+the chunk; the least one seen is nearest to that of empty queues.
 
 Ways are the first hops of trees: trees that begin at the same hops share what is let onto them. A small manifest goes
 out without waiting for news.

@@ -1,0 +1,35 @@
+"""What the benchmarks that run real processes share at the command line."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def tell(line: str) -> None:
+    """Say how far a benchmark is, beside its results."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def end_as_interrupted() -> None:
+    """Told to end, a benchmark ends as after Ctrl-C: with everything that it started."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def console_for(json: str | None) -> Console:
+    """Where tables go: to stderr where the JSON goes to stdout; wide where nobody looks on."""
+    from rich.console import Console
+
+    console = Console(file=sys.stderr if json == "-" else sys.stdout)
+    if not console.is_terminal:
+        console.width = 150
+    return console
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
