@@ -17,13 +17,16 @@ from topology.falls import Falls
 from topology.measured import NodeFigures, PathFigures, from_measurements, regions_of
 from topology.network import Network
 from topology.plan import Plan
-from topology.planner import make_plan, replan
+from topology.planner import PAYLOAD, make_plan, replan
 from topology.remarks import remarks
 
 #: The region of members that name none and of whom no round trip is known yet.
 UNKNOWN = "unknown"
 #: Regions at most: the time of a plan grows fast with them, and any member may name one of its own.
 MAX_REGIONS = 32
+#: A payload smaller than this (bytes) is planned for as one of this size: the next may be larger, and on most links
+#: round trips count for more by far already.
+SMALLEST_PAYLOAD = 4 << 20
 #: Regions are looked for again once this share more of the round trips is known.
 _MORE_KNOWN = 1.1
 
@@ -66,7 +69,11 @@ class HubPlanner:
         network = network_of(task, self._regions, self._falls)
         # A plan that nothing can be made of is not tried again: the next one begins anew.
         last, self._plan = self._plan, None
-        plan = make_plan(network, revision=self._next) if last is None else replan(last, network)
+        payload = max(SMALLEST_PAYLOAD, task.payload) if task.payload else PAYLOAD
+        if last is None:
+            plan = make_plan(network, revision=self._next, payload=payload)
+        else:
+            plan = replan(last, network, payload=payload)
         self._plan, self._next = plan, plan.revision + 1
         self._falls.planned(plan)
         return HubBook(plan, remarks(task, network, plan.unreachable))

@@ -26,14 +26,17 @@ from topology.packing import pack
 from topology.plan import Plan, demands, predicted_makespan, usage
 from topology.repair import repair, with_members, without_crowds
 from topology.shallow import shallow_packing
+from topology.stars import stars
 
 #: Children of a node in one tree, at most, unless told otherwise.
 MOST_CHILDREN = 16
 #: Up to this many nodes are packed one by one where regions do not do.
 _BY_NODES = 128
-#: Plans are compared by the time that such a payload takes (bytes); with less than this share of the highest rate a
-#: plan is none of the best.
-PAYLOAD, PAYLOAD_CHUNK = 64 << 20, 256 << 10
+#: Plans are compared by the time that a payload takes: of so many bytes unless told otherwise, in chunks of about this
+#: part of it, and of these sizes at least and at most (bytes).
+PAYLOAD = 64 << 20
+_CHUNKS, _SMALLEST_CHUNK, _LARGEST_CHUNK = 256, 64 << 10, 256 << 10
+#: With less than this share of the highest rate a plan is none of the best, unless the payload is a smaller one.
 FULL_RATE = 0.97
 #: How much later than by the best of them a payload may be everywhere for fewer flows between regions; among so few
 #: nodes, since where there are many it is the uplinks that count.
@@ -42,11 +45,13 @@ SOON, _FEW = 1.03, 32
 KEPT_ABOVE = 0.9
 
 
-def make_plan(network: Network, *, most_children: int = MOST_CHILDREN, revision: int = 0) -> Plan:
+def make_plan(
+    network: Network, *, most_children: int = MOST_CHILDREN, revision: int = 0, payload: int = PAYLOAD
+) -> Plan:
     """The best plan that is found. Nodes that cannot be reached are named in it, and in no tree.
 
     most_children: of a node in one tree. It is passed only where the bound would else be missed by far: a few strong
-    nodes among many weak ones.
+    nodes among many weak ones. payload: of what is usually sent (bytes); of a small one latency counts more than rate.
     """
     reachable = network.reachable()
     lost = tuple(network.names[i] for i in np.flatnonzero(~reachable))
@@ -55,25 +60,30 @@ def make_plan(network: Network, *, most_children: int = MOST_CHILDREN, revision:
         nobody = np.full((1, network.size), -1, np.int64)
         return Plan(network.names, network.trainer, nobody, np.ones(1), float("inf"), {}, 0.0, lost, revision)
     slow = _slow(network, most_children)
-    plans = _by_regions(network, slow, most_children)
+    plans = _by_regions(network, slow, most_children, payload)
     bound = broadcast_bound(network).rate
     if network.size <= _BY_NODES and (
         max(plan.lowest_rate for plan in plans) < (0.98 if network.size <= EXACT else 0.92) * bound
     ):
         plans += _by_nodes(network, slow, most_children)
-    return replace(_best(plans, network), bound=bound, unreachable=lost, revision=revision)
+    return replace(_best(plans, network, payload), bound=bound, unreachable=lost, revision=revision)
 
 
-def _best(plans: list[Plan], network: Network) -> Plan:
-    """The plan by which a usual payload should be everywhere first, of those that come near the highest rate."""
+def _best(plans: list[Plan], network: Network, payload: int) -> Plan:
+    """The plan by which a payload should be everywhere first, of those that come near the highest rate."""
     enough = FULL_RATE * max(plan.lowest_rate for plan in plans)
-    near = [plan for plan in plans if plan.lowest_rate >= enough]
-    timed = [(round(predicted_makespan(plan, network, PAYLOAD, PAYLOAD_CHUNK), 3), plan) for plan in near]
+    near = [plan for plan in plans if plan.lowest_rate >= enough or payload < PAYLOAD]
+    timed = [(round(_time(plan, network, payload), 3), plan) for plan in near]
     timed.sort(key=lambda pair: pair[0])
     if network.size > _FEW:
         return timed[0][1]
     # A few thick flows over a long link find their rates sooner than many thin ones.
     return min((plan for time, plan in timed if time <= SOON * timed[0][0]), key=lambda plan: _crossings(plan, network))
+
+
+def _time(plan: Plan, network: Network, payload: int) -> float:
+    chunk = min(_LARGEST_CHUNK, max(_SMALLEST_CHUNK, payload // _CHUNKS))
+    return predicted_makespan(plan, network, payload, chunk)
 
 
 def _crossings(plan: Plan, network: Network) -> int:
@@ -87,15 +97,29 @@ def _crossings(plan: Plan, network: Network) -> int:
     return len(np.unique(parent[across] * len(plan.names) + child[across]))
 
 
-def replan(old: Plan, network: Network, *, kept_above: float = KEPT_ABOVE, most_children: int = MOST_CHILDREN) -> Plan:
-    """A plan for a network that changed: the old trees as they are as long as they reach a share of the best rate.
+def replan(
+    old: Plan,
+    network: Network,
+    *,
+    kept_above: float = KEPT_ABOVE,
+    most_children: int = MOST_CHILDREN,
+    payload: int = PAYLOAD,
+) -> Plan:
+    """A plan for a network that changed: the old trees as they are as long as they are about as good as new ones.
 
     Nodes that left are taken out, and what hung below them hangs elsewhere; nodes that joined are added as leaves. If
-    that reaches `kept_above` of the new plan's rate, it is the plan; with its old revision if nothing in it changed.
+    that reaches `kept_above` of the new plan's rate, or has a small payload everywhere as much later at most, it is the
+    plan; with its old revision if nothing in it changed.
     """
-    new = make_plan(network, most_children=most_children, revision=old.revision + 1)
+    new = make_plan(network, most_children=most_children, revision=old.revision + 1, payload=payload)
     patched = _patched(old, network, new, most_children)
-    if patched is None or patched.lowest_rate < kept_above * new.lowest_rate:
+    if patched is None:
+        return new
+    if payload < PAYLOAD:
+        worse = kept_above * _time(patched, network, payload) > _time(new, network, payload)
+    else:
+        worse = patched.lowest_rate < kept_above * new.lowest_rate
+    if worse:
         return new
     same = patched.names == old.names and np.array_equal(patched.parents, old.parents)
     return replace(patched, revision=old.revision if same else old.revision + 1)
@@ -130,7 +154,7 @@ def _slow(network: Network, most_children: int) -> dict[str, float]:
     return {network.names[i]: float(network.down[i]) for i in np.flatnonzero(slow)}
 
 
-def _by_regions(network: Network, slow: dict[str, float], most_children: int) -> list[Plan]:
+def _by_regions(network: Network, slow: dict[str, float], most_children: int, payload: int) -> list[Plan]:
     """Plans over regions: with trees from the linear program, and with shallow ones."""
     others = [i for i, name in enumerate(network.names) if name not in slow and i != network.trainer]
     most = float(min([network.up[network.trainer], *network.down[others]]))
@@ -150,6 +174,9 @@ def _by_regions(network: Network, slow: dict[str, float], most_children: int) ->
             parents = repair(network, parents, shares, packing.rate, demand, most_children)
             parents = balance(network, parents, shares, packing.rate, demand, most_children)
             plans.append(_weighed(network, parents, shares, slow, demand, most))
+    if payload < PAYLOAD and (flat := stars(network, slow, most_children)) is not None:
+        parents = repair(network, flat[0], flat[1], packing.rate, demand, most_children)
+        plans.append(_plan(network, parents, flat[1], slow, most))
     return plans
 
 
@@ -193,6 +220,11 @@ def _weighed(
             if better > rate * 1.005:
                 keep = weighed > 1e-4
                 parents, shares = parents[keep], weighed[keep] / weighed[keep].sum()
+    return _plan(network, parents, shares, slow, most)
+
+
+def _plan(network: Network, parents: Ints, shares: Floats, slow: dict[str, float], most: float) -> Plan:
+    """The plan of these trees with these weights, the heaviest first."""
     order = np.lexsort((np.arange(len(shares)), -np.round(shares, 9)))
     parents, shares = parents[order], shares[order]
     rate, takes = _fitting(network, parents, shares, slow, most)

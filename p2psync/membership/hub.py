@@ -230,6 +230,7 @@ class HubCore:
         entries = [self._open(data, claimant) for data in request.manifests]
         if self._lineage.update(entries, request.retire):
             self._tell()
+            self._planning.announced(self._lineage.payload)
         self._remark = request.remark or self._remark
         return Announced(revision=self._revision)
 

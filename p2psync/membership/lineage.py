@@ -69,6 +69,13 @@ class Lineage:
         points = [(e.announcement.epoch, e.announcement.version) for e in self._entries.values()]
         return max(points)[1] if points else None
 
+    @property
+    def payload(self) -> int:
+        """Bytes that bring who keeps up to the newest version: the smallest way there; 0 before any."""
+        shown = [e.announcement for e in self._entries.values()]
+        newest = max(((a.epoch, a.version) for a in shown), default=None)
+        return min((a.payload_bytes for a in shown if (a.epoch, a.version) == newest), default=0)
+
     def get(self, manifest_id: str) -> bytes | None:
         """The signed manifest of this id (hex), None if it is not in the lineage."""
         entry = self._entries.get(manifest_id)

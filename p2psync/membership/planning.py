@@ -26,6 +26,8 @@ DRIFT_EVERY = 1.0
 #: Pauses after failures grow from the first to the last of these (seconds).
 RETRY_FIRST = 1.0
 RETRY_LAST = 10.0
+#: A payload that is so many times larger or smaller than the one planned for may need another plan.
+OTHER_PAYLOAD = 4
 _NEVER = float("inf")
 
 
@@ -46,11 +48,15 @@ class PlanBook(Protocol):
 
 @dataclass(frozen=True)
 class PlanTask:
-    """What a plan is to be made from. trainer: a node among the members. measures: by node, of those that told any."""
+    """What a plan is to be made from. trainer: a node among the members. measures: by node, of those that told any.
+
+    payload: bytes of what is usually sent, 0: nothing was yet.
+    """
 
     trainer: str
     members: Sequence[Member]
     measures: Mapping[str, Measures]
+    payload: int = 0
 
 
 class Planner(Protocol):
@@ -75,6 +81,7 @@ class PlanKeeper:
         self._under_way = False
         # What the last plan was made from: small steps add up until they count.
         self._used: Mapping[str, Measures] = {}
+        self._payload = self._used_payload = 0
         self._trouble = ""
         self._pause = RETRY_FIRST
 
@@ -98,6 +105,13 @@ class PlanKeeper:
         if changed_much(self._used.get(node), measures):
             self._wanted_at = min(self._wanted_at, max(now + SETTLE, self._started + DRIFT_EVERY))
 
+    def announced(self, payload: int) -> None:
+        """The newest version is a payload of so many bytes for those who keep up."""
+        self._payload = payload
+        small, large = sorted((payload, self._used_payload))
+        if large > OTHER_PAYLOAD * small:
+            self._wanted_at = min(self._wanted_at, self._started + DRIFT_EVERY)
+
     def begin(
         self, trainer: str | None, members: Iterable[Member], measures: Mapping[str, Measures], now: float
     ) -> PlanTask | None:
@@ -113,9 +127,10 @@ class PlanKeeper:
         if trainer is None or trainer not in names or len(planned) < 2:
             return None  # whoever is missing will change the members when he comes
         self._used = {node: told for node, told in measures.items() if node in names}
+        self._used_payload = self._payload
         self._started = now
         self._under_way = True
-        return PlanTask(trainer, planned, self._used)
+        return PlanTask(trainer, planned, self._used, self._payload)
 
     def made(self, book: PlanBook, now: float) -> bool:
         """The plan that was under way; True if it is another one than that in use."""

@@ -118,13 +118,13 @@ class PeerTable:
     def send_chunk(
         self, name: str, manifest: bytes, index: int, data: bytes | bytearray | memoryview, tag: int = 0
     ) -> bool:
-        """Send a chunk on the peer's emptiest stream; False if the peer is gone."""
+        """Send a chunk on the stream of the peer that will have sent it first; False if the peer is gone."""
         links = self._links.get(name)
         if links is None:
             return False
         self.chunk_at = self._loop.time()
         streams = links.streams
-        stream = streams[0] if len(streams) == 1 else min(streams, key=lambda stream: stream.backlog)
+        stream = streams[0] if len(streams) == 1 else min(streams, key=lambda stream: stream.takes(len(data)))
         stream.send_chunk(manifest, index, data, tag)
         return True
 

@@ -24,6 +24,8 @@ WRITE_LOW = 128 << 10
 MAX_BACKLOG = 16 << 20
 #: Reads and writes up to this size (bytes) leave a connection idle.
 _SMALL = 2048
+#: What connections are taken to carry where nobody knows (bytes a second).
+_RATE = 1e6
 #: A connection that has not greeted by then is closed (seconds).
 GREETING_TIMEOUT = 10.0
 
@@ -146,6 +148,14 @@ class PeerStream(asyncio.BufferedProtocol):
     def backlog(self) -> int:
         """Bytes in user space that wait to be sent."""
         return self._transport.get_write_buffer_size() if self._transport else 0
+
+    def takes(self, size: int) -> float:
+        """Seconds until so many more bytes will have been sent, about: what waits before them, at the rate of late.
+
+        A connection that carried little has a small window. Where rates are not known they are taken for equal.
+        """
+        notsent, rate = tcp.pace(self._socket) if self._socket is not None else (0, 0.0)
+        return (self.backlog + notsent + size) / (rate or _RATE)
 
     @property
     def address(self) -> str:

@@ -37,6 +37,7 @@ _MEMORY = struct.Struct("<I32x")
 #: Payload's share of the memory that packets take in the kernel, about.
 _QUEUED_SHARE = 0.8
 _SENT_RESENT = struct.Struct("<QQ")
+_RTT_WINDOW = struct.Struct("<I8xI")
 #: Linux: bytes that were given to the kernel and not sent yet.
 _SIOCOUTQNSD = 0x894B
 
@@ -99,6 +100,22 @@ def unsent(sock: Any) -> int:
         return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), _SIOCOUTQNSD, bytes(4)))[0])
     except (OSError, ValueError):
         return 0
+
+
+def pace(sock: Any) -> tuple[int, float]:
+    """(bytes that wait in the kernel to be sent for the first time, bytes a second that the window lets out).
+
+    The rate is 0 where the kernel does not tell, or knows no round trip yet.
+    """
+    try:
+        data = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES) if _TCP_INFO is not None else b""
+    except (OSError, ValueError):
+        return 0, 0.0
+    if len(data) < _INFO_BYTES:
+        return 0, 0.0
+    mss = _MSS_SACKED.unpack_from(data, 16)[0]
+    rtt, window = _RTT_WINDOW.unpack_from(data, 68)
+    return _NOTSENT_RTT.unpack_from(data, 144)[0], window * mss * 1e6 / rtt if rtt else 0.0
 
 
 def choose_congestion(wish: str) -> str:

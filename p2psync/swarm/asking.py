@@ -10,6 +10,9 @@ Of a manifest that is pushed here along the plan's trees only what is overdue is
 longer than pushes take (`Lag`). Whoever has all from the beginning, the source, is the last to be asked, since its
 uplink is what everybody waits for. Once the source has put everything in, what lies in the queues of slow relays is
 taken from them: from near peers as soon as they have it, and from those parents whose pushes have ended.
+
+A small manifest is pushed at once by all who pass it on. Once half of it is here and then nothing comes for some while,
+packets were lost, and to wait for them takes longer than to ask others.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 from p2psync.protocol.messages import MAX_REQUEST, SHORT_ID_BYTES, Request
 from p2psync.swarm.ground import Ground
 from p2psync.swarm.peer import Peer
-from p2psync.swarm.transfer import Bits, Transfer
+from p2psync.swarm.transfer import STALL_LEAST, Bits, Transfer
 
 _NEVER = float("inf")
 #: What becomes due to be pulled is looked for no more often than this (seconds).
@@ -54,6 +57,11 @@ class Asking:
             self._hope_due = _NEVER
             self.fill_all(now)
 
+    def pushed(self, transfer: Transfer, now: float) -> None:
+        """A chunk was pushed here: see whether the next one comes."""
+        if self._is_small(transfer):
+            self._ripe_due = min(self._ripe_due, now + transfer.stalls_after)
+
     def heard(self, transfer: Transfer, now: float) -> None:
         """Somebody holds more of a transfer that is pushed here: see later whether it came."""
         if not transfer.complete:
@@ -74,9 +82,8 @@ class Asking:
 
     def fill_all(self, now: float) -> None:
         """Fill every peer's window."""
-        usual, endgame = self._ground.lag.patience, self._endgame_patience
         transfers = self._ground.transfers.values()
-        if not any(t.may_ask(now - (endgame if t.told else usual)) for t in transfers):
+        if not any(t.may_ask(now - self._least_patience(t, now)) for t in transfers):
             return
         # Near and fast peers first: where a chunk can be had from both, it should not cross a long link.
         peers = self._ground.peers.values()
@@ -103,12 +110,27 @@ class Asking:
 
     def _patience(self, peer: Peer, transfer: Transfer, now: float) -> float:
         """How long this peer must have been known to hold a chunk that is pushed here before it is asked for it."""
-        usual = self._ground.lag.patience
-        if not transfer.told:
-            return usual
         ended = peer.name in self._ground.trees.parents and now - peer.pushed_at > ENDGAME_IDLE
         free = ended or (peer.near and not peer.source)
-        return self._endgame_patience if free else usual
+        patience = self._endgame_patience if transfer.told and free else self._ground.lag.patience
+        return patience if peer.source else self._unless_stalled(patience, transfer, now)
+
+    def _least_patience(self, transfer: Transfer, now: float) -> float:
+        """The same of whoever is asked soonest."""
+        patience = self._endgame_patience if transfer.told else self._ground.lag.patience
+        return self._unless_stalled(patience, transfer, now)
+
+    def _unless_stalled(self, patience: float, transfer: Transfer, now: float) -> float:
+        return min(patience, transfer.stalls_after) if self._stalls(transfer, now) else patience
+
+    def _is_small(self, transfer: Transfer) -> bool:
+        return transfer.manifest.payload_bytes <= self._ground.config.flight_least
+
+    def _stalls(self, transfer: Transfer, now: float) -> bool:
+        """Whether most of a small manifest was pushed here, and then nothing more."""
+        if not transfer.pushed or not self._is_small(transfer) or 2 * transfer.missing > len(transfer.held):
+            return False
+        return bool(transfer.missing and transfer.gains) and now - transfer.gained_at >= transfer.stalls_after
 
     @property
     def _endgame_patience(self) -> float:
@@ -152,6 +174,9 @@ class Asking:
         self._ripe_due = max(now + _LOOK_EVERY, self._ripe_due)
         if any(t.told for t in pushed):
             self._ripe_due = min(self._ripe_due, now + _ENDGAME_EVERY)
+        for small in filter(self._is_small, pushed):
+            stalls = small.gained_at + small.stalls_after
+            self._ripe_due = min(self._ripe_due, stalls if stalls > now else now + STALL_LEAST)
 
     def _give_up_late(self, now: float) -> None:
         late: dict[str, dict[bytes, list[int]]] = {}

@@ -387,7 +387,7 @@ class Swarm:
         peer.late.discard((short, chunk.index))
         peer.owed = max(0, peer.owed - size)
         peer.surplus = max(0, peer.surplus - size)
-        asked = transfer.gain(chunk.index)
+        asked = transfer.gain(chunk.index, now)
         for request in asked:
             other = self._peers[request.peer]
             other.asked_bytes -= size
@@ -409,6 +409,8 @@ class Swarm:
             self._asking.fill_all(now)
         elif asked or not transfer.pushed:
             self._asking.fill(peer, now)
+        else:
+            self._asking.pushed(transfer, now)
 
     def _on_reject(self, peer: Peer, reject: Reject, now: float) -> None:
         transfer = self._transfers.get(reject.manifest)

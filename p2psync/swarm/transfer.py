@@ -18,6 +18,9 @@ FIRST_REST = 0.25
 LAST_REST = 60.0
 #: Below so many chunks they are looked at one by one, which is faster than numpy for so few.
 FEW = 24
+#: Of a small manifest: seconds without a chunk, and multiples of the usual time between two, after which those that are
+#: missing seem to be held up.
+STALL_LEAST, STALL_GAPS = 0.05, 3.0
 
 
 @dataclass(slots=True)
@@ -45,7 +48,8 @@ class Transfer:
     missing: how many are needed. typical: bytes of one on average. pushed: chunks are expected down the plan's trees,
     so that only overdue ones are asked for. heard: since when some peer is known to hold each chunk (seconds). tags: of
     chunks that came, or go, down a tree. silent: peers are not told what is held, as long as this node is putting it
-    into the trees. told: the source says to hold everything, so that nothing more is put into the trees.
+    into the trees. told: the source says to hold everything, so that nothing more is put into the trees. began_at,
+    gained_at: when the first and the last of `gains` chunks came (seconds).
     """
 
     id: bytes
@@ -66,6 +70,9 @@ class Transfer:
     silent: bool = False
     told: bool = False
     typical: int = 1
+    began_at: float = 0.0
+    gained_at: float = 0.0
+    gains: int = 0
 
     @classmethod
     def begin(cls, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, rng: random.Random) -> Transfer:
@@ -176,8 +183,16 @@ class Transfer:
                 self.open[index] = self.needed[index]
         return mine
 
-    def gain(self, index: int) -> list[Asked]:
+    @property
+    def stalls_after(self) -> float:
+        """Seconds without a chunk after which those that are missing seem to be held up."""
+        return max(STALL_LEAST, STALL_GAPS * (self.gained_at - self.began_at) / max(1, self.gains - 1))
+
+    def gain(self, index: int, now: float) -> list[Asked]:
         """The chunk is held now; returns the requests that were still out for it."""
+        self.gains, self.gained_at = self.gains + 1, now
+        if self.gains == 1:
+            self.began_at = now
         self.held[index] = True
         self.missing -= bool(self.needed[index])
         self.needed[index] = False

@@ -122,6 +122,20 @@ def test_a_trainer_that_lost_the_run_is_left_out() -> None:
     assert task is not None and fenced not in task.members and len(task.members) == 3
 
 
+def test_a_payload_of_another_size_calls_for_another_plan() -> None:
+    made = Keeper()
+    made.change(0.0)
+    made.keeper.announced(64 << 20)
+    made.make(made.keeper.due)
+    for payload in (60 << 20, 20 << 20, 200 << 20):
+        made.keeper.announced(payload)
+        assert made.keeper.due == float("inf")
+    made.keeper.announced(2 << 20)
+    assert made.keeper.due < float("inf")
+    task = made.begin(10.0)
+    assert task is not None and task.payload == 2 << 20
+
+
 def test_no_plan_is_begun_while_one_is_under_way_and_what_changed_meanwhile_makes_the_next() -> None:
     made = Keeper()
     made.change(0.0)

@@ -48,6 +48,25 @@ def segments_sent(link: stream.PeerStream) -> int:
     return int.from_bytes(info[156:160], "little")
 
 
+def test_a_chunk_takes_the_connection_that_will_have_sent_it_first(run: Run) -> None:
+    async def check() -> None:
+        a, b = await Told("a", streams=2).listen(), await Told("b").listen()
+        a.table.dial(b.info)
+        await until(lambda: len(a.table.streams("b")) == 2)
+        busy, idle = a.table.streams("b")
+        assert 0 < idle.takes(1000) < idle.takes(1_000_000)
+        # As much at once as no socket takes.
+        busy.send_chunk(SHORT, 0, bytes(64 << 20))
+        assert busy.takes(1000) > idle.takes(1000)
+        before = idle.written
+        assert a.table.send_chunk("b", SHORT, 7, bytes(1000))
+        assert idle.written > before
+        await a.table.close()
+        await b.table.close()
+
+    run(check())
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel does not count packets for us")
 def test_a_chunk_and_its_header_leave_together(run: Run) -> None:
     async def check() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from p2psync.protocol.messages import Chunk, Gone, Have, HaveMore, Ready, Request, Want
@@ -12,6 +14,7 @@ from p2psync.swarm.early import MAX_EARLY_CHUNK_BYTES
 from p2psync.swarm.lag import FIRST, LEAST
 from p2psync.swarm.peer import UNASKED_BYTES
 from p2psync.swarm.pushing import AGAIN_AFTER, EXPECTED_FOR, STALLED_AFTER, TELL_AFTER
+from p2psync.swarm.transfer import STALL_LEAST
 from p2psync.swarm.trees import tag_of
 from tests.swarm.swarm_parts import CHUNK, Bench, chunk_data
 
@@ -372,6 +375,36 @@ def test_pushes_that_come_late_as_a_rule_are_waited_for_longer() -> None:
     assert bench.sent(Request) == []
     bench.swarm.poll(306.0)
     assert bench.sent(Request)
+
+
+def test_of_a_small_manifest_what_is_held_up_is_asked_of_others_at_once() -> None:
+    bench = Bench(8, config=replace(CONFIG, flight_least=1 << 20))
+    bench.swarm.follow(relay_plan(("p", ""), ("q", "")), 0.0)
+    for name in ("p", "q", "other"):
+        bench.peer(name)
+    bench.fetch_all()
+    for index in range(6):
+        push(bench, "p", index, now=1.0 + index / 100)
+    bench.have("other", *range(8), now=1.06)
+    bench.swarm.poll(1.05 + STALL_LEAST - 0.005)
+    assert bench.sent(Request) == []
+    bench.swarm.poll(1.06 + STALL_LEAST + 0.005)
+    assert [(name, sorted(request.chunks)) for name, request in bench.sent(Request)] == [("other", [6, 7])]
+
+
+def test_what_comes_slowly_as_a_rule_or_has_hardly_begun_is_not_held_up() -> None:
+    for gap, count in ((0.1, 6), (0.01, 3)):
+        bench = Bench(8, config=replace(CONFIG, flight_least=1 << 20))
+        bench.swarm.follow(relay_plan(("p", "")), 0.0)
+        for name in ("p", "other"):
+            bench.peer(name)
+        bench.fetch_all()
+        for index in range(count):
+            push(bench, "p", index, now=1.0 + index * gap)
+        end = 1.0 + (count - 1) * gap
+        bench.have("other", *range(8), now=end)
+        bench.swarm.poll(end + 2 * gap + STALL_LEAST)
+        assert bench.sent(Request) == []
 
 
 def test_the_source_is_asked_only_when_it_has_long_told_that_it_holds_it() -> None:

@@ -26,13 +26,15 @@ def member(number: int, region: str = "eu", port: int = 7071) -> Member:
     return Member(info=NodeInfo(node=name(number), role=role, region=region, host="h", port=port))
 
 
-def measured(count: int, ups: dict[int, float], regions: dict[int, str] | None = None) -> dict[str, Measures]:
+def measured(
+    count: int, ups: dict[int, float], regions: dict[int, str] | None = None, far: tuple[float, float] = FAR
+) -> dict[str, Measures]:
     """What members tell who have all measured each other, with 100 Mbit/s each unless told otherwise."""
     told = {}
     for i in range(count):
         paths = []
         for j in range(count):
-            rtt, rate = NEAR if regions is None or regions[i] == regions[j] else FAR
+            rtt, rate = NEAR if regions is None or regions[i] == regions[j] else far
             if i != j:
                 paths.append(Path(name(j), rtt, min(rate, ups.get(i, 100.0)), min(rate, ups.get(j, 100.0))))
         told[name(i)] = Measures(ups.get(i, 100.0), 1000.0, paths)
@@ -152,13 +154,25 @@ def test_after_a_plan_that_failed_the_next_one_begins_anew_with_a_higher_revisio
     members = [member(i) for i in range(4)]
     first = planner.plan(task(members))
 
-    def fail(old: Plan, network: Network) -> Plan:
+    def fail(old: Plan, network: Network, *, payload: int) -> Plan:
         raise ArithmeticError("a plan of which nothing can be made")
 
     monkeypatch.setattr("topology.hub_planner.replan", fail)
     with pytest.raises(ArithmeticError):
         planner.plan(task(members))
     assert planner.plan(task(members)).revision == first.revision + 1
+
+
+def test_small_payloads_get_flat_trees_and_large_ones_lose_them_again() -> None:
+    # All are far from each other.
+    members, told = [member(i) for i in range(12)], measured(12, {}, {i: str(i) for i in range(12)}, (0.3, 100.0))
+    planner = HubPlanner()
+    depths = []
+    for payload in (256 << 20, 1 << 20, 256 << 20):
+        made = planner.plan(PlanTask(name(0), members, told, payload)).plan
+        depths.append(int(made.depth.max()))
+        assert made.lowest_rate > 0.9 * made.bound
+    assert depths[1] == 2 < min(depths[0], depths[2])
 
 
 def test_a_region_of_ones_own_each_does_not_make_planning_slow() -> None:
