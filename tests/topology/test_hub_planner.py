@@ -163,16 +163,16 @@ def test_after_a_plan_that_failed_the_next_one_begins_anew_with_a_higher_revisio
     assert planner.plan(task(members)).revision == first.revision + 1
 
 
-def test_small_payloads_get_flat_trees_and_large_ones_lose_them_again() -> None:
+def test_once_payloads_are_small_trees_are_flat() -> None:
     # All are far from each other.
     members, told = [member(i) for i in range(12)], measured(12, {}, {i: str(i) for i in range(12)}, (0.3, 100.0))
     planner = HubPlanner()
     depths = []
-    for payload in (256 << 20, 1 << 20, 256 << 20):
+    for payload in (256 << 20, 1 << 20):
         made = planner.plan(PlanTask(name(0), members, told, payload)).plan
         depths.append(int(made.depth.max()))
         assert made.lowest_rate > 0.9 * made.bound
-    assert depths[1] == 2 < min(depths[0], depths[2])
+    assert depths[1] == 2 < depths[0]
 
 
 def test_a_region_of_ones_own_each_does_not_make_planning_slow() -> None:
