@@ -52,27 +52,35 @@ class Granting:
         """Work was put in or came back, or there is a new version: look anew."""
         self._outlook = None
 
-    def choose(self, node: str, most: int, room: int, now: float) -> tuple[list[Numbered], list[Numbered]]:
-        """Items for `node`, at most so many and payloads of `room` bytes: of the pool, and of what others hold."""
+    def choose(
+        self, node: str, most: int, room: int, now: float, upto: int | None
+    ) -> tuple[list[Numbered], list[Numbered]]:
+        """Items for `node`, at most so many and payloads of `room` bytes: of the pool, and of what others hold.
+
+        upto: only of what was put in for this version or an earlier one.
+        """
         if most <= 0 or not self._pace.in_time(node, now) or not (len(self._pool) or len(self._claims)):
             return [], []
         if not self._config.allot:
-            return self._first(most, room), []
+            return self._first(most, room, upto), []
         outlook = self._look(now)
         if not self._pace.measured(node):
             most = min(most, self._untried(outlook.nodes) - self._claims.count[node])
         mine = self._pace.prospect(node, now)
         chosen: list[Numbered] = []
-        for version, count in self._pool.versions():
+        for version, count in self._versions(upto):
             if version > outlook.oldest and not chosen and (hedged := self._hedge(node, outlook, now)):
                 return [], hedged
             wanted = mine.capacity(outlook.ends.get(version, math.inf) - now) - len(chosen)
             chosen += self._of(version, min(count, most - len(chosen), wanted), room - _size(chosen))
         return chosen, [] if chosen else self._hedge(node, outlook, now)
 
-    def _first(self, most: int, room: int) -> list[Numbered]:
+    def _versions(self, upto: int | None) -> list[tuple[int, int]]:
+        return [(version, count) for version, count in self._pool.versions() if upto is None or version <= upto]
+
+    def _first(self, most: int, room: int, upto: int | None) -> list[Numbered]:
         chosen: list[Numbered] = []
-        for version, count in self._pool.versions():
+        for version, count in self._versions(upto):
             chosen += self._of(version, min(count, most - len(chosen)), room - _size(chosen))
         return chosen
 

@@ -64,8 +64,8 @@ class Ledger:
         saved: Saved | None = None,
         now: float = 0.0,
     ) -> None:
-        """record: told of every change. saved: a state to begin with; its claims last from `now` as if just made, and
-        what was taken and not committed waits to be taken again."""
+        """record: told of every change. saved: a state to begin with; its claims last from `now` as if just made. See
+        `resume`."""
         self.config = config or LedgerConfig()
         self.head: int | None = None
         self.pace = Pace(self.config.max_staleness, self.config.max_rate)
@@ -222,6 +222,16 @@ class Ledger:
         self._record(StepCommitted(step=self._step))
         return gone
 
+    def resume(self, committed: int | None = None) -> int:
+        """For a trainer that starts anew: what it took for steps up to `committed` is gone, the rest comes again.
+
+        committed: the last step that its own saved state holds; None: none, or none that was not told by `commit_step`.
+        Returns how many results wait to be taken again.
+        """
+        if committed is not None:
+            self.commit_step(committed)
+        return self.hand_back()
+
     def drop_before(self, version: int) -> int:
         """Give up unfinished work put in for versions below `version`, claimed or not. Returns how many items.
 
@@ -262,10 +272,11 @@ class Ledger:
                 raise UsageError("this work lease id is in use; draw another")
             return list(known.items.values())
         self.pace.asked(node, version, now)
-        if self._done_bytes >= self.config.max_done_bytes:
+        if not self._room(self._oldest()):
             return []
+        upto = None if self._room(None) else self._oldest()
         most = min(max_items, MAX_GRANT_ITEMS, self.config.max_per_node - self._claims.count[node])
-        pooled, hedged = self._granting.choose(node, most, MAX_GRANT_BYTES, now)
+        pooled, hedged = self._granting.choose(node, most, MAX_GRANT_BYTES, now, upto)
         for number, _ in pooled:
             self._pool.remove(number)
         if items := pooled + hedged:
@@ -343,7 +354,20 @@ class Ledger:
             return "unknown_version"
         if digest != self._digests[version]:
             return "wrong_digest"
-        return "accepted" if self._done_bytes + size <= self.config.max_done_bytes else "full"
+        return "accepted" if self._room(claim.items[self._open[item]].version, size) else "full"
+
+    def _oldest(self) -> int | None:
+        """The oldest version that there is unfinished work for."""
+        return min([version for version, _ in self._pool.versions()] + self._claims.versions(), default=None)
+
+    def _room(self, version: int | None, size: int = 1) -> bool:
+        """Whether a result of an item put in for `version` finds room.
+
+        Half of all room is kept for the oldest step: else results of later ones, which come early, could fill it all
+        while the trainer waits for the last of this one.
+        """
+        whole = self.config.max_done_bytes
+        return self._done_bytes + size <= (whole if version == self._oldest() else max(whole // 2, 1))
 
     def _accept(self, lease_id: str, number: int, result: bytes, version: int, tokens: int, now: float) -> None:
         claim = self._claims.by_lease[lease_id]
@@ -455,7 +479,6 @@ class Ledger:
             self._open_item(number, work)
             if not self._claims.holders(number):
                 self._pool.add(number, work)
-        for done in sorted([*saved.done, *saved.taken], key=lambda done: done.order):
+        for done in saved.done:
             self._add_done(done)
-        if saved.taken:
-            self._record(HandedBack(items=[done.number for done in saved.taken]))
+        self._taken = {done.order: done for done in saved.taken}
