@@ -13,10 +13,15 @@ from trainer.pace import Prospect
 
 #: Halvings of the interval in which the end of a step is looked for: to one part in a million.
 _HALVINGS = 24
+#: Far above the rounding of any clock, far below what an item takes (seconds).
+_SLACK = 1e-4
 
 
 def end_of(prospects: Sequence[Prospect], items: int) -> float:
-    """The earliest time (seconds from now) by which all together can finish so many items more, and what they hold."""
+    """The earliest time (seconds from now) by which all together can finish so many items more, and what they hold.
+
+    It is a little later than that, so that no rounding of times takes an item from whom it falls to.
+    """
     if not prospects:
         return float("inf")
     low, high = 0.0, min(p.finish(items) for p in prospects)
@@ -26,4 +31,4 @@ def end_of(prospects: Sequence[Prospect], items: int) -> float:
             high = middle
         else:
             low = middle
-    return high
+    return high + _SLACK

@@ -102,7 +102,8 @@ class Granting:
 
     def _look(self, now: float) -> _Outlook:
         known = self._outlook
-        if known is not None and now <= known.at + known.nodes * _HOLDS and known.nodes == self._pace.known:
+        holds = self._pace.known * _HOLDS
+        if known is not None and now <= known.at + holds and known.nodes == self._pace.known:
             return known
         self._pace.refresh()
         active = self._pace.active(now)
@@ -112,7 +113,8 @@ class Granting:
         versions = self._pool.versions()
         for version, count in versions:
             left += count
-            ends[version] = now + end_of(prospects, left)
+            # Whoever asks while the outlook holds must still find what it would have found at once.
+            ends[version] = now + holds + end_of(prospects, left)
         oldest = min([version for version, _ in versions] + self._claims.versions(), default=0)
         late = [(-end, name) for name in self._claims.of_node if (end := self._through(name, oldest, now)) is not None]
         heapq.heapify(late)

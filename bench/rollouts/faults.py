@@ -23,10 +23,28 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
     seed: int
     seconds: float
+    steps: int
+    prompts: int
     deaths: int
     restarts: int
+    cuts: int
     hedged: int
     verdicts: dict[str, int]
+
+
+class Swept(msgspec.Struct, kw_only=True):
+    """What came of many seeds. seconds: virtual, of the longest."""
+
+    seeds: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+    prompts: int = 0
+    deaths: int = 0
+    restarts: int = 0
+    cuts: int = 0
+    hedged: int = 0
+    verdicts: dict[str, int] = {}
 
 
 @dataclass
@@ -150,7 +168,7 @@ class _Actor:
         def got(answer: object) -> None:
             nonlocal answered
             answered = True
-            _, void = answer  # type: ignore[misc]
+            void = answer[1]  # type: ignore[index]
             self.queue = [work for work in self.queue if work[1] not in void]
             self._ask()
 
@@ -213,7 +231,7 @@ class World:
             _Actor(self, f"n{index}", rng.choice([30.0, 100.0, 300.0]), liar=index > 0 and rng.random() < 0.3)
             for index in range(count)
         ]
-        self.deaths = 0
+        self.deaths = self.cuts = 0
         self._faults: list[Callable[[], None]] = [self._kill, self._cut, self._stick, self._restart]
 
     def delay(self) -> float:
@@ -234,6 +252,9 @@ class World:
         return History(
             seed=self.seed,
             seconds=self.clock.now,
+            steps=self.trainer.steps,
+            prompts=self.trainer.steps * self.trainer.items,
+            cuts=self.cuts,
             deaths=self.deaths,
             restarts=self.trainer.restarts,
             hedged=self.trainer.hedged + (self.trainer.ledger.counts.hedged if self.trainer.ledger else 0),
@@ -259,6 +280,7 @@ class World:
     def _cut(self) -> None:
         actor = self.rng.choice(self.actors)
         actor.cut = True
+        self.cuts += 1
         self.clock.after(self.rng.uniform(0.5, 15.0), lambda: setattr(actor, "cut", False))
 
     def _stick(self) -> None:
@@ -281,3 +303,21 @@ class World:
 def simulate(seed: int) -> History:
     """One seed. Raises `Broken`."""
     return World(seed).run()
+
+
+def sweep(seeds: range, tell: Callable[[str], None]) -> Swept:
+    """Every seed; what broke is told in a line each."""
+    swept = Swept(seeds=len(seeds))
+    for seed in seeds:
+        try:
+            history = simulate(seed)
+        except Exception as error:
+            swept.failed += 1
+            tell(f"seed {seed}: {type(error).__name__}: {error}")
+            continue
+        swept.seconds = max(swept.seconds, history.seconds)
+        for name in ("steps", "prompts", "deaths", "restarts", "cuts", "hedged"):
+            setattr(swept, name, getattr(swept, name) + getattr(history, name))
+        for verdict, count in history.verdicts.items():
+            swept.verdicts[verdict] = swept.verdicts.get(verdict, 0) + count
+    return swept

@@ -19,6 +19,8 @@ from trainer.ledger import Ledger, LedgerConfig
 
 #: How often a waiting actor's share is looked at again (seconds), as in `trainer.ledger_service`.
 LOOK_EVERY = 0.25
+LENGTHS = ("fixed", "exponential", "heavy")
+POLICIES = ("equal", "asking", "allotted")
 _DIGEST = "00" * 16
 
 
@@ -44,7 +46,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a case went. seconds: of each step. ideal: of all, if every actor worked at full rate to the end.
+    """How a case went. seconds: of each step. ideal: of all, if every actor worked at full rate to each step's end.
 
     hedged: grants of items that somebody else held. wasted: share of all generated tokens that did not count.
     """
@@ -59,6 +61,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def total(self) -> float:
         """Seconds of all steps."""
         return sum(self.seconds)
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """One case under each policy, in the order of `POLICIES`."""
+
+    case: Case
+    outcomes: list[Outcome]
 
 
 @dataclass
@@ -101,22 +110,32 @@ class Simulation:
     def run(self) -> Outcome:
         """All steps."""
         seconds = []
-        total = 0.0
         for step in range(self.case.steps):
             began = self.now
             self._begin(step)
             while self._remaining:
                 self.now, _, call = heapq.heappop(self._events)
                 call()
-            total += sum(self._length(step, index) for index in range(self.case.items))
             seconds.append(self.now - began)
         return Outcome(
             policy=self.policy,
             seconds=seconds,
-            ideal=total / sum(self.case.speeds),
+            ideal=sum(self._ideal(step) for step in range(self.case.steps)),
             hedged=self.ledger.counts.hedged,
             wasted=1 - self._useful / self._made,
         )
+
+    def _ideal(self, step: int) -> float:
+        """The least time in which all actors together can make the step's tokens, each from its lag on."""
+        tokens = sum(self._length(step, index) for index in range(self.case.items))
+        begun = sorted((actor.lag, actor.speed) for actor in self.actors)
+        rate = made = 0.0
+        for (lag, speed), (following, _) in zip(begun, [*begun[1:], (float("inf"), 0.0)], strict=True):
+            rate += speed
+            if made + rate * (following - lag) >= tokens:
+                return lag + (tokens - made) / rate
+            made += rate * (following - lag)
+        raise AssertionError("the last interval has no end")
 
     def _begin(self, step: int) -> None:
         self.ledger.admit(step, _DIGEST, self.now)
@@ -206,23 +225,24 @@ def _lengths(case: Case) -> Callable[[int, int], float]:
     return length
 
 
-def compare(case: Case, policies: Sequence[str] = ("equal", "asking", "allotted")) -> list[Outcome]:
+def compare(case: Case, policies: Sequence[str] = POLICIES) -> list[Outcome]:
     """The same case under each policy."""
     return [Simulation(case, policy).run() for policy in policies]
 
 
-def cases(seed: int = 1) -> list[Case]:
+def cases(seed: int = 1, steps: int = 8) -> list[Case]:
     """What `p2psync sim rollouts` shows."""
-    mixed = [1000.0, 3000.0]
-    return [
-        Case(name="1:3, one after another", speeds=mixed, seed=seed),
-        Case(name="1:3, fixed lengths", speeds=mixed, lengths="fixed", seed=seed),
-        Case(name="1:3, heavy lengths", speeds=mixed, lengths="heavy", seed=seed),
-        Case(name="1:3, 32 at a time", speeds=mixed, slots=32, items=512, seed=seed),
-        Case(name="4 × 1, 4 × 3, 32 at a time", speeds=mixed * 4, slots=32, items=1024, seed=seed),
-        Case(name="1:1:1:5", speeds=[1000.0, 1000.0, 1000.0, 5000.0], seed=seed),
-        Case(name="1:1:1:5, 32 at a time", speeds=[1000.0, 1000.0, 1000.0, 5000.0], slots=32, items=512, seed=seed),
-        Case(name="1:1:1:1, the last late", speeds=[2000.0] * 4, lags=[1.0, 1.0, 1.0, 12.0], seed=seed),
-        Case(name="1:3, the slow one claims tenfold", speeds=mixed, claims=[10.0, 1.0], seed=seed),
-        Case(name="16 equal", speeds=[1000.0] * 16, seed=seed),
+    two, four = [1000.0, 3000.0], [1000.0, 1000.0, 1000.0, 5000.0]
+    shown = [
+        Case(name="1:3", speeds=two),
+        Case(name="1:3, all of one length", speeds=two, lengths="fixed"),
+        Case(name="1:3, heavy tail", speeds=two, lengths="heavy"),
+        Case(name="1:3, the slow one claims tenfold", speeds=two, claims=[10.0, 1.0]),
+        Case(name="1:3, 32 at a time", speeds=two, slots=32, items=512),
+        Case(name="4 × 1:3, 32 at a time", speeds=two * 4, slots=32, items=1024),
+        Case(name="1:1:1:5", speeds=four),
+        Case(name="1:1:1:5, 32 at a time", speeds=four, slots=32, items=512),
+        Case(name="1:1:1:1, one gets versions late", speeds=[2000.0] * 4, lags=[1.0, 1.0, 1.0, 12.0]),
+        Case(name="16 equal", speeds=[1000.0] * 16),
     ]
+    return [msgspec.structs.replace(case, seed=seed, steps=steps) for case in shown]
