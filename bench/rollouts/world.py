@@ -54,6 +54,7 @@ class Trainer:
         self.steps = steps
         self.items = items
         self.config = config
+        self._disk = rng.choice([0.05, 1.0])
         self.life = 0
         self.ledger: Ledger | None = None
         self.members: dict[str, tuple[int, float]] = {}  # node → incarnation, until
@@ -108,7 +109,7 @@ class Trainer:
     def _record(self, change: Change) -> None:
         self._pending.append(change)
         if len(self._pending) == 1:
-            self._later(self.rng.uniform(0.001, 0.05), self._flush)
+            self._later(self.rng.uniform(0.001, self._disk), self._flush)
 
     def _flush(self) -> None:
         for change in self._pending:
