@@ -106,6 +106,10 @@ class LedgerService:
         await self._durable.settled()
         return gone
 
+    async def settled(self) -> None:
+        """Wait until all that happened so far is durable. Raises `StoreError`."""
+        await self._durable.settled()
+
     def tick(self) -> None:
         """Bring the ledger up to the hub's clock, and wake who waits. To be called after direct use of `ledger`."""
         self.ledger.expire(self._hub.now())
@@ -188,7 +192,8 @@ class LedgerService:
         self._work.set()
         self._results.set()
 
-    async def _close(self, _app: web.Application) -> None:
+    async def close(self, _app: web.Application | None = None) -> None:
+        """Write what is left to the journal and close it; the application does so when it is cleaned up."""
         await self._durable.close()
 
 
@@ -247,5 +252,5 @@ def mount(
     hub.on_renewed(service._renewed)
     hub.metrics.registry.register(_LedgerMetrics(service))
     app.on_shutdown.append(service._stop)
-    app.on_cleanup.append(service._close)
+    app.on_cleanup.append(service.close)
     return service
