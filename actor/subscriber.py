@@ -20,6 +20,7 @@ from typing import TypeVar
 from torch import nn
 
 from actor.gate import Gate
+from actor.live_version import LiveVersion
 from actor.node import ActorConfig, ActorNode
 from actor.work_client import WorkClient
 from p2psync.engines.module import ModuleEngine
@@ -75,6 +76,11 @@ class Subscriber:
             position = self.engine.position
             assert position is not None
             yield position
+
+    @property
+    def live(self) -> LiveVersion:
+        """What is live, for a rollout face beside this subscriber (`actor.rollout_face`); on any loop."""
+        return LiveVersion(self._gate, lambda: self.engine.position)
 
     def wait_for(self, version: int, timeout: float) -> None:
         """Wait until `version` or a later one is live and acknowledged. Raises TimeoutError, and as `serving`."""

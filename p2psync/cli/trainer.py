@@ -103,9 +103,9 @@ def trainer(
         node = TrainerNode(config, show) if work is None else TrainerNode(config, work.hears(show), work.mount)
         watching = WatchDaemon(node, watch, marker=marker, settle=settle, on_event=show)
         await node.start()
-        if work is not None:
-            work.started(node.position)
         try:
+            if work is not None:
+                work.started(node.position)
             public = public_text(signing.public_key().public_bytes_raw())
             show(
                 Note(f"hub at {node.hub_url}; actors: p2psync actor --join {node.hub_url} --trust {public} --into DIR")
