@@ -19,6 +19,7 @@ class Durability:
     def __init__(self, journal: Journal | None) -> None:
         self._journal = journal
         self._pending: list[Change] = []
+        self._recorded = self._written = 0
         self._writing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "p2psync-journal")
 
@@ -26,6 +27,7 @@ class Durability:
         """Take a change; it is written soon, after all that came before."""
         if self._journal is not None:
             self._pending.append(change)
+            self._recorded += 1
             self._begin()
 
     async def settled(self) -> None:
@@ -33,12 +35,8 @@ class Durability:
 
         Raises `StoreError` while the disk refuses; nothing is lost by that but time: the next call tries again.
         """
-        if self._journal is None:
-            return
-        if self._writing is not None:
-            # What is on its way now began without what came since.
-            await asyncio.shield(self._writing)
-        if self._pending:
+        wanted = self._recorded
+        while self._written < wanted:
             self._begin()
             assert self._writing is not None
             await asyncio.shield(self._writing)
@@ -68,6 +66,7 @@ class Durability:
             except BaseException:
                 self._pending = batch + self._pending
                 raise
+            self._written += len(batch)
         finally:
             self._writing = None
         if self._pending:

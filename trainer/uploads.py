@@ -74,19 +74,20 @@ class Uploads:
             return _busy("full")
         if verdict != "accepted":
             self._ledger.refuse(head.work, head.item, verdict)
-            return await self._answer(head, verdict)
+            return await self._answer(verdict, self._ledger.void(head.work))
         self.size += room
         try:
             body = await self._read(request, size)
             result = _unpacked(body) if head.packed else body
-            return await self._answer(head, self._complete(head, result))
+            void = self._ledger.void(head.work)  # before the lease may end with this result
+            return await self._answer(self._complete(head, result), void)
         finally:
             self.size -= room
 
     def _complete(self, head: ResultHead, result: bytes) -> Verdict:
         return self._ledger.complete(head.work, head.item, result, head.version, head.digest, self._now(), head.tokens)
 
-    async def _answer(self, head: ResultHead, verdict: Verdict) -> web.Response:
+    async def _answer(self, verdict: Verdict, void: list[str]) -> web.Response:
         self._told()
         if verdict == "full":
             return _busy(verdict)
@@ -97,7 +98,7 @@ class Uploads:
             refusal = web.Response(body=encode_error(HubError(str(error))), status=503, content_type="application/json")
             refusal.headers["Retry-After"] = f"{RETRY_AFTER:.0f}"
             return refusal
-        return reply_json(Receipt(verdict=verdict, void=self._ledger.void(head.work)))
+        return reply_json(Receipt(verdict=verdict, void=void))
 
     async def _read(self, request: web.Request, size: int) -> bytes:
         if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:

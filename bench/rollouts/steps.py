@@ -199,8 +199,8 @@ class Simulation:
     def _offered(self, actor: _Actor, lease: str, item: str, tokens: float) -> None:
         told = int(tokens * actor.lie)
         version = int(item.split("/")[0])
-        verdict = self.ledger.complete(lease, item, b"", version, _DIGEST, self.now, told)
         void = set(self.ledger.void(lease))
+        verdict = self.ledger.complete(lease, item, b"", version, _DIGEST, self.now, told)
         actor.queue = [(lease, waiting) for lease, waiting in actor.queue if waiting not in void]
         if verdict == "accepted":
             self._useful += tokens

@@ -215,11 +215,11 @@ class Trainer:
         """A result, true or forged."""
         ledger = self.ledger
         assert ledger is not None
+        void = ledger.void(lease)
         verdict: Verdict = ledger.complete(lease, item, result, version, digest, self.clock.now, tokens)
         self.verdicts[verdict] = self.verdicts.get(verdict, 0) + 1
         if verdict == "accepted":
             self._check(ledger, lease, item, version, digest)
-        void = ledger.void(lease)
 
         def answer() -> None:
             if verdict == "accepted":

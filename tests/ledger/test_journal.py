@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import resource
 import shutil
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from bench.rollouts.replay import Replay
 from bench.rollouts.world import digest_of
 from p2psync.errors import StoreError
+from trainer.durability import Durability
 from trainer.journal import Journal
 from trainer.ledger import Ledger, LedgerConfig
 from trainer.ledger_records import Change, Put, Saved
@@ -222,3 +225,37 @@ def test_a_full_disk_refuses_a_batch_whole_and_takes_it_later(tmp_path: Path) ->
     journal.write(changes)
     assert len(journal.read().open) == 8
     journal.close()
+
+
+async def test_what_comes_while_another_batch_is_written_is_waited_for_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "ledger.db")
+    write, allowed, written = journal.write, threading.Semaphore(0), []
+
+    def slowly(changes: list[Change]) -> None:
+        assert allowed.acquire(timeout=10)
+        write(changes)
+        written.extend(changes)
+
+    monkeypatch.setattr(journal, "write", slowly)
+    durable = Durability(journal)
+    changes = [Put(first=number, items=[]) for number in range(3)]
+    durable.record(changes[0])
+    first = asyncio.create_task(durable.settled())
+    await asyncio.sleep(0.01)  # time for it to begin
+    durable.record(changes[1])
+    second = asyncio.create_task(durable.settled())
+    allowed.release()
+    await first
+    assert written[:1] == changes[:1]
+    durable.record(changes[2])
+    third = asyncio.create_task(durable.settled())
+    await asyncio.sleep(0.01)
+    assert not second.done() or written == changes[:2]
+    for _ in range(2):
+        allowed.release()
+    await asyncio.gather(second, third)
+    assert written == changes
+    allowed.release()
+    await durable.close()
