@@ -28,7 +28,7 @@ def answer(url: str, count: int, version: int, digest: str) -> list[str]:
             lease = (await hub.join(NodeInfo(node="1" * 32, role="actor"))).lease
             verdicts = []
             while len(verdicts) < count:
-                grant = await client.lease(lease, count - len(verdicts), 5.0, version)
+                grant = await client.lease(lease, count - len(verdicts), 5.0)
                 assert grant.items
                 for item in grant.items:
                     receipt = await client.deliver(
