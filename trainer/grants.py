@@ -19,6 +19,8 @@ from trainer.pool import Pool
 
 #: How long an outlook holds for each node in it (seconds): looking costs about a hundredth of that.
 _HOLDS = 0.0005
+#: And until there are so many times as many nodes.
+_GROWN = 1.25
 
 Numbered = tuple[int, WorkItem]
 
@@ -103,7 +105,7 @@ class Granting:
     def _look(self, now: float) -> _Outlook:
         known = self._outlook
         holds = self._pace.known * _HOLDS
-        if known is not None and now <= known.at + holds and known.nodes == self._pace.known:
+        if known is not None and now <= known.at + holds and self._pace.known <= _GROWN * known.nodes:
             return known
         self._pace.refresh()
         active = self._pace.active(now)

@@ -16,21 +16,21 @@ Every change of state is told to `record` as it happens, and `Ledger(saved=…)`
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable
 
 from p2psync.errors import UsageError
 from p2psync.membership.work import (
     MAX_GRANT_BYTES,
     MAX_GRANT_ITEMS,
-    MAX_ITEM_ID,
-    MAX_PAYLOAD_BYTES,
     MAX_RESULT_BYTES,
     Verdict,
     WorkItem,
 )
+from trainer.admission import Admission
 from trainer.claims import Claim, Claims
 from trainer.grants import Granting
+from trainer.items import Items
 from trainer.ledger_config import Counts, LedgerConfig
 from trainer.ledger_records import (
     Accepted,
@@ -49,6 +49,7 @@ from trainer.ledger_records import (
 )
 from trainer.pace import Pace
 from trainer.pool import Pool
+from trainer.results import Results
 
 __all__ = ["Counts", "Done", "Ledger", "LedgerConfig"]
 
@@ -67,21 +68,15 @@ class Ledger:
         """record: told of every change. saved: a state to begin with; its claims last from `now` as if just made. See
         `resume`."""
         self.config = config or LedgerConfig()
-        self.head: int | None = None
         self.pace = Pace(self.config.max_staleness, self.config.max_rate)
         self._record = record
-        self._digests: OrderedDict[int, str] = OrderedDict()
+        self._admission = Admission(self.config.max_staleness)
         self._pool = Pool()
         self._claims = Claims(self.config.claim_ttl, self.config.max_hold)
         self._granting = Granting(self.config, self._pool, self._claims, self.pace)
-        self._open: dict[str, int] = {}  # ids pooled or claimed → numbers
-        self._open_bytes = 0
-        self._done: OrderedDict[int, Done] = OrderedDict()  # by order
-        self._done_bytes = 0
-        self._taken: dict[int, Done] = {}  # by order
-        self._completed: OrderedDict[str, None] = OrderedDict()
+        self._items = Items(self.config)
+        self._results = Results()
         self._leased_before: set[int] = set()
-        self._next_number = 0
         self._next_order = 0
         self._step = 0
         self._counts: Counter[str] = Counter()
@@ -90,6 +85,11 @@ class Ledger:
             self._restore(saved, now)
 
     # ---- what there is ---------------------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> int | None:
+        """The newest version, None before the first."""
+        return self._admission.head
 
     @property
     def pooled(self) -> int:
@@ -104,12 +104,12 @@ class Ledger:
     @property
     def done(self) -> int:
         """Results that wait to be taken."""
-        return len(self._done)
+        return len(self._results.waiting)
 
     @property
     def taken(self) -> int:
         """Results that were taken for the step in hand."""
-        return len(self._taken)
+        return len(self._results.taken)
 
     @property
     def step(self) -> int:
@@ -139,18 +139,10 @@ class Ledger:
 
         Raises `UsageError` unless versions rise.
         """
-        if self.head is not None and version <= self.head:
-            if self._digests.get(version) == digest:
-                return
-            raise UsageError(f"version {version} after version {self.head}: versions only rise in a ledger; begin anew")
-        self.head = version
-        self._digests[version] = digest
-        oldest = version - self.config.max_staleness
-        while next(iter(self._digests)) < oldest:
-            self._digests.popitem(last=False)
-        self.pace.admitted(version, now)
-        self._granting.changed()
-        self._record(Admitted(version=version, digest=digest, oldest=oldest))
+        if self._admission.admit(version, digest):
+            self.pace.admitted(version, now)
+            self._granting.changed()
+            self._record(Admitted(version=version, digest=digest, oldest=self._admission.oldest))
 
     def put(self, version: int, items: Iterable[tuple[str, bytes]], *, skip_known: bool = False) -> int:
         """Put in work for `version`: ids never used before, and payloads. All or nothing; returns how many.
@@ -158,15 +150,12 @@ class Ledger:
         skip_known: pass over ids that were put in before, for a trainer that starts anew and puts in the same. Raises
         `UsageError` for an id that was used or is over 128 characters, a payload over 1 MiB, or a full ledger.
         """
-        new = [WorkItem(item=item, version=version, payload=payload) for item, payload in items]
-        if skip_known:
-            new = [work for work in new if not self._known(work.item)]
-        self._check_new(new)
-        first = self._next_number
-        self._next_number += len(new)
+        new = self._items.new(version, items, self.done + self.taken, skip_known=skip_known)
+        first = self._items.next
+        self._items.next += len(new)
         self._record(Put(first=first, items=new))
         for number, work in enumerate(new, first):
-            self._open_item(number, work)
+            self._items.open(number, work)
             self._pool.add(number, work)
         self._granting.changed()
         self._counts["put"] += len(new)
@@ -178,16 +167,7 @@ class Ledger:
         version: only of items that were put in for it. They are the caller's; should its step come to nothing, they
         can be taken again after `hand_back`, until `commit_step`.
         """
-        taken: list[Done] = []
-        for done in self._done.values():
-            if len(taken) >= max_items:
-                break
-            if version is None or done.item.version == version:
-                taken.append(done)
-        for done in taken:
-            del self._done[done.order]
-            self._done_bytes -= len(done.result)
-            self._taken[done.order] = done
+        taken = self._results.take(max_items, version)
         if taken:
             self._record(HandedOut(step=self._step, items=[done.number for done in taken]))
         return taken
@@ -197,11 +177,7 @@ class Ledger:
 
         Those that are gone already are passed over. Returns how many there were.
         """
-        back = list(self._taken.values()) if results is None else [d for d in results if d.order in self._taken]
-        for done in back:
-            del self._taken[done.order]
-            self._add_done(done)
-        self._done = OrderedDict(sorted(self._done.items()))
+        back = self._results.hand_back(results)
         if back:
             self._record(HandedBack(items=[done.number for done in back]))
         return len(back)
@@ -215,8 +191,7 @@ class Ledger:
             step = self._step
         if step < self._step:
             return 0
-        gone = len(self._taken)
-        self._taken.clear()
+        gone = self._results.forget_taken()
         self._step = step + 1
         self._counts["committed"] += gone
         self._record(StepCommitted(step=self._step))
@@ -246,8 +221,8 @@ class Ledger:
                 self._void(lease, number)
         pooled = [work for work in self._pool if work.version < version]
         for work in pooled:
-            self._pool.remove(self._open[work.item])
-        dropped += [(self._open[work.item], work) for work in pooled]
+            self._pool.remove(self._items.numbers[work.item])
+        dropped += [(self._items.numbers[work.item], work) for work in pooled]
         for number, work in dropped:
             self._close(number, work)
         self._counts["dropped"] += len(dropped)
@@ -304,7 +279,7 @@ class Ledger:
         self.expire(now)
         verdict = self._judge(lease_id, item, len(result), version, digest)
         if verdict == "accepted":
-            self._accept(lease_id, self._open[item], result, version, tokens, now)
+            self._accept(lease_id, self._items.numbers[item], result, version, tokens, now)
         else:
             self.refuse(lease_id, item, verdict)
         return verdict
@@ -313,7 +288,7 @@ class Ledger:
         """Count a refused result; one that was made under wrong weights ends its claim."""
         self._refused[verdict] += 1
         if verdict in ("stale", "unknown_version", "wrong_digest"):
-            self._release(lease_id, [self._open[item]])
+            self._release(lease_id, [self._items.numbers[item]])
 
     def void(self, lease_id: str) -> list[str]:
         """Items of a work lease that need not be done any more, told once."""
@@ -346,15 +321,12 @@ class Ledger:
 
     def _judge(self, lease_id: str, item: str, size: int, version: int, digest: str) -> Verdict:
         claim = self._claims.by_lease.get(lease_id)
-        if claim is None or self._open.get(item) not in claim.items:
-            return "duplicate" if item in self._completed else "late"
-        if self.head is not None and version < self.head - self.config.max_staleness:
-            return "stale"
-        if version not in self._digests:
-            return "unknown_version"
-        if digest != self._digests[version]:
-            return "wrong_digest"
-        return "accepted" if self._room(claim.items[self._open[item]].version, size) else "full"
+        if claim is None or self._items.numbers.get(item) not in claim.items:
+            return "duplicate" if self._items.completed(item) else "late"
+        objection = self._admission.objection(version, digest)
+        if objection is not None:
+            return objection
+        return "accepted" if self._room(claim.items[self._items.numbers[item]].version, size) else "full"
 
     def _oldest(self) -> int | None:
         """The oldest version that there is unfinished work for."""
@@ -367,7 +339,7 @@ class Ledger:
         while the trainer waits for the last of this one.
         """
         whole = self.config.max_done_bytes
-        return self._done_bytes + size <= (whole if version == self._oldest() else max(whole // 2, 1))
+        return self._results.size + size <= (whole if version == self._oldest() else max(whole // 2, 1))
 
     def _accept(self, lease_id: str, number: int, result: bytes, version: int, tokens: int, now: float) -> None:
         claim = self._claims.by_lease[lease_id]
@@ -378,7 +350,7 @@ class Ledger:
         self._end_claims(number, now)
         self._record(Accepted(item=number, order=order, node=claim.node, version=version, tokens=tokens, result=result))
         self._close(number, work)
-        self._add_done(
+        self._results.add(
             Done(
                 item=work,
                 node=claim.node,
@@ -390,7 +362,7 @@ class Ledger:
             )
         )
         self._counts["completed"] += 1
-        self._remember(work.item)
+        self._items.remember(work.item)
 
     def _end_claims(self, number: int, now: float) -> None:
         """Nobody needs to work on an item any more."""
@@ -418,39 +390,9 @@ class Ledger:
         self._counts["returned"] += back
         return back
 
-    def _check_new(self, new: list[WorkItem]) -> None:
-        ids = {work.item for work in new}
-        if len(ids) < len(new) or any(self._known(item) for item in ids):
-            raise UsageError("an item's id was put in before; each id stands for one piece of work")
-        if any(not 0 < len(work.item) <= MAX_ITEM_ID or len(work.payload) > MAX_PAYLOAD_BYTES for work in new):
-            raise UsageError(
-                f"an item has an id of 1 to {MAX_ITEM_ID} characters and at most {MAX_PAYLOAD_BYTES} bytes"
-            )
-        size = sum(len(work.payload) for work in new)
-        full = len(self._open) + len(self._done) + len(self._taken) + len(new) > self.config.max_items
-        if full or self._open_bytes + size > self.config.max_payload_bytes:
-            raise UsageError("the ledger is full; take results, or drop old work, before more is put in")
-
-    def _known(self, item: str) -> bool:
-        return item in self._open or item in self._completed
-
-    def _open_item(self, number: int, work: WorkItem) -> None:
-        self._open[work.item] = number
-        self._open_bytes += len(work.payload)
-
     def _close(self, number: int, work: WorkItem) -> None:
-        del self._open[work.item]
-        self._open_bytes -= len(work.payload)
+        self._items.close(work)
         self._leased_before.discard(number)
-
-    def _add_done(self, done: Done) -> None:
-        self._done[done.order] = done
-        self._done_bytes += len(done.result)
-
-    def _remember(self, item: str) -> None:
-        self._completed[item] = None
-        if len(self._completed) > self.config.remembered:
-            self._completed.popitem(last=False)
 
     def _count_leased(self, items: list[tuple[int, WorkItem]], hedged: int) -> None:
         for number, _ in items:
@@ -460,13 +402,12 @@ class Ledger:
         self._counts["hedged"] += hedged
 
     def _restore(self, saved: Saved, now: float) -> None:
-        self._digests = OrderedDict(saved.versions)
-        if saved.versions:
-            self.head = saved.versions[-1][0]
+        self._admission.restore(saved.versions)
+        if self.head is not None:
             self.pace.admitted(self.head, now)
-        self._step, self._next_number, self._next_order = saved.step, saved.next_number, saved.next_order
+        self._step, self._items.next, self._next_order = saved.step, saved.next_number, saved.next_order
         for item in saved.remembered:
-            self._remember(item)
+            self._items.remember(item)
         items = dict(saved.open)
         claims: dict[tuple[str, str], list[tuple[int, WorkItem]]] = {}
         for lease, node, number in saved.claims:
@@ -476,9 +417,9 @@ class Ledger:
             self.pace.leased(node, len(claimed), now)
             self._leased_before.update(number for number, _ in claimed)
         for number, work in saved.open:
-            self._open_item(number, work)
+            self._items.open(number, work)
             if not self._claims.holders(number):
                 self._pool.add(number, work)
         for done in saved.done:
-            self._add_done(done)
-        self._taken = {done.order: done for done in saved.taken}
+            self._results.add(done)
+        self._results.taken = {done.order: done for done in saved.taken}

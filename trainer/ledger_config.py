@@ -42,6 +42,8 @@ class LedgerConfig:
         )
         if min(bounds) <= 0 or not 0 < self.claim_ttl <= self.max_hold or self.max_staleness < 0:
             raise UsageError("the ledger's bounds must be above 0, and claim_ttl at most max_hold")
+        if self.remembered < self.max_items:
+            raise UsageError("a ledger remembers at least max_items ids, or it could take one of them for new")
         if self.hedge_margin != 0 and self.hedge_margin < 1:
             raise UsageError("hedge_margin is 1 or more, or 0 for no hedging")
 

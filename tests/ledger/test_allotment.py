@@ -180,7 +180,9 @@ def test_the_last_items_of_a_slow_node_are_offered_again_and_one_result_counts()
     work(made, "fast", 18, 0.0, 1.0)
     held = [item.item for item in made._pool]
     for item in held[4:]:
-        made._pool.remove(made._open[item])  # only four are left, and the slow one got them all when nobody else was
+        made._pool.remove(
+            made._items.numbers[item]
+        )  # only four are left, and the slow one got them all when nobody else was
     made.pace.workers["fast"].seen = -100.0
     assert names(made.lease("slow", "s", 4, end)) == held[:4]
     assert names(made.lease("fast", "f", 4, end + 0.1)) == [held[3]]

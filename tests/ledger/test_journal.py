@@ -169,7 +169,7 @@ def test_the_file_stays_small_while_much_goes_through(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     journal = Journal(path, remembered=100)
     changes: list[Change] = []
-    ledger = Ledger(LedgerConfig(allot=False, remembered=100), record=changes.append)
+    ledger = Ledger(LedgerConfig(allot=False, remembered=100, max_items=100), record=changes.append)
     largest = 0
     for step in range(60):
         ledger.admit(step, digest_of(step))

@@ -204,7 +204,17 @@ def test_a_result_over_its_bound_is_refused() -> None:
     assert ledger.claimed == 1
 
 
-@pytest.mark.parametrize("config", [{"claim_ttl": 0}, {"claim_ttl": 5, "max_hold": 4}, {"max_staleness": -1}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"claim_ttl": 0},
+        {"claim_ttl": 5, "max_hold": 4},
+        {"max_staleness": -1},
+        {"remembered": 9, "max_items": 10},
+        {"hedge_margin": 0.5},
+        {"max_rate": 0},
+    ],
+)
 def test_impossible_bounds_are_refused(config: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         LedgerConfig(**config)

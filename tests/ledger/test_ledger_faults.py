@@ -33,7 +33,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, instead: obje
 def test_a_ledger_that_takes_what_is_stale_or_forged_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def judge(self: Ledger, lease: str, item: str, *_rest: object) -> str:
         claim = self._claims.by_lease.get(lease)
-        return "accepted" if claim is not None and self._open.get(item) in claim.items else "duplicate"
+        return "accepted" if claim is not None and self._items.numbers.get(item) in claim.items else "duplicate"
 
     assert broken(monkeypatch, Ledger, "_judge", judge)
 
