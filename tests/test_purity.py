@@ -22,8 +22,8 @@ IMPURE = {
 OUTER = {"trainer", "actor", "topology", "rldemo", "bench"}
 #: Cores of the daemons: as pure as those rooms.
 PURE_CORES = [
-    *(f"trainer/{name}.py" for name in ("ledger", "ledger_config", "ledger_records", "admission", "allotment", "claims")),
-    *(f"trainer/{name}.py" for name in ("grants", "items", "pace", "pool", "results")),
+    *(f"trainer/{name}.py" for name in ("ledger", "ledger_config", "ledger_records", "admission", "allotment")),
+    *(f"trainer/{name}.py" for name in ("claims", "grants", "items", "pace", "pool", "results")),
     *(f"actor/{name}.py" for name in ("demand", "end_mark")),
 ]  # fmt: skip
 ENGINE_LIBRARIES = {"torch", "vllm", "transformers"}
