@@ -29,10 +29,11 @@ class Weights:
         self.gate = Gate()
         self.position: Position | None = None
 
-    def commit(self, version: int) -> None:
+    def commit(self, version: int, half_way: Callable[[], object] = lambda: None) -> None:
         """As a commit does, in its own thread."""
         with self.gate.closed():
-            self.position = None  # half way: nobody may see this
+            self.position = None  # nobody may see this
+            half_way()
             self.position = Position(
                 run="r",
                 epoch=1,
@@ -80,7 +81,7 @@ class Served:
 
     async def ask(self, path: str = "/v1/completions", body: bytes = b"{}", **headers: object) -> Got:
         named = {name.replace("_", "-"): str(value) for name, value in headers.items()}
-        async with self.session.post(self.url + path, data=body, headers=named) as answer:
+        async with asyncio.timeout(LIMIT), self.session.post(self.url + path, data=body, headers=named) as answer:
             return Got(answer.status, await answer.read(), answer.headers)
 
 
@@ -141,6 +142,28 @@ async def test_a_commit_during_an_answer_is_told(serve: Serve, weights: Weights)
     got = await asked
     assert (got.status, got.span) == (200, (3, 4, 1))
     assert (got.headers["P2PSync-Start-Digest"], got.headers["P2PSync-End-Digest"]) == ("03" * 16, "04" * 16)
+
+
+async def test_a_request_during_a_commit_waits_for_it(serve: Serve, weights: Weights) -> None:
+    served = await serve(at_once)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def half_way() -> None:
+        inside.set()
+        go_on.wait(LIMIT)
+
+    thread = threading.Thread(target=weights.commit, args=(4, half_way))
+    thread.start()
+    await asyncio.to_thread(inside.wait, LIMIT)
+    asked = [asyncio.create_task(served.ask(P2PSync_Exact_Version=version)) for version in (3, 4)]
+    while served.face.requests < 2:  # noqa: ASYNC110 (the face tells nobody)
+        await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in asked)
+    go_on.set()
+    assert [(await task).status for task in asked] == [409, 200]
+    thread.join(LIMIT)
 
 
 async def test_demands_that_are_not_met_yet_can_be_asked_again(serve: Serve, weights: Weights) -> None:

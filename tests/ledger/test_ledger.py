@@ -113,6 +113,17 @@ def test_results_of_old_unknown_or_other_weights_are_refused_and_the_work_return
     assert names(ledger.lease("m", "w2", 4, now=0)) == ["a", "b", "c"]
 
 
+def test_one_step_off_policy_unless_told_otherwise() -> None:
+    ledger = Ledger()
+    ledger.put(0, [("a", b""), ("b", b"")])
+    ledger.lease("n", "w", 2, now=0)
+    for version in (0, 1):
+        ledger.admit(version, digest(version))
+    assert complete(ledger, "w", "a", version=0) == "accepted"
+    ledger.admit(2, digest(2))
+    assert complete(ledger, "w", "b", version=0) == "stale"
+
+
 def test_nothing_is_admitted_before_the_first_version() -> None:
     ledger = Ledger()
     ledger.put(0, [("a", b"")])
