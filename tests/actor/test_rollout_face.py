@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
@@ -156,14 +157,16 @@ async def test_a_request_during_a_commit_waits_for_it(serve: Serve, weights: Wei
     thread.start()
     await asyncio.to_thread(inside.wait, LIMIT)
     asked = [asyncio.create_task(served.ask(P2PSync_Exact_Version=version)) for version in (3, 4)]
-    while served.face.requests < 2:  # noqa: ASYNC110 (the face tells nobody)
-        await asyncio.sleep(0)
+    async with asyncio.timeout(LIMIT):
+        while served.face.requests < 2 and not any(task.done() for task in asked):  # noqa: ASYNC110
+            await asyncio.sleep(0)
     for _ in range(20):
         await asyncio.sleep(0)
-    assert not any(task.done() for task in asked)
+    early = [task for task in asked if task.done()]
     go_on.set()
     assert [(await task).status for task in asked] == [409, 200]
     thread.join(LIMIT)
+    assert not early
 
 
 async def test_demands_that_are_not_met_yet_can_be_asked_again(serve: Serve, weights: Weights) -> None:
@@ -208,8 +211,9 @@ async def test_with_hold_a_commit_waits_for_the_answer(serve: Serve, weights: We
     asked = asyncio.create_task(served.ask())
     await turns.begun.wait()
     committing = asyncio.create_task(weights.committed(4))
-    while not weights.gate.wanted:  # noqa: ASYNC110 (the gate tells nobody)
-        await asyncio.sleep(0)
+    async with asyncio.timeout(LIMIT):
+        while not weights.gate.wanted:  # noqa: ASYNC110 (the gate tells nobody)
+            await asyncio.sleep(0)
     assert weights.position is not None and weights.position.version == 3
     late = asyncio.create_task(served.ask())  # comes after the commit, which it must not keep out
     turns.go_on.set()
@@ -263,34 +267,27 @@ async def test_a_stream_that_breaks_off_has_no_end(serve: Serve) -> None:
 
 async def test_versions_are_right_whatever_commits_come_when(serve: Serve, weights: Weights) -> None:
     """Each token tells the version it was made under, as an engine knows it: no answer may say otherwise."""
-    version = 3
-    stop = threading.Event()
-
-    def commit_for_ever() -> None:
-        nonlocal version
-        while not stop.wait(0.001):  # as often as nobody commits, but so that others come in between
-            version += 1
-            weights.commit(version)
+    newest, committing = 3, asyncio.Lock()
+    rng = random.Random(1)
 
     async def engine(asked: Asked) -> Answered:
+        nonlocal newest
         seen = []
         for _ in range(5):
             async with weights.gate.holding():
                 assert weights.position is not None
                 seen.append(weights.position.version)
+            if rng.random() < 0.1:
+                async with committing:
+                    newest += 1
+                    await weights.committed(newest)
             await asyncio.sleep(0)
         return Answered(body=json.dumps(seen).encode())
 
     served = await serve(engine)
-    thread = threading.Thread(target=commit_for_ever)
-    thread.start()
-    try:
-        answers = []
-        for _ in range(20):
-            answers += await asyncio.gather(*(served.ask() for _ in range(5)))
-    finally:
-        stop.set()
-        thread.join(LIMIT)
+    answers = []
+    for _ in range(20):
+        answers += await asyncio.gather(*(served.ask() for _ in range(5)))
     for got in answers:
         start, end, commits = got.span
         assert start <= min(json.loads(got.body)) and max(json.loads(got.body)) <= end

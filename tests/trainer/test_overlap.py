@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,7 +89,9 @@ def test_an_actor_generates_while_the_next_version_is_staged_and_its_results_cou
             train(policy)
             publisher.publish(announced=True)
             assert heard.fetching(1)
+            deadline = time.monotonic() + LIMIT
             while not subscriber._gate.wanted:  # fetched, staged and checked: only the pause is left
+                assert time.monotonic() < deadline
                 assert torch.equal(mirror(prompt), before)  # generation goes on meanwhile
             assert torch.equal(mirror(prompt), before) and old.version == 0
             assert not any(isinstance(event, Committed) and event.version == 1 for event in heard.events)
