@@ -330,7 +330,7 @@ async def upstream() -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_post("/v1/completions", complete)
-    app.router.add_post("/pause", lambda request: web.Response(text="paused"))
+    app.router.add_post("/pause", complete)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
