@@ -1,15 +1,23 @@
 """Who may use the live weights when: readers together, or one commit alone, and a commit never waits for long.
 
 A commit that waits keeps new readers out, so that a loop that reads without pause does not starve it: it waits for the
-readers of the moment and no others. A reader inside may enter again.
+readers of the moment and no others. A reader inside may enter again. Readers are threads (`held`) or coroutines
+(`holding`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+
+
+def _at_once() -> bool:
+    return True
 
 
 class Gate:
@@ -17,32 +25,50 @@ class Gate:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._readers: dict[int, int] = {}
+        self._readers: dict[object, int] = {}
         self._writers = 0
+        self._commits = 0
         self._kept_waiting: float | None = None
         self._ended: Exception | None = None
+        self._wakes: list[Callable[[], object]] = []
+
+    @property
+    def commits(self) -> int:
+        """How often a writer was inside. The same number twice, each time read inside, says that nothing was written
+        in between."""
+        return self._commits
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a writer waits or is inside."""
+        return self._writers > 0
 
     @contextmanager
-    def held(self, ready: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    def held(self, ready: Callable[[], bool] = _at_once) -> Iterator[None]:
         """Keep writers out meanwhile. Waits until `ready` (see `look`). Raises what `end` was given."""
         me = threading.get_ident()
         with self._changed:
-            if self._writers and me not in self._readers and self._kept_waiting is None:
-                self._kept_waiting = time.perf_counter()
-            self._changed.wait_for(
-                lambda: self._ended is not None or me in self._readers or (not self._writers and ready())
-            )
-            if self._ended is not None and me not in self._readers:
-                raise self._ended
-            self._readers[me] = self._readers.get(me, 0) + 1
+            self._changed.wait_for(lambda: self._entered(me, ready))
         try:
             yield
         finally:
+            self._leave(me)
+
+    @asynccontextmanager
+    async def holding(self, ready: Callable[[], bool] = _at_once) -> AsyncIterator[None]:
+        """`held`, for a coroutine; each entry is a reader of its own, so it must not enter again inside."""
+        me, loop = object(), asyncio.get_running_loop()
+        while True:
             with self._changed:
-                self._readers[me] -= 1
-                if not self._readers[me]:
-                    del self._readers[me]
-                    self._changed.notify_all()
+                if self._entered(me, ready):
+                    break
+                woken = loop.create_future()
+                self._wakes.append(partial(loop.call_soon_threadsafe, _resolve, woken))
+            await woken
+        try:
+            yield
+        finally:
+            self._leave(me)
 
     @contextmanager
     def closed(self) -> Iterator[float]:
@@ -60,16 +86,50 @@ class Gate:
         finally:
             with self._changed:
                 self._writers -= 1
+                self._commits += 1
                 self._kept_waiting = None
-                self._changed.notify_all()
+                self._wake()
 
     def look(self) -> None:
         """Have waiting readers look again whether they are ready."""
         with self._changed:
-            self._changed.notify_all()
+            self._wake()
 
     def end(self, reason: Exception) -> None:
         """Send waiting readers away with this error, and those to come. Again: no effect."""
         with self._changed:
             self._ended = self._ended or reason
-            self._changed.notify_all()
+            self._wake()
+
+    def _entered(self, me: object, ready: Callable[[], bool]) -> bool:
+        """Enter if that may be now. Raises what `end` was given."""
+        if me not in self._readers:
+            if self._ended is not None:
+                raise self._ended
+            if not ready():
+                return False
+            if self._writers:
+                if self._kept_waiting is None:
+                    self._kept_waiting = time.perf_counter()
+                return False
+        self._readers[me] = self._readers.get(me, 0) + 1
+        return True
+
+    def _leave(self, me: object) -> None:
+        with self._changed:
+            self._readers[me] -= 1
+            if not self._readers[me]:
+                del self._readers[me]
+                self._wake()
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        wakes, self._wakes = self._wakes, []
+        for wake in wakes:
+            with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits any more
+                wake()
+
+
+def _resolve(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)

@@ -20,6 +20,7 @@ from typing import TypeVar
 from torch import nn
 
 from actor.gate import Gate
+from actor.live_version import LiveVersion
 from actor.node import ActorConfig, ActorNode
 from actor.work_client import WorkClient
 from p2psync.engines.module import ModuleEngine
@@ -76,23 +77,38 @@ class Subscriber:
             assert position is not None
             yield position
 
+    @property
+    def live(self) -> LiveVersion:
+        """What is live, for a rollout face beside this subscriber (`actor.rollout_face`); on any loop."""
+        return LiveVersion(self._gate, lambda: self.engine.position)
+
     def wait_for(self, version: int, timeout: float) -> None:
         """Wait until `version` or a later one is live and acknowledged. Raises TimeoutError, and as `serving`."""
         self._loop.call(self.node.until(version), timeout)
 
     def lease_work(self, max_items: int = 1, wait: float = 5.0) -> WorkGrant:
         """Claim rollout work; without items if there was none. Raises `LeaseError` while this node is no member."""
-        lease = self.node.runner.core.membership.lease
+        lease, position = self.node.runner.core.membership.lease, self.engine.position
         if lease is None or self._work is None:
             raise LeaseError("not a member of the hub now; joining again")
-        return self._loop.call(self._work.lease(lease, max_items, wait))
+        version = None if position is None else position.version
+        return self._loop.call(self._work.lease(lease, max_items, wait, version))
 
-    def complete_work(self, work: str, item: str, result: bytes, position: Position) -> Verdict:
-        """Hand in a result made under `position`. Raises `HubError`."""
+    def complete_work(
+        self, work: str, item: str, result: bytes, position: Position, tokens: int = 0, *, patience: float = 120.0
+    ) -> Verdict:
+        """Hand in a result of `tokens` tokens, made under `position`; for `patience` seconds, while the ledger is full
+        or cannot be reached. Raises `HubError`."""
         if self._work is None:
             raise HubError("not started")
-        call = self._work.complete(work, item, result, version=position.version, digest=position.digest.hex())
-        return self._loop.call(call)
+        call = self._work.deliver(
+            *(work, item, result),
+            version=position.version,
+            digest=position.digest.hex(),
+            tokens=tokens,
+            patience=patience,
+        )
+        return self._loop.call(call).verdict
 
     async def _start(self) -> None:
         await self.node.start()

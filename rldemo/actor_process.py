@@ -61,8 +61,8 @@ class Worker:
                 result = roll_out(self.policy, item, generator_for(item), position.version)
             seconds = time.monotonic() - begun
             body = msgspec.msgpack.encode(result)
-            verdict = self.subscriber.complete_work(grant.work, leased.item, body, position)
             tokens = sum(len(sample.tokens) for group in result.groups for sample in group.samples)
+            verdict = self.subscriber.complete_work(grant.work, leased.item, body, position, tokens)
             tell(Answered(position.version, verdict, tokens, seconds))
 
 

@@ -2,14 +2,13 @@
 
     python -m rldemo.trainer_process --store DIR --key FILE --versions 20
 
-The work of a batch is put into the ledger two batches ahead of learning, so that actors generate while this process
-learns; a result is at most two versions old when it is admitted. Ends when told so (a line on stdin).
+The work of a batch is put into the ledger one batch ahead of learning, so that actors generate while this process
+learns; a result is at most one version old when it is admitted. Ends when told so (a line on stdin).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import queue
 import sys
@@ -21,6 +20,7 @@ import msgspec
 import torch
 
 from p2psync.cli.keys import read_key
+from p2psync.errors import HubError
 from p2psync.net.hub import HubService
 from p2psync.observe.events import Event, Published
 from rldemo.config import DemoConfig
@@ -33,9 +33,6 @@ from trainer.ledger_service import LedgerService, mount
 from trainer.node import TrainerConfig
 from trainer.publisher import Publisher
 
-#: How many versions a rollout may be behind the newest when it is handed in.
-STALENESS = 2
-
 
 class Loop:
     """Puts work in, takes results out, learns, publishes."""
@@ -44,7 +41,7 @@ class Loop:
         self.config = config
         self.policy = load_warm_start()
         self.learner = Learner(self.policy, config)
-        self.ledger = Ledger(LedgerConfig(max_staleness=STALENESS))
+        self.ledger = Ledger(LedgerConfig())
         self.service: LedgerService | None = None
         trainer = TrainerConfig(
             store=args.store,
@@ -56,7 +53,6 @@ class Loop:
             ttl=args.ttl,
         )
         self.publisher = Publisher(self.policy, trainer, on_event=_pass_on, on_hub=self._mount)
-        self.early: dict[int, list[RolloutResult]] = {}
         self._asked: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -98,12 +94,16 @@ class Loop:
             )
         )
         self._publish()
+        assert self.service is not None
+        self.publisher.wait(self.service.commit_step(version))
 
     def _publish(self) -> None:
         self.publisher.publish(announced=True)
         position = self.publisher.position
         assert position is not None
-        self.publisher.call(lambda: self.ledger.admit(position.version, position.digest.hex()))
+        service = self.service
+        assert service is not None
+        self.publisher.call(lambda: service.admit(position.version, position.digest.hex()))
 
     def _mount(self, hub: HubService) -> None:
         self.service = mount(hub.build_app(), hub, self.ledger)
@@ -113,27 +113,24 @@ class Loop:
         assert service is not None
         items = make_items(self.config, batch)
         payloads = [(f"{batch}/{item.item_id}", msgspec.msgpack.encode(item)) for item in items]
-        self.publisher.call(lambda: service.put(batch - 1, payloads))
+        self.publisher.wait(service.put(batch - 1, payloads))
 
     def _collect(self, batch: int) -> list[RolloutResult]:
-        """All results of a batch; those of the next one that come early are kept."""
+        """All results of a batch; those of the next one that come early wait in the ledger."""
         wanted = self.config.prompts_per_version // self.config.prompts_per_item
-        while len(self.early.get(batch, [])) < wanted:
-            for done in self._take():
-                result = msgspec.msgpack.decode(done.result, type=RolloutResult)
-                self.early.setdefault(int(done.item.item.split("/")[0]), []).append(result)
+        results: list[RolloutResult] = []
+        while len(results) < wanted:
+            taken = self._take(batch - 1)
+            results += [msgspec.msgpack.decode(done.result, type=RolloutResult) for done in taken]
         # In the order of their items, so that the same rollouts give the same step whoever answered first.
-        return sorted(self.early.pop(batch), key=lambda result: result.item_id)
+        return sorted(results, key=lambda result: result.item_id)
 
-    def _take(self) -> list[Done]:
-        service = self.service
-        assert service is not None
-
-        async def take() -> list[Done]:
-            async with asyncio.timeout(600):
-                return await service.take(64)
-
-        return self.publisher.wait(take())
+    def _take(self, version: int) -> list[Done]:
+        assert self.service is not None
+        taken = self.publisher.wait(self.service.take(64, version, wait=600))
+        if not taken:
+            raise HubError("no rollouts came for ten minutes")
+        return taken
 
 
 def _pass_on(event: Event) -> None:

@@ -20,6 +20,12 @@ IMPURE = {
     "tempfile", "threading", "time", "torch", "urllib", "uvloop", "vllm",
 }  # fmt: skip
 OUTER = {"trainer", "actor", "topology", "rldemo", "bench"}
+#: Cores of the daemons: as pure as those rooms.
+PURE_CORES = [
+    *(f"trainer/{name}.py" for name in ("ledger", "ledger_config", "ledger_records", "admission", "allotment")),
+    *(f"trainer/{name}.py" for name in ("claims", "grants", "items", "pace", "pool", "results")),
+    *(f"actor/{name}.py" for name in ("demand", "end_mark")),
+]  # fmt: skip
 ENGINE_LIBRARIES = {"torch", "vllm", "transformers"}
 
 
@@ -85,6 +91,15 @@ def test_a_pure_room_uses_no_randomness_but_what_it_is_given(path: Path) -> None
             assert node.attr == "Random", f"{name(path)} uses random.{node.attr}: take a random.Random as an argument"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in ("open", "print", "input", "exec", "eval"), f"{name(path)} calls {node.func.id}"
+
+
+@pytest.mark.parametrize("path", [ROOT / path for path in PURE_CORES], ids=name)
+def test_a_pure_core_imports_neither_io_nor_clocks_nor_shells(path: Path) -> None:
+    cores = {core.removesuffix(".py").replace("/", ".") for core in PURE_CORES}
+    for module in imports(path):
+        assert module.split(".")[0] not in IMPURE, f"{name(path)} imports {module}: it belongs into a shell"
+        if module.split(".")[0] in OUTER | {"p2psync"}:
+            assert module in cores or ".".join(module.split(".")[:2]) in PURE_MODULES, f"{name(path)} imports {module}"
 
 
 @pytest.mark.parametrize("path", files("p2psync"), ids=name)

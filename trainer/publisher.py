@@ -38,6 +38,7 @@ from p2psync.protocol.versions import Position
 from trainer.device_path import DevicePath
 from trainer.node import TrainerConfig, TrainerNode
 from trainer.resident import ResidentSnapshot
+from trainer.rollouts import Rollouts
 from trainer.snapshot import Keeper
 from trainer.tensors import MasterSource, ModuleSource, TensorSource
 
@@ -61,13 +62,15 @@ class Publisher:
         twin: bool = False,
         on_event: Callable[[Event], None] = lambda event: None,
         on_hub: Callable[[HubService], None] = lambda hub: None,
+        rollouts: Rollouts | None = None,
     ) -> None:
         """files: a directory whose files other than weights go along. masters: fp32 masters of the module's bf16
         parameters, by their names in its state_dict; read anew at each publish. resident: see above.
 
         on_device: find changes where the tensors are; by default if any is on a GPU. twin: keep a second copy of the
         published bits there, instead of streaming them there for each version. on_event: called in the node's thread.
-        on_hub: may add routes to the embedded hub before it serves. Raises `UsageError` for masters that do not fit.
+        on_hub: may add routes to the embedded hub before it serves. rollouts: the ledger to serve there; it admits each
+        version that is published. Raises `UsageError` for masters that do not fit.
         """
         self._module = module
         self._files = files
@@ -80,18 +83,36 @@ class Publisher:
             on_device = any(tensor.is_cuda for tensor in [*tensors.values(), *(masters or {}).values()])
         self._path = DevicePath(twin=twin, everywhere=on_device) if on_device else None
 
+        if rollouts is not None and config.hub_url is not None:
+            raise UsageError("rollouts: the ledger is served by the publisher's own hub, not by one elsewhere")
+        self._rollouts = rollouts
+
+        def on_own_hub(hub: HubService) -> None:
+            if rollouts is not None:
+                rollouts.mount(hub, self._loop)
+            on_hub(hub)
+
+        def on_own_event(event: Event) -> None:
+            if rollouts is not None and isinstance(event, Published):
+                rollouts.published(event)  # before it is announced: no result of it must come sooner
+            on_event(event)
+
         def keeper() -> Keeper:
             return ResidentSnapshot({name: tensors[name] for name in masters or {}}, self._others())
 
         self._loop = BackgroundLoop("p2psync-trainer")
         self.node = self._loop.call(
-            _make(lambda: TrainerNode(config, on_event, on_hub, keeper=keeper if resident else None))
+            _make(lambda: TrainerNode(config, on_own_event, on_own_hub, keeper=keeper if resident else None))
         )
 
     def __enter__(self) -> Publisher:
         try:
             self._loop.call(self.node.start())
+            if self._rollouts is not None and (live := self.position) is not None:
+                self._rollouts.admit(live)
         except BaseException:
+            if self._rollouts is not None:
+                self._loop.call(self._rollouts.abandon())
             self._loop.close()
             raise
         return self

@@ -1,4 +1,4 @@
-"""`p2psync sim`: the swarm in virtual time."""
+"""`p2psync sim`: the swarm and the rollout ledger in virtual time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import typer
 
 from p2psync.cli import output
 from p2psync.cli.output import JsonTarget
+from p2psync.cli.sim_rollouts import ledger, rollouts
 from p2psync.cli.wan_plan import parse_bytes
 from p2psync.errors import UsageError
 
-app = typer.Typer(no_args_is_help=True, help="The swarm in virtual time: many nodes, or many faults.")
+app = typer.Typer(no_args_is_help=True, help="The swarm and the ledger in virtual time.")
+
+app.command("rollouts")(rollouts)
+app.command("ledger")(ledger)
 
 #: Of the hosts of a drawn network, so many more for each actor are there for nodes that join later.
 _SPARE = 0.1

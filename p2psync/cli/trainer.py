@@ -54,6 +54,12 @@ def trainer(
     plan: Annotated[
         bool, typer.Option(help="The embedded hub plans, from what nodes measure, who sends what to whom.")
     ] = True,
+    rollouts: Annotated[
+        bool, typer.Option(help="Serve the ledger of rollout work; the framework's token goes to STORE/rollouts.token.")
+    ] = False,
+    max_staleness: Annotated[
+        int, typer.Option(help="With --rollouts: versions that a result may lie behind the newest.", min=0)
+    ] = 1,
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
 ) -> None:
     """Publish each checkpoint that appears in a directory; embeds the hub."""
@@ -61,9 +67,12 @@ def trainer(
     store = store or watch / ".p2psync"
     if not watch.is_dir():
         raise UsageError(f"{watch} is not a directory: --watch wants the one that the framework writes to")
+    if rollouts and hub is not None:
+        raise UsageError("--rollouts: the ledger is served by the trainer's own hub; leave --hub out")
 
     async def build() -> None:
         from trainer.daemon import WatchDaemon
+        from trainer.daemon_ledger import DaemonLedger
         from trainer.node import TrainerConfig, TrainerNode
 
         key_file = key or store / "trainer.key"
@@ -90,10 +99,13 @@ def trainer(
             ttl=ttl,
             plan=plan,
         )
-        node = TrainerNode(config, show)
+        work = DaemonLedger(store, max_staleness) if rollouts else None
+        node = TrainerNode(config, show) if work is None else TrainerNode(config, work.hears(show), work.mount)
         watching = WatchDaemon(node, watch, marker=marker, settle=settle, on_event=show)
         await node.start()
         try:
+            if work is not None:
+                work.started(node.position)
             public = public_text(signing.public_key().public_bytes_raw())
             show(
                 Note(f"hub at {node.hub_url}; actors: p2psync actor --join {node.hub_url} --trust {public} --into DIR")

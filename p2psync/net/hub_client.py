@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import ssl
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Self, TypeVar
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, TracebackType
+from typing import NamedTuple, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -52,8 +52,17 @@ from p2psync.protocol.plan import NodePlan
 _SLOWEST_RATE = 1 << 20
 
 _JSON = {"Content-Type": "application/json"}
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 T = TypeVar("T")
+
+
+class Answer(NamedTuple):
+    """What a hub answered. retry_after: that header's value, "" without."""
+
+    status: int
+    body: bytes
+    retry_after: str
 
 
 class HubClient:
@@ -211,16 +220,22 @@ class HubClient:
         answer = await self._request("POST", path, body, {}, _JSON | (headers or {}), limit, wait)
         return self._decode(answer, kind, path)
 
-    async def _request(
+    async def exchange(
         self,
         method: str,
         path: str,
         body: bytes | None,
-        query: dict[str, str],
-        headers: dict[str, str],
-        limit: int,
-        wait: float,
-    ) -> bytes:
+        *,
+        query: Mapping[str, str] = _NOTHING,
+        headers: Mapping[str, str] = _NOTHING,
+        limit: int = MAX_REPLY,
+        wait: float = 0.0,
+        expect: bool = False,
+    ) -> Answer:
+        """One request and its answer, whatever its status. expect: send the body only once the hub wants it.
+
+        Raises `HubError` when there is no answer, or one over `limit` bytes.
+        """
         seconds = self._timeout + wait + max(len(body or b""), limit) / _SLOWEST_RATE
         try:
             async with self._opened().request(
@@ -230,6 +245,7 @@ class HubClient:
                 data=None if body is None else io.BytesIO(body),  # written piecewise, so the loop goes on
                 headers=headers,
                 allow_redirects=False,
+                expect100=expect,
                 timeout=aiohttp.ClientTimeout(
                     total=seconds, sock_connect=self._timeout, sock_read=self._timeout + wait
                 ),
@@ -243,9 +259,22 @@ class HubClient:
             raise HubError(f"the hub at {self.url} cannot be reached: {reason}; is it running there?") from None
         if answer is None:
             raise HubError(f"the answer of {self.url} to {path} is over its bound of {limit} bytes; is that a hub?")
-        if status != 200:
-            raise decode_error(answer, status, str(self.url))
-        return answer
+        return Answer(status, answer, response.headers.get("Retry-After", ""))
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        query: dict[str, str],
+        headers: dict[str, str],
+        limit: int,
+        wait: float,
+    ) -> bytes:
+        answer = await self.exchange(method, path, body, query=query, headers=headers, limit=limit, wait=wait)
+        if answer.status != 200:
+            raise decode_error(answer.body, answer.status, str(self.url))
+        return answer.body
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:

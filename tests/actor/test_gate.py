@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -108,3 +110,48 @@ def test_who_waits_is_sent_away_at_the_end() -> None:
     thread.join(LIMIT)
     with pytest.raises(UsageError, match="closed"), gate.held():
         pass
+
+
+async def test_coroutines_and_threads_are_readers_alike() -> None:
+    gate = Gate()
+    async with gate.holding(), gate.holding():
+        writer = started(lambda: gate.closed().__enter__())
+        while not gate.wanted:  # noqa: ASYNC110 (the gate tells nobody)
+            await asyncio.sleep(0)
+        late = asyncio.create_task(entered(gate))
+        await asyncio.sleep(0)
+        assert gate.commits == 0 and not late.done()
+    writer.join(LIMIT)
+    assert not writer.is_alive() and not late.done()  # the writer is inside, and stays
+    late.cancel()
+    assert (await asyncio.gather(late, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+
+
+async def test_a_coroutine_enters_once_the_commit_is_done_and_is_sent_away_at_the_end() -> None:
+    gate, inside, done = Gate(), threading.Event(), threading.Event()
+
+    def write() -> None:
+        with gate.closed():
+            inside.set()
+            done.wait(LIMIT)
+
+    writer = started(write)
+    inside.wait(LIMIT)
+    waiting = asyncio.create_task(entered(gate))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    done.set()
+    async with asyncio.timeout(LIMIT):
+        assert await waiting == 1
+    writer.join(LIMIT)
+    never = asyncio.create_task(entered(gate, lambda: False))
+    await asyncio.sleep(0)
+    gate.end(UsageError("closed"))
+    with pytest.raises(UsageError, match="closed"):
+        async with asyncio.timeout(LIMIT):
+            await never
+
+
+async def entered(gate: Gate, ready: Callable[[], bool] = lambda: True) -> int:
+    async with gate.holding(ready):
+        return gate.commits

@@ -99,3 +99,24 @@ def test_faults_are_simulated_by_seed(run: Run) -> None:
     code, out, _ = run("faults", "--seeds", "3:5")
     assert code == 0
     assert "2 seeds" in out and "0 failed" in out
+
+
+def test_steps_of_rollouts_are_compared(run: Run) -> None:
+    code, out, _ = run("rollouts", "--speeds", "1000,3000", "--items", 64, "--steps", 2, "--json", "-")
+    assert code == 0
+    (found,) = json.loads(out)
+    assert [outcome["policy"] for outcome in found["outcomes"]] == ["equal", "asking", "allotted"]
+    code, out, _ = run("rollouts", "--speeds", "1000,3000", "--items", 64, "--steps", 2)
+    assert code == 0 and "less than equal" in out
+
+
+@pytest.mark.parametrize("words", [("--speeds", "fast"), ("--speeds", "0,1"), ("--lengths", "long")])
+def test_rollouts_that_cannot_be_are_refused(run: Run, words: tuple[str, ...]) -> None:
+    assert run("rollouts", *words)[0] == 2
+
+
+def test_faults_of_rollouts_are_drawn_and_reported(run: Run) -> None:
+    code, out, _ = run("ledger", "--seeds", "0:5", "--json", "-")
+    assert code == 0
+    found = json.loads(out)
+    assert (found["seeds"], found["failed"]) == (5, 0) and found["verdicts"]["accepted"] >= found["prompts"] > 0

@@ -10,7 +10,7 @@ from ledger_parts import Clock
 from p2psync.membership.hub import HubConfig
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
-from trainer.ledger import Ledger, LedgerConfig
+from trainer.ledger import LedgerConfig
 from trainer.ledger_service import LedgerService, mount
 
 
@@ -26,7 +26,7 @@ async def hub(clock: Clock) -> HubService:
 
 @pytest.fixture
 async def service(hub: HubService) -> AsyncIterator[LedgerService]:
-    mounted = mount(hub.build_app(), hub, Ledger(LedgerConfig(claim_ttl=30, max_hold=100)))
+    mounted = mount(hub.build_app(), hub, LedgerConfig(claim_ttl=30, max_hold=100, first_items=256, hedge_margin=0))
     await hub.start("127.0.0.1", 0)
     yield mounted
     await hub.stop()

@@ -18,7 +18,7 @@ def digest(version: int) -> str:
 
 def make(*items: str, version: int = 0, **config: object) -> Ledger:
     """A ledger at `version` with `items` in its pool, claims of 30 s held for at most 100 s."""
-    ledger = Ledger(LedgerConfig(**{"claim_ttl": 30, "max_hold": 100} | config))
+    ledger = Ledger(LedgerConfig(**{"claim_ttl": 30, "max_hold": 100, "allot": False} | config))
     ledger.admit(version, digest(version))
     ledger.put(version, [(item, item.encode()) for item in items])
     return ledger
@@ -110,7 +110,18 @@ def test_results_of_old_unknown_or_other_weights_are_refused_and_the_work_return
     assert complete(ledger, "w", "b", version=3) == "unknown_version"
     assert ledger.complete("w", "c", b"", 2, digest(1), 0) == "wrong_digest"
     assert complete(ledger, "w", "d", version=1) == "accepted"
-    assert names(ledger.lease("m", "w2", 4, now=0)) == ["c", "b", "a"]
+    assert names(ledger.lease("m", "w2", 4, now=0)) == ["a", "b", "c"]
+
+
+def test_one_step_off_policy_unless_told_otherwise() -> None:
+    ledger = Ledger()
+    ledger.put(0, [("a", b""), ("b", b"")])
+    ledger.lease("n", "w", 2, now=0)
+    for version in (0, 1):
+        ledger.admit(version, digest(version))
+    assert complete(ledger, "w", "a", version=0) == "accepted"
+    ledger.admit(2, digest(2))
+    assert complete(ledger, "w", "b", version=0) == "stale"
 
 
 def test_nothing_is_admitted_before_the_first_version() -> None:
@@ -147,7 +158,7 @@ def test_one_node_does_not_get_everything() -> None:
 
 
 def test_a_grant_is_bounded_in_bytes() -> None:
-    ledger = Ledger()
+    ledger = Ledger(LedgerConfig(allot=False))
     ledger.put(0, [(str(i), bytes(MAX_PAYLOAD_BYTES)) for i in range(20)])
     assert len(ledger.lease("n", "w", 20, now=0)) == MAX_GRANT_BYTES // MAX_PAYLOAD_BYTES
 
@@ -204,7 +215,17 @@ def test_a_result_over_its_bound_is_refused() -> None:
     assert ledger.claimed == 1
 
 
-@pytest.mark.parametrize("config", [{"claim_ttl": 0}, {"claim_ttl": 5, "max_hold": 4}, {"max_staleness": -1}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"claim_ttl": 0},
+        {"claim_ttl": 5, "max_hold": 4},
+        {"max_staleness": -1},
+        {"remembered": 9, "max_items": 10},
+        {"hedge_margin": 0.5},
+        {"max_rate": 0},
+    ],
+)
 def test_impossible_bounds_are_refused(config: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         LedgerConfig(**config)
@@ -259,7 +280,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(node=st.sampled_from("xyz"))
     def node_ends(self, node: str) -> None:
         self.ledger.release_node(node)
-        assert not any(claim.node == node for claim in self.ledger._claims.values())
+        assert not any(claim.node == node for claim in self.ledger._claims.by_lease.values())
 
     @rule(seconds=st.integers(1, 40))
     def pass_time(self, seconds: int) -> None:
@@ -281,7 +302,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert ledger.pooled + ledger.claimed + len(self.accepted) == len(self.put)
         assert ledger.done == len(self.accepted) - len(self.taken)
         assert len(set(self.accepted)) == len(self.accepted)
-        held = [item for claim in ledger._claims.values() for item in claim.items]
+        held = [work.item for claim in ledger._claims.by_lease.values() for work in claim.items.values()]
         assert sorted([*held, *names(list(ledger._pool)), *self.accepted]) == sorted(self.put)
 
     @invariant()

@@ -31,7 +31,7 @@ async def other(client: HubClient) -> str:
 
 async def test_work_goes_out_and_comes_back(service: LedgerService, client: HubClient, lease: str) -> None:
     service.admit(4, DIGEST)
-    service.put(4, [("a", b"\x00prompt"), ("b", b"")])
+    await service.put(4, [("a", b"\x00prompt"), ("b", b"")])
     actor = WorkClient(client)
     grant = await actor.lease(lease, 10)
     assert [(w.item, w.version, w.payload) for w in grant.items] == [("a", 4, b"\x00prompt"), ("b", 4, b"")]
@@ -52,7 +52,7 @@ async def test_actors_wait_for_work_and_the_trainer_for_results(
     taken = asyncio.create_task(service.take(1))
     await until(lambda: service.waiting == 1)
     service.admit(0, DIGEST)
-    service.put(0, [("a", b"")])
+    await service.put(0, [("a", b"")])
     async with asyncio.timeout(10):
         grant = await asked
         await actor.complete(grant.work, "a", b"done", version=0, digest=DIGEST)
@@ -67,7 +67,7 @@ async def test_without_work_the_grant_is_empty(service: LedgerService, client: H
 async def test_the_work_of_a_killed_actor_wakes_another_as_soon_as_its_membership_ends(
     hub: HubService, service: LedgerService, client: HubClient, clock: Clock, lease: str, other: str
 ) -> None:
-    service.put(0, [("a", b"")])
+    await service.put(0, [("a", b"")])
     await WorkClient(client).lease(lease)
     waiting = asyncio.create_task(WorkClient(client).lease(other, wait=20))
     await until(lambda: service.waiting == 1)
@@ -85,7 +85,7 @@ async def test_the_work_of_a_killed_actor_wakes_another_as_soon_as_its_membershi
 async def test_work_returns_when_a_node_leaves_or_starts_anew(
     service: LedgerService, client: HubClient, lease: str, how: str
 ) -> None:
-    service.put(0, [("a", b"")])
+    await service.put(0, [("a", b"")])
     await WorkClient(client).lease(lease)
     if how == "leave":
         await client.leave(lease)
@@ -97,7 +97,7 @@ async def test_work_returns_when_a_node_leaves_or_starts_anew(
 async def test_claims_last_while_membership_is_renewed(
     hub: HubService, service: LedgerService, client: HubClient, clock: Clock, lease: str
 ) -> None:
-    service.put(0, [("a", b"")])
+    await service.put(0, [("a", b"")])
     await WorkClient(client).lease(lease)
     for _ in range(10):
         clock.now += 9
@@ -111,7 +111,7 @@ async def test_claims_last_while_membership_is_renewed(
 
 
 async def test_only_members_are_given_work(service: LedgerService, client: HubClient, clock: Clock, lease: str) -> None:
-    service.put(0, [("a", b"")])
+    await service.put(0, [("a", b"")])
     with pytest.raises(LeaseError, match="join again"):
         await WorkClient(client).lease("made up")
     clock.now += 10
@@ -123,7 +123,7 @@ async def test_only_members_are_given_work(service: LedgerService, client: HubCl
 async def test_a_grant_whose_answer_was_lost_comes_with_the_next_call(
     service: LedgerService, client: HubClient, lease: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service.put(0, [("a", b""), ("b", b"")])
+    await service.put(0, [("a", b""), ("b", b"")])
     actor = WorkClient(client)
     post = client.post
 
@@ -141,7 +141,7 @@ async def test_a_grant_whose_answer_was_lost_comes_with_the_next_call(
 
 
 async def test_a_large_grant_arrives(service: LedgerService, client: HubClient, lease: str) -> None:
-    service.put(0, [(str(i), bytes(MAX_PAYLOAD_BYTES)) for i in range(8)])
+    await service.put(0, [(str(i), bytes(MAX_PAYLOAD_BYTES)) for i in range(8)])
     assert len((await WorkClient(client).lease(lease, 256)).items) == 8
 
 
@@ -163,7 +163,7 @@ async def test_a_result_over_its_bound_is_refused(service: LedgerService, client
 
 
 async def test_the_ledger_is_among_the_metrics(service: LedgerService, client: HubClient, lease: str) -> None:
-    service.put(0, [("a", b"")])
+    await service.put(0, [("a", b"")])
     await WorkClient(client).lease(lease)
     await WorkClient(client).complete("w", "a", b"", version=0, digest=DIGEST)
     text = (await client.get("/metrics", 1 << 20)).decode()

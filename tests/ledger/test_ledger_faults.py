@@ -1,0 +1,46 @@
+"""Drawn histories of dying, lying and repeating actors and a trainer that is killed; `p2psync sim ledger` runs more."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.rollouts.faults import simulate, sweep
+from bench.rollouts.world import Trainer
+from trainer.ledger import Ledger
+
+
+def test_every_prompt_is_answered_once_per_step_whatever_happens() -> None:
+    told: list[str] = []
+    swept = sweep(range(80), told.append)
+    assert not told
+    assert swept.failed == 0
+    assert min(swept.deaths, swept.restarts, swept.cuts, swept.hedged) > 50
+    assert set(swept.verdicts) == {"accepted", "duplicate", "late", "stale", "unknown_version", "wrong_digest", "full"}
+
+
+def test_the_same_seed_is_the_same_history() -> None:
+    assert simulate(7) == simulate(7)
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, instead: object) -> list[str]:
+    """What the simulation says of a ledger or trainer that lacks something."""
+    monkeypatch.setattr(kind, name, instead)
+    told: list[str] = []
+    sweep(range(40), told.append)
+    return told
+
+
+def test_a_ledger_that_takes_what_is_stale_or_forged_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(self: Ledger, lease: str, item: str, *_rest: object) -> str:
+        claim = self._claims.by_lease.get(lease)
+        return "accepted" if claim is not None and self._items.numbers.get(item) in claim.items else "duplicate"
+
+    assert broken(monkeypatch, Ledger, "_judge", judge)
+
+
+def test_a_trainer_that_forgets_which_steps_it_holds_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert broken(monkeypatch, Ledger, "resume", lambda self, committed=None: self.hand_back())
+
+
+def test_an_acknowledgement_before_it_is_durable_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert broken(monkeypatch, Trainer, "_when_durable", lambda self, call: call())
