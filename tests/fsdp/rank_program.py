@@ -1,6 +1,6 @@
 """One rank of a real FSDP2 training over gloo, which does what it is told on stdin, a line each, and answers in JSON.
 
-    rank_program.py PLACE RANK RANKS [--replicas N] [--hub PORT] [--dtype bf16] [--profile NAME]
+rank_program.py PLACE RANK RANKS [--replicas N] [--hub PORT] [--dtype bf16] [--profile NAME]
 """
 
 from __future__ import annotations
@@ -161,7 +161,9 @@ class Program:
     def rss(self) -> dict[str, Any]:
         """Peak resident bytes since the last time: all, and of anonymous memory what there is now."""
         lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return {name: int(lines[name].split()[0]) * 1024 for name in ("VmHWM", "VmRSS", "RssAnon", "RssShmem", "RssFile")}
+        return {
+            name: int(lines[name].split()[0]) * 1024 for name in ("VmHWM", "VmRSS", "RssAnon", "RssShmem", "RssFile")
+        }
 
     def reset_peak(self) -> dict[str, Any]:
         """Count the peak from here."""

@@ -116,11 +116,12 @@ class Maker:
                 self._position = self.making.copy.position
         return Made(pack, position_of(pack.manifest), time.monotonic() - began)
 
-    def serve(self, hub: str, key: bytes) -> None:
-        """Have the other ranks join the swarm. Raises `RanksError` if one cannot."""
+    def serve(self, hub: str, key: bytes) -> list[str]:
+        """Have the other ranks join the swarm; returns the names of their nodes. Raises `RanksError` if one cannot."""
         with self._lock:
             orders.give(self._ranks, orders.Serve(hub, key, self._run))
             together(self._ranks, lambda: None)
+            return [name.decode() for name in self._ranks.gather(b"") if name]
 
     def refuse(self, message: str) -> None:
         """Tell the others that what they handed over is not published."""
@@ -141,8 +142,8 @@ class Maker:
 class Seed(Protocol):
     """The node of a follower."""
 
-    def start(self, order: orders.Serve, store: Store) -> None:
-        """Join the swarm, and serve what the store holds."""
+    def start(self, order: orders.Serve, store: Store) -> str:
+        """Join the swarm, and serve what the store holds; returns the node's name."""
 
     def offer(self, pack: Pack) -> None:
         """Serve what this rank has of a version."""
@@ -241,7 +242,8 @@ class Follower:
 
     def _serve(self, order: orders.Serve) -> None:
         store = self.making.store
-        together(self._ranks, lambda: self._seed.start(order, store))
+        name = together(self._ranks, lambda: self._seed.start(order, store))
+        self._ranks.gather(name.encode())
         self.serving.set_result(None)
 
     def _keep(self, packs: set[bytes]) -> None:

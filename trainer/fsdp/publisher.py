@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -46,6 +47,7 @@ from trainer.node import TrainerConfig, TrainerNode, published
 from trainer.tensors import blobs_beside
 from trainer.versions import Made, position_of
 
+T = TypeVar("T")
 #: How long a rank waits for another one (seconds). A rank that dies is noticed at once; this is for one that hangs.
 TIMEOUT = 7 * 86400.0
 #: How long the other ranks wait, when they are done, for rank 0 to be done too (seconds).
@@ -139,10 +141,12 @@ class FsdpPublisher:
             return self._maker
 
         self._loop = BackgroundLoop("p2psync-trainer")
-        self._node = self._loop.call(_made(self._config, self._emit, maker))
+        self._node = self._loop.call(_called(lambda: TrainerNode(self._config, self._emit, maker=maker)))
         self._loop.call(self._node.start())
         assert self._maker is not None
-        self._maker.serve(_as_seen_from_afar(self._node.hub_url), self._config.key.public_key().public_bytes_raw())
+        key = self._config.key.public_key().public_bytes_raw()
+        beside = self._maker.serve(_as_seen_from_afar(self._node.hub_url), key)
+        self._loop.call(_called(lambda: self._trainer.announcer.publish_with(beside)))
 
     def _follow(self) -> None:
         self._seed = SeedNode(self._config, self._emit)
@@ -253,7 +257,5 @@ def _as_seen_from_afar(hub_url: str) -> str:
     return f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{url.port}"
 
 
-async def _made(
-    config: TrainerConfig, on_event: Callable[[Event], None], maker: Callable[[Store, str], Maker]
-) -> TrainerNode:
-    return TrainerNode(config, on_event, maker=maker)
+async def _called(function: Callable[[], T]) -> T:
+    return function()

@@ -45,9 +45,9 @@ class SeedNode:
         assert self._runner is not None, "not started"
         return self._runner
 
-    def start(self, order: Serve, store: Store) -> None:
-        """Join the swarm of this hub, and serve what the store holds. Raises `P2PSyncError`."""
-        self._loop.call(self._start(order, store))
+    def start(self, order: Serve, store: Store) -> str:
+        """Join the swarm of this hub, serve what the store holds; returns the node's name. Raises `P2PSyncError`."""
+        return self._loop.call(self._start(order, store))
 
     def offer(self, pack: Pack) -> None:
         """Serve a pack."""
@@ -64,7 +64,7 @@ class SeedNode:
         finally:
             self._loop.close()
 
-    async def _start(self, order: Serve, store: Store) -> None:
+    async def _start(self, order: Serve, store: Store) -> str:
         config = self._config
         state = load_run(config.store / "run.json")
         # The name in the swarm stays over restarts; run and epoch are rank 0's.
@@ -93,6 +93,7 @@ class SeedNode:
         )
         await self._runner.listen(config.host, config.port)
         self._runner.start()
+        return state.node
 
     async def _stop(self) -> None:
         if self._runner is not None:
