@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--dtype", default="masters", choices=("masters", "plain"))
     parser.add_argument("--profile", default="tight")
-    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--width", type=int, default=1400)
     parser.add_argument("--lr", type=float, default=1e-5)
     parser.add_argument("--anchor-ratio", type=float, default=1e9)
     parser.add_argument("--plan", type=int, default=1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 
@@ -77,8 +78,7 @@ class Making:
         self.moved_bytes = 0
         sent: list[bytes] = []
         began, change = time.monotonic(), 0
-        draft = together(self.ranks, self.store.draft)
-        try:
+        with self._drafted() as draft:
             with Encoding(draft, rows, profile=profile, segments=_mine(owners, rank)) as encode:
                 for segments in self.layout.rounds():
                     found = together(self.ranks, partial(_find, finder, segments, new, go_on))
@@ -100,9 +100,6 @@ class Making:
             position = Position(run=base.run, epoch=epoch, version=base.version + 1, digest=digest)
             encoded = time.monotonic() - began
             pack = self._seal(draft, encode, position, base, _part(told, rank))
-        except BaseException:
-            draft.abandon()
-            raise
         self._take(pack, position, lambda: self._advance(pack, sent))
         return pack, encoded
 
@@ -170,8 +167,7 @@ class Making:
         rows = [Row(spec, False, True) for spec in self._specs]
         rank = self.ranks.rank
         self._bring(self.layout.lacking)
-        draft = together(self.ranks, self.store.draft)
-        try:
+        with self._drafted() as draft:
             with Encoding(draft, rows, anchor=True, segments=_mine(self.layout.anchor_owners, rank)) as encode:
                 together(self.ranks, lambda: self._encode_whole(encode))
                 told = self._describe(encode.part(), 0)
@@ -180,9 +176,6 @@ class Making:
                 self.copy.forget()
                 raise DigestMismatchError("a rank's copy is damaged: the next version is written out whole")
             pack = self._seal(draft, encode, position, None, _part(told, rank))
-        except BaseException:
-            draft.abandon()
-            raise
         try:
             together(self.ranks, lambda: self._compare(pack))
         except BaseException:
@@ -245,6 +238,18 @@ class Making:
                     yield part.row, start, min(part.stop, start + grid.span(part.row))
 
     # ---- both ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _drafted(self) -> Iterator[Draft]:
+        """A draft at every rank, of which nothing is left if something goes wrong."""
+        made: list[Draft] = []
+        try:
+            together(self.ranks, lambda: made.append(self.store.draft()))
+            yield made[0]
+        except BaseException:
+            for draft in made:
+                draft.abandon()
+            raise
 
     def _describe(self, part: EncodedPart, change: int) -> list[_Told]:
         """What all ranks tell of their parts."""
