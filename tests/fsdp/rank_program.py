@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fsdp_model import Policy
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -90,10 +92,18 @@ class Program:
 
     def open(self) -> dict[str, Any]:
         """Make the publisher and enter it."""
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
         options = self.options
-        config = TrainerConfig(
+        config = self._config()
+        dtype = torch.bfloat16 if options.dtype == "masters" else None
+        files = Path(options.place) / "files"
+        self.publisher = FsdpPublisher(
+            self.training.policy, config, dtype=dtype, files=files if files.exists() else None, timeout=60
+        ).__enter__()
+        return {"hub": self.publisher.hub_url if options.rank == 0 else ""}
+
+    def _config(self) -> TrainerConfig:
+        options = self.options
+        return TrainerConfig(
             store=Path(options.place) / "store",
             key=Ed25519PrivateKey.from_private_bytes(KEY_BYTES),
             host="127.0.0.1",
@@ -104,12 +114,6 @@ class Program:
             probe=False,
             plan=options.plan,
         )
-        dtype = torch.bfloat16 if options.dtype == "masters" else None
-        files = Path(options.place) / "files"
-        self.publisher = FsdpPublisher(
-            self.training.policy, config, dtype=dtype, files=files if files.exists() else None, timeout=60
-        ).__enter__()
-        return {"hub": self.publisher.hub_url if options.rank == 0 else ""}
 
     def publish(self) -> dict[str, Any]:
         """Publish, and tell of it."""
@@ -142,13 +146,14 @@ class Program:
         """End this process, as kill -9 does, when it comes to a step of the next version."""
         making = self._making()
         assert making is not None
-        target = {"sealed": making.store, "applied": making.copy, "encoded": making}[step]
-        name = {"sealed": "draft", "applied": "begin", "encoded": "_describe"}[step]
 
         def die(*_: object, **__: object) -> None:
-            os._exit(9)
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        object.__setattr__(target, name, die)
+        if step == "sealed":
+            making.copy.begin = die
+        else:
+            setattr(making, {"encoding": "_encode", "signing": "_describe", "applying": "_advance"}[step], die)
         return {}
 
     def close(self) -> dict[str, Any]:
@@ -173,6 +178,25 @@ class Program:
     def warm(self) -> dict[str, Any]:
         """Compile what coding needs."""
         warm()
+        return {}
+
+    def refused(self, what: str) -> dict[str, Any]:
+        """Try to publish what cannot be."""
+        from torch import nn
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        mesh = init_device_mesh("cpu", (self.options.ranks,))
+        module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        dtype = torch.float16 if what == "float16" else None
+        if what == "columns":
+            fully_shard(module, mesh=mesh, shard_placement_fn=lambda tensor: Shard(tensor.ndim - 1))
+        elif what == "tensor-parallel":
+            module[0].weight = nn.Parameter(distribute_tensor(module[0].weight, mesh, [Shard(1)]))
+        elif what == "two-meshes":
+            fully_shard(module[0], mesh=mesh)
+            fully_shard(module[1], mesh=init_device_mesh("cpu", (1, self.options.ranks)))
+        config = self._config()
+        FsdpPublisher(module, config, dtype=dtype)
         return {}
 
     def _making(self) -> Any:

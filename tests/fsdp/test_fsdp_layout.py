@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +28,7 @@ def test_stretches_are_sets_of_units(one: list[tuple[int, int, int]], two: list[
     assert units_of(left - right) == units_of(left) - units_of(right)
     assert left.units(0, a, b) == len({u for row, u in units_of(left) if row == 0 and a <= u < b})
     spans = left.row(0)
-    assert all(before[1] < after[0] for before, after in zip(spans, spans[1:], strict=False))
+    assert all(before[1] < after[0] for before, after in pairwise(spans))
 
 
 @st.composite

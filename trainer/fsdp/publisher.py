@@ -173,7 +173,7 @@ class FsdpPublisher:
         assert self._follower is not None and self._seed is not None
         if trouble:
             self.ranks.close()  # rank 0 waits for this one in vain, and is told so
-        self._follower.join(END_LIMIT)
+        self._follower.join(0 if trouble else END_LIMIT)
         self._seed.close()
         self._follower.close()
         self._follower = None

@@ -6,8 +6,7 @@ wait for no stream of a device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
@@ -79,37 +78,46 @@ class GlooRanks:
 
     def broadcast(self, data: bytes = b"") -> bytes:
         """See `Ranks`."""
-        with self._lost():
+
+        def call(group: dist.ProcessGroup) -> bytes:
             size = torch.tensor([len(data)], dtype=torch.int64)
-            dist.broadcast(size, group=self._group, group_src=0)
+            dist.broadcast(size, group=group, group_src=0)
             found = _tensor(data) if self.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
-            dist.broadcast(found, group=self._group, group_src=0)
+            dist.broadcast(found, group=group, group_src=0)
             return _bytes(found)
+
+        return self._call(call)
 
     def gather(self, data: bytes) -> list[bytes]:
         """See `Ranks`."""
-        with self._lost():
+
+        def call(group: dist.ProcessGroup) -> list[bytes]:
             sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
-            dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64), group=self._group)
+            dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64), group=group)
             most = max(int(size) for size in sizes)
             if not most:
                 return [b""] * self.size
             given = torch.zeros(most, dtype=torch.uint8)
             given[: len(data)] = _tensor(data)
             found = [torch.empty(most, dtype=torch.uint8) for _ in range(self.size)]
-            dist.all_gather(found, given, group=self._group)
+            dist.all_gather(found, given, group=group)
             return [_bytes(one[: int(size)]) for one, size in zip(found, sizes, strict=True)]
+
+        return self._call(call)
 
     def exchange(self, data: Sequence[bytes]) -> list[bytes]:
         """See `Ranks`."""
-        with self._lost():
+
+        def call(group: dist.ProcessGroup) -> list[bytes]:
             mine = [len(part) for part in data]
             theirs = torch.empty(self.size, dtype=torch.int64)
-            dist.all_to_all_single(theirs, torch.tensor(mine, dtype=torch.int64), group=self._group)
+            dist.all_to_all_single(theirs, torch.tensor(mine, dtype=torch.int64), group=group)
             sizes = [int(size) for size in theirs]
             found = torch.empty(sum(sizes), dtype=torch.uint8)
-            dist.all_to_all_single(found, _tensor(b"".join(data)), sizes, mine, group=self._group)
+            dist.all_to_all_single(found, _tensor(b"".join(data)), sizes, mine, group=group)
             return [_bytes(part) for part in torch.split(found, sizes)]
+
+        return self._call(call)
 
     def close(self) -> None:
         """Hang up on all ranks; what waits for this one ends there with `RanksError`. Again: no effect."""
@@ -117,17 +125,17 @@ class GlooRanks:
         if group is not None and self.rank >= 0 and dist.is_initialized():
             dist.destroy_process_group(group)
 
-    @contextmanager
-    def _lost(self) -> Iterator[None]:
+    def _call(self, work: Callable[[dist.ProcessGroup], T]) -> T:
         if self._group is None:
             raise RanksError("a rank is gone, or this one was closed: start all ranks again")
         try:
-            yield
+            return work(self._group)
         except RuntimeError as error:
-            # Ranks that are no neighbours of the lost one hear of it only if everybody hangs up.
-            self.close()
             line = " ".join(str(error).split())[:200]
-            raise RanksError(f"a rank is gone, or took too long: nothing was published ({line})") from error
+        # Ranks that are no neighbours of the lost one hear of it only if everybody hangs up; and connections are closed
+        # once nothing refers to the group, so that also the error, whose frames do, must be gone by here.
+        self.close()
+        raise RanksError(f"a rank is gone, or took too long: nothing was published ({line})")
 
 
 def _tensor(data: bytes) -> torch.Tensor:
