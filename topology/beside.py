@@ -8,7 +8,6 @@ place: what the best of them reaches, all do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
 
@@ -49,7 +48,7 @@ def as_one(
     # Who has not told what it sends is taken to be like the others.
     up = sum(ups) / len(ups) * len(group) if ups else 0.0
     one = Measures(up=up, down=max((measures.down for measures in told), default=0.0))
-    renamed = [replace(path, source=name(path.source), target=name(path.target)) for path in paths]
+    renamed = [msgspec.structs.replace(path, source=name(path.source), target=name(path.target)) for path in paths]
     return renamed, {**task.measures, task.trainer: one}
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -23,43 +28,74 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 TRUSTED = frozenset({KEY.public_key().public_bytes_raw()})
 
 
+class _Forker:
+    """The process that the ranks are forked from, one for all tests."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": f"{HERE.parents[1]}:{HERE}", "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, HERE / "rank_program.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        atexit.register(self._process.kill)
+
+    def fork(self, arguments: Sequence[str]) -> int:
+        """Start a rank; returns its pid."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(arguments) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+_forker = functools.cache(_Forker)
+
+
+@dataclass
+class _Rank:
+    """A rank, and what is said to it and what it says."""
+
+    pid: int
+    told: TextIO
+    answers: TextIO
+
+
 class RankProcesses:
     """The ranks of one training. A context manager: whatever happens, none outlives it."""
 
     def __init__(self, place: Path, ranks: int, *options: str) -> None:
         self.place, self.ranks, self.options = place, ranks, options
-        self._processes: list[subprocess.Popen[str]] = []
+        self._processes: list[_Rank] = []
 
     def __enter__(self) -> RankProcesses:
         self.place.mkdir(exist_ok=True)
-        for stale in self.place.glob("meet-*"):
+        for stale in [*self.place.glob("meet-*"), *self.place.glob("in-*"), *self.place.glob("out-*")]:
             stale.unlink()
-        environment = {**os.environ, "PYTHONPATH": f"{HERE.parents[1]}:{HERE}", "OMP_NUM_THREADS": "1"}
         for rank in range(self.ranks):
-            command = [sys.executable, HERE / "rank_program.py", self.place, str(rank), str(self.ranks), *self.options]
-            log = (self.place / f"log-{rank}").open("a")
-            self._processes.append(
-                subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
-                )
-            )
+            pipes = self.place / f"in-{rank}", self.place / f"out-{rank}"
+            for pipe in pipes:
+                os.mkfifo(pipe)
+            pid = _forker().fork([str(self.place), str(rank), str(self.ranks), *self.options])
+            self._processes.append(_Rank(pid, pipes[0].open("w"), pipes[1].open()))
         return self
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
-            process.kill()
-            process.communicate()
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            process.answers.close()
+            with suppress(BrokenPipeError):
+                process.told.close()
 
     def tell(self, command: str, ranks: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Have all ranks, or these, do something; their answers, {"gone": True} of one that ended."""
         told = [self._processes[rank] for rank in (range(self.ranks) if ranks is None else ranks)]
         for process in told:
-            assert process.stdin is not None
-            try:
-                process.stdin.write(command + "\n")
-                process.stdin.flush()
-            except BrokenPipeError:
-                continue
+            with suppress(BrokenPipeError):
+                process.told.write(command + "\n")
+                process.told.flush()
         return [self._answer(process) for process in told]
 
     def fine(self, command: str) -> list[dict[str, Any]]:
@@ -81,9 +117,8 @@ class RankProcesses:
         }
 
     @staticmethod
-    def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+    def _answer(process: _Rank) -> dict[str, Any]:
+        line = process.answers.readline()
         return cast(dict[str, Any], json.loads(line)) if line else {"gone": True}
 
 

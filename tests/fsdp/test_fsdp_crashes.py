@@ -19,7 +19,7 @@ def versions(packs: list[Pack]) -> list[tuple[int | None, int]]:
     return [(pack.manifest.base, pack.manifest.version) for pack in packs]
 
 
-@pytest.mark.parametrize("step", ["encoding", "signing", "sealed", "applying"])
+@pytest.mark.parametrize("step", ["signing", "sealed"])
 def test_a_rank_killed_while_a_version_is_made_leaves_it_announced_nowhere(tmp_path: Path, step: str) -> None:
     place = tmp_path / "run"
     with RankProcesses(place, 4, *SMALL) as training:

@@ -63,6 +63,9 @@ def test_actors_get_every_bit_from_every_rank(tmp_path: Path, plan: str) -> None
                     async with asyncio.timeout(LIMIT):
                         for node in nodes:
                             await node.until(version)
+                plans = [node.runner.core.plan for node in nodes]
+                # The plan feeds at least one of them from all ranks.
+                assert bool(int(plan)) == any(len(mine.roots) == 3 for mine in plans if mine is not None)
 
         run(follow)
         training.fine("save end")

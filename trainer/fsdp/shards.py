@@ -36,7 +36,7 @@ def group_of(module: nn.Module) -> Group:
     if not meshes:
         raise UsageError("no parameter is sharded: call fully_shard(module) first, or use trainer.publisher.Publisher")
     name, mesh = next(iter(meshes.items()))
-    other = next((theirs for theirs, its in meshes.items() if its != mesh), None)
+    other = next((theirs for theirs, its in meshes.items() if its.mesh.tolist() != mesh.mesh.tolist()), None)
     if other is not None:
         raise UsageError(f"{name} and {other} are sharded over different meshes: one mesh for all is supported")
     if mesh.ndim > 2:
