@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from p2psync.delta.warm import warm
 from p2psync.errors import P2PSyncError
 from trainer.fsdp.publisher import FsdpPublisher
 from trainer.node import TrainerConfig
+from trainer.publisher import Publisher
 
 KEY_BYTES = bytes(range(32))
 
@@ -129,6 +131,7 @@ class Program:
         """Publish, and tell of it."""
         assert self.publisher is not None
         cpu = resource.getrusage(resource.RUSAGE_SELF)
+        began = time.monotonic()
         event = self.publisher.publish(announced=self.options.rank == 0)
         after = resource.getrusage(resource.RUSAGE_SELF)
         made = self._making()
@@ -136,6 +139,7 @@ class Program:
             "version": None if event is None else event.version,
             "moved": made.moved_bytes if made else 0,
             "encoded": made.encoded_bytes if made else 0,
+            "wall": time.monotonic() - began,
             "cpu": after.ru_utime + after.ru_stime - cpu.ru_utime - cpu.ru_stime,
         }
 
@@ -205,8 +209,10 @@ class Program:
         elif what == "two-meshes":
             fully_shard(module[0], mesh=mesh)
             fully_shard(module[1], mesh=init_device_mesh("cpu", (1, self.options.ranks), mesh_dim_names=("a", "b")))
-        config = self._config()
-        FsdpPublisher(module, config, dtype=dtype)
+        elif what == "one-process":
+            fully_shard(module, mesh=mesh)
+            Publisher(module, self._config())
+        FsdpPublisher(module, self._config(), dtype=dtype)
         return {}
 
     def _making(self) -> Any:

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from fsdp_parts import OneProcess, RankProcesses, packs_of, same_chunks, same_manifest
+from fsdp_parts import OneProcess, RankProcesses, packs_of, same_chunks
 from test_fsdp_swarm import LIMIT, actor, holds, run
 
 from p2psync.net.hub_client import HubClient
@@ -29,8 +29,9 @@ def test_a_rank_killed_while_a_version_is_made_leaves_it_announced_nowhere(tmp_p
         assert training.tell(f"die_when {step}", [3]) == [{}]
         answers = training.tell("publish")
         assert answers[3] == {"gone": True}
-        # Also rank 1, which is no neighbour of the one that went.
-        assert all(answer["error"].startswith("RanksError: a rank is gone") for answer in answers[:3]), answers
+        # Also rank 1, which is no neighbour of the one that went; and none of them had to wait until it gave up.
+        told = [answer["error"] for answer in answers[:3]]
+        assert all(error.startswith("RanksError: a rank is gone") and "Timed out" not in error for error in told), told
 
         async def announced() -> list[int]:
             client = HubClient(hub)
@@ -111,4 +112,3 @@ def test_an_anchor_that_is_due_is_made_beside_the_training_and_is_that_of_one_pr
     for name in ("digest", "table", "sizes", "hashes"):
         assert getattr(anchors[0].manifest, name) == getattr(wanted, name)
     one.close()
-    assert same_manifest is not None

@@ -53,6 +53,7 @@ REFUSED = {
     "columns": "only sharding along the first dimension",
     "tensor-parallel": "only sharding along the first dimension",
     "two-meshes": "are sharded over different meshes",
+    "one-process": "publish it with trainer.fsdp.publisher.FsdpPublisher",
     "float16": "fp32 shards are published as they are, or as torch.bfloat16",
 }
 

@@ -22,8 +22,7 @@ def test_ranks_make_the_versions_that_one_process_makes(tmp_path: Path, ranks: i
             answers = training.fine("publish")
             assert {answer["version"] for answer in answers} == {step}
             states.append(training.full(str(step)))
-            print(answers)
-        assert training.fine("publish") == [{**a, "version": None} for a in training.fine("publish")] or True
+        assert {answer["version"] for answer in training.fine("publish")} == {None}  # nothing has changed
         packs = packs_of(place, ranks)
         first = packs[0][0].manifest
         one = OneProcess(tmp_path / "one", first.run, first.epoch, profile, place / "files")
