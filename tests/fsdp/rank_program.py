@@ -1,6 +1,8 @@
-"""One rank of a real FSDP2 training over gloo, which does what it is told on stdin, a line each, and answers in JSON.
+"""Ranks of real FSDP2 trainings over gloo, each of which does what it is told, a line each, and answers in JSON.
 
-rank_program.py PLACE RANK RANKS [--replicas N] [--hub PORT] [--dtype bf16] [--profile NAME]
+What takes seconds, to import and to load compiled kernels, is done once: this process forks a rank for each line on
+stdin, which holds its arguments, PLACE RANK RANKS and options. A rank talks through the pipes PLACE/in-RANK and
+PLACE/out-RANK.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+import topology.hub_planner  # noqa: F401 (what a hub imports when it starts)
 from p2psync.delta.warm import warm
 from p2psync.errors import P2PSyncError
 from trainer.fsdp.publisher import FsdpPublisher
@@ -261,6 +264,11 @@ def rank_main(arguments: list[str]) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ranks are reaped as they end
+    warm()
+    torch.set_num_threads(1)  # and no thread of torch's, which a fork would not have
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.AdamW([parameter])  # which imports what takes longest
+    optimizer.step()
     for line in sys.stdin:
         child = os.fork()
         if not child:
