@@ -7,7 +7,7 @@ import numpy as np
 from p2psync.protocol.messages import Chunk, Gone, Have, HaveMore, Ready, Request, Want
 from p2psync.protocol.plan import NodePlan, Place
 from p2psync.swarm.asking import ENDGAME_HELD, ENDGAME_IDLE
-from p2psync.swarm.core import SOURCE_LATER, Ban, Save, SendChunk, SwarmConfig
+from p2psync.swarm.core import Ban, Save, SendChunk, SwarmConfig
 from p2psync.swarm.early import MAX_EARLY_CHUNK_BYTES
 from p2psync.swarm.lag import FIRST, LEAST
 from p2psync.swarm.peer import UNASKED_BYTES
@@ -527,15 +527,15 @@ def test_who_has_the_trainer_for_a_parent_wants_chunks_of_all_who_publish_beside
     assert ("below", 5) in bench.served()
 
 
-def test_sources_have_put_everything_in_once_they_have_told_of_all_chunks_together() -> None:
+def test_only_once_the_sources_together_have_told_of_all_chunks_near_peers_are_asked_for_what_they_have_got() -> None:
     bench = several_roots()
-    bench.actions()
-    now = 10.0
+    bench.peer("near", now=0.0, near=True)
+    bench.have("near", 0, 5, now=1.0)
     for name, held in (("root", (0, 1)), ("second", (2, 3, 4))):
-        bench.have(name, *held, now=now)
-    # Each tells of its part while others still put theirs in: nobody hurries.
-    bench.swarm.poll(now + ENDGAME_HELD)
-    assert bench.sent(Request) == []
-    bench.have("third", 5, 6, 7, now=now)
-    bench.swarm.poll(now + SOURCE_LATER + FIRST)
-    assert {name for name, _ in bench.sent(Request)} == {"root", "second", "third"}
+        bench.have(name, *held, now=1.0)
+    bench.actions()
+    bench.swarm.poll(1.0 + ENDGAME_HELD + 0.05)
+    assert bench.sent(Request) == []  # one of them still puts its part in
+    bench.have("third", 5, 6, 7, now=1.4)
+    bench.swarm.poll(1.4 + ENDGAME_HELD)
+    assert "near" in {name for name, _ in bench.sent(Request)}
