@@ -48,5 +48,9 @@ class HubError(P2PSyncError):
     """The hub cannot be reached, or answered what no hub answers."""
 
 
+class RanksError(P2PSyncError):
+    """A rank that publishes together with this one failed or went; nothing was published."""
+
+
 class EngineError(P2PSyncError):
     """The place where the weights live refused a stage, commit or roll-back."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, Member
 from p2psync.protocol.plan import NodePlan
+from topology.beside import as_one, shares_beside, with_rates, with_roots
 from topology.falls import Falls
 from topology.measured import NodeFigures, PathFigures, from_measurements, regions_of
 from topology.network import Network
@@ -33,10 +34,12 @@ _MORE_KNOWN = 1.1
 
 @dataclass(frozen=True)
 class HubBook:
-    """A plan, and the part of each node in it. remarks: see `PlanBook`."""
+    """A plan, and the part of each node in it. remarks: see `PlanBook`. beside: the share of what the trainer sends
+    that each node beside it sends."""
 
     plan: Plan
     remarks: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def revision(self) -> int:
@@ -45,7 +48,17 @@ class HubBook:
 
     def node_plan(self, node: str) -> NodePlan | None:
         """What this node must know, None if it is not in the plan: it came later, or nothing can reach it."""
-        return self.plan.node_plan(node) if node in self.plan.index else None
+        trainer = self.plan.names[self.plan.trainer]
+        if node in self.beside:
+            return with_rates(self.plan.node_plan(trainer), self.beside[node])
+        if node not in self.plan.index:
+            return None
+        plan = self.plan.node_plan(node)
+        if not self.beside:
+            return plan
+        if node == trainer:
+            return with_rates(plan, 1 - sum(self.beside.values()))
+        return with_roots(plan, trainer, sorted(self.beside))
 
 
 class HubPlanner:
@@ -55,6 +68,7 @@ class HubPlanner:
         """first_revision: of the first plan; above those of an earlier life if they should not be mixed up."""
         self._next = first_revision
         self._plan: Plan | None = None
+        self._beside: frozenset[str] = frozenset()
         self._regions = _Regions()
         self._falls = Falls()
 
@@ -69,6 +83,8 @@ class HubPlanner:
         network = network_of(task, self._regions, self._falls)
         # A plan that nothing can be made of is not tried again: the next one begins anew.
         last, self._plan = self._plan, None
+        if task.beside != self._beside:
+            last, self._beside = None, task.beside  # nodes learn of others beside the trainer by another revision
         payload = max(SMALLEST_PAYLOAD, task.payload) if task.payload else PAYLOAD
         if last is None:
             plan = make_plan(network, revision=self._next, payload=payload)
@@ -76,7 +92,7 @@ class HubPlanner:
             plan = replan(last, network, payload=payload)
         self._plan, self._next = plan, plan.revision + 1
         self._falls.planned(plan)
-        return HubBook(plan, remarks(task, network, plan.unreachable))
+        return HubBook(plan, remarks(task, network, plan.unreachable), shares_beside(task))
 
 
 class _Regions:
@@ -115,7 +131,9 @@ def _bounded(regions: dict[str, str]) -> dict[str, str]:
 
 
 def network_of(task: PlanTask, regions: _Regions | None = None, falls: Falls | None = None) -> Network:
-    """The network that the members' measures describe. Raises `FormatError` if the trainer is no member."""
+    """The network that the members' measures describe, the trainer and those beside it as one node.
+
+    Raises `FormatError` if the trainer is no member."""
     paths = _paths(task)
     region = (regions or _Regions()).of(task.members, paths)
     if falls is not None:
@@ -127,9 +145,12 @@ def network_of(task: PlanTask, regions: _Regions | None = None, falls: Falls | N
             if path.received > 0:
                 seen.setdefault(path.peer, {})[node] = path.received
     nodes = []
+    paths, measures = as_one(task, paths, seen)
     for member in task.members:
         name = member.info.node
-        told = task.measures.get(name, Measures())
+        if name in task.beside:
+            continue
+        told = measures.get(name, Measures())
         nodes.append(
             NodeFigures(
                 name=name,

@@ -25,7 +25,7 @@ def remarks(task: PlanTask, network: Network, unreachable: Collection[str]) -> d
     for name, info in sorted(infos.items()):
         if (line := _undialled(info, task)) is not None:
             found[f"undialled {name}"] = line
-        if name != task.trainer and (line := _boast(info, task, network)) is not None:
+        if name != task.trainer and name not in task.beside and (line := _boast(info, task, network)) is not None:
             found[f"boast {name}"] = line
     return found
 

@@ -42,6 +42,8 @@ class Announcer:
         self.fenced: FencedError | None = None
         #: Goes with the next announcement: see `Announce.remark`.
         self.remark = ""
+        self._beside: list[str] | None = None
+        self._beside_told: list[str] | None = None
         self._hub = hub
         self._key = key
         self._state = state
@@ -59,6 +61,11 @@ class Announcer:
         """There is something new to announce."""
         self._wake.set()
 
+    def publish_with(self, nodes: list[str]) -> None:
+        """These nodes have some of every version's chunks, and this one the rest: see `Announce.beside`."""
+        self._beside = nodes
+        self.wake()
+
     def lineage(self, *, whole: bool = True) -> list[Announcement]:
         """What the store has of this run. whole: without packs of which chunks were found damaged."""
         packs = [p for p in self._store.packs() if p.manifest.run == self._state.run and (p.sealed or not whole)]
@@ -70,6 +77,7 @@ class Announcer:
         claimed = await self._hub.claim(self._key, node=state.node, run=state.run, epoch=state.epoch)
         self._token = claimed.token
         self._known_at_hub.clear()
+        self._beside_told = None
 
     async def announced(self) -> None:
         """Wait until the hub has everything that was published. Raises `FencedError`."""
@@ -89,7 +97,7 @@ class Announcer:
         elif before is not None and before.instance != view.instance:
             # Another hub process: it knows only what is told to it from now on.
             self._known_at_hub.clear()
-            self._token = None
+            self._beside_told = self._token = None
         self._wake.set()
 
     async def run(self) -> None:
@@ -121,13 +129,14 @@ class Announcer:
         gone = {a.id for a in retire}
         new = [a for a in self._unannounced() if a.id not in gone]
         known = sorted(gone & self._known_at_hub)
-        if new or known:
+        if new or known or self._beside != self._beside_told:
             # In rising order of versions: followers count as gone only what the head has passed.
             new.sort(key=lambda a: (a.epoch, a.version, -1 if a.base is None else a.base))
             packs = [self._store.get(bytes.fromhex(a.id)) for a in new]
-            await self._hub.announce(
-                token, [pack.signed.to_bytes() for pack in packs if pack is not None], known, self.remark
-            )
+            manifests = [pack.signed.to_bytes() for pack in packs if pack is not None]
+            beside = self._beside
+            await self._hub.announce(token, manifests, known, self.remark, beside)
+            self._beside_told = beside
             self._known_at_hub |= {a.id for a in new}
             self._known_at_hub -= gone
         await self._remove(retire)

@@ -42,7 +42,7 @@ from trainer.snapshot import Keeper
 from trainer.source import Source
 from trainer.squasher import Squasher
 from trainer.squashing import SquashPlanner
-from trainer.versions import Made, VersionMaker
+from trainer.versions import Made, Maker, VersionMaker
 
 #: How often `until_running` asks the hub (seconds).
 ASK_EVERY = 0.2
@@ -96,20 +96,23 @@ class TrainerNode:
         on_hub: Callable[[HubService], None] = lambda hub: None,
         *,
         keeper: Callable[[], Keeper] | None = None,
+        maker: Callable[[Store, str], Maker] | None = None,
     ) -> None:
-        """on_hub: may add routes to the embedded hub before it serves. keeper: see `VersionMaker`."""
+        """on_hub: may add routes to the embedded hub before it serves. keeper: see `VersionMaker`. maker: makes what
+        makes the versions of a run (hex) instead of it."""
         self.config = config
         self.hub: HubService | None = None
         self.hub_url = ""
         self._emit = on_event
         self._on_hub = on_hub
         self._keeper = keeper
+        self._maker = maker
         self._publishing = asyncio.Lock()
         self._stopping = False
         self._anchoring: asyncio.Task[None] | None = None
         self._client: HubClient | None = None
         self._store: Store | None = None
-        self._versions: VersionMaker | None = None
+        self._versions: Maker | None = None
         self._runner: NodeRunner | None = None
         self._announcer: Announcer | None = None
         self._catch_up: CatchUp | None = None
@@ -134,9 +137,7 @@ class TrainerNode:
         self._store = store = await asyncio.to_thread(Store, config.store / "packs")
         run_file = config.store / "run.json"
         found = load_run(run_file)
-        self._versions = versions = await asyncio.to_thread(
-            VersionMaker, store, config.store / "snapshot", config.key, found.run, keeper=self._keeper
-        )
+        self._versions = versions = await asyncio.to_thread(self._maker or self._own_maker, store, found.run)
         trusted = frozenset({config.key.public_key().public_bytes_raw()})
         self.hub_url = config.hub_url or await self._embed_hub(trusted)
         self._client = client = self._client or HubClient(self.hub_url, config.token)
@@ -165,8 +166,8 @@ class TrainerNode:
         await self._from_hub(self._announcer.claim)
         versions.epoch = state.epoch
         self._look_back(store)
-        if config.squash:
-            self._catch_up = self._catching_up(store)
+        if config.squash and isinstance(versions, VersionMaker):
+            self._catch_up = self._catching_up(store, versions)
         runner.start()
         if versions.position is not None:
             runner.running(versions.position)
@@ -188,7 +189,7 @@ class TrainerNode:
             if self.hub is not None:
                 await self.hub.stop()
             if self._versions is not None:
-                self._versions.snapshot.close()
+                self._versions.close()
             if self._store is not None:
                 self._store.close()
 
@@ -241,7 +242,7 @@ class TrainerNode:
         return self.versions.position
 
     @property
-    def versions(self) -> VersionMaker:
+    def versions(self) -> Maker:
         """What makes the versions; after `start`."""
         assert self._versions is not None, "not started"
         return self._versions
@@ -311,7 +312,10 @@ class TrainerNode:
             self._profile = choice.profile
             self._emit(ProfileChosen(choice.profile, choice.why, {f.profile: f.seconds for f in choice.forecasts}))
 
-    def _catching_up(self, store: Store) -> CatchUp:
+    def _own_maker(self, store: Store, run: str) -> VersionMaker:
+        return VersionMaker(store, self.config.store / "snapshot", self.config.key, run, keeper=self._keeper)
+
+    def _catching_up(self, store: Store, versions: VersionMaker) -> CatchUp:
         def offer(pack: Pack) -> None:
             self.runner.offer(pack)
             self.announcer.wake()
@@ -319,9 +323,9 @@ class TrainerNode:
         planner = SquashPlanner()
         return CatchUp(
             store,
-            Squasher(store, self.versions.steps, self.config.key, planner),
+            Squasher(store, versions.steps, self.config.key, planner),
             planner,
-            versions=self.versions,
+            versions=versions,
             publishing=self._publishing,
             lineage=self.announcer.lineage,
             offer=offer,
@@ -347,7 +351,7 @@ class TrainerNode:
     def _offer(self, made: Made) -> Published:
         self.runner.offer(made.pack)
         self.runner.running(made.position)
-        event = _published(made)
+        event = published(made)
         self._emit(event)
         self.announcer.wake()
         return event
@@ -407,7 +411,8 @@ def _hub_planner() -> Planner:
     return HubPlanner(int(time.time()))
 
 
-def _published(made: Made) -> Published:
+def published(made: Made) -> Published:
+    """What people are told of a version."""
     manifest = made.pack.manifest
     return Published(
         version=manifest.version,

@@ -70,8 +70,10 @@ class Publisher:
         on_device: find changes where the tensors are; by default if any is on a GPU. twin: keep a second copy of the
         published bits there, instead of streaming them there for each version. on_event: called in the node's thread.
         on_hub: may add routes to the embedded hub before it serves. rollouts: the ledger to serve there; it admits each
-        version that is published. Raises `UsageError` for masters that do not fit.
+        version that is published. Raises `UsageError` for masters that do not fit, or a module that is sharded.
         """
+        if any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
+            raise UsageError("the module is sharded: publish it with trainer.fsdp.publisher.FsdpPublisher")
         self._module = module
         self._files = files
         self._masters = masters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,15 +33,8 @@ class TensorSource:
         tensors are; without it they are read on the host. Raises `FormatError`."""
         self._tensors = dict(tensors)
         self._path = path
-        header = canonical_header(self._tensors, WEIGHTS_FILE)
-        blobs = {TensorSpec(Kind.HEADER, WEIGHTS_FILE, "U8", (len(header),)): np.frombuffer(header, np.uint8)}
-        if files is not None:
-            with Checkpoint.open(files) as checkpoint:
-                for spec in checkpoint.specs:
-                    if spec.kind == Kind.FILE:
-                        blobs[spec] = checkpoint.units(spec).copy()
-        self._blobs: dict[TensorSpec, Units] = dict(blobs)
-        self._specs = sorted([*self._tensors, *blobs])
+        self._blobs = blobs_beside(self._tensors, files)
+        self._specs = sorted([*self._tensors, *self._blobs])
 
     @property
     def specs(self) -> Sequence[TensorSpec]:
@@ -97,6 +90,23 @@ class MasterSource(TensorSource):
                 raise UsageError(f"{spec.name} is given both as masters and as it is")
             tensors[spec] = tensor
         super().__init__(tensors, files, path or DevicePath())
+
+
+def blobs_beside(specs: Iterable[TensorSpec], files: Path | None) -> dict[TensorSpec, Units]:
+    """The header of a safetensors file of these tensors, and what of the directory `files` is no weights.
+
+    Raises `FormatError`.
+    """
+    header = canonical_header(specs, WEIGHTS_FILE)
+    blobs: dict[TensorSpec, Units] = {
+        TensorSpec(Kind.HEADER, WEIGHTS_FILE, "U8", (len(header),)): np.frombuffer(header, np.uint8)
+    }
+    if files is not None:
+        with Checkpoint.open(files) as checkpoint:
+            for spec in checkpoint.specs:
+                if spec.kind == Kind.FILE:
+                    blobs[spec] = checkpoint.units(spec).copy()
+    return blobs
 
 
 class NamedTensors(nn.Module):

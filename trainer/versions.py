@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -42,6 +43,26 @@ class Made:
     seconds: float
     encode_seconds: float = 0.0
     apply_seconds: float = 0.0
+
+
+class Maker(Protocol):
+    """What makes the versions of a run, one at a time: `VersionMaker`, or the ranks of a sharded model together."""
+
+    epoch: int
+
+    @property
+    def position(self) -> Position | None: ...
+    def make(
+        self,
+        source: Source,
+        *,
+        profile: str = "fast",
+        settled: Callable[[], bool] = lambda: True,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> Made | None: ...
+    def make_anchor(self) -> Made: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class VersionMaker:
@@ -82,6 +103,10 @@ class VersionMaker:
     def stop(self) -> None:
         """Have what is being made given up soon, with `StoreError`; for any thread."""
         self._stopped.set()
+
+    def close(self) -> None:
+        """Let go of the snapshot."""
+        self.snapshot.close()
 
     def make(
         self,

@@ -19,7 +19,7 @@ from p2psync.engines.device_move import Place
 from p2psync.engines.device_rooms import SIGNED
 from p2psync.errors import EngineError
 
-__all__ = ["LiveTensor", "host_units", "live_tensor", "module_rows", "module_specs", "module_units"]
+__all__ = ["LiveTensor", "host_units", "live_tensor", "module_rows", "module_specs", "module_units", "shippable_spec"]
 
 _DTYPES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
@@ -85,13 +85,20 @@ def module_rows(module: torch.nn.Module, names: Mapping[str, str] | None = None)
         if tensor.numel() and place in seen:
             continue
         seen.add(place)
-        if tensor.dtype not in _DTYPES or tensor.layout != torch.strided or tensor.is_meta:
-            raise EngineError(f"{key}: a {tensor.layout} tensor of {tensor.dtype} on {tensor.device} cannot be shipped")
+        spec = shippable_spec(name, tensor, key)
         if name in used:
             raise EngineError(f"two tensors of the module are named {name!r}: mend the names given")
         used.add(name)
-        rows[_spec(name, tensor)] = tensor.detach()
+        rows[spec] = tensor.detach()
     return {spec: rows[spec] for spec in sorted(rows)}
+
+
+def shippable_spec(name: str, tensor: torch.Tensor, key: str = "") -> TensorSpec:
+    """The spec of a tensor. key: what an error calls it. Raises `EngineError` for what safetensors has not."""
+    if tensor.dtype not in _DTYPES or tensor.layout != torch.strided or tensor.is_meta:
+        what = f"a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}"
+        raise EngineError(f"{key or name}: {what} cannot be shipped")
+    return _spec(name, tensor)
 
 
 def module_specs(module: torch.nn.Module, names: Mapping[str, str] | None = None) -> list[TensorSpec]:

@@ -17,6 +17,8 @@ MAX_COUNT = 1 << 53
 #: Paths of one node's measures, Mbit/s of any rate, and seconds of any round trip.
 MAX_PATHS = 256
 MAX_MBITS = 1e6
+#: Nodes that publish beside a trainer.
+MAX_BESIDE = 1024
 MAX_RTT = 3600.0
 
 _HOST = re.compile(rf"[A-Za-z0-9._:%-]{{0,{MAX_HOST}}}\Z")
@@ -50,6 +52,14 @@ def check_rate(fetch_rate: int) -> None:
     """Raise `FormatError` unless this can be a rate in bytes a second."""
     if not 0 <= fetch_rate < MAX_COUNT:
         raise FormatError(f"a rate of {fetch_rate} bytes/s is not between 0 and 2^53")
+
+
+def check_beside(nodes: list[str]) -> None:
+    """Raise `FormatError` unless these can be nodes that publish together."""
+    if len(nodes) > MAX_BESIDE:
+        raise FormatError(f"at most {MAX_BESIDE} nodes publish beside a trainer")
+    for node in nodes:
+        _check_hex("node id", node, 32)
 
 
 def check_measures(measures: Measures) -> None:

@@ -20,7 +20,15 @@ from dataclasses import dataclass
 import msgspec
 
 from p2psync.errors import FormatError, HubError, ReplayError, UsageError
-from p2psync.membership.checks import check_info, check_measures, check_rate, check_remark, check_running, is_hex
+from p2psync.membership.checks import (
+    check_beside,
+    check_info,
+    check_measures,
+    check_rate,
+    check_remark,
+    check_running,
+    is_hex,
+)
 from p2psync.membership.fencing import Claimant, Fence
 from p2psync.membership.leases import MAX_MEMBERS, Ended, Held, LeaseTable
 from p2psync.membership.lineage import Entry, Lineage, entry_of
@@ -90,6 +98,7 @@ class HubCore:
         self._planning = PlanKeeper()
         self._ended: list[Ended] = []
         self._remark = ""
+        self._beside: frozenset[str] = frozenset()
 
     @property
     def revision(self) -> int:
@@ -206,6 +215,7 @@ class HubCore:
         if changed:
             self._tell()
         if earlier is None or earlier.node != request.node:
+            self._beside = frozenset()
             self._planning.members_changed(len(self), now)
         return Claimed(token=token, epoch=request.epoch)
 
@@ -227,11 +237,16 @@ class HubCore:
         if not all(is_hex(manifest_id, 64) for manifest_id in request.retire):
             raise FormatError("a manifest's id is 64 lower-case hex digits")
         check_remark(request.remark)
+        if request.beside is not None:
+            check_beside(request.beside)
         entries = [self._open(data, claimant) for data in request.manifests]
         if self._lineage.update(entries, request.retire):
             self._tell()
             self._planning.announced(self._lineage.payload)
         self._remark = request.remark or self._remark
+        if request.beside is not None and self._beside != set(request.beside):
+            self._beside = frozenset(request.beside)
+            self._planning.members_changed(len(self), 0.0)  # at once
         return Announced(revision=self._revision)
 
     def manifest(self, manifest_id: str) -> bytes | None:
@@ -266,7 +281,7 @@ class HubCore:
             return None
         self._sweep(now)
         trainer = None if self._fence.claimant is None else self._fence.claimant.node
-        return self._planning.begin(trainer, self._leases.members(), self.measures(), now)
+        return self._planning.begin(trainer, self._leases.members(), self.measures(), now, self._beside)
 
     def plan_made(self, book: PlanBook, now: float) -> None:
         """The plan that was begun: shown from now on, if it is another one than before."""

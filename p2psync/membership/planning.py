@@ -50,12 +50,14 @@ class PlanBook(Protocol):
 class PlanTask:
     """What a plan is to be made from. trainer: a node among the members. measures: by node, of those that told any.
 
-    payload: bytes of what is usually sent, 0: nothing was yet.
+    beside: those among the members that put chunks into the trees beside the trainer. payload: bytes of what is usually
+    sent, 0: nothing was yet.
     """
 
     trainer: str
     members: Sequence[Member]
     measures: Mapping[str, Measures]
+    beside: frozenset[str] = frozenset()
     payload: int = 0
 
 
@@ -113,24 +115,31 @@ class PlanKeeper:
             self._wanted_at = min(self._wanted_at, self._started + DRIFT_EVERY)
 
     def begin(
-        self, trainer: str | None, members: Iterable[Member], measures: Mapping[str, Measures], now: float
+        self,
+        trainer: str | None,
+        members: Iterable[Member],
+        measures: Mapping[str, Measures],
+        now: float,
+        beside: frozenset[str] = frozenset(),
     ) -> PlanTask | None:
         """The plan to be made now; None if none is due, or there is nobody to plan for.
 
-        trainer: the node that holds the run; other trainers have lost it, and are left out.
+        trainer: the node that holds the run. beside: those that publish together with it. Other trainers have lost the
+        run, and are left out.
         """
         if now < self.due:
             return None
         self._wanted_at = _NEVER
-        planned = [m for m in members if m.info.role != "trainer" or m.info.node == trainer]
+        planned = [m for m in members if m.info.role != "trainer" or m.info.node == trainer or m.info.node in beside]
         names = {m.info.node for m in planned}
-        if trainer is None or trainer not in names or len(planned) < 2:
+        beside = beside & names - {trainer or ""}
+        if trainer is None or trainer not in names or len(planned) - len(beside) < 2:
             return None  # whoever is missing will change the members when he comes
         self._used = {node: told for node, told in measures.items() if node in names}
         self._used_payload = self._payload
         self._started = now
         self._under_way = True
-        return PlanTask(trainer, planned, self._used, self._payload)
+        return PlanTask(trainer, planned, self._used, beside, self._payload)
 
     def made(self, book: PlanBook, now: float) -> bool:
         """The plan that was under way; True if it is another one than that in use."""

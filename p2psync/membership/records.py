@@ -135,13 +135,15 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
 class Announce(msgspec.Struct, frozen=True, kw_only=True):
     """Add manifests (bytes of SignedManifest; base64 in JSON) to the run's lineage, and retire others by id (hex).
 
-    remark: a line about the newest version, for people who ask for the status; "" leaves the last one.
+    remark: a line about the newest version, for people who ask for the status; "" leaves the last one. beside: nodes
+    that publish together with the trainer, each some of the chunks, which plans treat as one with it; None leaves them.
     """
 
     token: str
     manifests: list[bytes] = []
     retire: list[str] = []
     remark: str = ""
+    beside: list[str] | None = None
 
 
 class Announced(msgspec.Struct, frozen=True, kw_only=True):

@@ -143,9 +143,16 @@ class HubClient:
         return await self.post("/v1/claim", claim, Claimed)
 
     async def announce(
-        self, token: str, manifests: Sequence[bytes] = (), retire: Sequence[str] = (), remark: str = ""
+        self,
+        token: str,
+        manifests: Sequence[bytes] = (),
+        retire: Sequence[str] = (),
+        remark: str = "",
+        beside: Sequence[str] | None = None,
     ) -> int:
         """Retire ids (hex), then add signed manifests, and tell people the remark; returns the view's revision.
+
+        beside: see `Announce`.
 
         Goes in one request, all or nothing, unless the manifests are more than 95 MiB: then in several, in order.
         Raises `FencedError` when another trainer has claimed the run, `LeaseError` when the hub does not know the
@@ -154,7 +161,8 @@ class HubClient:
         """
         revision = 0
         for batch in _batches(manifests):
-            body = Announce(token=token, manifests=batch, retire=list(retire), remark=remark)
+            theirs = None if beside is None else list(beside)
+            body = Announce(token=token, manifests=batch, retire=list(retire), remark=remark, beside=theirs)
             retire = ()
             headers = {CLAIM_HEADER: token}
             revision = (await self.post("/v1/announce", body, Announced, headers=headers)).revision

@@ -35,13 +35,15 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 class NodePlan(msgspec.Struct, frozen=True, array_like=True):
     """A node's own rows of the plan. revision: rises with each plan. peers: the nodes that it deals with.
 
-    shares: of each tree, in parts of their sum. places: of this node, in the same order.
+    shares: of each tree, in parts of their sum. places: of this node, in the same order. roots: of a node that has the
+    trainer for a parent, the nodes that put other chunks into the same trees, and are parents beside it.
     """
 
     revision: int
     peers: list[str]
     shares: list[int]
     places: list[Place]
+    roots: list[int] = []
 
     def fractions_from(self) -> dict[str, float]:
         """The fraction of all chunks that each parent should send this node first."""
@@ -55,6 +57,7 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
         """Raise `FormatError` for what no planner makes."""
         fine = 0 < len(self.shares) <= MAX_TREES and len(self.places) == len(self.shares) and min(self.shares) > 0
         known = range(len(self.peers))
+        fine = fine and all(root in known for root in self.roots)
         for place in self.places:
             fine = fine and len(place.children) <= MAX_CHILDREN and all(child in known for child in place.children)
             fine = fine and (place.parent == -1 or place.parent in known)

@@ -23,13 +23,13 @@ def free_bytes(path: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def reserve(descriptor: int, size: int, path: Path) -> None:
-    """Give the open file `size` bytes of real blocks, or raise `StoreError` that says how many are missing."""
+def reserve(descriptor: int, size: int, path: Path, offset: int = 0) -> None:
+    """Give the open file `size` bytes of real blocks from `offset` on, or raise `StoreError`: so many are missing."""
     if size == 0:
         return
     free = free_bytes(path)
     try:
-        os.posix_fallocate(descriptor, 0, size)
+        os.posix_fallocate(descriptor, offset, size)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise

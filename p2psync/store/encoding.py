@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
+import msgspec
 from blake3 import blake3
 
 from p2psync.delta import tight
 from p2psync.delta.block import Block, block_span
 from p2psync.delta.container import ChunkEncoder, EncodedChunk
-from p2psync.delta.digest import MODULUS, digest_bytes
+from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.extract import Found
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.parallel import InOrder
-from p2psync.protocol.manifest import Manifest, pack_table
+from p2psync.protocol.manifest import HASH_BYTES, Manifest, pack_table
 from p2psync.store.segments import Segments
 
 #: Units per block of a delta. A block costs Python's overhead once, which one thread at a time has: so it is as large
@@ -42,7 +43,7 @@ def rows_between(old: Sequence[TensorSpec], new: Sequence[TensorSpec]) -> list[R
     return [Row(spec, spec in before, spec in after) for spec in sorted(before | after)]
 
 
-def _sizes(rows: Sequence[Row], *, anchor: bool) -> tuple[int, int]:
+def block_and_chunk(rows: Sequence[Row], *, anchor: bool) -> tuple[int, int]:
     """(units per block, bytes per chunk) for a model of this table; powers of two. An anchor's blocks fill a chunk."""
     total = sum(row.spec.nbytes for row in rows)
     if not anchor:
@@ -76,6 +77,7 @@ class _Part:
 class _Coded:
     """What became of a segment: its chunks with their hashes, and what each of its parts adds to the digest."""
 
+    segment: int
     chunks: list[tuple[EncodedChunk, bytes]] = field(default_factory=list)
     digests: list[tuple[int, int]] = field(default_factory=list)
     changed: int = 0
@@ -83,6 +85,22 @@ class _Coded:
     def add(self, chunks: Iterator[EncodedChunk]) -> None:
         """Hash and keep chunks."""
         self.chunks += [(chunk, blake3(chunk.data).digest()) for chunk in chunks]
+
+
+class EncodedPart(msgspec.Struct, frozen=True, array_like=True):
+    """What one of several encoders made of a manifest's chunks: see `Encoding.part`.
+
+    segments, sizes, first_rows: of each chunk, in order; hashes: 32 bytes of each. changed: units. digest_change: 16
+    bytes. row_digests: of an anchor, what each row got here, 16 bytes each.
+    """
+
+    segments: list[int]
+    sizes: list[int]
+    hashes: bytes
+    first_rows: list[int]
+    changed: int
+    digest_change: bytes
+    row_digests: list[bytes]
 
 
 class Encoding:
@@ -100,10 +118,13 @@ class Encoding:
         anchor: bool = False,
         profile: str = "fast",
         history: tight.Past | None = None,
+        segments: Container[int] | None = None,
     ) -> None:
-        """history: see `ChunkEncoder`; read by all threads. Raises `FormatError` for a profile that there is not."""
+        """history: see `ChunkEncoder`; read by all threads. segments: those that are encoded here, by default all;
+        others have the rest, and what was taken of them is passed over. Raises `FormatError` for a profile that there
+        is not."""
         self.rows = list(rows)
-        self.block_units, self._chunk_bytes = _sizes(rows, anchor=anchor)
+        self.block_units, self._chunk_bytes = block_and_chunk(rows, anchor=anchor)
         #: What the rows encoded so far add to the digest, mod 2^128; all of it after `finish`. Blocks do not tell it.
         self.digest_change = 0
         #: Units whose bits differ, so far; all of them after `finish`.
@@ -111,6 +132,8 @@ class Encoding:
         self._sink = sink
         self._profile = profile
         self._history = history
+        self._only = segments
+        self._chunk_segments: list[int] = []
         self._sizes: list[int] = []
         self._hashes: list[bytes] = []
         self._first_rows: list[int] = []
@@ -119,7 +142,7 @@ class Encoding:
         self._parts: list[_Part] = []
         self._segment = 0
         self._calls = InOrder(self._keep)
-        self._of_blocks = _Coded()
+        self._of_blocks = _Coded(0)
         self._encoder = self._new_encoder()
 
     def __enter__(self) -> Encoding:
@@ -134,6 +157,8 @@ class Encoding:
         """Encode one row; rows come in rising order. An anchor's rows get their own digests, which tell a joiner what
         it has already. The arrays are read until `finish` returns, or the context is left."""
         for segment, blocks in self._segments.parts(index):
+            if not self._is_mine(segment):
+                continue
             self._begin(segment)
             self._parts.append(_Part(index, old, new, blocks))
 
@@ -146,6 +171,8 @@ class Encoding:
         for one in found:
             number = one.block.start // span
             segment = self._segments.of(index, number)
+            if not self._is_mine(segment):
+                continue
             if part is None or segment != self._segment:
                 self._begin(segment)
                 part = _Part(index, units, None, range(number, number + 1), [])
@@ -157,6 +184,8 @@ class Encoding:
         """Encode a block that exists already, on the grid of `block_units`."""
         span = block_span(self.rows[block.row].spec.width, self.block_units)
         segment = self._segments.of(block.row, block.start // span)
+        if not self._is_mine(segment):
+            return
         if segment != self._segment:
             self._end_of_blocks()
             self._segment = segment
@@ -167,10 +196,48 @@ class Encoding:
         self._end_of_blocks()
         self._begin(-1)
         self._calls.finish()
+        self._sign_rows()
+
+    def part(self) -> EncodedPart:
+        """What was encoded here, for who puts a manifest together; only after `finish`."""
+        return EncodedPart(
+            self._chunk_segments,
+            self._sizes,
+            b"".join(self._hashes),
+            self._first_rows,
+            self.changed,
+            digest_bytes(self.digest_change),
+            [digest_bytes(digest) for digest in self._row_digests or ()],
+        )
+
+    def join(self, parts: Sequence[EncodedPart]) -> None:
+        """Take what all encoders of a manifest made, this one's part among them: from then on `manifest` describes it,
+        the chunks in the order in which one encoder makes them."""
+        chunks = [
+            (segment, part.sizes[k], part.hashes[k * HASH_BYTES : (k + 1) * HASH_BYTES], part.first_rows[k])
+            for part in parts
+            for k, segment in enumerate(part.segments)
+        ]
+        chunks.sort(key=lambda chunk: chunk[0])
+        self._chunk_segments = [chunk[0] for chunk in chunks]
+        self._sizes = [chunk[1] for chunk in chunks]
+        self._hashes = [chunk[2] for chunk in chunks]
+        self._first_rows = [chunk[3] for chunk in chunks]
+        self.changed = sum(part.changed for part in parts)
+        self.digest_change = sum(digest_from_bytes(part.digest_change) for part in parts) % MODULUS
         if self._row_digests is not None:
-            for index, digest in enumerate(self._row_digests):
-                row = self.rows[index]
-                self.rows[index] = Row(row.spec, row.before, row.after, digest_bytes(digest))
+            theirs = [[digest_from_bytes(digest) for digest in part.row_digests] for part in parts]
+            self._row_digests = [sum(digests) % MODULUS for digests in zip(*theirs, strict=True)]
+        self._sign_rows()
+
+    def _sign_rows(self) -> None:
+        """Of an anchor, tell each row's digest in the table."""
+        for index, digest in enumerate(self._row_digests or ()):
+            row = self.rows[index]
+            self.rows[index] = Row(row.spec, row.before, row.after, digest_bytes(digest))
+
+    def _is_mine(self, segment: int) -> bool:
+        return self._only is None or segment in self._only
 
     def manifest(
         self, *, run: str, epoch: int, version: int, base: int | None, digest: bytes, base_digest: bytes, created: float
@@ -218,13 +285,13 @@ class Encoding:
     def _begin(self, segment: int) -> None:
         """Parts of another segment follow: those at hand are encoded."""
         if segment != self._segment and self._parts:
-            self._calls.ask(self._coding(self._parts))
+            self._calls.ask(self._coding(self._segment, self._parts))
             self._parts = []
         self._segment = segment
 
-    def _coding(self, parts: list[_Part]) -> Callable[[], _Coded]:
+    def _coding(self, segment: int, parts: list[_Part]) -> Callable[[], _Coded]:
         def code() -> _Coded:
-            encoder, coded = self._new_encoder(), _Coded()
+            encoder, coded = self._new_encoder(), _Coded(segment)
             for part in parts:
                 before = encoder.digest_change
                 coded.add(part.code(encoder))
@@ -238,9 +305,9 @@ class Encoding:
     def _end_of_blocks(self) -> None:
         """What was coded from blocks goes to the sink."""
         coded, encoder = self._of_blocks, self._encoder
-        self._of_blocks, self._encoder = _Coded(), self._new_encoder()
+        self._of_blocks, self._encoder = _Coded(0), self._new_encoder()
         coded.add(encoder.finish())
-        coded.changed = encoder.changed
+        coded.segment, coded.changed = self._segment, encoder.changed
         self._keep(coded)
 
     def _keep(self, coded: _Coded) -> None:
@@ -249,6 +316,7 @@ class Encoding:
             self._sizes.append(len(chunk.data))
             self._hashes.append(fingerprint)
             self._first_rows.append(chunk.first_row)
+            self._chunk_segments.append(coded.segment)
         self.changed += coded.changed
         for row, change in coded.digests:
             self.digest_change = (self.digest_change + change) % MODULUS

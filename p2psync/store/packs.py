@@ -6,7 +6,8 @@ Theory of operation. A *pack* is one manifest and its chunks:
     root/<manifest id, hex>/
         manifest                    the signed manifest
         payload                     all chunks at their offsets; its blocks are reserved when the pack is made
-        done                        exists once every chunk is durable
+        part                        in a pack that is to hold some of the chunks only: a byte for each, 1: these
+        done                        exists once every chunk, or every one of the part, is durable
     root/<name>.new/                a pack being made; removed when a store is opened
 
 A pack appears by a rename, with a whole manifest and a payload of full size, so a full disk is known before anything
@@ -33,7 +34,7 @@ from p2psync.errors import FormatError, StoreError
 from p2psync.protocol.manifest import Manifest, SignedManifest, decode_body
 from p2psync.store.disk import Bytes, disk_error, disk_errors, lock, read_exactly, reserve, sync_directory, write_all
 
-_MANIFEST, _PAYLOAD, _DONE = "manifest", "payload", "done"
+_MANIFEST, _PAYLOAD, _PART, _DONE = "manifest", "payload", "part", "done"
 _PACK_NAME = re.compile(r"[0-9a-f]{64}")
 _NEW_NAME = re.compile(r"([0-9a-f]{64}|draft-[0-9]+)\.new")
 
@@ -50,8 +51,12 @@ class Pack:
         self.have = bytearray(manifest.chunks)
         #: How many chunks are held.
         self.count = 0
+        #: Which chunks are to be held, one byte per chunk.
+        self.part = _read_part(path, manifest.chunks)
+        self._wanted = sum(self.part)
         #: Byte offset of each chunk in the payload.
-        self.offsets = list(itertools.accumulate(manifest.sizes, initial=0))
+        sizes = (size if mine else 0 for size, mine in zip(manifest.sizes, self.part, strict=True))
+        self.offsets = list(itertools.accumulate(sizes, initial=0))
         self._checked = bytearray(manifest.chunks)
         self._lock = threading.Lock()
         self._file = os.open(path / _PAYLOAD, os.O_RDWR | os.O_CLOEXEC)
@@ -67,12 +72,12 @@ class Pack:
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk is held."""
-        return self.count == self.manifest.chunks
+        """Whether every chunk is held that is to be."""
+        return self.count == self._wanted
 
     @property
     def sealed(self) -> bool:
-        """Whether every chunk is held and durable."""
+        """Whether every chunk that is to be held is held and durable."""
         return self._sealed
 
     @property
@@ -85,6 +90,8 @@ class Pack:
         view = memoryview(data).cast("B")
         if len(view) != self.manifest.sizes[index]:
             raise StoreError(f"chunk {index} has {self.manifest.sizes[index]} bytes, not {len(view)}: verify it first")
+        if not self.part[index]:
+            raise StoreError(f"{self.path}: chunk {index} is not of the part that is kept here")
         if self.have[index]:
             return
         try:
@@ -116,7 +123,7 @@ class Pack:
         if self._sealed:
             return
         if not self.complete:
-            raise StoreError(f"{self.path}: {self.manifest.chunks - self.count} chunks are missing: fetch them first")
+            raise StoreError(f"{self.path}: {self._wanted - self.count} chunks are missing: fetch them first")
         with disk_errors(self.path):
             os.fsync(self._file)
             _touch_durably(self.path / _DONE)
@@ -135,11 +142,13 @@ class Pack:
             os.truncate(self._file, self.offsets[-1])
             self._unseal()
         if self._sealed:
-            self.have = bytearray(b"\1") * self.manifest.chunks
-            self.count = self.manifest.chunks
+            self.have = bytearray(self.part)
+            self.count = self._wanted
             return
         for index, size in enumerate(self.manifest.sizes):
-            if self.manifest.verify_chunk(index, read_exactly(self._file, size, self.offsets[index])):
+            if self.part[index] and self.manifest.verify_chunk(
+                index, read_exactly(self._file, size, self.offsets[index])
+            ):
                 self._mark(index)
 
     def _mark(self, index: int) -> None:
@@ -179,12 +188,18 @@ class Draft:
             write_all(self._file, data, self._size)
         self._size += memoryview(data).nbytes
 
-    def seal(self, signed: SignedManifest, manifest: Manifest) -> Pack:
-        """Make the pack durable under its manifest and open it; the chunks must be the manifest's, in its order."""
-        if self._size != manifest.payload_bytes:
-            raise StoreError(f"{self._size} bytes were drafted, the manifest names {manifest.payload_bytes}")
+    def seal(self, signed: SignedManifest, manifest: Manifest, part: bytes | None = None) -> Pack:
+        """Make the pack durable under its manifest and open it; the chunks must be the manifest's, in its order.
+
+        part: where only some of its chunks were drafted, which: a byte for each chunk, 1 for these.
+        """
+        wanted = sum(size for k, size in enumerate(manifest.sizes) if part is None or part[k])
+        if self._size != wanted:
+            raise StoreError(f"{self._size} bytes were drafted, the manifest names {wanted}")
         with disk_errors(self._path.parent):
             os.fsync(self._file)
+            if part is not None:
+                _write_new(self._path / _PART, part)
             _write_new(self._path / _MANIFEST, signed.to_bytes())
             _touch_durably(self._path / _DONE)
         return self._store._accept(self, signed, manifest)
@@ -341,6 +356,16 @@ def _open_pack(path: Path) -> Pack | None:
     return Pack(path, signed, manifest)
 
 
+def _read_part(path: Path, chunks: int) -> bytes:
+    """Which chunks a pack is to hold, a byte for each: all of them, unless it says so."""
+    try:
+        part = (path / _PART).read_bytes()
+    except FileNotFoundError:
+        return b"\1" * chunks
+    # Of a part that is not what was written nothing is believed: what there is must be told by hashes, and is not.
+    return part if len(part) == chunks and set(part) <= {0, 1} else bytes(chunks)
+
+
 def _reserve_payload(path: Path, size: int) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
@@ -366,7 +391,7 @@ def _touch_durably(path: Path) -> None:
 
 def _discard(path: Path) -> None:
     """Remove a pack's own files and its directory; files that are not ours, and then the directory, stay."""
-    for name in (_DONE, _MANIFEST, _PAYLOAD):
+    for name in (_DONE, _MANIFEST, _PART, _PAYLOAD):
         (path / name).unlink(missing_ok=True)
     try:
         path.rmdir()

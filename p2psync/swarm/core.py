@@ -456,9 +456,14 @@ class Swarm:
             transfer.rarity -= before
         peer.holds[short] = flags
         transfer.rarity += flags
-        transfer.told |= peer.source and bool(flags.all())
+        transfer.told |= peer.source and self._sources_hold_all(short)
         self._pushing.holds_flags(short, flags, now)
         self._hear(peer, transfer, flags, now)
+
+    def _sources_hold_all(self, short: bytes) -> bool:
+        """Whether the sources together have told of all chunks: each has put in what it holds."""
+        told = [peer.holds[short] for peer in self._peers.values() if peer.source and short in peer.holds]
+        return bool(told) and bool(np.logical_or.reduce(told).all())
 
     def _hear(self, peer: Peer, transfer: Transfer, chunks: Bits | list[int], now: float) -> None:
         transfer.hear(chunks, now + SOURCE_LATER if peer.source else now)

@@ -117,14 +117,16 @@ class Pushing:
     # ---- the root --------------------------------------------------------------------------------------------------
 
     def begin(self, transfer: Transfer, short: bytes, now: float) -> None:
-        """A manifest of which all is held here, and which may be new to everybody: at the root, put it in."""
-        if self._ground.trees.is_root and transfer.held.all() and len(transfer.held):
+        """A manifest of which something is held here, and which may be new to everybody: at a root, put that in.
+
+        Roots that publish together hold different chunks, which go down the same trees.
+        """
+        held = [int(index) for index in np.flatnonzero(transfer.held)]
+        if self._ground.trees.is_root and held:
             transfer.silent = True
             least = self._ground.config.flight_least
             first = least // transfer.typical if transfer.manifest.payload_bytes <= least else 0
-            self._injections[short] = Injection(
-                deque(range(len(transfer.held))), len(transfer.held), now, now, Flight(first)
-            )
+            self._injections[short] = Injection(deque(held), len(held), now, now, Flight(first))
             self.next_wake = min(self.next_wake, now + TELL_AFTER)
             self.inject(now)
 

@@ -48,7 +48,7 @@ class Transfer:
     missing: how many are needed. typical: bytes of one on average. pushed: chunks are expected down the plan's trees,
     so that only overdue ones are asked for. heard: since when some peer is known to hold each chunk (seconds). tags: of
     chunks that came, or go, down a tree. silent: peers are not told what is held, as long as this node is putting it
-    into the trees. told: the source says to hold everything, so that nothing more is put into the trees. began_at,
+    into the trees. told: the sources say to hold everything, so that nothing more is put into the trees. began_at,
     gained_at: when the first and the last of `gains` chunks came (seconds).
     """
 

@@ -35,7 +35,8 @@ class Trees:
     def follow(self, plan: NodePlan) -> None:
         """This is the plan now."""
         self.plan = plan
-        self.parents = frozenset(plan.peers[place.parent] for place in plan.places if place.parent >= 0)
+        above = [place.parent for place in plan.places if place.parent >= 0]
+        self.parents = frozenset(plan.peers[peer] for peer in [*above, *plan.roots])
         self.children = [[plan.peers[child] for child in place.children] for place in plan.places]
         self.first_hops = frozenset(name for names in self.children for name in names)
         self._by_revision.pop(plan.revision, None)

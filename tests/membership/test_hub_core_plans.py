@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from membership_parts import LATER_RUN, announce, claim, fresh, make_core, manifest, node
 
-from p2psync.errors import HubError, LeaseError
+from p2psync.errors import FormatError, HubError, LeaseError
 from p2psync.membership.hub import HubCore
-from p2psync.membership.records import Join, Leave, Measures, Renew
+from p2psync.membership.records import Announce, Join, Leave, Measures, Renew
 from p2psync.protocol.plan import NodePlan, Place, outside
 
 TRAINER = node(1).node
@@ -150,3 +151,27 @@ def test_what_rides_in_the_view_of_one_who_comes_again_is_bounded_in_number_and_
     announce(tight, claim(tight), manifest(0), *(manifest(v, v - 1) for v in range(1, 20)))
     assert inlined(tight, 0) == [18, 19]
     assert len(inlined(tight, -1)) == 20
+
+
+def test_nodes_beside_the_trainer_are_planned_with_it_until_another_trainer_claims_the_run() -> None:
+    core = make_core()
+    token = claim(core)
+    for i in range(1, 6):
+        role = "trainer" if i < 4 else "actor"
+        core.join(Join(info=msgspec.structs.replace(node(i), role=role)), lease=fresh(), now=0)
+    task = core.begin_plan(1)
+    assert task is not None and not task.beside
+    assert {m.info.node for m in task.members} == {node(i).node for i in (1, 4, 5)}
+    core.plan_made(Book(1), 1)
+    core.announce(Announce(token=token, beside=[node(2).node, node(9).node]))
+    task = core.begin_plan(max(2, core.next_plan()))
+    assert task is not None and task.beside == {node(2).node}  # the other one is no member
+    assert {m.info.node for m in task.members} == {node(i).node for i in (1, 2, 4, 5)}
+    core.plan_made(Book(2), 3)
+    core.announce(Announce(token=token, remark="nothing new of them"))
+    assert core.next_plan() == float("inf")
+    with pytest.raises(FormatError):
+        core.announce(Announce(token=token, beside=["x"]))
+    claim(core, epoch=2, claimant=3, now=4)
+    task = core.begin_plan(max(5, core.next_plan()))
+    assert task is not None and (task.trainer, task.beside) == (node(3).node, frozenset())

@@ -219,3 +219,43 @@ def _damage(path: Path, offset: int) -> None:
         byte = file.read(1)[0]
         file.seek(offset)
         file.write(bytes([byte ^ 0x40]))
+
+
+@pytest.mark.parametrize("part", [[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
+def test_a_pack_of_a_part_holds_its_chunks_and_takes_no_more_room(tmp_path: Path, part: list[int]) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        draft = store.draft()
+        for mine, chunk in zip(part, chunks, strict=True):
+            if mine:
+                draft.append(chunk)
+        draft.seal(signed, manifest, bytes(part))
+    for _ in range(2):
+        with Store(tmp_path) as store:
+            pack = store.packs()[0]
+            assert (pack.sealed, pack.complete, list(pack.have), pack.count) == (True, True, part, sum(part))
+            wanted = [chunk if mine else None for mine, chunk in zip(part, chunks, strict=True)]
+            assert [pack.read(i) for i in range(4)] == wanted
+            assert [pack.view(i) for i in range(4)] == wanted
+            wanted_bytes = sum(size for size, mine in zip(SIZES, part, strict=True) if mine)
+            assert (pack.path / "payload").stat().st_size == wanted_bytes
+            for index, mine in enumerate(part):
+                if not mine:
+                    with pytest.raises(StoreError, match="not of the part"):
+                        pack.write(index, chunks[index])
+        (tmp_path / signed.id.hex() / "done").unlink()  # then content proves what there is
+        with Store(tmp_path) as store:
+            pack = store.packs()[0]
+            assert (pack.sealed, list(pack.have)) == (False, part)
+            pack.seal()
+
+
+def test_a_part_that_is_not_what_was_drafted_is_refused(tmp_path: Path) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        draft = store.draft()
+        draft.append(chunks[1])
+        with pytest.raises(StoreError):
+            draft.seal(signed, manifest, bytes([0, 0, 1, 0]))
+        draft.abandon()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.swarm.race_parts import Race
+from tests.swarm.roots_race import RootsRace
 from topology.fluid.swarm import FluidSwarm
 from topology.model import load
 from topology.network import Network, from_topology
@@ -77,3 +78,11 @@ def test_a_relay_that_becomes_ten_times_slower_than_was_planned_holds_nobody_up_
 def test_a_relay_that_takes_everything_and_passes_nothing_on_holds_nobody_up_for_long() -> None:
     race = Race(network("lan-12"), silent=frozenset({"lan-3"}))
     assert race.run() <= 2.2 * race.bound
+
+
+def test_four_roots_with_a_part_each_are_four_uplinks_and_each_sends_its_part_once() -> None:
+    one, four, wide = RootsRace(1), RootsRace(4), RootsRace(1, root_up=400.0)
+    seconds = one.run()
+    assert four.run() <= 0.35 * seconds
+    assert all(sent <= 0.26 for sent in four.sent)
+    assert four.run() <= 1.05 * wide.run()  # as good as one of four times the width

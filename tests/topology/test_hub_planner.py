@@ -169,7 +169,7 @@ def test_once_payloads_are_small_trees_are_flat() -> None:
     planner = HubPlanner()
     depths = []
     for payload in (256 << 20, 1 << 20):
-        made = planner.plan(PlanTask(name(0), members, told, payload)).plan
+        made = planner.plan(PlanTask(name(0), members, told, payload=payload)).plan
         depths.append(int(made.depth.max()))
         assert made.lowest_rate > 0.9 * made.bound
     assert depths[1] == 2 < depths[0]

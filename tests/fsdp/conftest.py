@@ -1,0 +1,1 @@
+"""Nothing here needs a GPU, nor a network but loopback."""

@@ -1,0 +1,175 @@
+"""Ranks as threads of one process, over arrays: the same work as over a process group, many times a second."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from fsdp_parts import KEY
+
+from p2psync.delta.tensors import TensorSpec, Units
+from p2psync.errors import RanksError
+from p2psync.protocol.versions import Position
+from p2psync.store.packs import Pack, Store
+from trainer.fsdp.copy import Copy
+from trainer.fsdp.layout import Layout
+from trainer.fsdp.making import Making
+from trainer.fsdp.stretches import Stretches
+
+T = TypeVar("T")
+
+
+class Meeting:
+    """Where threads meet."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.board: list[Sequence[bytes]] = [()] * size
+
+
+class ThreadRanks:
+    """`Ranks` of one thread."""
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self._meeting, self.rank, self.size = meeting, rank, len(meeting.board)
+
+    def broadcast(self, data: bytes = b"") -> bytes:
+        """See `Ranks`."""
+        return self._meet([data])[0][0]
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """See `Ranks`."""
+        return [one[0] for one in self._meet([data])]
+
+    def exchange(self, data: Sequence[bytes]) -> list[bytes]:
+        """See `Ranks`."""
+        return [one[self.rank] for one in self._meet(data)]
+
+    def hang_up(self) -> None:
+        """Be gone."""
+        self._meeting.barrier.abort()
+
+    def _meet(self, data: Sequence[bytes]) -> list[Sequence[bytes]]:
+        try:
+            self._meeting.board[self.rank] = data
+            self._meeting.barrier.wait(60)
+            found = list(self._meeting.board)
+            self._meeting.barrier.wait(60)
+        except threading.BrokenBarrierError as error:
+            raise RanksError("a rank is gone") from error
+        return found
+
+
+class Trained:
+    """Whole tensors, cut into shards as they are held."""
+
+    def __init__(self, specs: Sequence[TensorSpec], ranks: int, seed: int = 0) -> None:
+        self.specs = sorted(specs)
+        self.rng = np.random.default_rng(seed)
+        self.bits: dict[TensorSpec, Units] = {}
+        for spec in self.specs:
+            top = 1 << 8 * spec.width
+            self.bits[spec] = self.rng.integers(0, top, spec.count, spec.unit.newbyteorder("="))
+        self.held = [Stretches.of(self._places(rank, ranks)) for rank in range(ranks)]
+
+    def _places(self, rank: int, ranks: int) -> list[tuple[int, int, int]]:
+        places = []
+        for row, spec in enumerate(self.specs):
+            rows = spec.shape[0]
+            each, inner = -(-rows // ranks), spec.count // rows if rows else 0
+            places.append((row, min(rows, rank * each) * inner, min(rows, (rank + 1) * each) * inner))
+        return places
+
+    def step(self, share: float) -> None:
+        """Change about so many of the bits."""
+        for bits in self.bits.values():
+            where = np.flatnonzero(self.rng.random(bits.size) < share)
+            steps = self.rng.choice([1, -1, 2, 1 << 7], where.size).astype(np.int64)
+            bits[where] += steps.astype(bits.dtype)
+
+    def units(self, spec: TensorSpec) -> Units:
+        """See `trainer.source.Source`."""
+        return self.bits[spec]
+
+
+class ShardedBench:
+    """Making at ranks that are threads, each with a store of its own."""
+
+    def __init__(self, place: Path, trained: Trained) -> None:
+        self.place, self.trained = place, trained
+        self.layout = Layout(trained.specs, trained.held)
+        self.open()
+
+    def open(self) -> None:
+        """Open stores and copies."""
+        size = self.layout.ranks
+        self.meeting = Meeting(size)
+        self.stores = [Store(self.place / str(rank) / "packs") for rank in range(size)]
+        self.makings = [
+            Making(
+                ThreadRanks(self.meeting, rank),
+                self.layout,
+                self.stores[rank],
+                Copy(self.place / str(rank) / "copy", self.layout.specs, self.layout.kept(rank)),
+                KEY if rank == 0 else None,
+            )
+            for rank in range(size)
+        ]
+
+    def close(self) -> None:
+        """Close them."""
+        for making, store in zip(self.makings, self.stores, strict=True):
+            making.copy.close()
+            store.close()
+
+    def everywhere(self, work: Callable[[Making], T]) -> list[T | Exception]:
+        """Do something at all ranks at once; what came of it, or what was raised."""
+
+        def guarded(making: Making) -> T | Exception:
+            try:
+                return work(making)
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(len(self.makings)) as pool:
+            return list(pool.map(guarded, self.makings))
+
+    def part(self, rank: int) -> Callable[[int, int, int], Units]:
+        """Reads a rank's shards, and nothing else."""
+        held, trained = self.trained.held[rank], self.trained
+
+        def read(row: int, start: int, stop: int) -> Units:
+            assert held.units(row, start, stop) == stop - start
+            return trained.bits[trained.specs[row]][start:stop]
+
+        return read
+
+    def first(self, run: str, version: int = 0) -> list[Pack]:
+        """A version written out whole."""
+        return self._packs(lambda m: m.first(self.part(m.ranks.rank), run, 1, version))
+
+    def delta(self, profile: str) -> list[Pack]:
+        """A delta."""
+
+        def make(making: Making) -> Pack | None:
+            base = making.copy.position
+            assert base is not None
+            made = making.delta(self.part(making.ranks.rank), base, profile=profile, epoch=1)
+            return made[0] if made is not None else None
+
+        return self._packs(make)
+
+    def anchor(self, position: Position) -> list[Pack]:
+        """The copies written out whole."""
+        return self._packs(lambda m: m.anchor(position))
+
+    def _packs(self, work: Callable[[Making], Pack | None]) -> list[Pack]:
+        made = self.everywhere(work)
+        for one in made:
+            if isinstance(one, Exception):
+                raise one
+        return [one for one in made if isinstance(one, Pack)]

@@ -1,0 +1,83 @@
+"""Nodes that publish beside the trainer: one root to the planner, each a parent to the nodes below."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2psync.membership.planning import PlanTask
+from p2psync.membership.records import Measures, Member, NodeInfo, Path
+from topology.hub_planner import HubPlanner, network_of
+
+
+def name(number: int) -> str:
+    return f"{number:032x}"
+
+
+def member(number: int, role: str = "actor") -> Member:
+    """Members 0 to 2 publish together; the first is the trainer."""
+    kind = "trainer" if number < 3 else "actor"
+    info = NodeInfo(node=name(number), role=kind, region="eu" if number < 6 else "us", host="h", port=7071)  # type: ignore[arg-type]
+    return Member(info=info)
+
+
+def told(members: int, rate: float = 100.0) -> dict[str, Measures]:
+    """Everybody sends at most so much, and has measured everybody else."""
+    found = {}
+    for one in range(members):
+        paths = [Path(name(two), 0.01, rate, rate) for two in range(members) if two != one]
+        found[name(one)] = Measures(rate, 1000.0, paths)
+    return found
+
+
+BESIDE = frozenset({name(1), name(2)})
+
+
+def task(beside: frozenset[str] = BESIDE, measures: dict[str, Measures] | None = None) -> PlanTask:
+    return PlanTask(name(0), [member(i) for i in range(9)], told(9) if measures is None else measures, beside)
+
+
+def test_to_a_planner_they_are_one_node_that_sends_what_all_send() -> None:
+    network = network_of(task())
+    assert set(network.names) == {name(i) for i in (0, *range(3, 9))}
+    assert network.up[network.trainer] == pytest.approx(300.0)
+    assert {float(up) for i, up in enumerate(network.up) if i != network.trainer} == {100.0}
+
+
+def test_one_that_told_nothing_yet_is_taken_to_send_what_the_others_do() -> None:
+    measures = told(9)
+    del measures[name(2)]
+    assert network_of(task(measures=measures)).up[network_of(task()).trainer] == pytest.approx(300.0)
+
+
+def test_every_one_of_them_is_a_root_of_all_trees_at_its_share_of_the_rate() -> None:
+    book = HubPlanner().plan(task())
+    parts = [book.node_plan(name(i)) for i in range(3)]
+    whole = book.plan.node_plan(name(0))
+    for part in parts:
+        assert part is not None
+        assert [place.children for place in part.places] == [place.children for place in whole.places]
+        assert [place.rate for place in part.places] == pytest.approx([place.rate / 3 for place in whole.places])
+        assert (part.peers, part.roots) == (whole.peers, [])
+
+
+def test_who_is_fed_by_the_trainer_is_fed_by_all_and_the_others_by_their_relays_alone() -> None:
+    book = HubPlanner().plan(task())
+    fed = 0
+    for i in range(3, 9):
+        part = book.node_plan(name(i))
+        assert part is not None
+        part.check()
+        parents = {part.peers[place.parent] for place in part.places}
+        roots = {part.peers[root] for root in part.roots}
+        assert roots == (BESIDE if name(0) in parents else set())
+        fed += bool(roots)
+    assert fed
+
+
+def test_who_comes_or_goes_beside_the_trainer_makes_another_plan() -> None:
+    planner = HubPlanner()
+    first = planner.plan(task())
+    assert planner.plan(task()).revision == first.revision
+    later = planner.plan(PlanTask(name(0), [member(i) for i in (0, 1, *range(3, 9))], told(9), frozenset({name(1)})))
+    assert later.revision > first.revision
+    assert later.node_plan(name(1)) is not None and later.node_plan(name(2)) is None

@@ -1,0 +1,138 @@
+"""A rank's copy of the bits that were published last: of what it holds and owns, and of nothing else.
+
+    ROOT/state     which version it is, and of which stretches
+    ROOT/bits      every tensor of the model, one after the other, each at a multiple of a page
+
+The file is laid out as for the whole model, so that all code that reads and writes tensors works as it is, but it has
+holes: only this rank's stretches have blocks on the disk, and only they are ever touched. It costs the address space of
+a model, and the disk and memory of a part.
+
+It is changed in place once a version is durable at all ranks. The state names a change before its first write; a copy
+that was being changed when the process ended, or of another boot, or of other stretches, is no version, and the next
+version is written out whole.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from p2psync.delta.digest import MODULUS, digest_units
+from p2psync.delta.tensors import TensorSpec, Units
+from p2psync.engines.state import boot_id
+from p2psync.errors import StoreError
+from p2psync.protocol.versions import Position
+from p2psync.store.disk import disk_errors, reserve, write_durably
+from trainer.fsdp.stretches import Stretches
+
+
+class _State(msgspec.Struct, frozen=True):
+    """layout: a hash of tensors and stretches. position: None while the bits are no version. newest: number of the
+    newest version that was ever begun, -1: none."""
+
+    boot: str
+    layout: str
+    position: Position | None
+    newest: int = -1
+
+
+class Copy:
+    """The published bits of one rank's stretches."""
+
+    def __init__(self, root: Path, specs: Sequence[TensorSpec], stretches: Stretches) -> None:
+        """Open the copy at `root`, made if need be. Raises `StoreError`, also if the disk has no room for it."""
+        self._root = root
+        self._offsets: dict[TensorSpec, int] = {}
+        at = 0
+        for spec in specs:
+            self._offsets[spec] = at
+            at += -(-spec.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._size = at
+        layout = blake3(msgspec.msgpack.encode((list(specs), list(stretches)))).hexdigest()
+        with disk_errors(root):
+            root.mkdir(parents=True, exist_ok=True)
+            state = _load(root / "state")
+            known = state.layout == layout and state.boot == boot_id() and self._is_whole()
+            self._state = _State(boot_id(), layout, state.position if known else None, state.newest)
+            self._map = self._open(specs, stretches, fresh=not known)
+
+    @property
+    def position(self) -> Position | None:
+        """What the bits are; None if they are no version."""
+        return self._state.position
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest version that was ever begun here, -1: none."""
+        return self._state.newest
+
+    def units(self, spec: TensorSpec) -> Units:
+        """The bits of one tensor, of which only this rank's stretches may be touched."""
+        if spec.count == 0 or self._map is None:
+            return np.empty(0, spec.unit)
+        return np.frombuffer(self._map, spec.unit, spec.count, self._offsets[spec])
+
+    def digest(self, specs: Sequence[TensorSpec], stretches: Stretches) -> int:
+        """What these stretches add to a version's digest."""
+        parts = (digest_units(specs[row], self.units(specs[row])[start:stop], start) for row, start, stop in stretches)
+        return sum(parts) % MODULUS
+
+    def begin(self, version: int) -> None:
+        """The bits are about to become this version: until `done` they are none. Raises `StoreError`."""
+        self._save(msgspec.structs.replace(self._state, position=None, newest=max(version, self.newest)))
+
+    def done(self, position: Position) -> None:
+        """They are this version. Raises `StoreError`."""
+        self._save(msgspec.structs.replace(self._state, position=position, newest=max(position.version, self.newest)))
+
+    def forget(self) -> None:
+        """They are no version. Raises `StoreError`."""
+        if self._state.position is not None:
+            self._save(msgspec.structs.replace(self._state, position=None))
+
+    def close(self) -> None:
+        """Let go of the map."""
+        self._map = None
+
+    def _save(self, state: _State) -> None:
+        with disk_errors(self._root):
+            write_durably(self._root / "state", msgspec.msgpack.encode(state))
+        self._state = state
+
+    def _is_whole(self) -> bool:
+        path = self._root / "bits"
+        return path.exists() and path.stat().st_size == self._size
+
+    def _open(self, specs: Sequence[TensorSpec], stretches: Stretches, *, fresh: bool) -> mmap.mmap | None:
+        path = self._root / "bits"
+        if fresh:
+            self._save(self._state)  # before the bits go
+            path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(descriptor, self._size)
+            if fresh:
+                for row, start, stop in stretches:
+                    # Real blocks: a write to a page that the disk has no room for would end the process.
+                    width = specs[row].width
+                    reserve(descriptor, (stop - start) * width, path, self._offsets[specs[row]] + start * width)
+            if not self._size:
+                return None
+            return mmap.mmap(descriptor, self._size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(descriptor)
+
+
+def _load(path: Path) -> _State:
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=_State)
+    except FileNotFoundError:
+        return _State(boot_id(), "", None)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"{path} is broken ({error}): remove {path.parent}") from None

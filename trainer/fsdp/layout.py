@@ -1,0 +1,143 @@
+"""Who does what of a version: which rank owns which segments, and what it must hold for that. Pure.
+
+Ranks *hold* what the training gave them: their shards. They *own* segments of the table (`store.segments`): whole runs
+of blocks, each encoded by one rank alone, so that its bytes are those that one process would make. Segments are cut by
+the table and shards by the number of ranks, so an owner lacks some of what it encodes; what changes there comes from
+who holds it. Owners follow from the table and the shards alone: every rank computes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from p2psync.delta.block import block_span
+from p2psync.delta.tensors import Row, TensorSpec
+from p2psync.store.encoding import block_and_chunk
+from p2psync.store.segments import Segments
+from trainer.fsdp.stretches import Stretches
+
+#: Bytes of the model, for each rank, of which the changes are in memory at a time.
+ROUND_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Units [start, stop) of a row, which are whole blocks of one segment."""
+
+    row: int
+    start: int
+    stop: int
+
+
+class Grid:
+    """The segments of a table, for deltas or for anchors; numbered from 0."""
+
+    def __init__(self, specs: Sequence[TensorSpec], *, anchor: bool) -> None:
+        rows = [Row(spec, not anchor, True) for spec in specs]
+        self.specs = list(specs)
+        self.block_units = block_and_chunk(rows, anchor=anchor)[0]
+        self.segments = Segments(rows, self.block_units)
+        #: The parts of each segment, in the order of the table.
+        self.parts: list[list[Part]] = []
+        for index, spec in enumerate(specs):
+            span = self.span(index)
+            for number, blocks in self.segments.parts(index):
+                while len(self.parts) <= number:
+                    self.parts.append([])
+                self.parts[number].append(Part(index, blocks.start * span, min(spec.count, blocks.stop * span)))
+
+    def span(self, row: int) -> int:
+        """Units of a whole block of a row."""
+        return block_span(self.specs[row].width, self.block_units)
+
+    def owner(self, owners: Sequence[int], row: int, unit: int) -> int:
+        """The rank that owns the block of a unit."""
+        return owners[self.segments.of(row, unit // self.span(row))]
+
+    def size(self, segment: int) -> int:
+        """Bytes of a segment."""
+        return sum((part.stop - part.start) * self.specs[part.row].width for part in self.parts[segment])
+
+    def share(self, segment: int, held: Stretches) -> int:
+        """How many of a segment's bytes are in `held`."""
+        parts = self.parts[segment]
+        return sum(held.units(part.row, part.start, part.stop) * self.specs[part.row].width for part in parts)
+
+    def stretches(self, owners: Sequence[int], rank: int) -> Stretches:
+        """The units of the segments that a rank owns."""
+        mine = (parts for parts, owner in zip(self.parts, owners, strict=True) if owner == rank)
+        return Stretches.of((part.row, part.start, part.stop) for parts in mine for part in parts)
+
+
+class Layout:
+    """The shares of all ranks. held: of each rank, the stretches of its shards; together every unit once."""
+
+    def __init__(self, specs: Sequence[TensorSpec], held: Sequence[Stretches]) -> None:
+        """specs: sorted, as in a manifest's table. Raises `ValueError` unless every unit is held by one rank."""
+        _check(specs, held)
+        self.specs = list(specs)
+        self.held = list(held)
+        self.ranks = len(held)
+        self.delta = Grid(specs, anchor=False)
+        self.anchor = Grid(specs, anchor=True)
+        #: The rank that owns each segment of a delta, and of an anchor.
+        self.delta_owners = _balanced(self.delta, held)
+        owned = [self.delta.stretches(self.delta_owners, rank) for rank in range(self.ranks)]
+        # An anchor's segments are cut elsewhere: whoever owns most of one keeps current bits of nearly all of it.
+        self.anchor_owners = [_most(self.anchor, segment, owned) for segment in range(len(self.anchor.parts))]
+        anchors = [self.anchor.stretches(self.anchor_owners, rank) for rank in range(self.ranks)]
+        #: What each rank keeps up to date with every version, and what it must be given besides for an anchor.
+        self.current = [mine | theirs for mine, theirs in zip(held, owned, strict=True)]
+        self.lacking = [whole - kept for whole, kept in zip(anchors, self.current, strict=True)]
+
+    def kept(self, rank: int) -> Stretches:
+        """All that a rank's copy has room for."""
+        return self.current[rank] | self.lacking[rank]
+
+    def rounds(self) -> Iterator[range]:
+        """Runs of a delta's segments, all of them in order, each of some `ROUND_BYTES` a rank."""
+        first, size = 0, 0
+        for segment in range(len(self.delta.parts)):
+            size += self.delta.size(segment)
+            if size >= ROUND_BYTES * self.ranks:
+                yield range(first, segment + 1)
+                first, size = segment + 1, 0
+        if first < len(self.delta.parts):
+            yield range(first, len(self.delta.parts))
+
+
+def _check(specs: Sequence[TensorSpec], held: Sequence[Stretches]) -> None:
+    for row, spec in enumerate(specs):
+        at = 0
+        for start, stop in sorted(span for mine in held for span in mine.row(row)):
+            if start != at:
+                raise ValueError(f"{spec.name}: unit {min(start, at)} is held by no rank, or by two")
+            at = stop
+        if at != spec.count:
+            raise ValueError(f"{spec.name}: ranks hold {at} units of {spec.count}")
+
+
+def _balanced(grid: Grid, held: Sequence[Stretches]) -> list[int]:
+    """Owners who hold much of what they own, each of as many bytes as the others, to within a segment.
+
+    Segments go in order to whoever holds most of one, as long as that rank has no more than its part of all bytes, nor
+    runs far ahead of the others.
+    """
+    ranks = range(len(held))
+    sizes = [grid.size(segment) for segment in range(len(grid.parts))]
+    load, fair = [0] * len(held), sum(sizes) / len(held)
+    owners = []
+    for segment, size in enumerate(sizes):
+        least = min(load)
+        may = [rank for rank in ranks if load[rank] + size / 2 <= fair or load[rank] == least]
+        shares = {rank: grid.share(segment, held[rank]) for rank in may}
+        owner = max(may, key=lambda rank: (shares[rank], -load[rank], -rank))
+        owners.append(owner)
+        load[owner] += size
+    return owners
+
+
+def _most(grid: Grid, segment: int, owned: Sequence[Stretches]) -> int:
+    """The rank that has most of a segment; the first one of equals."""
+    return max(range(len(owned)), key=lambda rank: (grid.share(segment, owned[rank]), -rank))

@@ -1,0 +1,351 @@
+"""Making a version at all ranks at once: each does its part, and all agree at each step, or nothing was made.
+
+delta:   find ─▶ exchange ─▶ encode what is owned ─▶ describe ─▶ sign (rank 0) ─▶ seal ─▶ decode, check the digest
+anchor:  bring what is owned and not at hand ─▶ encode ─▶ describe ─▶ sign ─▶ seal ─▶ decode and compare
+
+A step that fails at one rank fails at all (`ranks.together`), so a version is either durable and checked at every rank,
+or there at none once they have started again (`agreeing`). Only then does rank 0 have it announced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import groupby
+
+import msgspec
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from p2psync.delta.algebra import apply_block, apply_with_digest, densify
+from p2psync.delta.block import Block
+from p2psync.delta.container import iter_chunk
+from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
+from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.errors import DigestMismatchError, StoreError
+from p2psync.parallel import in_parallel
+from p2psync.protocol.manifest import Manifest, SignedManifest, decode_body, sign
+from p2psync.protocol.versions import Position
+from p2psync.store.encoding import EncodedPart, Encoding
+from p2psync.store.packs import Draft, Pack, Store
+from trainer.fsdp.copy import Copy
+from trainer.fsdp.finding import Finder, Findings, NewUnits, put_together, received
+from trainer.fsdp.layout import ROUND_BYTES, Layout
+from trainer.fsdp.ranks import Ranks, together
+from trainer.fsdp.stretches import Stretches
+
+
+class _Told(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank tells of its part: what it encoded, and what its shards add to the digest (16 bytes)."""
+
+    part: EncodedPart
+    digest_change: bytes
+
+
+class Making:
+    """One rank's part in the versions of a run. Blocking; all ranks make the same calls."""
+
+    def __init__(self, ranks: Ranks, layout: Layout, store: Store, copy: Copy, key: Ed25519PrivateKey | None) -> None:
+        """key: signs, at rank 0; None elsewhere."""
+        self.ranks = ranks
+        self.layout = layout
+        self.store = store
+        self.copy = copy
+        #: Bytes that this rank sent to others, and encoded, for the last version.
+        self.moved_bytes = self.encoded_bytes = 0
+        self._key = key
+        self._change = 0
+        self._specs = layout.specs
+
+    def delta(
+        self,
+        new: NewUnits,
+        base: Position,
+        *,
+        profile: str,
+        epoch: int,
+        go_on: Callable[[], None] = lambda: None,
+    ) -> tuple[Pack, float] | None:
+        """What leads from `base`, the version of the copies, to the shards as they are now; None if no bit differs.
+
+        Also tells how long encoding took (seconds). new: reads the shards. go_on: raises to give the version up.
+        """
+        rows = [Row(spec, True, True) for spec in self._specs]
+        owners, rank = self.layout.delta_owners, self.ranks.rank
+        finder = Finder(self.layout, rank, rows, self._units)
+        self.moved_bytes = 0
+        sent: list[bytes] = []
+        began, change = time.monotonic(), 0
+        with self._drafted() as draft:
+            with Encoding(draft, rows, profile=profile, segments=_mine(owners, rank)) as encode:
+                for segments in self.layout.rounds():
+                    found = together(self.ranks, partial(_find, finder, segments, new, go_on))
+                    change += found.digest_change
+                    sent += [chunk for chunks in found.chunks for chunk in chunks]
+                    came = self._exchange(found.chunks)
+                    together(self.ranks, partial(self._encode, encode, rows, found.mine, came))
+                together(self.ranks, encode.finish)
+                told = self._describe(encode.part(), change)
+            held = sum(digest_from_bytes(one.digest_change) for one in told)
+            if not any(one.part.changed for one in told):
+                draft.abandon()
+                return None
+            encode.join([one.part for one in told])
+            if (held - encode.digest_change) % MODULUS:
+                self.copy.forget()
+                raise DigestMismatchError("ranks do not agree on the version before: the next one is written out whole")
+            digest = digest_bytes((digest_from_bytes(base.digest) + held) % MODULUS)
+            position = Position(run=base.run, epoch=epoch, version=base.version + 1, digest=digest)
+            encoded = time.monotonic() - began
+            pack = self._seal(draft, encode, position, base, _part(told, rank))
+        self._take(pack, position, lambda: self._advance(pack, sent))
+        return pack, encoded
+
+    def first(self, new: NewUnits, run: str, epoch: int, version: int) -> Pack:
+        """A version written out whole, from the shards as they are now, whatever the copies are."""
+        rank = self.ranks.rank
+
+        def read() -> bytes:
+            self.copy.begin(version)
+            for row, start, stop in self.layout.held[rank]:
+                spec = self._specs[row]
+                step = max(1, (1 << 21) // spec.width)
+                for at in range(start, stop, step):
+                    end = min(stop, at + step)
+                    self.copy.units(spec)[at:end] = new(row, at, end)
+            return digest_bytes(self.copy.digest(self._specs, self.layout.held[rank]))
+
+        digests = self.ranks.gather(together(self.ranks, read))
+        self._bring([kept - mine for kept, mine in zip(self.layout.current, self.layout.held, strict=True)])
+        digest = digest_bytes(sum(map(digest_from_bytes, digests)) % MODULUS)
+        position = Position(run=run, epoch=epoch, version=version, digest=digest)
+        pack = self._whole(position)
+        self._take(pack, position, lambda: None)
+        return pack
+
+    def anchor(self, position: Position) -> Pack:
+        """The version of the copies written out whole, for those who start from nothing."""
+        return self._whole(position)
+
+    # ---- a delta ---------------------------------------------------------------------------------------------------
+
+    def _units(self, row: int) -> Units:
+        return self.copy.units(self._specs[row])
+
+    def _exchange(self, chunks: Sequence[Sequence[bytes]]) -> list[bytes]:
+        """Send each rank its chunks; returns those that came, of all ranks."""
+        packed = [msgspec.msgpack.encode(part) if part else b"" for part in chunks]
+        self.moved_bytes += sum(map(len, packed))
+        came = self.ranks.exchange(packed)
+        return [chunk for part in came if part for chunk in msgspec.msgpack.decode(part, type=list[bytes])]
+
+    def _encode(self, encode: Encoding, rows: Sequence[Row], mine: Sequence[Block], came: Sequence[bytes]) -> None:
+        parts = [*mine, *received(came, self.layout, self.ranks.rank, rows)]
+        for row, found in groupby(put_together(parts, self._units), key=lambda one: one.block.row):
+            encode.take_found(row, found, partial(self._units, row))
+
+    def _advance(self, pack: Pack, sent: Sequence[bytes]) -> None:
+        """Take the copy along: what is owned by the very chunks that others get, the rest by what was found."""
+        manifest = pack.manifest
+        rows = manifest.rows()
+
+        def add(data: bytes) -> int:
+            change = 0
+            for block in iter_chunk(data, rows, manifest.block_units, self._units):
+                change += apply_with_digest(rows[block.row].spec, self._units(block.row), block)
+            return change
+
+        self._change = sum(in_parallel(add, _chunks(pack))) % MODULUS
+        for block in received(sent, self.layout, -1, rows):
+            apply_block(self._units(block.row), block)
+
+    # ---- an anchor -------------------------------------------------------------------------------------------------
+
+    def _whole(self, position: Position) -> Pack:
+        rows = [Row(spec, False, True) for spec in self._specs]
+        rank = self.ranks.rank
+        self._bring(self.layout.lacking)
+        with self._drafted() as draft:
+            with Encoding(draft, rows, anchor=True, segments=_mine(self.layout.anchor_owners, rank)) as encode:
+                together(self.ranks, lambda: self._encode_whole(encode))
+                told = self._describe(encode.part(), 0)
+            encode.join([one.part for one in told])
+            if digest_bytes(encode.digest_change) != position.digest:
+                self.copy.forget()
+                raise DigestMismatchError("a rank's copy is damaged: the next version is written out whole")
+            pack = self._seal(draft, encode, position, None, _part(told, rank))
+        try:
+            together(self.ranks, lambda: self._compare(pack))
+        except BaseException:
+            self.store.remove(pack.signed.id)
+            raise
+        return pack
+
+    def _encode_whole(self, encode: Encoding) -> None:
+        for index in range(len(self._specs)):
+            encode.take(index, None, self._units(index))
+        encode.finish()
+
+    def _bring(self, wanted: Sequence[Stretches]) -> None:
+        """Have holders send each rank the bits of these stretches, a round at a time."""
+        rank = self.ranks.rank
+        mine = self.layout.held[rank]
+        places = [(to, *place) for to, theirs in enumerate(wanted) for place in theirs]
+        for few in _batches(places, self._specs, ROUND_BYTES * self.ranks.size):
+            data: list[list[Units]] = [[] for _ in wanted]
+            for to, row, start, stop in few:
+                data[to] += [self._units(row)[a:b] for a, b in mine.within(row, start, stop)]
+            packed = [b"".join(part.tobytes() for part in parts) for parts in data]
+            self.moved_bytes += sum(map(len, packed))
+            came = [memoryview(part) for part in self.ranks.exchange(packed)]
+            for to, row, start, stop in few:
+                if to != rank:
+                    continue
+                spec = self._specs[row]
+                for source, theirs in enumerate(self.layout.held):
+                    for a, b in theirs.within(row, start, stop):
+                        size = (b - a) * spec.width
+                        self._units(row)[a:b] = np.frombuffer(came[source][:size], spec.unit)
+                        came[source] = came[source][size:]
+
+    def _compare(self, pack: Pack) -> None:
+        """Decode what was encoded here, and compare it with the copy, bit for bit."""
+        manifest = pack.manifest
+        rows = manifest.rows()
+
+        def same(data: bytes) -> set[tuple[int, int]]:
+            seen = set()
+            for block in iter_chunk(data, rows, manifest.block_units):
+                units = self._units(block.row)[block.start : block.start + block.count]
+                if not np.array_equal(densify(block), units):
+                    raise DigestMismatchError(f"{rows[block.row].spec.name}: decodes to other bits than were encoded")
+                seen.add((block.row, block.start))
+            return seen
+
+        seen = set[tuple[int, int]]().union(*in_parallel(same, _chunks(pack)))
+        for row, start, stop in self._anchor_blocks():
+            if (row, start) not in seen and self._units(row)[start:stop].any():
+                raise DigestMismatchError(f"{rows[row].spec.name}: a block was not encoded")
+
+    def _anchor_blocks(self) -> Iterator[tuple[int, int, int]]:
+        """(row, start, stop) of the blocks that this rank owns in an anchor."""
+        grid = self.layout.anchor
+        for segment, owner in enumerate(self.layout.anchor_owners):
+            for part in grid.parts[segment] if owner == self.ranks.rank else ():
+                for start in range(part.start, part.stop, grid.span(part.row)):
+                    yield part.row, start, min(part.stop, start + grid.span(part.row))
+
+    # ---- both ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _drafted(self) -> Iterator[Draft]:
+        """A draft at every rank, of which nothing is left if something goes wrong."""
+        made: list[Draft] = []
+        try:
+            together(self.ranks, lambda: made.append(self.store.draft()))
+            yield made[0]
+        except BaseException:
+            for draft in made:
+                draft.abandon()
+            raise
+
+    def _describe(self, part: EncodedPart, change: int) -> list[_Told]:
+        """What all ranks tell of their parts."""
+        self.encoded_bytes = sum(part.sizes)
+        mine = msgspec.msgpack.encode(_Told(part, digest_bytes(change)))
+        return [msgspec.msgpack.decode(told, type=_Told) for told in self.ranks.gather(mine)]
+
+    def _seal(self, draft: Draft, encode: Encoding, position: Position, base: Position | None, part: bytes) -> Pack:
+        """Have rank 0 sign the manifest, and every rank make its chunks durable."""
+
+        def signed() -> bytes:
+            if self._key is None:
+                return b""
+            manifest = encode.manifest(
+                run=position.run,
+                epoch=position.epoch,
+                version=position.version,
+                base=base.version if base else None,
+                digest=position.digest,
+                base_digest=base.digest if base else bytes(16),
+                created=time.time(),
+            )
+            return sign(manifest, self._key).to_bytes()
+
+        data = self.ranks.broadcast(together(self.ranks, signed))
+        opened = msgspec.msgpack.decode(data, type=SignedManifest)
+        try:
+            return together(self.ranks, lambda: draft.seal(opened, decode_body(opened.body), part))
+        except BaseException:
+            self.store.remove(opened.id)
+            raise
+
+    def _take(self, pack: Pack, position: Position, advance: Callable[[], None]) -> None:
+        """Take the copies to a version that is durable everywhere, and check what came out."""
+        self._change = 0
+        try:
+            self.copy.begin(position.version)
+            together(self.ranks, advance)
+            if pack.manifest.base is not None:
+                self._check(pack.manifest)
+            together(self.ranks, lambda: self.copy.done(position))
+        except BaseException:
+            # It was never announced; what the copies are now is no version.
+            self.copy.forget()
+            self.store.remove(pack.signed.id)
+            raise
+
+    def _check(self, manifest: Manifest) -> None:
+        changes = map(digest_from_bytes, self.ranks.gather(digest_bytes(self._change)))
+        if digest_bytes(digest_from_bytes(manifest.base_digest) + sum(changes)) != manifest.digest:
+            raise DigestMismatchError(
+                f"version {manifest.version} decodes to other bits than were encoded: not announced"
+            )
+
+
+def _find(finder: Finder, segments: range, new: NewUnits, go_on: Callable[[], None]) -> Findings:
+    go_on()
+    return finder.find(segments, new)
+
+
+def _chunks(pack: Pack) -> Iterator[bytes]:
+    """The chunks that are held here, as they are on the disk."""
+    for index, mine in enumerate(pack.part):
+        data = pack.read(index) if mine else b""
+        if data is None:
+            raise StoreError(f"{pack.path}: chunk {index} cannot be read back: is the disk sound?")
+        if mine:
+            yield data
+
+
+def _mine(owners: Sequence[int], rank: int) -> frozenset[int]:
+    return frozenset(segment for segment, owner in enumerate(owners) if owner == rank)
+
+
+def _part(told: Sequence[_Told], rank: int) -> bytes:
+    """Which of a manifest's chunks a rank encoded: a byte for each chunk, as a pack keeps it."""
+    makers = sorted((segment, maker) for maker, one in enumerate(told) for segment in one.part.segments)
+    return bytes(maker == rank for _, maker in makers)
+
+
+def _batches(
+    places: Iterable[tuple[int, int, int, int]], specs: Sequence[TensorSpec], size: int
+) -> Iterator[list[tuple[int, int, int, int]]]:
+    """(rank, row, start, stop) cut into runs of at most so many bytes."""
+    batch: list[tuple[int, int, int, int]] = []
+    left = size
+    for to, row, start, stop in places:
+        width = specs[row].width
+        while start < stop:
+            end = min(stop, start + left // width)
+            if end > start:
+                batch.append((to, row, start, end))
+            left -= (end - start) * width
+            start = end
+            if left < width or start < stop:
+                yield batch
+                batch, left = [], size
+    if batch:
+        yield batch

@@ -1,0 +1,282 @@
+"""One rank of a publisher: rank 0, which decides and is the trainer of the run, or another, which follows its orders.
+
+Both do the same work (`making`). Rank 0's `Maker` stands where a trainer has its `VersionMaker`; a `Follower` has a
+thread of its own that waits for orders, and seeds what it made from a node of its own.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from p2psync.errors import P2PSyncError, RanksError, StoreError
+from p2psync.protocol.versions import Position
+from p2psync.store.packs import Pack, Store
+from trainer.fsdp import orders
+from trainer.fsdp.copy import Copy
+from trainer.fsdp.layout import Layout
+from trainer.fsdp.making import Making
+from trainer.fsdp.ranks import Ranks, together
+from trainer.fsdp.shards import Shards
+from trainer.source import Source
+from trainer.versions import Made, position_of
+
+
+class Maker:
+    """Makes the versions of a run at all ranks; at rank 0. See `trainer.versions.Maker`."""
+
+    def __init__(
+        self, ranks: Ranks, layout: Layout, store: Store, root: Path, key: Ed25519PrivateKey, run: str
+    ) -> None:
+        """root: where the copy lives. Raises `StoreError`, and `RanksError` if another rank cannot go on."""
+        self.epoch = 0
+        self._ranks = ranks
+        self._store = store
+        self._run = run
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        #: Publishes that the others were told the outcome of: they wait for one each.
+        self.answered = 0
+        orders.give(ranks, orders.Agree(run))
+        copy = together(ranks, lambda: Copy(root, layout.specs, layout.kept(0)))
+        self._position, self._newest = orders.agree(ranks, store, copy, run)
+        self.making = Making(ranks, layout, store, copy, key)
+
+    @property
+    def position(self) -> Position | None:
+        """The newest version; None before the first, and where the copies are of no version."""
+        return self._position
+
+    def stop(self) -> None:
+        """Have what is being made given up soon, with `StoreError`; for any thread."""
+        self._stopped.set()
+
+    def close(self) -> None:
+        """Let go of the copy."""
+        self.making.copy.close()
+
+    def make(
+        self,
+        source: Source,
+        *,
+        profile: str = "fast",
+        settled: Callable[[], bool] = lambda: True,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> Made | None:
+        """The next version, from `source`, rank 0's shards. Raises `RanksError` for what went wrong elsewhere."""
+        assert isinstance(source, Shards)
+        began, encoding = time.monotonic(), 0.0
+
+        def go_on() -> None:
+            if self._stopped.is_set() or given_up():
+                raise StoreError("stopped while a version was being made: not published")
+
+        with self._lock:
+            go_on()
+            self._retire()
+            live = self._position
+            pack: Pack | None
+            self.answered += 1
+            try:
+                if live is None:
+                    order = orders.First(self._run, self.epoch, self._newest + 1)
+                    orders.give(self._ranks, order)
+                    pack = self.making.first(source.part, order.run, order.epoch, order.version)
+                else:
+                    orders.give(self._ranks, orders.Delta(profile, self.epoch))
+                    made = self.making.delta(source.part, live, profile=profile, epoch=self.epoch, go_on=go_on)
+                    pack, encoding = made if made is not None else (None, 0.0)
+            finally:
+                self._position = self.making.copy.position
+                self._newest = max(self._newest, self.making.copy.newest)
+        if pack is None:
+            return None
+        seconds = time.monotonic() - began
+        return Made(pack, position_of(pack.manifest), seconds, encoding, max(0.0, seconds - encoding))
+
+    def make_anchor(self) -> Made:
+        """The newest version written out whole. Raises `StoreError` if there is none."""
+        began = time.monotonic()
+        with self._lock:
+            if self._position is None:
+                raise StoreError("there is no version to write out yet")
+            self._retire()
+            orders.give(self._ranks, orders.Anchor())
+            try:
+                pack = self.making.anchor(self._position)
+            finally:
+                self._position = self.making.copy.position
+        return Made(pack, position_of(pack.manifest), time.monotonic() - began)
+
+    def serve(self, hub: str, key: bytes) -> list[str]:
+        """Have the other ranks join the swarm; returns the names of their nodes. Raises `RanksError` if one cannot."""
+        with self._lock:
+            orders.give(self._ranks, orders.Serve(hub, key, self._run))
+            together(self._ranks, lambda: None)
+            return [name.decode() for name in self._ranks.gather(b"") if name]
+
+    def refuse(self, message: str) -> None:
+        """Tell the others that what they handed over is not published."""
+        with self._lock:
+            self.answered += 1
+            orders.give(self._ranks, orders.Refuse(message))
+
+    def end(self, message: str) -> None:
+        """Let the others go. message: why, if something went wrong."""
+        with self._lock:
+            orders.give(self._ranks, orders.Stop(message))
+
+    def _retire(self) -> None:
+        """What rank 0 has retired, nobody needs."""
+        orders.give(self._ranks, orders.Keep([pack.signed.id for pack in self._store.packs()]))
+
+
+class Seed(Protocol):
+    """The node of a follower."""
+
+    def start(self, order: orders.Serve, store: Store) -> str:
+        """Join the swarm, and serve what the store holds; returns the node's name."""
+
+    def offer(self, pack: Pack) -> None:
+        """Serve what this rank has of a version."""
+
+    def withdraw(self, id: bytes) -> None:
+        """Stop serving a manifest."""
+
+
+class Follower:
+    """A rank above 0: does what it is told, in a thread of its own, until it is told to stop or a rank goes."""
+
+    def __init__(self, ranks: Ranks, layout: Layout, root: Path, seed: Seed) -> None:
+        """root: where store and copy live."""
+        self._ranks = ranks
+        self._layout = layout
+        self._root = root
+        self._seed = seed
+        self._store: Store | None = None
+        self._making: Making | None = None
+        self._handed: queue.SimpleQueue[tuple[Shards, Future[Pack | None]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._ended: P2PSyncError | None = None
+        #: Done once this rank is in the swarm.
+        self.serving: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"p2psync-rank-{ranks.rank}", daemon=True)
+
+    @property
+    def making(self) -> Making:
+        """This rank's part in the versions; once it serves."""
+        assert self._making is not None
+        return self._making
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def publish(self, shards: Shards) -> Pack | None:
+        """Hand the shards over, and wait until rank 0 published them or said why not. They are not read any more once
+        this returns. Raises `P2PSyncError`."""
+        outcome: Future[Pack | None] = Future()
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
+            self._handed.put((shards, outcome))
+        return outcome.result()
+
+    def join(self, timeout: float) -> None:
+        """Wait until rank 0 has said that there is no more to do, or the time is up (seconds)."""
+        self._thread.join(timeout)
+
+    def close(self) -> None:
+        """Give the store back; after `join`."""
+        if not self._thread.is_alive() and self._store is not None:
+            self.making.copy.close()
+            self._store.close()
+
+    def _run(self) -> None:
+        try:
+            ended = self._follow()
+        except Exception as error:  # a thread's end that nobody hears of would be a training that hangs
+            ended = error if isinstance(error, P2PSyncError) else RanksError(f"{type(error).__name__}: {error}")
+        with self._lock:
+            self._ended = ended
+            while not self._handed.empty():
+                self._handed.get()[1].set_exception(ended)
+        if not self.serving.done():
+            self.serving.set_exception(ended)
+
+    def _follow(self) -> P2PSyncError:
+        while True:
+            match orders.take(self._ranks):
+                case orders.Stop(message=message):
+                    return RanksError(message or "rank 0 has ended publishing")
+                case orders.Agree(run=run):
+                    self._agree(run)
+                case orders.Serve() as order:
+                    self._serve(order)
+                case orders.Keep(packs=packs):
+                    self._keep(set(packs))
+                case orders.Anchor():
+                    self._anchor()
+                case orders.Refuse(message=message):
+                    self._handed.get()[1].set_exception(RanksError(f"rank 0: {message}"))
+                case (orders.Delta() | orders.First()) as order:
+                    self._publish(order)
+
+    def _agree(self, run: str) -> None:
+        def opened() -> Copy:
+            self._store = Store(self._root / "packs")
+            return Copy(self._root / "copy", self._layout.specs, self._layout.kept(self._ranks.rank))
+
+        copy = together(self._ranks, opened)
+        assert self._store is not None
+        orders.agree(self._ranks, self._store, copy, run)
+        self._making = Making(self._ranks, self._layout, self._store, copy, None)
+
+    def _serve(self, order: orders.Serve) -> None:
+        store = self.making.store
+        name = together(self._ranks, lambda: self._seed.start(order, store))
+        self._ranks.gather(name.encode())
+        self.serving.set_result(None)
+
+    def _keep(self, packs: set[bytes]) -> None:
+        store = self.making.store
+        for id in {pack.signed.id for pack in store.packs()} - packs:
+            self._seed.withdraw(id)
+        with suppress(StoreError):  # what cannot be removed now is not known any more at the next start
+            orders.remove_all_but(store, packs)
+
+    def _publish(self, order: orders.Delta | orders.First) -> None:
+        making = self.making
+        shards, outcome = self._handed.get()
+        try:
+            pack: Pack | None
+            if isinstance(order, orders.First):
+                pack = making.first(shards.part, order.run, order.epoch, order.version)
+            else:
+                base = making.copy.position
+                assert base is not None
+                made = making.delta(shards.part, base, profile=order.profile, epoch=order.epoch)
+                pack = made[0] if made is not None else None
+        except Exception as error:  # at the caller; all ranks have given this version up
+            outcome.set_exception(error)
+            return
+        if pack is not None:
+            self._seed.offer(pack)
+        outcome.set_result(pack)
+
+    def _anchor(self) -> None:
+        position = self.making.copy.position
+        assert position is not None
+        try:
+            pack = self.making.anchor(position)
+        except P2PSyncError:
+            return  # rank 0 tells of it, and there is nothing to do about it here
+        self._seed.offer(pack)

@@ -1,0 +1,261 @@
+"""Publishing a model that FSDP2 trains: n ranks, n uplinks, and no full tensor anywhere.
+
+    fully_shard(model)
+    with FsdpPublisher(model, TrainerConfig(store=Path("run"), key=key)) as publisher:
+        for batch in batches:
+            optimizer.step()
+            publisher.publish()
+
+Every rank makes the same calls; `publish` is a collective. Rank 0 is the trainer of the run, embeds the hub, signs and
+announces; each rank encodes its part of every version, and seeds it from a node of its own. With (replicate, shard)
+meshes one replica publishes, and the calls of the others return at once.
+
+`store` may be the same path everywhere, on a shared disk or on each machine's own. `port` counts up with the rank.
+docs/fsdp.md tells how it works, and what it costs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from p2psync.delta.tensors import TensorSpec
+from p2psync.errors import P2PSyncError, RanksError, UsageError
+from p2psync.net.background import BackgroundLoop
+from p2psync.observe.events import Event, Published
+from p2psync.protocol.versions import Position
+from p2psync.store.packs import Store
+from trainer.fsdp import orders
+from trainer.fsdp.layout import Layout
+from trainer.fsdp.member import Follower, Maker
+from trainer.fsdp.ranks import GlooRanks, together
+from trainer.fsdp.seed import LOOPBACK, SeedNode
+from trainer.fsdp.shards import Shards, group_of
+from trainer.fsdp.stretches import Stretches
+from trainer.node import TrainerConfig, TrainerNode, published
+from trainer.tensors import blobs_beside
+from trainer.versions import Made, position_of
+
+T = TypeVar("T")
+#: How long a rank waits for another one (seconds). A rank that dies is noticed at once; this is for one that hangs.
+TIMEOUT = 7 * 86400.0
+#: How long the other ranks wait, when they are done, for rank 0 to be done too (seconds).
+END_LIMIT = 60.0
+
+
+class FsdpPublisher:
+    """One rank of a publisher; a context manager. To be made, entered, used and left by every rank of the default
+    process group, as any collective."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: TrainerConfig,
+        *,
+        dtype: torch.dtype | None = None,
+        files: Path | None = None,
+        on_event: Callable[[Event], None] = lambda event: None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """dtype: torch.bfloat16 publishes sharded fp32 parameters rounded to bf16, as mixed precision computes with;
+        None: as they are. files: a directory whose files other than weights go along; rank 0's. on_event: called in a
+        thread of the node's. timeout: see `TIMEOUT`. Raises `UsageError` for a module that cannot be published so.
+        """
+        if dtype not in (None, torch.bfloat16):
+            raise UsageError(f"{dtype}: fp32 shards are published as they are, or as torch.bfloat16")
+        self._module, self._dtype, self._emit = module, dtype, on_event
+        self._group = group_of(module)
+        self.ranks = GlooRanks(self._group.members, timeout)
+        self._maker: Maker | None = None
+        self._node: TrainerNode | None = None
+        self._loop: BackgroundLoop | None = None
+        self._seed: SeedNode | None = None
+        self._follower: Follower | None = None
+        if self._group.rank is None:
+            return
+        self._config = _of_rank(config, self._group.rank)
+        self.layout = self._agree_on_layout(files)
+
+    def _agree_on_layout(self, files: Path | None) -> Layout:
+        """All ranks have the same table, and hold every unit of it once. Raises `UsageError`."""
+        bare = together(self.ranks, lambda: Shards(self._module, self._group, self._dtype, {}))
+        blobs = together(self.ranks, lambda: blobs_beside(bare.tensors, files) if self.ranks.rank == 0 else {})
+        told = self.ranks.broadcast(msgspec.msgpack.encode(list(blobs)))
+        specs = msgspec.msgpack.decode(told, type=list[TensorSpec])
+        self._blobs = blobs or {spec: np.empty(0, spec.unit) for spec in specs}
+        shards = self._shards()
+        mine = msgspec.msgpack.encode((list(shards.specs), list(shards.held)))
+        tables = [
+            msgspec.msgpack.decode(data, type=tuple[list[TensorSpec], list[tuple[int, int, int]]])
+            for data in self.ranks.gather(mine)
+        ]
+        if any(theirs != tables[0][0] for theirs, _ in tables):
+            raise UsageError("ranks have different tensors: the module must be the same at all of them")
+        try:
+            return Layout(tables[0][0], [Stretches.of(held) for _, held in tables])
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> FsdpPublisher:
+        if self._group.rank is None:
+            return self
+        try:
+            if self._group.rank == 0:
+                self._lead()
+            else:
+                self._follow()
+        except BaseException as error:
+            self.close(f"{type(error).__name__}: {error}")
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close("" if error is None else f"{type(error).__name__}: {error}")
+
+    def close(self, trouble: str = "") -> None:
+        """End publishing here. trouble: why, if it is before all ranks do."""
+        if self._group.rank == 0:
+            self._stop_leading(trouble)
+        elif self._follower is not None:
+            self._stop_following(trouble)
+        self.ranks.close()
+
+    def _lead(self) -> None:
+        def maker(store: Store, run: str) -> Maker:
+            self._maker = Maker(self.ranks, self.layout, store, self._config.store / "copy", self._config.key, run)
+            return self._maker
+
+        self._loop = BackgroundLoop("p2psync-trainer")
+        self._node = self._loop.call(_called(lambda: TrainerNode(self._config, self._emit, maker=maker)))
+        self._loop.call(self._node.start())
+        assert self._maker is not None
+        key = self._config.key.public_key().public_bytes_raw()
+        beside = self._maker.serve(_as_seen_from_afar(self._node.hub_url), key)
+        self._loop.call(_called(lambda: self._trainer.announcer.publish_with(beside)))
+
+    def _follow(self) -> None:
+        self._seed = SeedNode(self._config, self._emit)
+        self._follower = Follower(self.ranks, self.layout, self._config.store, self._seed)
+        self._follower.start()
+        self._follower.serving.result()
+
+    def _stop_leading(self, trouble: str) -> None:
+        if self._loop is None:
+            return
+        with suppress(RanksError):
+            if self._maker is not None:
+                self._maker.end(trouble)
+            else:
+                orders.give(self.ranks, orders.Stop(trouble))
+        try:
+            if self._node is not None:
+                self._loop.call(self._node.stop())
+        finally:
+            self._loop.close()
+            self._loop = None
+
+    def _stop_following(self, trouble: str) -> None:
+        assert self._follower is not None and self._seed is not None
+        if trouble:
+            self.ranks.close()  # rank 0 waits for this one in vain, and is told so
+        self._follower.join(0 if trouble else END_LIMIT)
+        self._seed.close()
+        self._follower.close()
+        self._follower = None
+
+    # ---- publishing ------------------------------------------------------------------------------------------------
+
+    @property
+    def hub_url(self) -> str:
+        """Where actors join; at rank 0."""
+        return self._trainer.hub_url
+
+    @property
+    def position(self) -> Position | None:
+        """The newest version that this rank made; None before the first."""
+        if self._group.rank == 0:
+            return self._trainer.position
+        return self._follower.making.copy.position if self._follower is not None else None
+
+    def publish(self, *, announced: bool = False) -> Published | None:
+        """Publish the module as it is now; None if no bit differs from the last version, and at ranks of other
+        replicas. A collective: returns once the version is durable at all ranks.
+
+        announced: wait until the hub knows of it too; at rank 0. Raises as `TrainerNode.publish`, and `RanksError` for
+        what went wrong at another rank; then nothing was published anywhere.
+        """
+        if self._group.rank is None:
+            return None
+        shards = self._shards()
+        if list(shards.specs) != self.layout.specs:
+            raise UsageError("the module's tensors are not those that it had when the publisher was made: make another")
+        if self._follower is not None:
+            pack = self._follower.publish(shards)
+            return published(Made(pack, position_of(pack.manifest), 0.0)) if pack is not None else None
+        return self._publish(shards, announced)
+
+    def _publish(self, shards: Shards, announced: bool) -> Published | None:
+        assert self._maker is not None and self._loop is not None
+        answered = self._maker.answered
+        try:
+            event = self._loop.call(self._trainer.publish(shards))
+        except P2PSyncError as error:
+            if self._maker.answered == answered:
+                self._maker.refuse(str(error))
+            raise
+        if announced:
+            self._loop.call(self._trainer.announced())
+        return event
+
+    def wait_for_actors(self, actors: int, timeout: float) -> None:
+        """Wait until at least so many actors, and all that the hub knows, run the newest version; at rank 0.
+
+        Raises `UsageError` after `timeout` seconds."""
+        assert self._loop is not None
+        try:
+            self._loop.call(self._trainer.until_running(actors), timeout)
+        except TimeoutError:
+            raise UsageError(f"not every actor runs the newest version after {timeout:.0f} s") from None
+
+    @property
+    def _trainer(self) -> TrainerNode:
+        if self._node is None:
+            raise UsageError("only rank 0 of an entered publisher has the trainer's node")
+        return self._node
+
+    def _shards(self) -> Shards:
+        return Shards(self._module, self._group, self._dtype, self._blobs)
+
+
+def _of_rank(config: TrainerConfig, rank: int) -> TrainerConfig:
+    """The settings of one rank: a store and a port of its own. Squashing needs all chunks at one place."""
+    port = config.port + rank if config.port else 0
+    return replace(config, store=config.store / f"rank-{rank}", port=port, squash=False)
+
+
+def _as_seen_from_afar(hub_url: str) -> str:
+    """The URL of a hub beside rank 0, for the other ranks: at the address at which they found rank 0."""
+    url = urlsplit(hub_url)
+    host = os.environ.get("MASTER_ADDR", "")
+    if url.hostname not in LOOPBACK or not host or host in LOOPBACK:
+        return hub_url
+    return f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{url.port}"
+
+
+async def _called(function: Callable[[], T]) -> T:
+    return function()

@@ -1,0 +1,106 @@
+"""The node of a rank above 0: it serves what the rank holds of each version, and fetches nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from p2psync.membership.records import HUB_HOST, NodeInfo
+from p2psync.net.background import BackgroundLoop
+from p2psync.net.hub_client import HubClient
+from p2psync.net.measuring import MeasureConfig
+from p2psync.net.runner import NodeRunner
+from p2psync.net.tcp import choose_congestion
+from p2psync.observe.events import Event
+from p2psync.store.packs import Pack, Store
+from p2psync.swarm.node import NodeConfig, NodeCore
+from trainer.fsdp.orders import Serve
+from trainer.node import TrainerConfig
+from trainer.runstate import load_run, save_run
+
+T = TypeVar("T")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class SeedNode:
+    """One rank in the swarm, on a loop in a thread of its own. Called from other threads."""
+
+    def __init__(self, config: TrainerConfig, on_event: Callable[[Event], None]) -> None:
+        """config: of this rank; its hub, key and profile are rank 0's matter."""
+        self._config = config
+        self._emit = on_event
+        self._loop = BackgroundLoop("p2psync-seed")
+        self._client: HubClient | None = None
+        self._runner: NodeRunner | None = None
+
+    @property
+    def runner(self) -> NodeRunner:
+        """The node; after `start`."""
+        assert self._runner is not None, "not started"
+        return self._runner
+
+    def start(self, order: Serve, store: Store) -> str:
+        """Join the swarm of this hub, serve what the store holds; returns the node's name. Raises `P2PSyncError`."""
+        return self._loop.call(self._start(order, store))
+
+    def offer(self, pack: Pack) -> None:
+        """Serve a pack."""
+        self._loop.call(_call(lambda: self.runner.offer(pack)))
+
+    def withdraw(self, id: bytes) -> None:
+        """Stop serving a manifest."""
+        self._loop.call(_call(lambda: self.runner.withdraw(id)))
+
+    def close(self) -> None:
+        """Leave the swarm."""
+        try:
+            self._loop.call(self._stop())
+        finally:
+            self._loop.close()
+
+    async def _start(self, order: Serve, store: Store) -> str:
+        config = self._config
+        state = load_run(config.store / "run.json")
+        # The name in the swarm stays over restarts; run and epoch are rank 0's.
+        await asyncio.to_thread(save_run, config.store / "run.json", msgspec.structs.replace(state, run=order.run))
+        self._client = HubClient(order.hub, config.token)
+        # Beside the hub its own address is no use to others, who reach it where they reach the hub.
+        beside_hub = urlsplit(order.hub).hostname in LOOPBACK
+        info = NodeInfo(
+            node=state.node,
+            role="trainer",
+            region=config.region,
+            host=config.advertise or (HUB_HOST if beside_hub else ""),
+            port=config.port,
+        )
+        self._runner = NodeRunner(
+            NodeCore(info, NodeConfig(), random.Random(os.urandom(16))),
+            self._client,
+            store,
+            trusted=frozenset({order.key}),
+            instance=os.urandom(8).hex(),
+            streams=config.streams,
+            congestion=choose_congestion(config.congestion),
+            measure=MeasureConfig(probe=config.probe),
+            warm=False,
+            on_event=self._emit,
+        )
+        await self._runner.listen(config.host, config.port)
+        self._runner.start()
+        return state.node
+
+    async def _stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.stop()
+        if self._client is not None:
+            await self._client.close()
+
+
+async def _call(function: Callable[[], T]) -> T:
+    return function()

@@ -1,0 +1,154 @@
+"""What a module that `fully_shard` has taken apart is to a publisher: its table, and the bits of this rank's shards.
+
+Sharded parameters are cut along their first dimension, as `torch.chunk` cuts: ranks hold runs of whole rows, unequal or
+none at all where rows do not divide. Whatever is not sharded, and the files beside the weights, rank 0 holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from p2psync.delta.tensors import TensorSpec, Units
+from p2psync.engines.masters import rounded_units
+from p2psync.engines.weights import host_units, shippable_spec
+from p2psync.errors import UsageError
+from trainer.fsdp.stretches import Stretches
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that publish. members: global ranks, in the order of their shards. rank: this one's place among them,
+    None: it holds another replica of the same shards, and publishes nothing."""
+
+    members: tuple[int, ...]
+    rank: int | None
+
+
+def group_of(module: nn.Module) -> Group:
+    """The ranks that hold one replica of the module's shards. Raises `UsageError` for what cannot be published."""
+    meshes = {name: tensor.device_mesh for name, tensor in _entries(module) if isinstance(tensor, DTensor)}
+    if not meshes:
+        raise UsageError("no parameter is sharded: call fully_shard(module) first, or use trainer.publisher.Publisher")
+    name, mesh = next(iter(meshes.items()))
+    other = next((theirs for theirs, its in meshes.items() if its.mesh.tolist() != mesh.mesh.tolist()), None)
+    if other is not None:
+        raise UsageError(f"{name} and {other} are sharded over different meshes: one mesh for all is supported")
+    if mesh.ndim > 2:
+        raise UsageError(f"a mesh of {mesh.ndim} dimensions: (shard) and (replicate, shard) are supported")
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise UsageError("this rank is not in the mesh that the module is sharded over")
+    members = tuple(int(rank) for rank in (mesh.mesh if mesh.ndim == 1 else mesh.mesh[0]))
+    return Group(members, coordinate[-1] if mesh.ndim == 1 or coordinate[0] == 0 else None)
+
+
+class Shards:
+    """One state of a module's shards at one rank, which must not change while it is read."""
+
+    def __init__(
+        self, module: nn.Module, group: Group, dtype: torch.dtype | None, blobs: Mapping[TensorSpec, Units]
+    ) -> None:
+        """dtype: bf16, where sharded fp32 parameters are published rounded to it. blobs: bytes beside the weights, of
+        which rank 0 has the contents. Raises `UsageError` for what cannot be published."""
+        assert group.rank is not None
+        self._rank, self._ranks = group.rank, len(group.members)
+        self._local: dict[TensorSpec, torch.Tensor] = {}
+        self._rounded: set[TensorSpec] = set()
+        self._first: dict[TensorSpec, int] = {}
+        self._blobs = dict(blobs)
+        seen: set[object] = set()
+        for name, tensor in _entries(module):
+            place = id(tensor) if isinstance(tensor, DTensor) else (tensor.data_ptr(), tensor.dtype, tensor.shape)
+            if place in seen and tensor.numel():
+                continue  # tied: listed once, under the name that comes first, as in `engines.weights`
+            seen.add(place)
+            self._add(name, tensor, dtype)
+        #: Sorted, as in a manifest's table.
+        self.specs: Sequence[TensorSpec] = sorted([*self._local, *self._blobs])
+
+    @property
+    def tensors(self) -> Sequence[TensorSpec]:
+        """Those that are weights."""
+        return sorted(self._local)
+
+    @property
+    def held(self) -> Stretches:
+        """What this rank holds."""
+        return Stretches.of(self._places())
+
+    def units(self, spec: TensorSpec) -> Units:
+        """What of a tensor is held here, flat."""
+        row = self.specs.index(spec)
+        span = next(iter(self.held.row(row)), (0, 0))
+        return self.part(row, *span) if span[1] else np.empty(0, spec.unit)
+
+    def part(self, row: int, start: int, stop: int) -> Units:
+        """The bits of units [start, stop) of a row that are held here: a view of CPU memory, or a copy."""
+        spec = self.specs[row]
+        blob = self._blobs.get(spec)
+        if blob is not None:
+            return blob[start:stop]
+        first = self._first[spec]
+        part = self._local[spec].view(-1)[start - first : stop - first]
+        return rounded_units(part) if spec in self._rounded else host_units(part)
+
+    def _places(self) -> Iterator[tuple[int, int, int]]:
+        for row, spec in enumerate(self.specs):
+            if spec in self._local:
+                first = self._first[spec]
+                yield row, first, first + self._local[spec].numel()
+            elif self._rank == 0:
+                yield row, 0, spec.count
+
+    def _add(self, name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
+        local, first = tensor, 0
+        if isinstance(tensor, DTensor):
+            local = tensor.to_local()
+            if isinstance(tensor.placements[-1], Shard):
+                first = self._shard(name, tensor, local)
+            elif self._rank:
+                local = local.flatten()[:0]
+        elif self._rank:
+            local = local.detach().flatten()[:0]
+        local = local.detach()
+        spec = shippable_spec(name, tensor)
+        if isinstance(tensor, DTensor) and dtype is not None and tensor.dtype == torch.float32:
+            spec = TensorSpec(spec.kind, spec.name, "BF16", spec.shape)
+            self._rounded.add(spec)
+        if not local.is_contiguous():
+            local = local.contiguous()  # a copy of one shard, while the version is made
+        self._local[spec], self._first[spec] = local, first
+
+    def _shard(self, name: str, tensor: DTensor, local: torch.Tensor) -> int:
+        """The flat index of the shard's first unit."""
+        rows = tensor.shape[0] if tensor.ndim else 1
+        each = -(-rows // self._ranks)
+        first, last = min(rows, self._rank * each), min(rows, (self._rank + 1) * each)
+        if tuple(local.shape) != (last - first, *tensor.shape[1:]):
+            raise UsageError(
+                f"{name}: a shard of shape {tuple(local.shape)} where rows {first} to {last} were expected"
+            )
+        return first * (tensor.numel() // rows if rows else 0)
+
+
+def _entries(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a module's state_dict, each as it is held. Raises `UsageError` for placements that are not
+    supported."""
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if isinstance(tensor, DTensor):
+            *outer, inner = tensor.placements
+            whole = type(inner) is Replicate or (type(inner) is Shard and inner.dim == 0)
+            if not whole or any(type(placement) is not Replicate for placement in outer):
+                raise UsageError(
+                    f"{name} is placed as {tensor.placements}: only sharding along the first dimension, by "
+                    "fully_shard alone, is supported (no tensor parallelism, no shard_placement_fn)"
+                )
+        yield name, tensor
