@@ -19,7 +19,7 @@ from p2psync.engines.device_move import Place
 from p2psync.engines.device_rooms import SIGNED
 from p2psync.errors import EngineError
 
-__all__ = ["LiveTensor", "host_units", "live_tensor", "module_rows", "module_specs", "module_units"]
+__all__ = ["LiveTensor", "host_units", "live_tensor", "module_rows", "module_specs", "module_units", "torch_dtype"]
 
 _DTYPES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
@@ -92,6 +92,14 @@ def module_rows(module: torch.nn.Module, names: Mapping[str, str] | None = None)
         used.add(name)
         rows[_spec(name, tensor)] = tensor.detach()
     return {spec: rows[spec] for spec in sorted(rows)}
+
+
+def torch_dtype(spec: TensorSpec) -> torch.dtype:
+    """The dtype of a tensor with this spec. Raises `EngineError` for one that torch has not."""
+    for dtype, name in _DTYPES.items():
+        if name == spec.dtype:
+            return dtype
+    raise EngineError(f"{spec.name}: torch has no dtype {spec.dtype}")
 
 
 def module_specs(module: torch.nn.Module, names: Mapping[str, str] | None = None) -> list[TensorSpec]:
