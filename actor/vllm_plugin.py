@@ -5,6 +5,8 @@ vllm serve MODEL --weight-transfer-config '{"backend": "p2psync"}'
 
 from __future__ import annotations
 
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 NAME = "p2psync"
@@ -19,6 +21,7 @@ def register() -> None:
     if NAME not in WeightTransferTrainerFactory._registry:
         WeightTransferTrainerFactory.register_engine(NAME, "trainer.vllm_engine", "P2PSyncTrainerEngine")
     _keep_plain_weights()
+    _let_scan_pass()
 
 
 def chosen(vllm_config: Any) -> bool:
@@ -35,6 +38,20 @@ def _keep_plain_weights() -> None:
 
     if current_platform.is_cpu() and not isinstance(_custom_ops._supports_onednn, _UnlessChosen):
         _custom_ops._supports_onednn = _UnlessChosen(bool(_custom_ops._supports_onednn))
+
+
+def _let_scan_pass() -> None:
+    """vLLM 0.32 looks through the objects of all modules on CPUs, and fails over one of llvmlite's that has any
+    attribute it is asked for, where a program imported p2psync before its workers were started."""
+    with suppress(ImportError):
+        from vllm.triton_utils import dispatcher
+
+        dispatcher.vars = _attributes
+
+
+def _attributes(value: object) -> dict[str, Any]:
+    found = vars(value)
+    return dict(found) if isinstance(found, dict | MappingProxyType) else {}
 
 
 class _UnlessChosen:

@@ -14,8 +14,8 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from p2psync.engines.vllm.conductor import Conductor, LLMControls
 from actor.vllm_plugin import NAME, chosen
+from p2psync.engines.vllm.conductor import Conductor, LLMControls
 
 logger = logging.getLogger("vllm.p2psync")
 

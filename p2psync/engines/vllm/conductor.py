@@ -183,6 +183,16 @@ class Conductor:
             staged = status[0]["staged"]
             return await self._swap(staged) if staged is not None else None
 
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """The engine computes nothing meanwhile, and no version becomes live; requests in flight are kept."""
+        async with self._turn:
+            await self._controls.pause(clear=False)
+            try:
+                yield
+            finally:
+                await self._controls.resume(None)
+
     async def _status(self) -> list[dict[str, Any]]:
         status = sorted(await self._controls.status(), key=lambda rank: int(rank["rank"]))
         for rank in status:

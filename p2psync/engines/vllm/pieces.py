@@ -38,7 +38,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     pitch: int
 
     @property
-    def count(self) -> int:
+    def units(self) -> int:
         """Units in the piece."""
         return self.length * self.rows
 
@@ -122,7 +122,7 @@ def runs(piece: Piece) -> Iterator[tuple[int, int]]:
 
 def missing(pieces: Sequence[Piece], count: int) -> int:
     """How many of a tensor's `count` units lie in none of the pieces."""
-    if any(piece.count == count for piece in pieces):
+    if any(piece.units == count for piece in pieces):
         return 0
     covered = np.zeros(count, np.bool_)
     for piece in pieces:
