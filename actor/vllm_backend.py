@@ -50,6 +50,7 @@ logger = logging.getLogger("vllm.p2psync")
 ENVIRONMENT = "P2PSYNC_VLLM_"
 _COMMIT, _DONE, _LATE = 1, 2, 3
 _EXIT_CODE = 70
+_LOOK_EVERY = 0.05
 
 
 @dataclass
@@ -212,12 +213,16 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         """At rank 0: what is to be done now."""
         if self._engine is None:
             return _DONE
-        live = self._engine.position
-        if version >= 0 and live is not None and live.version >= version:
-            return _DONE
-        if self._crossing.wait(max(0.0, deadline - time.monotonic())):
-            return _COMMIT
-        return _DONE if version < 0 else _LATE
+        while True:
+            live = self._engine.position
+            if version >= 0 and live is not None and live.version >= version:
+                return _DONE
+            # A version may also become live without a commit: weights at hand can turn out to be it.
+            left = deadline - time.monotonic()
+            if self._crossing.wait(min(_LOOK_EVERY, max(0.0, left))):
+                return _COMMIT
+            if left <= 0:
+                return _DONE if version < 0 else _LATE
 
     def _commit(self) -> None:
         try:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +205,77 @@ async def reload(llm: Any, checkpoint: Path) -> None:
     """Have an engine load a checkpoint by vLLM's own loader."""
     await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
     await llm.reset_prefix_cache()
+
+
+def save_tokenizer(into: Path) -> None:
+    """A tokenizer of words t0, t1, …, so that a server can be asked over its OpenAI routes."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"t{k}": k for k in range(_SIZES["vocab_size"])}
+    made = Tokenizer(models.WordLevel(words, unk_token="t0"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=made, unk_token="t0", eos_token="t0").save_pretrained(into)
+
+
+class Server:
+    """An OpenAI-compatible vLLM server in a process of its own."""
+
+    def __init__(self, model: Path, log: Path, flags: Mapping[str, str] | None = None, **environment: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        options = {k: v for k, v in engine_options(model).items() if k not in ("skip_tokenizer_init", "enforce_eager")}
+        options |= {"weight_transfer_config": '{"backend": "p2psync"}', **(flags or {})}
+        words = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, "--enforce-eager"]
+        command += [f"--port={self.port}", "--host=127.0.0.1", "--served-model-name=policy"]
+        self._log = log
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                command,
+                env=os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"} | environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def ready(self) -> None:
+        """Wait until it serves."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.healthy():
+            assert self.process.poll() is None, self._log.read_text()[-4000:]
+            assert time.monotonic() < deadline, self._log.read_text()[-4000:]
+            time.sleep(0.2)
+
+    def healthy(self) -> bool:
+        """What /health says; False if nobody answers."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=10) as answer:
+                return int(answer.status) == 200
+        except OSError:
+            return False
+
+    def ask(self, route: str, body: object = None) -> Any:
+        """GET, or POST of a body."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}/{route}", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def complete(self, tokens: int = 8) -> Any:
+        """A greedy completion with logprobs."""
+        body = {"model": "policy", "prompt": "t1 t2 t3", "max_tokens": tokens, "temperature": 0.0, "logprobs": 1}
+        choice = self.ask("v1/completions", body | {"ignore_eos": True})["choices"][0]
+        return choice["text"], choice["logprobs"]["token_logprobs"]
+
+    def close(self) -> None:
+        """End it and all that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

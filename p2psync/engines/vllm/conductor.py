@@ -112,10 +112,12 @@ class HTTPControls:
         """See `Controls`."""
         await self._post("start_weight_update")
         await self._post("update_weights", {"update_info": {"version": version}})
-        await self._post("finish_weight_update", {"weight_version": str(version)})
+        await self._post("finish_weight_update")
 
     async def resume(self, version: int | None) -> None:
         """See `Controls`."""
+        if version is not None:
+            await self._post("update_weight_version", {"new_version": str(version)})
         await self._post("resume")
 
     async def _post(self, route: str, body: object = None) -> Any:
@@ -150,6 +152,9 @@ class Conductor:
         self._ask_every = ask_every
         self._on_swap = on_swap
         self._turn = asyncio.Lock()
+        self._held = False
+        #: The version that the engine was last told to go on with.
+        self._live: int | None = None
 
     async def run(self) -> None:
         """Conduct for ever. Raises `UnvouchedError` once the engine's weights cannot be vouched for, `UsageError` if
@@ -158,6 +163,7 @@ class Conductor:
         if not self._recompute and any(rank["prefix_caching"] for rank in status):
             raise UsageError("keys and values can be kept only without cached prefixes: --no-enable-prefix-caching")
         if self._hold and status[0]["version"] is None:
+            self._held = True
             await self._controls.pause(clear=False)
         while True:
             try:
@@ -179,9 +185,13 @@ class Conductor:
         """Commit what is staged, if anything is. Raises `EngineError` if that failed, and the old version is live;
         `UnvouchedError` if none is."""
         async with self._turn:
-            status = await self._status()
-            staged = status[0]["staged"]
-            return await self._swap(staged) if staged is not None else None
+            first = (await self._status())[0]
+            if first["staged"] is not None:
+                return await self._swap(first["staged"])
+            if first["version"] is not None and first["version"] != self._live:
+                # The weights at hand turned out to be a version: nothing had to be committed.
+                await self._go_on(first["version"])
+            return None
 
     @asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
@@ -191,7 +201,14 @@ class Conductor:
             try:
                 yield
             finally:
-                await self._controls.resume(None)
+                await self._go_on(None)
+
+    async def _go_on(self, version: int | None) -> None:
+        """Resume, but for an engine that waits for its first version."""
+        if version is not None:
+            self._held, self._live = False, version
+        if not self._held:
+            await self._controls.resume(version)
 
     async def _status(self) -> list[dict[str, Any]]:
         status = sorted(await self._controls.status(), key=lambda rank: int(rank["rank"]))
@@ -207,12 +224,12 @@ class Conductor:
             await self._controls.commit(version)
         except Exception as error:
             await self._status()  # raises if nobody knows what is live; then nothing goes on
-            await self._controls.resume(None)
+            await self._go_on(None)
             raise EngineError(f"version {version} was not made live: {error}") from error
         except BaseException:
-            await self._controls.resume(None)
+            await self._go_on(None)
             raise
-        await self._controls.resume(version)
+        await self._go_on(version)
         pause = time.perf_counter() - begun
         rank = (await self._status())[0]
         swap = Swap(version, rank["changed"], pause, rank["pause_seconds"])

@@ -22,7 +22,7 @@ from p2psync.engines.vllm.hand import Edit
 from p2psync.engines.vllm.probing import as_tensor
 from p2psync.engines.vllm.ranks import Ranks
 from p2psync.engines.writing import Write, undo_writes
-from p2psync.errors import UnvouchedError
+from p2psync.errors import EngineError, UnvouchedError
 
 
 class Mirror(torch.nn.Module):
@@ -69,14 +69,17 @@ class LiveEngine(ModuleEngine):
     def scrub(self) -> bool:
         """See `Engine.scrub`: the mirror and the live bits of all ranks. If these are wrong, nothing is served any
         more."""
-        if not self._ranks.sound():
-            self._refuse("live weights are not what was committed: memory is at fault, or something else wrote them")
-            return False
-        return super().scrub()
+        return self._check_live() and super().scrub()
 
     def close(self) -> None:
         """Send away a commit that waits. See `Closing`."""
         self._crossing.close()
+
+    def _check_live(self) -> bool:
+        sound = self._ranks.sound()
+        if not sound:
+            self._refuse("live weights are not what was committed: memory is at fault, or something else wrote them")
+        return sound
 
     def _prepare(self, changes: Sequence[Change], values: Sequence[Units], undo: Sequence[Units]) -> list[Write]:
         numbers = {id(tensor): self._numbers[spec] for spec, tensor in self._tensors.items()}
@@ -84,7 +87,12 @@ class LiveEngine(ModuleEngine):
             Edit(numbers[id(c.tensor)], c.start, c.count, c.positions, old, new)
             for c, old, new in zip(changes, undo, values, strict=True)
         ]
-        self._ranks.prepare(edits)
+        try:
+            self._ranks.prepare(edits)
+        except EngineError:
+            # What does not fit a version may be served no longer; what merely failed may.
+            self._check_live()
+            raise
         return prepare_writes(changes, values)
 
     def _write(self, changes: Sequence[Change], writes: Sequence[Write], undo: Sequence[Units], then: Write) -> float:

@@ -147,6 +147,13 @@ class Ranks:
 
         Raises `EngineError` if all is as it was, `UnvouchedError` if nobody can say what some rank holds.
         """
+        try:
+            self._write()
+        except RuntimeError as error:
+            # Another rank ended, and nobody is left to agree with.
+            raise UnvouchedError(f"a rank was lost within a commit ({error}): restart this engine") from error
+
+    def _write(self) -> None:
         failed: Exception | None = None
         whole = True
         try:
