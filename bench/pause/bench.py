@@ -81,7 +81,7 @@ async def _run(options: Options, folder: Path, progress: Callable[[str], None]) 
     try:
         with Checkpoint.open(options.model) as checkpoint:
             size = sum(spec.nbytes for spec in checkpoint.specs if spec.kind == Kind.TENSOR)
-        shares = []
+        shares: list[ShareReport] = []
         for share in options.shares:
             if not shares:
                 await _join(llm, source, options.model)

@@ -12,15 +12,16 @@ from p2psync.engines.staging import Change, prepare_writes
 from p2psync.errors import EngineError
 
 Write = Callable[[], None]
-# From about this many blocks on, threads save more than it takes to wake them.
+# From about this many calls on, threads save more than it takes to wake them.
 _PARALLEL_BLOCKS = 64
 
 
 class Writer:
     """Threads that write while nobody reads."""
 
-    def __init__(self, threads: int | None = None) -> None:
-        """threads: by default one per core."""
+    def __init__(self, threads: int | None = None, least: int | None = None) -> None:
+        """threads: by default one per core. least: calls for which threads are used."""
+        self._least = least
         self._threads = threads or min(16, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads, "p2psync-write")
 
@@ -37,7 +38,7 @@ class Writer:
             raise
 
     def _run(self, writes: Sequence[Write]) -> None:
-        if len(writes) < _PARALLEL_BLOCKS or self._threads == 1:
+        if len(writes) < (self._least or _PARALLEL_BLOCKS) or self._threads == 1:
             _run_all(writes)
             return
         # Every thread ends before this returns or raises, so that nothing writes after the pause.

@@ -96,7 +96,7 @@ def test_a_failed_write_is_undone_in_the_live_weights_and_beside_them(
 
     def breaking(hand: Hand, edits: list[object]) -> None:
         prepare(hand, edits)  # type: ignore[arg-type]
-        hand._writes[5] = failing(hand._writes[5])
+        hand._writes[-1] = failing(hand._writes[-1])
 
     monkeypatch.setattr(Hand, "prepare", breaking)
     with pytest.raises(EngineError, match="are as they were: the device fell off"):

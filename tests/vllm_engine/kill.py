@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -143,6 +144,8 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    # Servers are in groups of their own: who ends this ends them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     run(args.times, args.tp, args.seed)
 
 

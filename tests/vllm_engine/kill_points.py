@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from p2psync.engines import staging
 from p2psync.engines.staging import Staging
 from p2psync.engines.vllm.hand import Hand
 
@@ -38,6 +39,7 @@ def _point(phase: str) -> None:
 
 
 def _install() -> None:
+    staging.GROUP_ENTRIES = 1  # each block is written by a call of its own
     put, translate, prepare, write = Staging.put, Hand._translate, Hand.prepare, Hand.write
 
     def putting(self: Any, step: int, chunks: Any) -> None:

@@ -13,7 +13,7 @@ from p2psync.delta.digest import MODULUS, digest_change, digest_units
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines import device_move
 from p2psync.engines.device_move import Place
-from p2psync.engines.staging import Change, prepare_writes
+from p2psync.engines.staging import Change, grouped_writes
 from p2psync.engines.vllm.livemap import LiveMap
 from p2psync.engines.vllm.pieces import Part, runs
 from p2psync.engines.weights import host_units, live_tensor
@@ -43,7 +43,7 @@ class Hand:
         self._live = live
         self._parameters = parameters
         self._tensors = [live_tensor(parameter) for parameter in parameters]
-        self._writer = Writer(threads)
+        self._writer = Writer(threads, least=4)  # each of some hundred microseconds
         self._sum = self._measure()
         #: What was prepared; the calls that write it; what that adds to the sum.
         self._changes: list[Change] = []
@@ -74,7 +74,7 @@ class Hand:
         for change, bits in zip(changes, self._gather(changes), strict=True):
             if not np.array_equal(bits, change.old):
                 raise EngineError("the live weights are not those of the version that this one builds on")
-        self._writes = prepare_writes(changes, [change.new for change in changes])
+        self._writes = grouped_writes(changes, [change.new for change in changes])
         self._changes, self._gain = changes, gain
 
     def write(self) -> None:
