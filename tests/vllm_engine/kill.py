@@ -125,8 +125,8 @@ def run(times: int, tp: int, seed: int) -> None:
                 old, new = trial.once(phase, call, rank)
                 told = f"{number + 1}: killed rank {rank} in {phase} at call {call}"
                 print(f"{told}; {old} answers of the old version, {new} of the new", flush=True)
+            trial.arm.unlink(missing_ok=True)
             server = trial.start()
-            trial.arm.unlink()
             try:
                 reached(server, trial.number)
                 assert (server.complete(), sums(server)) == trial.said, "the last server came back to other weights"
