@@ -54,3 +54,7 @@ class RanksError(P2PSyncError):
 
 class EngineError(P2PSyncError):
     """The place where the weights live refused a stage, commit or roll-back."""
+
+
+class UnvouchedError(EngineError):
+    """Live weights whose bits nobody can vouch for; nothing may be served from them."""

@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from p2psync.cli.bench_pause import pause
 from p2psync.cli.bench_relay import relay
 from p2psync.cli.bench_swarm import swarm
 from p2psync.cli.output import JsonTarget, report_json
@@ -19,6 +20,7 @@ from p2psync.errors import UsageError
 app = typer.Typer(help="Measure, beside the limit and beside others.", no_args_is_help=True)
 app.command("swarm")(swarm)
 app.command("relay")(relay)
+app.command("pause")(pause)
 
 _T = TypeVar("_T", int, float)
 _SCALES = {"MB": 10**6, "GB": 10**9}

@@ -345,6 +345,23 @@ def scatter_at(base: int, positions: NDArray[np.uint32], span: int, values: Unit
 
 
 @kernel
+def scatter_places(places: NDArray[np.int64], positions: NDArray[np.uint32], values: Units) -> None:
+    """Write `values` to many places by one call. places: for each an address, and how many of `positions` and `values`
+    are its own; these follow on each other. The caller has checked that all of them lie where they may."""
+    width = bits_of(values) >> _U(3)
+    last = _U(max(positions.size, 1) - 1)
+    begin = _U(0)
+    for k in range(places.shape[0]):
+        base = places[k, 0]
+        end = begin + _U(places[k, 1])
+        for j in range(begin, end):
+            # Beyond its own end this fetches by another place's positions, which does no harm.
+            prefetch(base + _U(positions[min(j + _U(_AHEAD), last)]) * width)
+            store(base, np.int64(positions[j]), _U(values[j]), values)
+        begin = end
+
+
+@kernel
 def _within(positions: NDArray[np.uint32], span: int) -> bool:
     """Whether all positions are below `span`."""
     highest = np.uint32(0)

@@ -11,11 +11,9 @@ Headers and other files of a version are no part of a module; they are kept as b
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -24,13 +22,13 @@ import torch
 
 from p2psync.delta.digest import digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
-from p2psync.engines import device_move
 from p2psync.engines.base import Commit, Data, Position, Step
 from p2psync.engines.header import blob_spec, canonical_header
 from p2psync.engines.names import is_weights
 from p2psync.engines.paths import check_path, position_of
 from p2psync.engines.staging import Change, Staging, prepare_writes
 from p2psync.engines.weights import LiveTensor, host_units, live_tensor, module_rows, module_specs, module_units
+from p2psync.engines.writing import Write, Writer
 from p2psync.errors import DigestMismatchError, EngineError
 from p2psync.protocol.manifest import Manifest
 
@@ -48,9 +46,6 @@ __all__ = [
 #: Stops readers while it is held. Gives the moment (`time.perf_counter`) since which they wait, or None: since it was
 #: asked for.
 Pause = Callable[[], AbstractContextManager[float | None]]
-Write = Callable[[], None]
-# From about this many blocks on, threads save more than it takes to wake them.
-_PARALLEL_BLOCKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +121,7 @@ class ModuleEngine:
         self._names = names
         self._pause = pause
         self._position = position
-        self._threads = threads or min(16, os.cpu_count() or 1)
-        self._pool = ThreadPoolExecutor(self._threads, "p2psync-write")
+        self._writer = Writer(threads)
         self._tensors: dict[TensorSpec, LiveTensor] = {}
         self._look_up()
         if files is None:
@@ -135,6 +129,8 @@ class ModuleEngine:
         self._blobs = {_blob_spec(path, data): np.frombuffer(data, np.uint8) for path, data in files.items()}
         self._stage: ModuleStage | None = None
         self._journal: _Journal | None = None
+        #: Where a commit or roll-back under way leads.
+        self._target: Position | None = position
 
     @property
     def position(self) -> Position | None:
@@ -153,7 +149,7 @@ class ModuleEngine:
         """See `Engine.adopt`: reads the whole module. False also where that version has files other than ours."""
         self._stage = None
         self._look_up()
-        if self._digest() != position.digest:
+        if self.digest() != position.digest:
             return False
         self._position = position
         self._journal = None
@@ -172,17 +168,20 @@ class ModuleEngine:
         if journal is None:
             raise EngineError("nothing was committed since the last roll-back: nothing to undo")
         self._stage = None
-        writes = prepare_writes(journal.changes, [c.old for c in journal.changes])
+        new = [c.new for c in journal.changes]
+        writes = self._prepare(journal.changes, [c.old for c in journal.changes], new)
+
+        self._target = journal.position
 
         def restore() -> None:
             self._position, self._blobs, self._journal = journal.position, journal.blobs, None
 
-        self._write(journal.changes, writes, [c.new for c in journal.changes], restore)
+        self._write(journal.changes, writes, new, restore)
         return self._position
 
     def scrub(self) -> bool:
         """See `Engine.scrub`."""
-        return self._position is None or self._digest() == self._position.digest
+        return self._position is None or self.digest() == self._position.digest
 
     def _commit(self, manifest: Manifest, staging: Staging, seconds: float) -> Commit:
         begun = time.perf_counter()
@@ -193,16 +192,22 @@ class ModuleEngine:
             raise DigestMismatchError(
                 f"version {manifest.version} would not have the digest that its manifest signs; nothing was made live"
             )
-        writes = prepare_writes(changes, [c.new for c in changes])
+        old = [c.old for c in changes]
+        writes = self._prepare(changes, [c.new for c in changes], old)
         seconds += time.perf_counter() - begun
         position, journal = position_of(manifest), _Journal(self._position, self._blobs, changes)
+        self._target = position
 
         def advance() -> None:
             self._position, self._blobs, self._journal = position, staging.blobs, journal
             self._stage = None
 
-        pause = self._write(changes, writes, [c.old for c in changes], advance)
+        pause = self._write(changes, writes, old, advance)
         return Commit(position=position, changed=staging.changed, pause_seconds=pause, stage_seconds=seconds)
+
+    def _prepare(self, changes: Sequence[Change], values: Sequence[Units], undo: Sequence[Units]) -> list[Write]:
+        """Everything that writing `values` needs, where `undo` are the bits before; done before the pause."""
+        return prepare_writes(changes, values)
 
     def _write(self, changes: Sequence[Change], writes: Sequence[Write], undo: Sequence[Units], then: Write) -> float:
         """Run all writes in one pause, or leave everything as it was; returns how long readers waited (seconds).
@@ -212,18 +217,7 @@ class ModuleEngine:
         asked = time.perf_counter()
         with self._pause() if self._pause is not None else self._alone() as since:
             begun = asked if since is None else since
-            try:
-                self._run(writes)
-                _settle(changes)
-            except BaseException as error:
-                # Bits are set, not added, so undoing what was never written does no harm.
-                # A little at a time: there may be no more memory on a device that has just failed.
-                for write in prepare_writes(changes, undo, device_bytes=0):
-                    write()
-                _settle(changes)
-                if isinstance(error, Exception):
-                    raise EngineError(f"the weights could not be written, and are as they were: {error}") from error
-                raise
+            self._writer.write(changes, writes, undo)
             then()
         return time.perf_counter() - begun
 
@@ -232,37 +226,14 @@ class ModuleEngine:
         with self.lock:
             yield time.perf_counter()  # to wait for the lock was our waiting, not the readers'
 
-    def _run(self, writes: Sequence[Write]) -> None:
-        if len(writes) < _PARALLEL_BLOCKS or self._threads == 1:
-            for write in writes:
-                write()
-            return
-        # Every thread ends before this returns or raises, so that nothing writes after the pause.
-        parts = [writes[k :: self._threads] for k in range(self._threads)]
-        futures = [self._pool.submit(_run_all, part) for part in parts]
-        wait(futures)
-        failures = [failure for future in futures if (failure := future.exception()) is not None]
-        if failures:
-            raise failures[0]
-
     def _look_up(self) -> None:
         """Find the module's tensors anew: they may have been moved or replaced since."""
         self._tensors = {spec: live_tensor(tensor) for spec, tensor in module_rows(self.module, self._names).items()}
 
-    def _digest(self) -> bytes:
+    def digest(self) -> bytes:
+        """The digest of all tensors and files (16 bytes): reads every bit."""
         blobs = sum(digest_units(spec, units) for spec, units in self._blobs.items())
         return digest_bytes(blobs + sum(tensor.digest(spec) for spec, tensor in self._tensors.items()))
-
-
-def _settle(changes: Sequence[Change]) -> None:
-    """Wait until all writes are visible to every reader: once for each device."""
-    for device in {c.tensor.place.device for c in changes if c.tensor.place is not None}:
-        device_move.settle(device)
-
-
-def _run_all(writes: Sequence[Write]) -> None:
-    for write in writes:
-        write()
 
 
 def _blob_spec(path: str, data: bytes) -> TensorSpec:

@@ -8,16 +8,19 @@ tensors whose digests match already.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from p2psync.delta.algebra import apply_block, compose
 from p2psync.delta.block import Block
 from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_from_bytes, digest_units
+from p2psync.delta.kernels import address, scatter_places
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.engines.base import Data, Step
 from p2psync.engines.device_move import DEVICE_BYTES, Place, gather, prepare
@@ -27,6 +30,8 @@ from p2psync.parallel import in_parallel, thread_count
 
 #: Changed units on a device whose old bits are asked for at a time.
 _PENDING_UNITS = 1 << 22
+#: Changed units that a commit writes by one call, or a block's.
+GROUP_ENTRIES = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -315,6 +320,56 @@ def prepare_writes(
             places.append(Place(c.tensor.place, c.start, c.count, c.positions))
             theirs.append(bits)
     return direct + prepare(places, theirs, device_bytes=device_bytes)
+
+
+def grouped_writes(changes: Sequence[Change], values: Sequence[Units]) -> list[Callable[[], None]]:
+    """`prepare_writes`, with changes of host tensors brought together, so that a commit of many blocks is few calls.
+
+    Takes a copy of their positions and values.
+    """
+    calls: list[Callable[[], None]] = []
+    grouped: dict[np.dtype[np.unsignedinteger], list[tuple[Change, Units]]] = {}
+    rest: list[tuple[Change, Units]] = []
+    for change, bits in zip(changes, values, strict=True):
+        direct = change.tensor.place is None and change.positions is not None
+        (grouped.setdefault(bits.dtype, []) if direct else rest).append((change, bits))
+    for members in grouped.values():
+        part: list[tuple[Change, Units]] = []
+        for member in members:
+            part.append(member)
+            if sum(bits.size for _, bits in part) >= GROUP_ENTRIES:
+                calls.append(_one_call(part))
+                part = []
+        if part:
+            calls.append(_one_call(part))
+    return calls + prepare_writes([change for change, _ in rest], [bits for _, bits in rest])
+
+
+def _one_call(part: Sequence[tuple[Change, Units]]) -> Callable[[], None]:
+    """Raises `ValueError` for positions outside of their range or tensor."""
+    places = np.empty((len(part), 2), np.int64)
+    positions: list[NDArray[np.uint32]] = []
+    kept = []
+    for k, (change, bits) in enumerate(part):
+        units, where = change.tensor.units(), change.positions
+        assert where is not None
+        inside = 0 <= change.start <= change.start + change.count <= units.size
+        if not inside or where.size != bits.size or (where.size and where.max() >= change.count):
+            raise ValueError("a change lies outside of its tensor")
+        places[k] = address(units) + change.start * bits.itemsize, bits.size
+        positions.append(where)
+        kept.append(units)  # the memory that is written
+    joined, bits = np.concatenate(positions), np.concatenate([bits for _, bits in part])
+    scatter_places(places[:0], joined, bits)  # compiled here, not in the pause
+
+    return functools.partial(_write_places, kept, places, joined, bits)
+
+
+def _write_places(
+    kept: Sequence[Units], places: NDArray[np.int64], positions: NDArray[np.uint32], values: Units
+) -> None:
+    """kept: what the places point to, so that it lives as long as the call."""
+    scatter_places(places, positions, values)
 
 
 def _place(tensor: LiveTensor, block: Block) -> Place:

@@ -19,7 +19,16 @@ from p2psync.engines.device_move import Place
 from p2psync.engines.device_rooms import SIGNED
 from p2psync.errors import EngineError
 
-__all__ = ["LiveTensor", "host_units", "live_tensor", "module_rows", "module_specs", "module_units", "shippable_spec"]
+__all__ = [
+    "LiveTensor",
+    "host_units",
+    "live_tensor",
+    "module_rows",
+    "module_specs",
+    "module_units",
+    "shippable_spec",
+    "torch_dtype",
+]
 
 _DTYPES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
@@ -99,6 +108,14 @@ def shippable_spec(name: str, tensor: torch.Tensor, key: str = "") -> TensorSpec
         what = f"a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}"
         raise EngineError(f"{key or name}: {what} cannot be shipped")
     return _spec(name, tensor)
+
+
+def torch_dtype(spec: TensorSpec) -> torch.dtype:
+    """The dtype of a tensor with this spec. Raises `EngineError` for one that torch has not."""
+    for dtype, name in _DTYPES.items():
+        if name == spec.dtype:
+            return dtype
+    raise EngineError(f"{spec.name}: torch has no dtype {spec.dtype}")
 
 
 def module_specs(module: torch.nn.Module, names: Mapping[str, str] | None = None) -> list[TensorSpec]:

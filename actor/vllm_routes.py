@@ -1,0 +1,48 @@
+"""The backend in vLLM's API server (`vllm.endpoint_plugins`): the server conducts its own commits.
+
+vLLM loads such plugins only where VLLM_PLUGINS names them: VLLM_PLUGINS=p2psync. Without that, whoever trains conducts
+over vLLM's own routes (`p2psync.engines.vllm.conductor.HTTPControls`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from actor.vllm_plugin import NAME, chosen
+from p2psync.engines.vllm.conductor import Conductor, LLMControls
+
+logger = logging.getLogger("vllm.p2psync")
+
+
+class P2PSyncEndpoint:
+    """GET /p2psync/status, and a task that conducts."""
+
+    name = NAME
+    required_tasks = None
+
+    def attach_router(self, app: FastAPI) -> None:
+        """See vLLM's `EndpointPlugin`."""
+
+        @app.get("/p2psync/status")
+        async def status(request: Request) -> JSONResponse:
+            return JSONResponse(await request.app.state.engine_client.collective_rpc("p2psync_status"))
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """See vLLM's `EndpointPlugin`."""
+        first = engine_client is not None and getattr(engine_client.engine_core, "client_index", 0) == 0
+        if first and chosen(engine_client.vllm_config):
+            hold = os.environ.get("P2PSYNC_VLLM_HOLD", "") not in ("", "0")
+            state.p2psync = asyncio.create_task(_conduct(engine_client, hold))
+
+
+async def _conduct(engine_client: Any, hold: bool) -> None:
+    try:
+        await Conductor(LLMControls(engine_client), hold=hold).run()
+    except Exception as error:  # a task nobody waits for must say why it ended
+        logger.error("p2psync: commits are no longer conducted: %s", error)

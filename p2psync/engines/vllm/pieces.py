@@ -1,0 +1,213 @@
+"""Where the units of one checkpoint tensor lie in one live parameter: strided runs, found from an index and followed.
+
+A loader copies slices: whole tensors, rows, or columns. So a live parameter, read in order, is a sequence of runs of
+consecutive checkpoint units, and runs of one length at equal distances make one *piece*. A row slice is one run, a
+column slice one piece of as many rows as the tensor has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from p2psync.delta.kernels import kernel, plain
+
+#: Numbers of checkpoint units, flat, as they lie in a live parameter; `NOWHERE` for what comes from no tensor.
+Index = NDArray[np.int64]
+NOWHERE = -1
+#: A loader that permutes units one by one would make as many pieces as units; such a map is of no use.
+MAX_PIECES = 1 << 16
+MAX_RUNS = 1 << 24
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """`rows` runs of `length` units: the checkpoint's [start + k·step, +length) are the live [at + k·pitch, +length).
+
+    step ≥ length and pitch ≥ length; with one row both are `length`.
+    """
+
+    start: int
+    at: int
+    length: int
+    rows: int
+    step: int
+    pitch: int
+
+    @property
+    def units(self) -> int:
+        """Units in the piece."""
+        return self.length * self.rows
+
+    @property
+    def end(self) -> int:
+        """The checkpoint unit after its last one."""
+        return self.start + (self.rows - 1) * self.step + self.length
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """The part of a block that lies in a piece: live units [start, +count), at `positions` of these (None: all), and
+    `entries`, which of the block's entries they are, in order."""
+
+    start: int
+    count: int
+    positions: NDArray[np.uint32] | None
+    entries: slice | NDArray[np.int64]
+
+
+def pieces_of(index: Index, firsts: NDArray[np.int64]) -> list[tuple[int, Piece]]:
+    """The pieces of a live parameter, as (tensor, piece) with `start` counted within the tensor.
+
+    index: for each live unit the number of the checkpoint unit that it holds. firsts: the first number of each tensor,
+    rising; at least one number lies unused between two tensors. Raises `ValueError` where there are more than
+    `MAX_PIECES`.
+    """
+    at, number, length = _runs(index)
+    if at.size > MAX_RUNS:
+        raise ValueError("the loader permutes units one by one")
+    tensor = np.searchsorted(firsts, number, side="right") - 1
+    found: list[tuple[int, Piece]] = []
+    first = 0
+    while first < at.size:
+        last = _same(at, number, length, tensor, first)
+        rows = last - first + 1
+        size = int(length[first])
+        step = int(number[first + 1] - number[first]) if rows > 1 else size
+        pitch = int(at[first + 1] - at[first]) if rows > 1 else size
+        start = int(number[first] - firsts[tensor[first]])
+        found.append((int(tensor[first]), Piece(start, int(at[first]), size, rows, step, pitch)))
+        if len(found) > MAX_PIECES:
+            raise ValueError("the loader permutes units one by one")
+        first = last + 1
+    return found
+
+
+def parts(piece: Piece, start: int, count: int, positions: NDArray[np.uint32] | None) -> Iterator[Part]:
+    """What lies in `piece` of a block of its tensor: units [start, +count), at rising offsets `positions` (None: all).
+
+    At most one part.
+    """
+    low, high = max(start, piece.start), min(start + count, piece.end)
+    if low >= high:
+        return
+    if piece.rows > 1:
+        yield from _strided(piece, start, low, high, positions)
+        return
+    at = piece.at + low - piece.start
+    if positions is None:
+        yield Part(at, high - low, None, slice(low - start, high - start))
+        return
+    first, last = (int(k) for k in np.searchsorted(positions, [low - start, high - start]))
+    if first < last:
+        moved = positions[first:last] - np.uint32(low - start) if low > start else positions[first:last]
+        yield Part(at, high - low, moved, slice(first, last))
+
+
+def mark(piece: Piece, covered: NDArray[np.bool_]) -> None:
+    """Mark the piece's units of its tensor in `covered`, an array of one entry for each."""
+    for k in range(piece.rows):
+        begin = piece.start + k * piece.step
+        covered[begin : begin + piece.length] = True
+
+
+def runs(piece: Piece) -> Iterator[tuple[int, int]]:
+    """(checkpoint, live): where each run of the piece begins."""
+    for k in range(piece.rows):
+        yield piece.start + k * piece.step, piece.at + k * piece.pitch
+
+
+def missing(pieces: Sequence[Piece], count: int) -> int:
+    """How many of a tensor's `count` units lie in none of the pieces."""
+    if any(piece.units == count for piece in pieces):
+        return 0
+    covered = np.zeros(count, np.bool_)
+    for piece in pieces:
+        mark(piece, covered)
+    return count - int(np.count_nonzero(covered))
+
+
+def _runs(index: Index) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Where runs of consecutive numbers begin, which number each begins with, and their lengths."""
+    held = index != NOWHERE
+    begins = held.copy()
+    begins[1:] &= index[1:] != index[:-1] + 1
+    # What follows on NOWHERE (−1) by chance is the number 0.
+    begins[1:] |= held[1:] & ~held[:-1]
+    ends = held.copy()
+    ends[:-1] &= begins[1:] | ~held[1:]
+    at, stop = np.flatnonzero(begins), np.flatnonzero(ends) + 1
+    return at, index[at], stop - at
+
+
+def _same(
+    at: NDArray[np.int64],
+    number: NDArray[np.int64],
+    length: NDArray[np.int64],
+    tensor: NDArray[np.int64],
+    first: int,
+) -> int:
+    """The last run that belongs to the piece which begins with run `first`."""
+    window = 64
+    while True:
+        end = min(at.size, first + window)
+        alike = (length[first:end] == length[first]) & (tensor[first:end] == tensor[first])
+        if end - first > 1:
+            step, pitch = number[first + 1] - number[first], at[first + 1] - at[first]
+            if step < length[first]:
+                return first
+            alike[1:] &= (np.diff(number[first:end]) == step) & (np.diff(at[first:end]) == pitch)
+        stop = int(np.argmin(alike)) if not alike.all() else end - first
+        if stop < end - first or end == at.size:
+            return first + stop - 1
+        window *= 8
+
+
+def _strided(piece: Piece, start: int, low: int, high: int, positions: NDArray[np.uint32] | None) -> Iterator[Part]:
+    if positions is None:
+        first, where = low - start, np.arange(high - low, dtype=np.uint32)
+    else:
+        first, last = (int(k) for k in np.searchsorted(positions, [low - start, high - start]))
+        where = positions[first:last]
+    offset = (low if positions is None else start) - piece.start
+    live = np.empty(where.size, np.int64)
+    entries = np.empty(where.size, np.int64)
+    found = _follow(plain(where), offset, piece.length, piece.rows, piece.step, piece.pitch, live, entries)
+    if not found:
+        return
+    live, entries = live[:found], entries[:found] + first
+    begin, span = int(live[0]), int(live[-1] - live[0]) + 1
+    yield Part(piece.at + begin, span, (live - begin).astype(np.uint32), entries.copy())
+
+
+@kernel
+def _follow(
+    where: NDArray[np.uint32],
+    offset: int,
+    length: int,
+    rows: int,
+    step: int,
+    pitch: int,
+    live: NDArray[np.int64],
+    entries: NDArray[np.int64],
+) -> int:
+    """Offsets into the live rows for those of `where` that lie in the piece; how many."""
+    found = 0
+    row = 0
+    for k in range(where.size):
+        at = int(where[k]) + offset
+        if at < 0:
+            continue
+        if at >= (row + 1) * step:
+            row = at // step
+            if row >= rows:
+                break
+        column = at - row * step
+        if column < length:
+            live[found] = row * pitch + column
+            entries[found] = k
+            found += 1
+    return found

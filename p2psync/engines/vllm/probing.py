@@ -1,0 +1,200 @@
+"""Learning the live map from a model's own loader, by loading tensors that say where they come from.
+
+Theory of operation. Every unit of a group of checkpoint tensors gets a number. The numbers' digits, as wide as a unit,
+are loaded in place of the weights, lowest first: after the first pass a live unit holds the lowest digit of whatever
+unit the loader copied there. In a second pass all bits of that digit are inverted. A unit that was copied has inverted
+bits then; one that the loader does not write, or fills with a constant, is the same as before; anything else was
+computed, and such a loader is refused. Further passes bring the higher digits. No architecture is known here.
+
+Loaders may be called for a part of the tensors at a time, as vLLM's own updates do, so memory beside the model is one
+copy of its live bits, for putting them back, and some groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from p2psync.delta.tensors import TensorSpec, Units
+from p2psync.engines.vllm.livemap import LiveMap, joined
+from p2psync.engines.vllm.pieces import NOWHERE, Index, Piece, pieces_of, runs
+from p2psync.engines.weights import flat_bits, host_units, torch_dtype
+from p2psync.errors import EngineError
+
+#: Units whose place is asked for at a time; a larger tensor is a group by itself.
+GROUP_UNITS = 1 << 25
+
+#: A model's loader: takes named tensors, and names the parameters that it wrote (None: it does not tell).
+Load = Callable[[Iterable[tuple[str, torch.Tensor]]], Iterable[str] | None]
+
+
+def learn(
+    load: Load,
+    parameters: Mapping[str, torch.Tensor],
+    tensors: Sequence[TensorSpec],
+    weights: Callable[[TensorSpec], Units],
+    *,
+    group_units: int = GROUP_UNITS,
+) -> LiveMap:
+    """Learn where `load` puts each of `tensors` in `parameters`; these hold the same bits afterwards as before.
+
+    parameters: everything that the loader may write, by the names that it gives; of parameters that share memory one.
+    tensors: TENSOR specs, sorted. weights: their bits, which the parameters hold now. Raises `EngineError` where the
+    loader does anything but copy units: casts, scales, computes; where it is silent about what it writes; where a live
+    unit does not hold the bits that the map says; and for parameters that are strided.
+    """
+    for name, parameter in parameters.items():
+        if parameter.numel() and flat_bits(parameter) is None:
+            raise EngineError(f"{name} is strided: its live units cannot be numbered")
+    kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    found: dict[str, list[tuple[int, Piece]]] = {name: [] for name in parameters}
+    try:
+        for group in _groups(tensors, group_units):
+            for name, pieces in _learn_group(load, parameters, tensors, group):
+                found[name] += pieces
+        constant = _check_untouched(parameters, kept, found)
+    finally:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(kept[name])
+    live = joined(found, tensors, constant)
+    _check_bits(live, parameters, weights)
+    return live
+
+
+def _groups(tensors: Sequence[TensorSpec], most: int) -> Iterator[list[int]]:
+    """Consecutive tensors of one width, by number, of about `most` units together."""
+    group: list[int] = []
+    units = 0
+    for number, spec in enumerate(tensors):
+        if group and (units + spec.count > most or tensors[group[0]].width != spec.width):
+            yield group
+            group, units = [], 0
+        group.append(number)
+        units += spec.count
+    if group:
+        yield group
+
+
+def _learn_group(
+    load: Load, parameters: Mapping[str, torch.Tensor], tensors: Sequence[TensorSpec], group: Sequence[int]
+) -> Iterator[tuple[str, list[tuple[int, Piece]]]]:
+    specs = [tensors[number] for number in group]
+    firsts = np.cumsum([0, *(spec.count + 1 for spec in specs)])
+    bits = 8 * specs[0].width
+    digits = -(-int(firsts[-1]).bit_length() // bits)
+    names = _pass(load, specs, firsts, 0, inverted=False)
+    touched = parameters.keys() if names is None else [name for name in parameters if name in names]
+    seen = {name: host_units(parameters[name]).copy() for name in touched}
+    again = _pass(load, specs, firsts, 0, inverted=True)
+    if names is not None and again is not None and set(again) != set(names):
+        raise EngineError("the model's loader does not write the same parameters each time")
+    index: dict[str, Index] = {}
+    for name, first in seen.items():
+        copied = _copied(name, first, host_units(parameters[name]))
+        if copied.any():
+            index[name] = np.where(copied, first.astype(np.int64), NOWHERE)
+    for digit in range(1, digits):
+        _pass(load, specs, firsts, digit, inverted=False)
+        for name, numbers in index.items():
+            numbers[numbers != NOWHERE] |= (host_units(parameters[name]).astype(np.int64) << digit * bits)[
+                numbers != NOWHERE
+            ]
+    for name, numbers in index.items():
+        yield name, [(group[t], piece) for t, piece in _pieces(name, parameters[name], numbers, firsts, specs)]
+
+
+def _pass(
+    load: Load, specs: Sequence[TensorSpec], firsts: NDArray[np.int64], digit: int, *, inverted: bool
+) -> set[str] | None:
+    """Load one digit of all numbers of a group."""
+
+    def probes() -> Iterator[tuple[str, torch.Tensor]]:
+        for spec, first in zip(specs, firsts.tolist(), strict=False):
+            units = (np.arange(first, first + spec.count) >> (8 * spec.width * digit)).astype(spec.unit)
+            yield spec.name, as_tensor(spec, ~units if inverted else units)
+
+    with torch.no_grad():
+        try:
+            names = load(probes())
+        except EngineError:
+            raise
+        except Exception as error:  # whatever a model's loader raises
+            raise EngineError(f"the model's loader cannot be asked where weights go: {error}") from error
+    return None if names is None else set(names)
+
+
+def as_tensor(spec: TensorSpec, units: Units) -> torch.Tensor:
+    """A tensor of the spec's dtype and shape over these bits, without a copy."""
+    return torch.from_numpy(units.view(f"<i{spec.width}")).view(torch_dtype(spec)).reshape(spec.shape)
+
+
+def _copied(name: str, first: Units, second: Units) -> NDArray[np.bool_]:
+    """Which units were copied from a probe, from what two inverse probes left."""
+    copied: NDArray[np.bool_] = first == ~second
+    if not (copied | (first == second)).all():
+        raise EngineError(
+            f"{name} is computed from the checkpoint's weights, not copied: load the model without quantisation, and "
+            "in the checkpoint's dtype"
+        )
+    return copied
+
+
+def _pieces(
+    name: str, parameter: torch.Tensor, numbers: Index, firsts: NDArray[np.int64], specs: Sequence[TensorSpec]
+) -> list[tuple[int, Piece]]:
+    held = numbers[numbers != NOWHERE]
+    where = np.searchsorted(firsts, held, side="right") - 1
+    counts = np.array([spec.count for spec in specs] + [0])
+    if held.size and (held.min() < 0 or held.max() >= firsts[-1] or (held - firsts[where] >= counts[where]).any()):
+        raise EngineError(f"{name} is computed from the checkpoint's weights, not copied")
+    try:
+        pieces = pieces_of(numbers, firsts)
+    except ValueError as error:
+        raise EngineError(f"{name}: {error}") from None
+    for tensor in {tensor for tensor, _ in pieces}:
+        if torch_dtype(specs[tensor]) != parameter.dtype:
+            raise EngineError(
+                f"{specs[tensor].name} is {specs[tensor].dtype} in the checkpoint and {parameter.dtype} in the model: "
+                "load the model in the checkpoint's dtype"
+            )
+    return pieces
+
+
+def _check_untouched(
+    parameters: Mapping[str, torch.Tensor],
+    kept: Mapping[str, torch.Tensor],
+    found: Mapping[str, list[tuple[int, Piece]]],
+) -> int:
+    """Live units that no tensor determines, of parameters that one does. They must be as they were before."""
+    constant = 0
+    for name, parameter in parameters.items():
+        free = np.ones(parameter.numel(), np.bool_)
+        for _, piece in found[name]:
+            for k in range(piece.rows):
+                free[piece.at + k * piece.pitch :][: piece.length] = False
+        now, before = host_units(parameter)[free], host_units(kept[name])[free]
+        if not np.array_equal(now, before):
+            raise EngineError(f"{name}: the model's loader writes units there that come from no tensor")
+        constant += now.size if found[name] else 0
+    return constant
+
+
+def _check_bits(live: LiveMap, parameters: Mapping[str, torch.Tensor], weights: Callable[[TensorSpec], Units]) -> None:
+    """Every live unit holds the checkpoint's bits now, where the map says."""
+    bits = [host_units(parameters[name]) for name in live.parameters]
+    for spec, held in zip(live.tensors, live.held, strict=True):
+        if not held:
+            continue
+        units = weights(spec)
+        for one in held:
+            for start, at in runs(one.piece):
+                here, there = units[start:][: one.piece.length], bits[one.parameter][at:][: one.piece.length]
+                if not np.array_equal(here, there):
+                    raise EngineError(
+                        f"{spec.name} is not in {live.parameters[one.parameter]} as it is in the checkpoint: the model "
+                        "was loaded from other files, or its weights were changed after loading"
+                    )

@@ -1,0 +1,53 @@
+"""What an engine of vLLM is refused for, told from its configuration alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actor.vllm_refusals import check
+from p2psync.errors import EngineError
+
+
+def config(model: Path, **changes: Any) -> SimpleNamespace:
+    """A configuration that is taken, but for the changes."""
+    parts = {
+        "parallel_config": SimpleNamespace(pipeline_parallel_size=1, data_parallel_size=1, enable_eplb=False),
+        "model_config": SimpleNamespace(model=str(model), quantization=None, enable_sleep_mode=False),
+        "load_config": SimpleNamespace(load_format="auto"),
+        "lora_config": None,
+        "speculative_config": None,
+    }
+    for name, value in changes.items():
+        part, _, key = name.partition("__")
+        if key:
+            setattr(parts[part], key, value)
+        else:
+            parts[part] = value
+    return SimpleNamespace(**parts)
+
+
+def test_a_plain_engine_is_taken(tmp_path: Path) -> None:
+    assert check(config(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"parallel_config__pipeline_parallel_size": 2}, "pipeline parallelism"),
+        ({"parallel_config__data_parallel_size": 2}, "one engine for each replica"),
+        ({"parallel_config__enable_eplb": True}, "expert load balancing"),
+        ({"model_config__quantization": "fp8"}, r"quantisation \(fp8\)"),
+        ({"model_config__enable_sleep_mode": True}, "sleep mode"),
+        ({"load_config__load_format": "bitsandbytes"}, "load format bitsandbytes"),
+        ({"lora_config": object()}, "LoRA"),
+        ({"speculative_config": object()}, "speculative decoding"),
+        ({"model_config__model": "org/name"}, "a local directory, not 'org/name'"),
+    ],
+)
+def test_what_cannot_be_kept_exact_is_named(tmp_path: Path, change: dict[str, Any], match: str) -> None:
+    with pytest.raises(EngineError, match=match):
+        check(config(tmp_path, **change))

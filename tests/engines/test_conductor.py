@@ -1,0 +1,122 @@
+"""Who conducts an engine lets it go on whenever, and only when, whole weights of a known version are live."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from p2psync.engines.vllm.conductor import Conductor, Swap
+from p2psync.errors import EngineError, UnvouchedError, UsageError
+
+
+class Engine:
+    """What is asked of an engine, kept in memory."""
+
+    def __init__(self, version: int | None = 0, staged: int | None = None) -> None:
+        self.version, self.staged = version, staged
+        self.refused = ""
+        self.prefix_caching = True
+        self.paused = False
+        self.cleared = 0
+        self.said: int | None = None
+        self.fails: Exception | None = None
+        self.loses = False
+        self.asked = asyncio.Event()
+
+    async def status(self) -> list[dict[str, Any]]:
+        self.asked.set()
+        one = {"version": self.version, "staged": self.staged, "refused": self.refused, "changed": 3}
+        both = {**one, "pause_seconds": 0.5, "prefix_caching": self.prefix_caching}
+        return [{**both, "rank": 1, "staged": None}, {**both, "rank": 0}]
+
+    async def pause(self, *, clear: bool) -> None:
+        self.paused = True
+        self.cleared += clear
+
+    async def commit(self, version: int) -> None:
+        assert self.paused
+        if self.loses:
+            self.refused = "lost"
+        if self.fails is not None:
+            raise self.fails
+        self.version, self.staged = version, None
+
+    async def resume(self, version: int | None) -> None:
+        self.paused = False
+        self.said = version if version is not None else self.said
+
+    async def looked_at(self, times: int = 2) -> None:
+        """Wait until the conductor has come round."""
+        for _ in range(times):
+            self.asked.clear()
+            await self.asked.wait()
+
+
+async def test_what_is_staged_is_committed_in_a_pause_without_stale_prefixes() -> None:
+    engine, swaps = Engine(staged=1), list[Swap]()
+    conductor = Conductor(engine, on_swap=swaps.append)
+    swap = await conductor.step()
+    assert swap is not None
+    assert (swap.version, swap.changed, swap.write_seconds) == (1, 3, 0.5)
+    assert swaps == [swap]
+    assert (engine.version, engine.paused, engine.cleared, engine.said) == (1, False, 1, 1)
+    assert await conductor.step() is None
+    assert engine.cleared == 1
+
+
+async def test_a_commit_that_failed_lets_the_old_version_go_on() -> None:
+    engine = Engine(staged=1)
+    engine.fails = RuntimeError("not written")
+    with pytest.raises(EngineError, match="version 1 was not made live: not written"):
+        await Conductor(engine).step()
+    assert not engine.paused
+    assert engine.said is None
+
+
+async def test_weights_that_nobody_vouches_for_never_go_on() -> None:
+    engine = Engine(staged=1)
+    engine.fails, engine.loses = RuntimeError("gone"), True
+    with pytest.raises(UnvouchedError, match="lost"):
+        await Conductor(engine).run()
+    assert engine.paused
+
+
+async def test_a_held_engine_waits_for_its_first_version_however_that_comes() -> None:
+    for commit in (True, False):
+        engine = Engine(version=None)
+        task = asyncio.create_task(Conductor(engine, hold=True, ask_every=0).run())
+        await engine.looked_at()
+        assert engine.paused
+        engine.fails, engine.staged = RuntimeError("not yet"), 4
+        await engine.looked_at(4)
+        assert engine.paused, "the base model is not served because a commit failed"
+        engine.fails = None
+        if not commit:
+            engine.staged, engine.version = None, 4
+        await engine.looked_at(4)
+        assert (engine.paused, engine.version, engine.said) == (False, 4, 4)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_old_keys_and_values_are_kept_only_where_no_prefix_is_cached() -> None:
+    engine = Engine(staged=1)
+    with pytest.raises(UsageError, match="--no-enable-prefix-caching"):
+        await Conductor(engine, recompute=False).run()
+    engine.prefix_caching = False
+    await Conductor(engine, recompute=False).step()
+    assert (engine.version, engine.cleared) == (1, 0)
+
+
+async def test_an_engine_can_be_held_still_and_reach_a_version() -> None:
+    engine = Engine(staged=1)
+    conductor = Conductor(engine, ask_every=0)
+    async with conductor.still():
+        assert engine.paused
+    assert not engine.paused
+    await conductor.reach(1, 5)
+    assert engine.version == 1
+    with pytest.raises(TimeoutError):
+        await conductor.reach(2, 0.01)

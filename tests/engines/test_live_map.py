@@ -1,0 +1,151 @@
+"""The live map is learned from a loader alone, changes no bit, and is refused where loading is more than copying."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fused_parts import (
+    Checkpointed,
+    Fused,
+    Weights,
+    learned,
+    load,
+    parameters,
+    same_bits,
+    specs_of,
+)
+from module_parts import version_of
+
+from p2psync.engines.vllm.hand import Hand
+from p2psync.engines.vllm.livemap import check_whole, decode, encode
+from p2psync.engines.vllm.probing import learn
+from p2psync.errors import EngineError
+
+
+def loaded(rank: int = 0, size: int = 1) -> tuple[Checkpointed, Fused]:
+    trained, model = Checkpointed(), Fused(rank, size)
+    load(model, trained)
+    return trained, model
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("group_units", [1, 3000, 1 << 25])
+def test_every_live_unit_is_known_on_every_rank_and_none_is_changed(size: int, group_units: int) -> None:
+    maps = []
+    for rank in range(size):
+        trained, model = loaded(rank, size)
+        before = {name: tensor.clone() for name, tensor in parameters(model).items()}
+        version = version_of(trained)
+        live = learned(model, version, group_units)
+        for name, tensor in parameters(model).items():
+            assert same_bits(tensor, before[name])
+        assert decode(encode(live)) == live
+        hand, found = Hand(live, list(parameters(model).values())), parameters(model)
+        assert hand.sound()
+        assert sum(len(held) for held in live.held) <= 2 * len(live.tensors)
+        known = sum(h.piece.units for held in live.held for h in held)
+        assert known + live.constant == sum(t.numel() for n, t in found.items() if n != "table")
+        maps.append(live)
+    assert [spec.name for spec in check_whole(maps)] == ["head"]
+
+
+def test_what_lands_on_no_rank_in_part_is_refused() -> None:
+    trained, model = loaded(0, 2)
+    live = learned(model, version_of(trained))
+    with pytest.raises(EngineError, match="leaves out"):
+        check_whole([live])
+
+
+def refused(match: str, model: Fused, trained: torch.nn.Module) -> None:
+    version = version_of(trained)
+    before = {name: tensor.clone() for name, tensor in parameters(model).items()}
+    with pytest.raises(EngineError, match=match):
+        learn(model.load_weights, parameters(model), specs_of(version), version.__getitem__)
+    assert all(same_bits(tensor, before[name]) for name, tensor in parameters(model).items())
+
+
+class Scaling(Fused):
+    def load_one(self, name: str, tensor: torch.Tensor) -> str:
+        return super().load_one(name, tensor * 2 if name == "gate" else tensor)
+
+
+class Silent(Fused):
+    def load_weights(self, weights: Weights) -> set[str]:
+        return super().load_weights(weights) - {"norm"}
+
+
+class Shuffling(Fused):
+    def load_one(self, name: str, tensor: torch.Tensor) -> str:
+        if name == "down":
+            self.down.view(-1)[torch.randperm(tensor.numel(), generator=torch.Generator().manual_seed(1))] = (
+                tensor.reshape(-1)
+            )
+            return name
+        return super().load_one(name, tensor)
+
+
+class Failing(Fused):
+    def load_one(self, name: str, tensor: torch.Tensor) -> str:
+        if name == "v":
+            raise KeyError("no such parameter")
+        return super().load_one(name, tensor)
+
+
+class Constant(Fused):
+    def load_one(self, name: str, tensor: torch.Tensor) -> str:
+        name = super().load_one(name, tensor)
+        self.embed[-1] = 3.0
+        return name
+
+
+def test_loaders_that_do_more_than_copy_are_refused_and_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = Checkpointed()
+    for kind, match in (
+        (Scaling, "gate_up is computed"),
+        (Silent, "norm: .*from no tensor"),
+        (Failing, "cannot be asked where weights go"),
+        (Constant, "embed: .*from no tensor"),
+    ):
+        model = Fused()
+        load(model, trained)
+        model.__class__ = kind
+        refused(match, model, trained)
+    monkeypatch.setattr("p2psync.engines.vllm.pieces.MAX_PIECES", 100)
+    model = Shuffling()
+    load(model, trained)
+    refused("down: .*one by one", model, trained)
+
+
+def test_another_dtype_than_the_checkpoints_is_refused() -> None:
+    trained, model = loaded()
+    trained.norm = torch.nn.Parameter(trained.norm.detach().float())
+    refused("norm", model, trained)
+    trained, model = loaded()
+    trained.norm = torch.nn.Parameter(trained.norm.detach().half())
+    refused("norm", model, trained)
+
+
+def test_weights_that_are_not_the_checkpoints_are_refused() -> None:
+    trained, model = loaded()
+    model.qkv.view(torch.int16)[3, 3] ^= 1
+    refused("is not in qkv", model, trained)
+
+
+def test_strided_parameters_are_refused() -> None:
+    trained, model = loaded()
+    model.down = torch.nn.Parameter(torch.zeros(48, 32).bfloat16().t(), requires_grad=False)
+    load(model, trained)
+    refused("down is strided", model, trained)
+
+
+def test_a_loader_that_names_nothing_is_watched_everywhere() -> None:
+    trained, model = loaded()
+    version = version_of(trained)
+
+    def quiet(weights: Weights) -> None:
+        model.load_weights(weights)
+
+    live = learn(quiet, parameters(model), specs_of(version), version.__getitem__)
+    assert live == learned(model, version)
+    assert np.count_nonzero([bool(held) for held in live.held]) == len(live.tensors) - 1

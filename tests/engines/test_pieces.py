@@ -1,0 +1,89 @@
+"""Where a loader's slices lie is found again from the numbers that they carry, and blocks are followed there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2psync.engines.vllm.pieces import NOWHERE, Piece, missing, parts, pieces_of
+
+
+def numbers(rows: int, columns: int, first: int = 0) -> np.ndarray:
+    return np.arange(first, first + rows * columns).reshape(rows, columns)
+
+
+def test_whole_rows_are_one_run_and_columns_one_piece() -> None:
+    q, k = numbers(8, 6), numbers(4, 6, 49)
+    live = np.concatenate([q[4:].reshape(-1), k[2:].reshape(-1), np.full(5, NOWHERE)])
+    found = pieces_of(live, np.array([0, 49, 74]))
+    assert found == [(0, Piece(24, 0, 24, 1, 24, 24)), (1, Piece(12, 24, 12, 1, 12, 12))]
+    columns = q[:, 3:].reshape(-1)
+    assert pieces_of(columns, np.array([0, 49])) == [(0, Piece(3, 0, 3, 8, 6, 3))]
+
+
+def test_tensors_that_lie_side_by_side_are_kept_apart() -> None:
+    live = np.concatenate([numbers(2, 3).reshape(-1), numbers(2, 3, 7).reshape(-1), numbers(2, 3, 14).reshape(-1)])
+    found = pieces_of(live, np.array([0, 7, 14, 21]))
+    assert [(tensor, piece.start, piece.at) for tensor, piece in found] == [(0, 0, 0), (1, 0, 6), (2, 0, 12)]
+
+
+def test_a_padded_row_ends_a_run() -> None:
+    live = np.array([0, 1, 2, NOWHERE, 3, 4, 5, NOWHERE])
+    assert pieces_of(live, np.array([0, 7])) == [(0, Piece(0, 0, 3, 2, 3, 4))]
+    assert pieces_of(np.full(4, NOWHERE), np.array([0, 7])) == []
+
+
+def test_units_permuted_one_by_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2psync.engines.vllm.pieces.MAX_PIECES", 10)
+    with pytest.raises(ValueError, match="one by one"):
+        pieces_of(np.random.default_rng(1).permutation(400), np.array([0, 401]))
+
+
+def test_what_no_piece_holds_is_counted() -> None:
+    assert missing([Piece(3, 0, 3, 8, 6, 3)], 48) == 24
+    assert missing([Piece(0, 0, 3, 8, 6, 3), Piece(3, 0, 3, 8, 6, 3)], 48) == 0
+    assert missing([Piece(0, 5, 48, 1, 48, 48)], 48) == 0
+    assert missing([], 48) == 48
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> np.ndarray:
+    """The numbers of a (rows, columns) tensor in the order in which a live parameter has some of them."""
+    rows, columns = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    whole = numbers(rows, columns)
+    row, column = draw(st.integers(0, rows - 1)), draw(st.integers(0, columns - 1))
+    part = whole[
+        row : row + draw(st.integers(1, 9)) : draw(st.integers(1, 3)), column : column + draw(st.integers(1, 9))
+    ]
+    if draw(st.booleans()):
+        part = part.T
+    gap = np.full(draw(st.integers(0, 3)), NOWHERE)
+    pad = np.full((part.shape[0], draw(st.integers(0, 2))), NOWHERE)
+    return np.concatenate([gap, np.concatenate([part, pad], 1).reshape(-1), gap])
+
+
+@settings(deadline=None, max_examples=300)
+@given(layouts(), st.integers(0, 80), st.integers(1, 80), st.randoms(use_true_random=False), st.booleans())
+def test_a_block_goes_where_the_numbers_say(
+    live: np.ndarray, start: int, count: int, dice: np.random.Generator, dense: bool
+) -> None:
+    found = [piece for _, piece in pieces_of(live, np.array([0, 1 << 40]))]
+    positions = None if dense else np.array(sorted(dice.sample(range(count), dice.randint(1, count))), np.uint32)
+    values = np.arange(count if positions is None else positions.size) + 1000
+    units = start + (np.arange(count) if positions is None else positions.astype(np.int64))
+    expected = np.zeros(live.size, np.int64)
+    for unit, value in zip(units, values, strict=True):
+        expected[live == unit] = value
+    written = np.zeros(live.size, np.int64)
+    for piece in found:
+        for part in parts(piece, start, count, positions):
+            window = written[part.start : part.start + part.count]
+            assert window.size == part.count
+            if part.positions is None:
+                window[:] = values[part.entries]
+            else:
+                assert (np.diff(part.positions.astype(np.int64)) > 0).all()
+                window[part.positions] = values[part.entries]
+    assert np.array_equal(written, expected)

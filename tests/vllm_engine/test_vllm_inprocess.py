@@ -1,0 +1,115 @@
+"""vLLM in this very process: commits between two calls, a write that fails, weights that are lost, and refusals."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_parts import ENVIRONMENT, PATIENCE, engine_options, save, stepped, trainer
+
+from p2psync.engines.vllm.conductor import commit_now
+from p2psync.engines.vllm.hand import Hand
+from p2psync.errors import EngineError, UnvouchedError
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Starts an LLM in this process."""
+    for name, value in {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}.items():
+        monkeypatch.setenv(name, value)
+    import vllm
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    def made(model: Path, **options: Any) -> Any:
+        return vllm.LLM(**engine_options(model, distributed_executor_backend="uni", **options))
+
+    yield made
+    gc.collect()
+    cleanup_dist_env_and_memory()
+
+
+def outputs(llm: Any) -> Any:
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=1, ignore_eos=True, detokenize=False)
+    (found,) = llm.generate([{"prompt_token_ids": [1, 2, 3]}], params, use_tqdm=False)
+    one = found.outputs[0]
+    return list(one.token_ids), [row[t].logprob for row, t in zip(one.logprobs, one.token_ids, strict=True)]
+
+
+def checksums(llm: Any) -> Any:
+    return llm.collective_rpc("compute_weight_checksums")[0]
+
+
+def test_an_offline_engine_commits_between_two_calls_and_a_failed_commit_leaves_no_trace(
+    tmp_path: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [save("llama", tmp_path / "0")]
+    with trainer(tmp_path / "run") as source:
+        source.publish(steps[0])
+        llm = start(steps[0])
+        before, first = checksums(llm), outputs(llm)
+        llm.init_weight_transfer_engine({"init_info": source.join()})
+        commit_now(llm, 0, PATIENCE)
+        assert (checksums(llm), outputs(llm)) == (before, first)
+        with pytest.raises(EngineError, match="version 7 is not staged"):
+            commit_now(llm, 7)
+
+        steps.append(stepped(steps[0], tmp_path / "1", 1, 0.2))
+        source.publish(steps[1])
+        _break_once(monkeypatch)
+        with pytest.raises(EngineError, match="are as they were"):
+            commit_now(llm, 1, PATIENCE)
+        assert (checksums(llm), outputs(llm)) == (before, first)
+        commit_now(llm, 1, PATIENCE)
+        after, second = checksums(llm), outputs(llm)
+        assert after != before
+        assert second != first
+        assert llm.get_weight_version() == "1"
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": str(steps[1])})
+        llm.reset_prefix_cache()
+        assert (checksums(llm), outputs(llm)) == (after, second), "a fresh load is what was committed"
+
+        source.publish(stepped(steps[1], tmp_path / "2", 2))
+        monkeypatch.setattr(Hand, "write", _lose)
+        with pytest.raises(UnvouchedError, match="between two versions"):
+            commit_now(llm, 2, PATIENCE)
+        with pytest.raises(Exception, match="restart the engine"):
+            outputs(llm)
+        llm.shutdown_weight_transfer_engine()
+
+
+def _break_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next commit fail in the middle of writing."""
+    prepare = Hand.prepare
+
+    def breaking(hand: Hand, edits: Any) -> None:
+        monkeypatch.setattr(Hand, "prepare", prepare)
+        prepare(hand, edits)
+
+        def fail() -> None:
+            raise RuntimeError("the device fell off")
+
+        hand._writes.insert(len(hand._writes) // 2, fail)
+
+    monkeypatch.setattr(Hand, "prepare", breaking)
+
+
+def _lose(hand: Hand) -> None:
+    hand._writes[0]()
+    raise ZeroDivisionError("and could not be undone")
+
+
+def test_what_cannot_be_kept_exact_is_refused_at_the_start(tmp_path: Path, start: Callable[..., Any]) -> None:
+    model = save("qwen2", tmp_path / "0")
+    with pytest.raises(EngineError, match="in the checkpoint's dtype"):
+        start(model, dtype="float16")
+    with pytest.raises(EngineError, match="does not support LoRA"):
+        start(model, enable_lora=True, max_lora_rank=8)
+    with pytest.raises(EngineError, match="load format dummy"):
+        start(model, load_format="dummy")

@@ -1,0 +1,12 @@
+"""A killed worker serves no wrong bit, and its successor comes back to the newest version: the short form of kill.py."""
+
+from __future__ import annotations
+
+import kill
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+
+def test_a_worker_of_two_killed_within_a_commit_leaves_nothing_in_between() -> None:
+    kill.run(1, 2, seed=0)
