@@ -1,4 +1,4 @@
-"""A killed worker serves no wrong bit, and its successor comes back to the newest version: the short form of kill.py."""
+"""A killed worker serves no wrong bit, and its successor comes back to the newest version: kill.py, in short."""
 
 from __future__ import annotations
 
