@@ -159,7 +159,7 @@ def test_a_leaf_can_get_nothing_but_from_the_relay() -> None:
 @needs_networks
 def test_real_relays_are_measured_and_keep_what_they_pass_on() -> None:
     names = [name for name in (OURS, *RIVALS) if not missing(name)]
-    options = Options(names, [1 << 20], rates=[0.0], rounds=1, leaves=2, limit=30, settle=0.2)
+    options = Options(names, [1 << 20], rates=[0.0], rounds=1, leaves=2, limit=120, settle=0.2)
     made = RelayBench(options).run()
     assert [run.contender for run in made.passages] == names
     for run in made.passages:
