@@ -1,4 +1,4 @@
-"""A killed worker serves no wrong bit, and its successor comes back to the newest version: the short form of kill.py."""
+"""A killed worker serves no wrong bit, and its successor comes to the newest version: the short form of kill.py."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ pytestmark = pytest.mark.vllm
 
 
 def test_a_worker_of_two_killed_within_a_commit_leaves_nothing_in_between() -> None:
-    kill.run(1, 2, seed=0)
+    kill.run(1, 2, seed=5)
