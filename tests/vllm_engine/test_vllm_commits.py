@@ -11,7 +11,7 @@ from vllm_parts import PROMPT, checksums, engine, greedy, reached, reload, save,
 from p2psync.engines.vllm.conductor import Swap, conducted
 
 pytestmark = pytest.mark.vllm
-COMMITS = 4
+COMMITS = 20
 
 
 @pytest.mark.parametrize("tp", [1, 2])
