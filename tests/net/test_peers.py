@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from peer_parts import SHORT, Raw, Run, Told, hello, until
 
 from p2psync.errors import P2PSyncError
-from p2psync.net import peers, stream
+from p2psync.net import peers, stream, tcp
 from p2psync.protocol.messages import Chunk, Ping, Pong, Request
 
 
@@ -61,6 +61,47 @@ def test_a_chunk_takes_the_connection_that_will_have_sent_it_first(run: Run) -> 
         before = idle.written
         assert a.table.send_chunk("b", SHORT, 7, bytes(1000))
         assert idle.written > before
+        await a.table.close()
+        await b.table.close()
+
+    run(check())
+
+
+class Kernel:
+    """A socket of which the kernel tells this: mss, round trip (us), congestion window, bytes not sent."""
+
+    def __init__(self, mss: int, rtt: int, window: int, notsent: int) -> None:
+        info = bytearray(232)
+        for offset, value in ((16, mss), (68, rtt), (80, window), (144, notsent)):
+            info[offset : offset + 4] = value.to_bytes(4, "little")
+        self._info = bytes(info)
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        return self._info[:size]
+
+    def fileno(self) -> int:
+        return -1
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel tells nothing of windows")
+def test_of_two_empty_connections_the_one_with_the_larger_window_is_taken(run: Run) -> None:
+    assert tcp.pace(Kernel(1000, 100_000, 16, 500)) == (500, pytest.approx(160_000))
+    assert tcp.pace(Kernel(1000, 0, 16, 500)) == (500, 0.0)
+
+    async def check() -> None:
+        a, b = await Told("a", streams=2).listen(), await Told("b").listen()
+        a.table.dial(b.info)
+        await until(lambda: len(a.table.streams("b")) == 2)
+        for cold in (0, 1):
+            streams = a.table.streams("b")
+            real = [link._socket for link in streams]
+            for number, link in enumerate(streams):
+                link._socket = Kernel(1448, 100_000, 16 if number == cold else 250, 0)
+            before = [link.written for link in streams]
+            assert a.table.send_chunk("b", SHORT, 7, bytes(1000))
+            assert [link.written > was for link, was in zip(streams, before, strict=True)] == [cold == 1, cold == 0]
+            for link, sock in zip(streams, real, strict=True):
+                link._socket = sock
         await a.table.close()
         await b.table.close()
 
