@@ -9,7 +9,9 @@ late may still come and would come twice.
 Of a manifest that is pushed here along the plan's trees only what is overdue is pulled: what somebody else has held for
 longer than pushes take (`Lag`). Whoever has all from the beginning, the source, is the last to be asked, since its
 uplink is what everybody waits for. Once the source has put everything in, what lies in the queues of slow relays is
-taken from them: from near peers as soon as they have it, and from those parents whose pushes have ended.
+taken from them: of near peers as soon as they have it, and of parents who hold all and have pushed all that is theirs,
+so that no way stands idle before everything is here. What was heard of last is taken first, since that is the farthest
+back in the queues; a slow relay and those who take from it meet in the middle. Nodes of a region take different chunks.
 
 A small manifest is pushed at once by all who pass it on. Once half of it is here and then nothing comes for some while,
 packets were lost, and to wait for them takes longer than to ask others.
@@ -17,17 +19,23 @@ packets were lost, and to wait for them takes longer than to ask others.
 
 from __future__ import annotations
 
+import numpy as np
+
 from p2psync.protocol.messages import MAX_REQUEST, SHORT_ID_BYTES, Request
 from p2psync.swarm.ground import Ground
 from p2psync.swarm.peer import Peer
 from p2psync.swarm.transfer import STALL_LEAST, Bits, Transfer
 
 _NEVER = float("inf")
+#: Spreads the numbers of chunks evenly (Knuth's multiplicative hash: 2^32 over the golden ratio).
+_SCATTER = 2654435769
 #: What becomes due to be pulled is looked for no more often than this (seconds).
 _LOOK_EVERY = 0.02
-#: Once the source has put everything in: for how long somebody must hold a chunk, and nothing must have been pushed by
-#: a parent that is asked for it; and how often to look (seconds).
-ENDGAME_HELD, ENDGAME_IDLE, _ENDGAME_EVERY = 0.3, 1.0, 0.1
+#: Once the source has put everything in: for how long somebody must hold a chunk that is asked for, near peers at most;
+#: and how often to look (seconds).
+ENDGAME_HELD, ENDGAME_NEAR, _ENDGAME_EVERY = 0.3, 1.0, 0.1
+#: For how long a parent must have pushed nothing until it seems to be through: one that holds all, and any (seconds).
+SPENT_AFTER, IDLE_AFTER = 0.25, 1.0
 
 
 class Asking:
@@ -65,7 +73,7 @@ class Asking:
     def heard(self, transfer: Transfer, now: float) -> None:
         """Somebody holds more of a transfer that is pushed here: see later whether it came."""
         if not transfer.complete:
-            wait = self._endgame_patience if transfer.told else self._ground.lag.patience
+            wait = ENDGAME_HELD if transfer.told else self._ground.lag.patience
             self._ripe_due = min(self._ripe_due, now + wait)
 
     def rest(self, until: float) -> None:
@@ -110,15 +118,24 @@ class Asking:
 
     def _patience(self, peer: Peer, transfer: Transfer, now: float) -> float:
         """How long this peer must have been known to hold a chunk that is pushed here before it is asked for it."""
-        ended = peer.name in self._ground.trees.parents and now - peer.pushed_at > ENDGAME_IDLE
-        free = ended or (peer.near and not peer.source)
-        patience = self._endgame_patience if transfer.told and free else self._ground.lag.patience
+        patience = self._ground.lag.patience
+        if transfer.told and peer.near and not peer.source:
+            patience = min(self._endgame_patience, ENDGAME_NEAR)
+        elif transfer.told and self._is_through(peer, transfer, now):
+            patience = min(patience, ENDGAME_HELD)
         return patience if peer.source else self._unless_stalled(patience, transfer, now)
+
+    def _is_through(self, peer: Peer, transfer: Transfer, now: float) -> bool:
+        """Whether a peer seems to have pushed here all that it was to push."""
+        if peer.name not in self._ground.trees.above:
+            return False
+        whole = bool(peer.holds[transfer.id[:SHORT_ID_BYTES]].all())
+        return now - peer.pushed_at > (SPENT_AFTER if whole else IDLE_AFTER)
 
     def _least_patience(self, transfer: Transfer, now: float) -> float:
         """The same of whoever is asked soonest."""
-        patience = self._endgame_patience if transfer.told else self._ground.lag.patience
-        return self._unless_stalled(patience, transfer, now)
+        patience = self._ground.lag.patience
+        return self._unless_stalled(min(patience, ENDGAME_HELD) if transfer.told else patience, transfer, now)
 
     def _unless_stalled(self, patience: float, transfer: Transfer, now: float) -> float:
         return min(patience, transfer.stalls_after) if self._stalls(transfer, now) else patience
@@ -142,12 +159,25 @@ class Asking:
         self, peer: Peer, transfer: Transfer, theirs: Bits, ripe: Bits | None, room: int, now: float
     ) -> list[int]:
         open_ones = transfer.open if ripe is None else transfer.open & ripe
+        if transfer.pushed and transfer.told and not peer.near:
+            part = transfer.open & self._part(transfer)
+            # Of what the region lacks each node fetches its part first, and then what the others have not fetched yet.
+            open_ones = open_ones & part if part.any() else open_ones
         chosen = transfer.pick(open_ones & theirs, room)
         if chosen or peer.snubbed or open_ones.any():
             return chosen
         chosen, later = transfer.pick_again(peer.name, theirs, room, self._ground.config.endgame_copies, now)
         self._hope_due = min(self._hope_due, later)
         return chosen
+
+    def _part(self, transfer: Transfer) -> Bits:
+        """The chunks that this node is to bring into its region, if all lack them: each mate has as many."""
+        short = transfer.id[:SHORT_ID_BYTES]
+        near = [(peer.name, peer.holds.get(short)) for peer in self._ground.peers.values() if peer.near]
+        mates = [name for name, theirs in near if theirs is not None and not theirs.all()]
+        rank = sum(name < self._ground.node for name in mates)
+        parts: Bits = np.arange(len(transfer.held)) * _SCATTER % (1 << 32) * (1 + len(mates)) >> 32 == rank
+        return parts
 
     def _ask(self, peer: Peer, transfer: Transfer, chunks: list[int], now: float) -> None:
         ground = self._ground

@@ -60,9 +60,10 @@ _NEVER = float("inf")
 class Swarm:
     """The chunk exchange of one node."""
 
-    def __init__(self, config: SwarmConfig, rng: random.Random) -> None:
+    def __init__(self, config: SwarmConfig, rng: random.Random, name: str = "") -> None:
+        """name: under which this node's peers know it."""
         self._config = config
-        self._ground = Ground(config, rng)
+        self._ground = Ground(config, rng, name)
         self._transfers = self._ground.transfers
         self._peers = self._ground.peers
         self._asking = Asking(self._ground)

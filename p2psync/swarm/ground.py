@@ -16,10 +16,11 @@ from p2psync.swarm.trees import Trees
 
 @dataclass(slots=True)
 class Ground:
-    """transfers: by the manifest's short id. peers: those connected, by name."""
+    """node: this node's name. transfers: by the manifest's short id. peers: those connected, by name."""
 
     config: SwarmConfig
     rng: random.Random
+    node: str = ""
     transfers: dict[bytes, Transfer] = field(default_factory=dict)
     peers: dict[str, Peer] = field(default_factory=dict)
     actions: list[Action] = field(default_factory=list)

@@ -114,7 +114,7 @@ class NodeCore:
     ) -> None:
         self.info = info
         self.config = config
-        self.swarm = Swarm(config.swarm, rng)
+        self.swarm = Swarm(config.swarm, rng, info.node)
         self.membership = MembershipClient(info, rng)
         self.follower = follower
         self._rng = rng

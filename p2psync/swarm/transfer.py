@@ -145,12 +145,12 @@ class Transfer:
         return float(later.min(initial=math.inf))
 
     def pick(self, candidates_of: Bits, count: int) -> list[int]:
-        """Up to `count` of these chunks (flags), rarest first."""
+        """Up to `count` of these chunks (flags), rarest first; of a manifest that is pushed here, last heard of first."""
         candidates = np.flatnonzero(candidates_of)
+        order = self.spread[candidates] + (-self.heard[candidates] if self.pushed else self.rarity[candidates])
         if len(candidates) > count:
-            order = self.rarity[candidates] + self.spread[candidates]
-            candidates = candidates[np.argpartition(order, count)[:count]]
-        order = self.rarity[candidates] + self.spread[candidates]
+            few = np.argpartition(order, count)[:count]
+            candidates, order = candidates[few], order[few]
         return [int(i) for i in candidates[np.argsort(order)]]
 
     def pick_again(self, peer: str, theirs: Bits, count: int, copies: int, now: float) -> tuple[list[int], float]:

@@ -25,6 +25,8 @@ class Trees:
 
     def __init__(self) -> None:
         self.plan: NodePlan | None = None
+        #: Who pushes to this node in the newest plan; and the roots besides.
+        self.above: frozenset[str] = frozenset()
         self.parents: frozenset[str] = frozenset()
         #: In each tree of the newest plan, whom this node pushes to.
         self.children: list[list[str]] = []
@@ -35,8 +37,8 @@ class Trees:
     def follow(self, plan: NodePlan) -> None:
         """This is the plan now."""
         self.plan = plan
-        above = [place.parent for place in plan.places if place.parent >= 0]
-        self.parents = frozenset(plan.peers[peer] for peer in [*above, *plan.roots])
+        self.above = frozenset(plan.peers[place.parent] for place in plan.places if place.parent >= 0)
+        self.parents = self.above | {plan.peers[peer] for peer in plan.roots}
         self.children = [[plan.peers[child] for child in place.children] for place in plan.places]
         self.first_hops = frozenset(name for names in self.children for name in names)
         self._by_revision.pop(plan.revision, None)

@@ -68,8 +68,8 @@ def flags(chunks: int, *held: int) -> Bits:
 class Bench:
     """A swarm under test, its manifest, and what it did since the last look."""
 
-    def __init__(self, chunks: int = 8, *, config: SwarmConfig = CONFIG, seed: int = 1) -> None:
-        self.swarm = Swarm(config, random.Random(seed))
+    def __init__(self, chunks: int = 8, *, config: SwarmConfig = CONFIG, seed: int = 1, node: str = "") -> None:
+        self.swarm = Swarm(config, random.Random(seed), node)
         self.manifest = manifest_of(chunks)
         self.id = id_of(self.manifest)
         self.short = self.id[:SHORT_ID_BYTES]

@@ -8,7 +8,7 @@ import numpy as np
 
 from p2psync.protocol.messages import Chunk, Gone, Have, HaveMore, Ready, Request, Want
 from p2psync.protocol.plan import NodePlan, Place
-from p2psync.swarm.asking import ENDGAME_HELD, ENDGAME_IDLE
+from p2psync.swarm.asking import ENDGAME_HELD, IDLE_AFTER, SPENT_AFTER
 from p2psync.swarm.core import Ban, Save, SendChunk, SwarmConfig
 from p2psync.swarm.early import MAX_EARLY_CHUNK_BYTES
 from p2psync.swarm.lag import FIRST, LEAST
@@ -50,9 +50,9 @@ def root(*first_hops: str, chunks: int = 8, shares: tuple[int, ...] = ()) -> Ben
     return bench
 
 
-def relay(*trees: tuple[str, str], chunks: int = 8) -> Bench:
+def relay(*trees: tuple[str, str], chunks: int = 8, node: str = "") -> Bench:
     """An actor that was told its plan and wants everything; all whom the plan names are up."""
-    bench = Bench(chunks, config=CONFIG)
+    bench = Bench(chunks, config=CONFIG, node=node)
     bench.swarm.follow(relay_plan(*trees), 0.0)
     for name in sorted({name for parent, hops in trees for name in [parent, *filter(None, hops.split("+"))]}):
         bench.peer(name)
@@ -438,10 +438,56 @@ def test_once_the_source_has_put_all_in_a_parent_that_pushes_nothing_more_is_ask
         bench.have(name, 0, 1, 7, now=1.0)
     bench.have("trainer", *range(8), now=1.0)
     bench.actions()
-    bench.swarm.poll(1.0 + ENDGAME_IDLE - 0.05)
+    bench.swarm.poll(1.0 + IDLE_AFTER - 0.05)
     assert bench.sent(Request) == []
-    bench.swarm.poll(1.0 + ENDGAME_IDLE + 0.05)
+    bench.swarm.poll(1.0 + IDLE_AFTER + 0.05)
     assert [(name, sorted(request.chunks)) for name, request in bench.sent(Request)] == [("p", [0, 1])]
+
+
+def test_a_parent_who_holds_all_is_asked_for_what_others_owe_soon_after_its_last_push() -> None:
+    bench = relay(("p", ""), ("slow", ""))
+    assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
+    push(bench, "p", 7, now=1.0)
+    bench.have("p", *range(8), now=1.0)
+    bench.have("trainer", *range(8), now=1.0)
+    bench.actions()
+    bench.swarm.poll(1.0 + SPENT_AFTER - 0.05)
+    assert bench.sent(Request) == []
+    bench.swarm.poll(1.0 + max(SPENT_AFTER, ENDGAME_HELD) + 0.05)
+    assert [name for name, _ in bench.sent(Request)] == ["p"]
+
+
+def test_what_was_heard_of_last_is_taken_first_from_a_parent_that_is_through() -> None:
+    bench = relay(("p", ""), ("slow", ""))
+    assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
+    push(bench, "p", 7, now=1.0)
+    for index in range(7):
+        bench.have("p", *range(index + 1), 7, now=1.0 + 2 * index)
+    bench.have("p", *range(8), now=13.0)
+    bench.have("trainer", *range(8), now=14.0)
+    bench.actions()
+    bench.swarm.poll(14.0)
+    asked = [index for _, request in bench.sent(Request) for index in request.chunks]
+    assert asked
+    assert asked == list(range(6, 6 - len(asked), -1))
+
+
+def test_nodes_of_a_region_take_different_chunks_from_far_parents() -> None:
+    first = []
+    for me, mate in (("a", "b"), ("b", "a")):
+        bench = relay(("p", ""), ("slow", ""), node=me)
+        assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
+        bench.peer(mate, near=True)
+        push(bench, "p", 7, now=1.0)
+        bench.have(mate, 7, now=1.0)
+        bench.have("p", *range(8), now=1.0)
+        bench.have("trainer", *range(8), now=1.0)
+        bench.actions()
+        bench.swarm.poll(2.0)
+        first.append(set(bench.sent(Request)[0][1].chunks))
+    assert first[0]
+    assert first[1]
+    assert not first[0] & first[1]
 
 
 def test_without_any_parent_at_hand_everything_is_pulled_at_once() -> None:

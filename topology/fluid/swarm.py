@@ -167,7 +167,7 @@ class FluidSwarm:
     def _enter(self, name: str) -> FluidNode:
         index = self.index[name]
         rng = random.Random(self.clock.rng.getrandbits(63))
-        swarm = Swarm(self._config, rng)
+        swarm = Swarm(self._config, rng, name)
         node = FluidNode(name, index, int(self.network.region[index]), swarm, self.clock, self.net, self)
         self.live[name] = node
         self.nodes.append(node)
