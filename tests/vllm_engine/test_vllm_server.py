@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_parts import ENVIRONMENT, KEY, PATIENCE, Server, free_port, model_of, save, save_tokenizer, stepped, trainer
+from vllm_parts import ENVIRONMENT, KEY, PATIENCE, Server, free_port, model_of, save, stepped, trainer
 
 from p2psync.protocol.keys import private_text
 
@@ -19,9 +19,7 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = save("qwen3", tmp_path / "model")
-    save_tokenizer(folder)
-    return folder
+    return save("qwen3", tmp_path / "model")
 
 
 @pytest.fixture
