@@ -31,6 +31,8 @@ from vllm_parts import PATIENCE, Server, save, stepped, trainer
 PHASES = {"stage": 2, "journal": 25, "commit": 25, "agree": 2}
 #: How long a version is served without a kill until that counts as missed (seconds).
 _MISSED = 2.0
+#: A request that runs when the engine dies may never be answered (seconds).
+_HANGS = 5.0
 
 
 class Trial:
@@ -104,7 +106,7 @@ class Trial:
         deadline = time.monotonic() + PATIENCE
         while server.healthy():
             with suppress(OSError):
-                kind = self.kind_of(server.complete(), old, new)
+                kind = self.kind_of(server.complete(limit=_HANGS), old, new)
                 counts[kind] += 1
                 if kind != "old":
                     deadline = min(deadline, time.monotonic() + _MISSED)

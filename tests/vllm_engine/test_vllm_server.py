@@ -31,8 +31,8 @@ def servers(tmp_path: Path) -> Iterator[list[Server]]:
         server.close()
 
 
-def served(servers: list[Server], model: Path, **environment: str) -> Server:
-    servers.append(Server(model, model.parent / f"server-{len(servers)}.log", **environment))
+def served(servers: list[Server], model: Path, *, forked: bool = True, **environment: str) -> Server:
+    servers.append(Server(model, model.parent / f"server-{len(servers)}.log", forked=forked, **environment))
     return servers[-1]
 
 
@@ -109,6 +109,7 @@ def test_a_server_joins_and_conducts_by_itself_and_refuses_when_a_worker_cannot_
         server = served(
             servers,
             model,
+            forked=False,
             VLLM_PLUGINS="p2psync",
             P2PSYNC_VLLM_JOIN=join["hub_url"],
             P2PSYNC_VLLM_TRUST=",".join(join["trust"]),

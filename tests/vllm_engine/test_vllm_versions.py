@@ -43,7 +43,8 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 async def complete(session: aiohttp.ClientSession, url: str, tokens: int = 8, **demand: str) -> tuple[int, Any, Any]:
     """Status, headers and JSON of a completion; demand: Min or Exact."""
-    body = {"model": "policy", "prompt": "t1 t2 t3", "max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+    body = {"model": "policy", "prompt": "t1 t2 t3", "max_tokens": tokens, "temperature": 0.0, "logprobs": 1}
+    body["ignore_eos"] = True
     headers = {f"P2PSync-{kind}-Version": version for kind, version in demand.items()}
     async with session.post(f"{url}/v1/completions", json=body, headers=headers) as answer:
         return answer.status, answer.headers, await answer.json()

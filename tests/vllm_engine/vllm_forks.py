@@ -60,8 +60,7 @@ class Started(Protocol):
 def start_plain(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> Started:
     """`python -m vllm.entrypoints.openai.api_server WORDS`, in a session of its own."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
-    with log.open("wb") as out:
-        return subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+    return _Forked(_context().Process(target=_command, args=(command, str(log), dict(environment))))
 
 
 def start_forked(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> Started:
@@ -137,6 +136,11 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os.killpg(0, signal.SIGKILL)
+
+
+def _command(command: list[str], log: str, environment: Mapping[str, str]) -> None:
+    with Path(log).open("wb") as out:
+        sys.exit(subprocess.run(command, env=environment, stdout=out, stderr=subprocess.STDOUT, check=False).returncode)
 
 
 def _serve(words: list[str], log: str, environment: Mapping[str, str]) -> None:

@@ -29,7 +29,7 @@ from trainer.source import CheckpointSource
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 #: Seconds that a version may take from its publication to every engine.
-PATIENCE = 120.0
+PATIENCE = 300.0
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
 _SIZES = {
     "vocab_size": 515,
@@ -257,17 +257,17 @@ class Server:
         except OSError:
             return False
 
-    def ask(self, route: str, body: object = None) -> Any:
-        """GET, or POST of a body."""
+    def ask(self, route: str, body: object = None, limit: float = PATIENCE) -> Any:
+        """GET, or POST of a body. Raises OSError, and TimeoutError after `limit` seconds of silence."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}/{route}", data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(request, timeout=limit) as answer:
             return json.loads(answer.read() or b"null")
 
-    def complete(self, tokens: int = 8, prompt: str = "t1 t2 t3") -> Any:
+    def complete(self, tokens: int = 8, prompt: str = "t1 t2 t3", limit: float = PATIENCE) -> Any:
         """A greedy completion with logprobs."""
         body = {"model": "policy", "prompt": prompt, "max_tokens": tokens, "temperature": 0.0, "logprobs": 1}
-        choice = self.ask("v1/completions", body | {"ignore_eos": True})["choices"][0]
+        choice = self.ask("v1/completions", body | {"ignore_eos": True}, limit)["choices"][0]
         return choice["text"], choice["logprobs"]["token_logprobs"]
 
     def close(self) -> None:
