@@ -42,8 +42,8 @@ _RELOAD_EVERY = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """model: a checkpoint's directory. shares: of the elements, that change in a commit. changed: the same as numbers of
-    elements, after the shares. requests: how many run."""
+    """model: a checkpoint's directory. shares: of the elements, that change in a commit. changed: the same as numbers
+    of elements, after the shares. requests: how many run."""
 
     model: Path
     shares: Sequence[float] = ()
