@@ -21,6 +21,7 @@ MIN_HEADER, EXACT_HEADER = "P2PSync-Min-Version", "P2PSync-Exact-Version"
 START_VERSION, START_DIGEST = "P2PSync-Start-Version", "P2PSync-Start-Digest"
 END_VERSION, END_DIGEST = "P2PSync-End-Version", "P2PSync-End-Digest"
 COMMITS = "P2PSync-Commits"
+LIVE_VERSION = "P2PSync-Live-Version"
 
 #: not_yet: wait for it. passed: a newer one is live here; another actor may still have it. moved: it was live at the
 #: start, but a commit came before the end; ask again.
@@ -112,6 +113,14 @@ def start_headers(start: Reading) -> dict[str, str]:
 def end_headers(found: Span) -> dict[str, str]:
     """What is said when an answer's end is known before it is sent."""
     return {END_VERSION: str(found.end_version), END_DIGEST: found.end_digest, COMMITS: str(found.commits)}
+
+
+def refusal_headers(refusal: Unmet, after: float) -> dict[str, str]:
+    """What is said with a 409. after: seconds until a version that is not there yet may be."""
+    headers = {} if refusal.live is None else {LIVE_VERSION: str(refusal.live)}
+    if refusal.retry:
+        headers["Retry-After"] = f"{0.0 if refusal.reason == 'moved' else max(0.0, after):.0f}"
+    return headers
 
 
 def _refusal(demand: Demand, live: int | None, reason: Reason) -> Unmet:

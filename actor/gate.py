@@ -90,6 +90,30 @@ class Gate:
                 self._kept_waiting = None
                 self._wake()
 
+    @asynccontextmanager
+    async def closing(self) -> AsyncIterator[None]:
+        """`closed`, for a coroutine."""
+        loop = asyncio.get_running_loop()
+        with self._changed:
+            self._writers += 1
+        inside = 0
+        try:
+            while True:
+                with self._changed:
+                    if not self._readers:
+                        inside = 1
+                        break
+                    woken = loop.create_future()
+                    self._wakes.append(partial(loop.call_soon_threadsafe, _resolve, woken))
+                await woken
+            yield
+        finally:
+            with self._changed:
+                self._writers -= 1
+                self._commits += inside
+                self._kept_waiting = None
+                self._wake()
+
     def look(self) -> None:
         """Have waiting readers look again whether they are ready."""
         with self._changed:

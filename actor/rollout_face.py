@@ -17,7 +17,19 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from actor.demand import Demand, Reading, Span, Unmet, demand_of, end_headers, moved, span, start_headers, unmet
+from actor.demand import (
+    Demand,
+    Reading,
+    Span,
+    Unmet,
+    demand_of,
+    end_headers,
+    moved,
+    refusal_headers,
+    span,
+    start_headers,
+    unmet,
+)
 from actor.end_mark import EndMark
 from actor.live_version import LiveVersion
 from p2psync.errors import EngineError, P2PSyncError
@@ -175,10 +187,7 @@ class RolloutFace:
         return response
 
     def _refuse(self, refusal: Unmet) -> web.Response:
-        headers = {} if refusal.live is None else {"P2PSync-Live-Version": str(refusal.live)}
-        if refusal.retry:
-            after = 0.0 if refusal.reason == "moved" else self._retry_after()
-            headers["Retry-After"] = f"{max(0.0, after):.0f}"
+        headers = refusal_headers(refusal, self._retry_after())
         return web.Response(
             status=409, body=msgspec.json.encode(refusal), content_type="application/json", headers=headers
         )

@@ -184,6 +184,8 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         position = self._engine.position if self._engine is not None else None
         return {
             "rank": self._ranks.rank,
+            "run": position.run if position is not None else "",
+            "epoch": position.epoch if position is not None else 0,
             "version": position.version if position is not None else None,
             "digest": position.digest.hex() if position is not None else "",
             "staged": self._crossing.version,

@@ -5,6 +5,7 @@ vllm serve MODEL --weight-transfer-config '{"backend": "p2psync"}'
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
@@ -49,9 +50,9 @@ def _let_scan_pass() -> None:
         dispatcher.vars = _attributes
 
 
-def _attributes(value: object) -> dict[str, Any]:
-    found = vars(value)
-    return dict(found) if isinstance(found, dict | MappingProxyType) else {}
+def _attributes(value: object) -> Mapping[str, Any]:
+    found: object = vars(value)
+    return found if isinstance(found, dict | MappingProxyType) else {}
 
 
 class _UnlessChosen:

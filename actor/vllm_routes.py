@@ -14,14 +14,18 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
+from actor.asgi_versions import STATE, VersionMiddleware
+from actor.gate import Gate
+from actor.live_version import LiveVersion
 from actor.vllm_plugin import NAME, chosen
 from p2psync.engines.vllm.conductor import Conductor, LLMControls
+from p2psync.errors import EngineError
 
 logger = logging.getLogger("vllm.p2psync")
 
 
 class P2PSyncEndpoint:
-    """GET /p2psync/status, and a task that conducts."""
+    """GET /p2psync/status, versions on requests, and a task that conducts."""
 
     name = NAME
     required_tasks = None
@@ -33,16 +37,23 @@ class P2PSyncEndpoint:
         async def status(request: Request) -> JSONResponse:
             return JSONResponse(await request.app.state.engine_client.collective_rpc("p2psync_status"))
 
+        app.add_middleware(VersionMiddleware)
+
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """See vLLM's `EndpointPlugin`."""
         first = engine_client is not None and getattr(engine_client.engine_core, "client_index", 0) == 0
         if first and chosen(engine_client.vllm_config):
             hold = os.environ.get("P2PSYNC_VLLM_HOLD", "") not in ("", "0")
-            state.p2psync = asyncio.create_task(_conduct(engine_client, hold))
+            gate = Gate()
+            conductor = Conductor(LLMControls(engine_client), hold=hold, closing=gate.closing)
+            if getattr(args, "api_server_count", None) in (None, 1):
+                setattr(state, STATE, LiveVersion(gate, lambda: conductor.position))
+            state.p2psync = asyncio.create_task(_conduct(conductor, gate))
 
 
-async def _conduct(engine_client: Any, hold: bool) -> None:
+async def _conduct(conductor: Conductor, gate: Gate) -> None:
     try:
-        await Conductor(LLMControls(engine_client), hold=hold).run()
+        await conductor.run()
     except Exception as error:  # a task nobody waits for must say why it ended
         logger.error("p2psync: commits are no longer conducted: %s", error)
+        gate.end(EngineError(f"commits are no longer conducted: {error}"))

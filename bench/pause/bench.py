@@ -42,10 +42,12 @@ _RELOAD_EVERY = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """model: a checkpoint's directory. shares: of the elements, that change in a commit. requests: how many run."""
+    """model: a checkpoint's directory. shares: of the elements, that change in a commit. changed: the same as numbers
+    of elements, after the shares. requests: how many run."""
 
     model: Path
-    shares: Sequence[float] = (0.01,)
+    shares: Sequence[float] = ()
+    changed: Sequence[int] = ()
     rounds: int = 20
     requests: int = 2
     tensor_parallel: int = 1
@@ -80,9 +82,10 @@ async def _run(options: Options, folder: Path, progress: Callable[[str], None]) 
     source = _Source(folder / "run")
     try:
         with Checkpoint.open(options.model) as checkpoint:
-            size = sum(spec.nbytes for spec in checkpoint.specs if spec.kind == Kind.TENSOR)
+            tensors = [spec for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
+            size, elements = sum(spec.nbytes for spec in tensors), sum(spec.count for spec in tensors)
         shares: list[ShareReport] = []
-        for share in options.shares:
+        for share in (*options.shares, *(number / elements for number in options.changed)):
             if not shares:
                 await _join(llm, source, options.model)
             shares.append(await _measure(llm, source, options, share, folder, progress))

@@ -20,6 +20,10 @@ def pause(
         list[float] | None,
         typer.Option(help="Share of the elements that change; again for more. Default: 0.01.", min=1e-6, max=1.0),
     ] = None,
+    changed: Annotated[
+        list[int] | None,
+        typer.Option(help="How many elements change, to compare models of different sizes; again for more.", min=1),
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Commits of each share.", min=2)] = 20,
     requests: Annotated[int, typer.Option(help="Requests that run meanwhile.", min=0)] = 2,
     tensor_parallel: Annotated[int, typer.Option("--tp", help="Ranks of the engine.", min=1)] = 1,
@@ -40,7 +44,8 @@ def pause(
     console = Console(file=sys.stderr if json == "-" else sys.stdout)
     options = Options(
         model=model.resolve(),
-        shares=share or [0.01],
+        shares=share or ([] if changed else [0.01]),
+        changed=changed or [],
         rounds=rounds,
         requests=requests,
         tensor_parallel=tensor_parallel,

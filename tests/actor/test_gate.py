@@ -155,3 +155,26 @@ async def test_a_coroutine_enters_once_the_commit_is_done_and_is_sent_away_at_th
 async def entered(gate: Gate, ready: Callable[[], bool] = lambda: True) -> int:
     async with gate.holding(ready):
         return gate.commits
+
+
+async def test_a_coroutine_closes_the_gate_once_readers_are_out() -> None:
+    gate, inside = Gate(), asyncio.Event()
+
+    async def commit() -> None:
+        async with gate.closing():
+            inside.set()
+
+    async with gate.holding():
+        task = asyncio.create_task(commit())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert gate.wanted
+        assert not inside.is_set()
+    await task
+    assert (inside.is_set(), gate.wanted, gate.commits) == (True, False, 1)
+    async with gate.holding():
+        given_up = asyncio.create_task(commit())
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        assert (gate.wanted, gate.commits) == (False, 1)

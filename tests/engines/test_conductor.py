@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -28,7 +30,8 @@ class Engine:
     async def status(self) -> list[dict[str, Any]]:
         self.asked.set()
         one = {"version": self.version, "staged": self.staged, "refused": self.refused, "changed": 3}
-        both = {**one, "pause_seconds": 0.5, "prefix_caching": self.prefix_caching}
+        place = {"run": "r", "epoch": 1, "digest": "" if self.version is None else f"{self.version:032x}"}
+        both = {**one, **place, "pause_seconds": 0.5, "prefix_caching": self.prefix_caching}
         return [{**both, "rank": 1, "staged": None}, {**both, "rank": 0}]
 
     async def pause(self, *, clear: bool) -> None:
@@ -120,3 +123,22 @@ async def test_an_engine_can_be_held_still_and_reach_a_version() -> None:
     assert engine.version == 1
     with pytest.raises(TimeoutError):
         await conductor.reach(2, 0.01)
+
+
+async def test_a_position_changes_only_inside_of_what_keeps_readers_out() -> None:
+    seen: list[tuple[int | None, bool]] = []
+
+    @asynccontextmanager
+    async def closing() -> AsyncIterator[None]:
+        before = conductor.position
+        yield
+        seen.append((before.version if before else None, engine.paused))
+
+    engine = Engine(version=0)
+    conductor = Conductor(engine, closing=closing)
+    for staged in (None, None, 1):
+        engine.staged = staged
+        await conductor.step()
+    assert seen == [(None, False), (0, False)]
+    assert conductor.position is not None
+    assert (conductor.position.version, conductor.position.digest) == (1, (1).to_bytes(16))

@@ -16,8 +16,6 @@ from p2psync.engines import staging
 from p2psync.engines.staging import Staging
 from p2psync.engines.vllm.hand import Hand
 
-#: What happens in each phase, and how often about in one version of a small model.
-PHASES = {"stage": 3, "journal": 25, "commit": 25, "agree": 2}
 _calls: Counter[str] = Counter()
 
 
@@ -71,5 +69,4 @@ def _followed(one: Any) -> Any:
     return write
 
 
-if "P2PSYNC_KILL" in os.environ:
-    _install()
+_install()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_parts import ENVIRONMENT, KEY, PATIENCE, Server, free_port, model_of, save, save_tokenizer, stepped, trainer
+from vllm_parts import ENVIRONMENT, KEY, PATIENCE, Server, free_port, model_of, save, stepped, trainer
 
 from p2psync.protocol.keys import private_text
 
@@ -19,9 +19,7 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = save("qwen3", tmp_path / "model")
-    save_tokenizer(folder)
-    return folder
+    return save("qwen3", tmp_path / "model")
 
 
 @pytest.fixture
@@ -33,8 +31,8 @@ def servers(tmp_path: Path) -> Iterator[list[Server]]:
         server.close()
 
 
-def served(servers: list[Server], model: Path, **environment: str) -> Server:
-    servers.append(Server(model, model.parent / f"server-{len(servers)}.log", **environment))
+def served(servers: list[Server], model: Path, *, forked: bool = True, **environment: str) -> Server:
+    servers.append(Server(model, model.parent / f"server-{len(servers)}.log", forked=forked, **environment))
     return servers[-1]
 
 
@@ -111,6 +109,7 @@ def test_a_server_joins_and_conducts_by_itself_and_refuses_when_a_worker_cannot_
         server = served(
             servers,
             model,
+            forked=False,
             VLLM_PLUGINS="p2psync",
             P2PSYNC_VLLM_JOIN=join["hub_url"],
             P2PSYNC_VLLM_TRUST=",".join(join["trust"]),

@@ -8,8 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -19,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from vllm_forks import ENVIRONMENT, call_forked, start_forked, start_plain, take_forks
 
 from p2psync.delta.tensors import Kind
 from p2psync.engines.checkpoint import Checkpoint, signature
@@ -30,17 +29,8 @@ from trainer.source import CheckpointSource
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 #: Seconds that a version may take from its publication to every engine.
-PATIENCE = 120.0
+PATIENCE = 300.0
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "TOKENIZERS_PARALLELISM": "false",
-    # Threads that spin for work would keep a small machine from everything else.
-    "OMP_NUM_THREADS": "1",
-}
 _SIZES = {
     "vocab_size": 515,
     "hidden_size": 128,
@@ -71,9 +61,14 @@ def model_of(name: str) -> Any:
 
 
 def save(name: str, into: Path) -> Path:
-    """Its checkpoint."""
-    model_of(name).save_pretrained(into)
+    """Its checkpoint, with a tokenizer."""
+    call_forked(_save, name, into)
     return into
+
+
+def _save(name: str, into: Path) -> None:
+    model_of(name).save_pretrained(into)
+    _save_tokenizer(into)
 
 
 def stepped(old: Path, new: Path, seed: int, share: float = 0.01, *, nan: bool = False) -> Path:
@@ -157,6 +152,7 @@ def engine_options(model: Path, tp: int = 1, **options: Any) -> dict[str, Any]:
 async def engine(model: Path, tp: int = 1, **options: Any) -> AsyncIterator[Any]:
     """An AsyncLLM."""
     os.environ.update(ENVIRONMENT)
+    take_forks()
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -207,7 +203,7 @@ async def reload(llm: Any, checkpoint: Path) -> None:
     await llm.reset_prefix_cache()
 
 
-def save_tokenizer(into: Path) -> None:
+def _save_tokenizer(into: Path) -> None:
     """A tokenizer of words t0, t1, …, so that a server can be asked over its OpenAI routes."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -221,31 +217,37 @@ def save_tokenizer(into: Path) -> None:
 class Server:
     """An OpenAI-compatible vLLM server in a process of its own."""
 
-    def __init__(self, model: Path, log: Path, flags: Mapping[str, str] | None = None, **environment: str) -> None:
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        flags: Mapping[str, str] | None = None,
+        *,
+        forked: bool = True,
+        **environment: str,
+    ) -> None:
+        """forked: from a process that has imported vLLM already; else it is the command that a user would give."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         options = {k: v for k, v in engine_options(model).items() if k not in ("skip_tokenizer_init", "enforce_eager")}
         options |= {"weight_transfer_config": '{"backend": "p2psync"}', **(flags or {})}
         words = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, "--enforce-eager"]
-        command += [f"--port={self.port}", "--host=127.0.0.1", "--served-model-name=policy"]
+        words += ["--enforce-eager", f"--port={self.port}", "--host=127.0.0.1", "--served-model-name=policy"]
         self._log = log
-        with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                command,
-                env=os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"} | environment,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        start = start_forked if forked else start_plain
+        self.process = start(words, log, os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"} | environment)
 
     def ready(self) -> None:
         """Wait until it serves."""
         deadline = time.monotonic() + PATIENCE
         while not self.healthy():
-            assert self.process.poll() is None, self._log.read_text()[-4000:]
-            assert time.monotonic() < deadline, self._log.read_text()[-4000:]
-            time.sleep(0.2)
+            assert self.process.poll() is None, self.told()
+            assert time.monotonic() < deadline, self.told()
+            time.sleep(0.05)
+
+    def told(self) -> str:
+        """The end of its log."""
+        return self._log.read_text()[-4000:]
 
     def healthy(self) -> bool:
         """What /health says; False if nobody answers."""
@@ -255,17 +257,17 @@ class Server:
         except OSError:
             return False
 
-    def ask(self, route: str, body: object = None) -> Any:
-        """GET, or POST of a body."""
+    def ask(self, route: str, body: object = None, limit: float = PATIENCE) -> Any:
+        """GET, or POST of a body. Raises OSError, and TimeoutError after `limit` seconds of silence."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}/{route}", data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(request, timeout=limit) as answer:
             return json.loads(answer.read() or b"null")
 
-    def complete(self, tokens: int = 8) -> Any:
+    def complete(self, tokens: int = 8, prompt: str = "t1 t2 t3", limit: float = PATIENCE) -> Any:
         """A greedy completion with logprobs."""
-        body = {"model": "policy", "prompt": "t1 t2 t3", "max_tokens": tokens, "temperature": 0.0, "logprobs": 1}
-        choice = self.ask("v1/completions", body | {"ignore_eos": True})["choices"][0]
+        body = {"model": "policy", "prompt": prompt, "max_tokens": tokens, "temperature": 0.0, "logprobs": 1}
+        choice = self.ask("v1/completions", body | {"ignore_eos": True}, limit)["choices"][0]
         return choice["text"], choice["logprobs"]["token_logprobs"]
 
     def close(self) -> None:

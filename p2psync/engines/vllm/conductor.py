@@ -15,13 +15,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
 import aiohttp
 import msgspec
 
 from p2psync.errors import EngineError, UnvouchedError, UsageError
+from p2psync.protocol.versions import Position
 
 logger = logging.getLogger("vllm.p2psync")
 
@@ -144,17 +145,21 @@ class Conductor:
         hold: bool = False,
         ask_every: float = ASK_EVERY,
         on_swap: Callable[[Swap], None] = lambda swap: None,
+        closing: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
-        """recompute: see above. hold: nothing is generated before the first version is live. ask_every: seconds."""
+        """recompute: see above. hold: nothing is generated before the first version is live. ask_every: seconds.
+        closing: entered while a version goes live, so that whoever is kept out of it finds `position` true of every
+        token (`actor.gate.Gate.closing`)."""
         self._controls = controls
         self._recompute = recompute
         self._hold = hold
         self._ask_every = ask_every
         self._on_swap = on_swap
+        self._closing = closing
         self._turn = asyncio.Lock()
         self._held = False
-        #: The version that the engine was last told to go on with.
-        self._live: int | None = None
+        #: What is live; told from inside `closing`.
+        self.position: Position | None = None
 
     async def run(self) -> None:
         """Conduct for ever. Raises `UnvouchedError` once the engine's weights cannot be vouched for, `UsageError` if
@@ -187,10 +192,13 @@ class Conductor:
         async with self._turn:
             first = (await self._status())[0]
             if first["staged"] is not None:
-                return await self._swap(first["staged"])
-            if first["version"] is not None and first["version"] != self._live:
+                async with self._closing():
+                    return await self._swap(first["staged"])
+            if (found := _position(first)) is not None and found != self.position:
                 # The weights at hand turned out to be a version: nothing had to be committed.
-                await self._go_on(first["version"])
+                async with self._closing():
+                    await self._go_on(found.version)
+                    self.position = found
             return None
 
     @asynccontextmanager
@@ -206,7 +214,7 @@ class Conductor:
     async def _go_on(self, version: int | None) -> None:
         """Resume, but for an engine that waits for its first version."""
         if version is not None:
-            self._held, self._live = False, version
+            self._held = False
         if not self._held:
             await self._controls.resume(version)
 
@@ -232,10 +240,19 @@ class Conductor:
         await self._go_on(version)
         pause = time.perf_counter() - begun
         rank = (await self._status())[0]
+        self.position = _position(rank)
         swap = Swap(version, rank["changed"], pause, rank["pause_seconds"])
         logger.info("p2psync: version %d is live after a pause of %.1f ms", version, 1e3 * pause)
         self._on_swap(swap)
         return swap
+
+
+def _position(rank: dict[str, Any]) -> Position | None:
+    """What rank 0 said that it holds."""
+    if rank["version"] is None:
+        return None
+    digest = bytes.fromhex(rank["digest"])
+    return Position(run=rank["run"], epoch=rank["epoch"], version=rank["version"], digest=digest)
 
 
 @asynccontextmanager
