@@ -19,7 +19,7 @@ from aiohttp import web
 
 from actor.demand import Demand, Reading, Span, Unmet, demand_of, end_headers, moved, span, start_headers, unmet
 from actor.end_mark import EndMark
-from actor.live_version import LiveVersion
+from actor.live_version import Live
 from p2psync.errors import EngineError, P2PSyncError
 from p2psync.net.hub_wire import TooLargeError, encode_error, read_bounded, status_of
 
@@ -60,7 +60,7 @@ class RolloutFace:
 
     def __init__(
         self,
-        live: LiveVersion,
+        live: Live,
         engine: RolloutEngine,
         *,
         hold: bool = False,

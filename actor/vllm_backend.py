@@ -94,6 +94,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         self._trouble = ""
         self._refused = ""
         self._last: Committed | None = None
+        self._commits = 0
         self._node: ActorNode | None = None
         self._loop: BackgroundLoop | None = None
         self._temporary: str | None = None
@@ -110,6 +111,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         if self._ranks.rank:
             self._ranks.follow(self._note)
         WorkerBase.p2psync_status = _status  # type: ignore[attr-defined]
+        WorkerBase.p2psync_member = _member  # type: ignore[attr-defined]
         pieces = sum(len(held) for held in live.held)
         logger.info(
             "p2psync: %d tensors lie in %d pieces on rank %d, %d live units come from none; left out by the loader: "
@@ -184,8 +186,11 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         position = self._engine.position if self._engine is not None else None
         return {
             "rank": self._ranks.rank,
+            "run": position.run if position is not None else "",
+            "epoch": position.epoch if position is not None else 0,
             "version": position.version if position is not None else None,
             "digest": position.digest.hex() if position is not None else "",
+            "commits": self._commits,
             "staged": self._crossing.version,
             "prefix_caching": bool(self.vllm_config.cache_config.enable_prefix_caching),
             "trouble": self._trouble,
@@ -195,6 +200,13 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             "stage_seconds": self._last.stage_seconds if self._last is not None else 0.0,
             "fetched_bytes": self._last.fetched_bytes if self._last is not None else 0,
         }
+
+    def member(self) -> dict[str, Any]:
+        """This engine's membership of the hub, under which rollout work is claimed (`actor.vllm_work`). joined: whether
+        it was told to join, which only rank 0 is. lease: None while it has none. Not for everybody's eyes: who knows
+        a lease can end it."""
+        lease = self._node.runner.core.membership.lease if self._node is not None else None
+        return {"rank": self._ranks.rank, "joined": self._node is not None, "lease": lease}
 
     def shutdown(self) -> None:
         """Leave the swarm; the weights stay as they are. Again: no effect."""
@@ -225,6 +237,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
                 return _DONE if version < 0 else _LATE
 
     def _commit(self) -> None:
+        self._commits += 1  # also if it fails: the weights were touched
         try:
             if self._engine is not None:
                 self._crossing.take()
@@ -287,10 +300,19 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
 
 def _status(worker: Any) -> dict[str, Any]:
     """`collective_rpc("p2psync_status")`."""
+    return _engine(worker).status()
+
+
+def _member(worker: Any) -> dict[str, Any]:
+    """`collective_rpc("p2psync_member")`."""
+    return _engine(worker).member()
+
+
+def _engine(worker: Any) -> P2PSyncWeightTransferEngine:
     engine = worker.weight_transfer_engine
     if not isinstance(engine, P2PSyncWeightTransferEngine):
         raise UsageError("this engine does not use the backend p2psync")
-    return engine.status()
+    return engine
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -67,6 +67,11 @@ class LLMControls:
         found: list[dict[str, Any]] = await self._llm.collective_rpc("p2psync_status")
         return found
 
+    async def member(self) -> list[dict[str, Any]]:
+        """Each rank's membership of the hub; see `actor.vllm_work`."""
+        found: list[dict[str, Any]] = await self._llm.collective_rpc("p2psync_member")
+        return found
+
     async def pause(self, *, clear: bool) -> None:
         """See `Controls`. `pause_generation` does the same, and then sleeps for 20 ms."""
         if clear:
@@ -101,8 +106,15 @@ class HTTPControls:
 
     async def status(self) -> list[dict[str, Any]]:
         """See `Controls`."""
-        found: list[dict[str, Any]] = (await self._post("collective_rpc", {"method": "p2psync_status"}))["results"]
-        return found
+        return await self._call("p2psync_status")
+
+    async def member(self) -> list[dict[str, Any]]:
+        """Each rank's membership of the hub; see `actor.vllm_work`."""
+        return await self._call("p2psync_member")
+
+    async def join(self, **init_info: object) -> None:
+        """Have the engine join a swarm; see `actor.vllm_backend.P2PSyncInitInfo`."""
+        await self._post("init_weight_transfer_engine", {"init_info": init_info})
 
     async def pause(self, *, clear: bool) -> None:
         """See `Controls`."""
@@ -119,6 +131,10 @@ class HTTPControls:
         if version is not None:
             await self._post("update_weight_version", {"new_version": str(version)})
         await self._post("resume")
+
+    async def _call(self, method: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self._post("collective_rpc", {"method": method}))["results"]
+        return found
 
     async def _post(self, route: str, body: object = None) -> Any:
         try:
