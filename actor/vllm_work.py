@@ -126,8 +126,10 @@ class EngineWork:
         *,
         patience: float = 120.0,
     ) -> Receipt:
-        """Hand in a result of `tokens` tokens that was begun under `position`; commits may have come within it. Raises as
-        `WorkClient.deliver`, and `UsageError` without a position."""
+        """Hand in a result of `tokens` tokens that was begun under `position`; commits may have come within it.
+
+        Raises as `WorkClient.deliver`, and `UsageError` without a position.
+        """
         if position is None:
             raise UsageError("a result is made under a version: read it before the engine hears of the request")
         return await self._client.deliver(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -13,9 +13,11 @@ from uuid import uuid4
 import aiohttp
 from wire import Prompt, Sample
 
-from p2psync.engines.vllm.conductor import Conductor, HTTPControls, LLMControls, Swap, conducted
+from p2psync.engines.vllm.conductor import HTTPControls, LLMControls, Swap, conducted, conducting
 
 BACKEND = {"backend": "p2psync"}
+#: Seconds that a server may take to start.
+STARTING = 600.0
 
 
 class Engine(Protocol):
@@ -143,18 +145,22 @@ async def in_process(
 
 @asynccontextmanager
 async def served(url: str, init: dict[str, Any], on_swap: Callable[[Swap], None]) -> AsyncIterator[Engine]:
-    """A server that runs already. It joins, unless it has, and is conducted from here."""
+    """A server, which may still be starting. It joins, unless it has, and is conducted from here."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
-        async with session.get(f"{url.rstrip('/')}/v1/models") as answer:
-            model = (await answer.json())["data"][0]["id"]
-        server = Server(url, session, model)
-        if not any(rank["joined"] for rank in await server.controls.member()):
-            await server.controls.join(**init)
-        task = asyncio.create_task(Conductor(server.controls, on_swap=on_swap).run())
-        try:
+        server = Server(url, session, await _model_of(url, session))
+        await server.controls.join(**init)
+        async with conducting(server.controls, on_swap=on_swap):
             yield server
-        finally:
-            if not task.done():
-                task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+
+
+async def _model_of(url: str, session: aiohttp.ClientSession) -> str:
+    """The name of the server's model, once it serves. TimeoutError after `STARTING` seconds."""
+    async with asyncio.timeout(STARTING):
+        while True:
+            try:
+                async with session.get(f"{url.rstrip('/')}/v1/models") as answer:
+                    if answer.status == 200:
+                        return str((await answer.json())["data"][0]["id"])
+            except aiohttp.ClientConnectionError:
+                pass
+            await asyncio.sleep(1.0)

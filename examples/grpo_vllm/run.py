@@ -1,12 +1,14 @@
 """All of it on one machine: a trainer and actors, each a process of its own, and the proof that they end with the same
 weights.
 
-    python examples/grpo_vllm/run.py --steps 4
+    python examples/grpo_vllm/run.py --steps 4                          # two actors with engines of their own
+    python examples/grpo_vllm/run.py --actors 1 --servers 1             # one of them drives a vLLM server
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import socket
@@ -14,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import torch
 
 from p2psync.cli.keys import make_key
 from p2psync.protocol.keys import public_text
@@ -48,13 +52,15 @@ class Processes:
         self.root = root
         self.started: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, script: str, *arguments: object, quiet: bool) -> subprocess.Popen[bytes]:
-        """Start one; a quiet one's lines go to a file."""
-        command = [sys.executable, str(HERE / script), *map(str, arguments)]
+    def start(self, name: str, *command: object, quiet: bool = True, **environment: str) -> subprocess.Popen[bytes]:
+        """Start one with this Python; a quiet one's lines go to a file."""
         with (self.root / f"{name}.log").open("wb") as log:
-            out = log if quiet else None
             self.started[name] = subprocess.Popen(
-                command, stdout=out, stderr=log, env=os.environ | ENVIRONMENT, start_new_session=True
+                [sys.executable, *map(str, command)],
+                stdout=log if quiet else None,
+                stderr=log,
+                env=os.environ | ENVIRONMENT | environment,
+                start_new_session=True,
             )
         return self.started[name]
 
@@ -76,6 +82,23 @@ class Processes:
                 process.wait()
 
 
+def serve(processes: Processes, name: str, model: Path, options: str) -> str:
+    """Start an OpenAI-compatible server; returns its URL. options: engine arguments (JSON)."""
+    port = free_port()
+    flags = [
+        f"--{key.replace('_', '-')}={json.dumps(value).strip(chr(34))}" for key, value in json.loads(options).items()
+    ]
+    flags = [flag.removesuffix("=true") for flag in flags]
+    flags += ["--host=127.0.0.1", f"--port={port}", "--dtype=bfloat16", "--max-model-len=512"]
+    flags += ["--logprobs-mode=processed_logprobs", '--weight-transfer-config={"backend": "p2psync"}']
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
+    if not torch.cuda.is_available():
+        environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+        environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    processes.start(name, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}", *flags, **environment)
+    return f"http://127.0.0.1:{port}"
+
+
 def run(args: argparse.Namespace, root: Path) -> bool:
     """The run; whether all actors ended with the trainer's weights."""
     model = args.model or base_model(root)
@@ -85,12 +108,17 @@ def run(args: argparse.Namespace, root: Path) -> bool:
     processes = Processes(root)
     try:
         flags = ["--model", model, "--key", root / "trainer.key", "--store", root / "trainer", "--save", last]
-        flags += ["--host", "127.0.0.1", "--hub-port", port, "--port", 0, "--actors", args.actors, *args.trainer]
-        trainer = processes.start("trainer", "train.py", *flags, "--steps", args.steps, quiet=False)
-        actors = [f"actor-{number}" for number in range(args.actors)]
-        for name in actors:
-            flags = ["--model", model, "--join", hub, "--trust", trust, "--store", root / name, "--check", last]
-            processes.start(name, "generate.py", *flags, "--name", name, "--vllm", args.vllm, quiet=True)
+        flags += ["--host", "127.0.0.1", "--hub-port", port, "--port", 0, "--actors", args.actors + args.servers]
+        trainer = processes.start(
+            "trainer", HERE / "train.py", *flags, "--steps", args.steps, *args.trainer, quiet=False
+        )
+        actors = [f"actor-{number}" for number in range(args.actors + args.servers)]
+        for number, name in enumerate(actors):
+            engine = ["--model", model, "--vllm", args.vllm]
+            if number >= args.actors:
+                engine = ["--server", serve(processes, f"server-{number}", model, args.vllm)]
+            flags = ["--join", hub, "--trust", trust, "--store", root / name, "--check", last]
+            processes.start(name, HERE / "generate.py", *engine, *flags, "--name", name)
         while trainer.poll() is None:
             processes.check()
             try:
@@ -112,7 +140,8 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="directory of a base model; by default SmolLM2-135M-Instruct")
-    parser.add_argument("--actors", type=int, default=2)
+    parser.add_argument("--actors", type=int, default=2, help="with an engine of their own")
+    parser.add_argument("--servers", type=int, default=0, help="more actors, each of which drives a vLLM server")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--vllm", default=SMALL, help="engine arguments (JSON); default: %(default)s")
     parser.add_argument("trainer", nargs="*", help="after --: further flags of train.py")

@@ -41,6 +41,9 @@ ENVIRONMENT = {
     # Threads that spin for work would keep a small machine from everything else.
     "OMP_NUM_THREADS": "1",
 }
+#: For servers of which several run at a time: no worker process beside the engine's.
+ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+ONE_PROCESS_FLAGS = {"distributed_executor_backend": "uni"}
 _SIZES = {
     "vocab_size": 515,
     "hidden_size": 128,

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Protocol
 
 import aiohttp
@@ -113,8 +113,9 @@ class HTTPControls:
         return await self._call("p2psync_member")
 
     async def join(self, **init_info: object) -> None:
-        """Have the engine join a swarm; see `actor.vllm_backend.P2PSyncInitInfo`."""
-        await self._post("init_weight_transfer_engine", {"init_info": init_info})
+        """Have the engine join a swarm, unless it is in one; see `actor.vllm_backend.P2PSyncInitInfo`."""
+        if not any(rank["joined"] for rank in await self.member()):
+            await self._post("init_weight_transfer_engine", {"init_info": init_info})
 
     async def pause(self, *, clear: bool) -> None:
         """See `Controls`."""
@@ -255,10 +256,10 @@ class Conductor:
 
 
 @asynccontextmanager
-async def conducted(llm: Any, **options: Any) -> AsyncIterator[Conductor]:
-    """Conduct an AsyncLLM meanwhile; `options` as `Conductor` takes them. What ends the conducting is raised at the
-    end of the block."""
-    conductor = Conductor(LLMControls(llm), **options)
+async def conducting(controls: Controls, **options: Any) -> AsyncIterator[Conductor]:
+    """Conduct an engine meanwhile; `options` as `Conductor` takes them. What ends the conducting is raised at the end
+    of the block."""
+    conductor = Conductor(controls, **options)
     task = asyncio.create_task(conductor.run())
     try:
         yield conductor
@@ -267,6 +268,11 @@ async def conducted(llm: Any, **options: Any) -> AsyncIterator[Conductor]:
             task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+def conducted(llm: Any, **options: Any) -> AbstractAsyncContextManager[Conductor]:
+    """`conducting` of an AsyncLLM of this process."""
+    return conducting(LLMControls(llm), **options)
 
 
 def commit_now(llm: Any, version: int = -1, wait: float = 0.0) -> None:
