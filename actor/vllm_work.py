@@ -3,7 +3,7 @@
     async with conducted(llm), EngineWork(LLMControls(llm), "http://trainer:7070") as work:
         grant = await work.lease(max_items=8)
         for item in grant.items:
-            begun = await work.live.read()                  # before the engine hears of the request
+            begun = await work.begin(grant, item)           # before the engine hears of the request
             result, tokens = await answer(llm, item.payload)
             await work.deliver(grant.work, item.item, result, begun.position, tokens)
 
@@ -13,6 +13,7 @@ has which version. The engine may be an AsyncLLM of this process (`LLMControls`)
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -23,12 +24,13 @@ import aiohttp
 from actor.demand import Reading
 from actor.work_client import WorkClient
 from p2psync.errors import EngineError, LeaseError, UnvouchedError, UsageError
-from p2psync.membership.work import Receipt, WorkGrant
+from p2psync.membership.work import Receipt, WorkGrant, WorkItem
 from p2psync.net.hub_client import HubClient
 from p2psync.net.hub_wire import one_line
 from p2psync.protocol.versions import Position
 
 Status = list[dict[str, Any]]
+_LOOK_EVERY = 0.05
 _LIMIT = aiohttp.ClientTimeout(total=60)
 
 
@@ -115,6 +117,20 @@ class EngineWork:
         if lease is None or position is None:
             raise LeaseError("the engine is not a member of the hub now, or has no version yet")
         return await self._client.lease(lease, max_items, wait, position.version)
+
+    async def begin(self, grant: WorkGrant, item: WorkItem) -> Reading:
+        """What is live, once that will do for the item: work that was put in ahead, for a version that is still to be
+        made, is begun under one that is within the grant's staleness bound then, if that one was made already.
+
+        The ledger judges a result when it arrives, and newer versions may come until it is used. Raises as `read`.
+        """
+        newest = grant.head if grant.head is not None else 0
+        needed = min(newest, item.version - grant.max_staleness)
+        while True:
+            now = await self.live.read()
+            if now.position is not None and now.position.version >= needed:
+                return now
+            await asyncio.sleep(_LOOK_EVERY)
 
     async def deliver(
         self,

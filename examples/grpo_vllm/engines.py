@@ -68,7 +68,7 @@ class InProcess:
 
     async def checksums(self) -> dict[str, str]:
         """See `Engine`."""
-        return _merged(await self._llm.compute_weight_checksums())
+        return {name: total for rank in await self._llm.compute_weight_checksums() for name, total in rank.items()}
 
     async def reload(self, checkpoint: Path) -> None:
         """See `Engine`."""
@@ -99,7 +99,8 @@ class Server:
 
     async def checksums(self) -> dict[str, str]:
         """See `Engine`."""
-        return _merged((await self._post("weight_checker", {"action": "checksum"}))["checksums"])
+        found: dict[str, str] = (await self._post("weight_checker", {"action": "checksum"}))["checksums"]
+        return found
 
     async def reload(self, checkpoint: Path) -> None:
         """See `Engine`."""
@@ -111,10 +112,6 @@ class Server:
             if answer.status != 200:
                 raise OSError(f"{self._url}/{route}: {answer.status} {(await answer.text())[:500]}")
             return await answer.json()
-
-
-def _merged(ranks: list[dict[str, str]]) -> dict[str, str]:
-    return {name: total for rank in ranks for name, total in rank.items()}
 
 
 @asynccontextmanager

@@ -67,7 +67,7 @@ class Actor:
 
     async def _answer(self, grant: WorkGrant) -> None:
         for item in grant.items:
-            begun = await self.work.live.read()
+            begun = await self.work.begin(grant, item)
             samples = await self.engine.answer(msgspec.msgpack.decode(item.payload, type=Prompt))
             ended = await self.work.live.read()
             pause = self.pauses[-1] if self.pauses else 0.0

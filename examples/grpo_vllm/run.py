@@ -129,8 +129,9 @@ def run(args: argparse.Namespace, root: Path) -> bool:
         for name in actors:
             processes.started[name].terminate()
         good = [processes.started[name].wait(PATIENCE) == 0 for name in actors]
-        for name in actors:
-            print(*[line for line in processes.said(name) if line.startswith(f"{name}: ")][-1:], flush=True)
+        for name, well in zip(actors, good, strict=True):
+            lines = [line for line in processes.said(name) if line.startswith(f"{name}: ")][-1:]
+            print("\n".join(lines if well else processes.said(name)[-30:]), flush=True)
         return all(good)
     finally:
         processes.close()
