@@ -33,6 +33,7 @@ from actor import vllm_refusals
 from actor.node import ActorConfig, ActorNode
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.engines.checkpoint import Checkpoint
+from p2psync.engines.vllm.bell import Bell
 from p2psync.engines.vllm.crossing import Crossing
 from p2psync.engines.vllm.engine import LiveEngine
 from p2psync.engines.vllm.hand import Hand
@@ -100,7 +101,8 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         self._temporary: str | None = None
         self._path = vllm_refusals.check(vllm_config)
         self._ranks = Ranks(self._rank(), vllm_config.parallel_config.world_size)
-        self._crossing = Crossing()
+        self._bell = Bell()
+        self._crossing = Crossing(self._bell.ring)
         parameters = _parameters(model)
         with Checkpoint.open(self._path) as checkpoint:
             specs = [spec for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
@@ -149,6 +151,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
                 _made(lambda: ActorNode(config, lambda _: engine, local_digest=digest, on_event=self._hear))
             )
             loop.call(self._node.start())
+            loop.call(self._bell.open())
         except BaseException:
             self._node = None
             loop.close()
@@ -192,6 +195,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             "digest": position.digest.hex() if position is not None else "",
             "commits": self._commits,
             "staged": self._crossing.version,
+            "bell": self._bell.address,
             "prefix_caching": bool(self.vllm_config.cache_config.enable_prefix_caching),
             "trouble": self._trouble,
             "refused": self._refused,
@@ -212,6 +216,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         """Leave the swarm; the weights stay as they are. Again: no effect."""
         if self._node is not None and self._loop is not None:
             self._crossing.close()
+            self._loop.call(self._bell.close())
             self._loop.call(self._node.stop())
             self._loop.close()
             self._node = self._loop = None
@@ -253,6 +258,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         if self._refused:
             return
         self._refused = reason
+        self._bell.ring()
         logger.error("p2psync: %s; nothing is served from these weights any more", reason)
 
         def never(*args: object) -> None:

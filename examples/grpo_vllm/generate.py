@@ -60,7 +60,7 @@ class Actor:
     async def _lane(self) -> None:
         while True:
             try:
-                await self._answer(await self.work.lease(max_items=1, wait=5.0))
+                await self._answer(await self.work.lease())
             except P2PSyncError as error:  # the hub is away, or no version is live yet
                 print(f"{self.name}: {error}", file=sys.stderr, flush=True)
                 await asyncio.sleep(PAUSE)

@@ -29,8 +29,8 @@ from trainer.node import TrainerConfig, TrainerNode
 from trainer.source import CheckpointSource
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-#: Seconds that a version may take from its publication to every engine.
-PATIENCE = 120.0
+#: Seconds that a server may take to start, or a version from its publication to every engine, on a busy machine.
+PATIENCE = 300.0
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

@@ -21,11 +21,12 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
+from p2psync.engines.vllm.bell import Listener
 from p2psync.errors import EngineError, UnvouchedError, UsageError
 
 logger = logging.getLogger("vllm.p2psync")
 
-#: How often an engine is asked whether a version is staged (seconds).
+#: How often an engine whose bell cannot be heard is asked whether a version is staged (seconds).
 ASK_EVERY = 0.05
 _HTTP_LIMIT = aiohttp.ClientTimeout(total=300)
 
@@ -170,6 +171,8 @@ class Conductor:
         self._on_swap = on_swap
         self._turn = asyncio.Lock()
         self._held = False
+        self._listener = Listener()
+        self._bell = ""
         #: The version that the engine was last told to go on with.
         self._live: int | None = None
 
@@ -182,14 +185,20 @@ class Conductor:
         if self._hold and status[0]["version"] is None:
             self._held = True
             await self._controls.pause(clear=False)
-        while True:
-            try:
-                await self.step()
-            except UnvouchedError:
-                raise
-            except EngineError as error:
-                logger.warning("p2psync: %s", error)
-            await asyncio.sleep(self._ask_every)
+        try:
+            while True:
+                failed = False
+                try:
+                    await self.step()
+                except UnvouchedError:
+                    raise
+                except EngineError as error:
+                    failed = True
+                    logger.warning("p2psync: %s", error)
+                if failed or not await self._listener.heard(self._bell):
+                    await asyncio.sleep(self._ask_every)
+        finally:
+            self._listener.close()
 
     async def reach(self, version: int, limit: float) -> None:
         """Conduct until `version` or a later one is live. Raises TimeoutError after `limit` seconds, and as `run`."""
@@ -232,6 +241,7 @@ class Conductor:
         for rank in status:
             if rank["refused"]:
                 raise UnvouchedError(rank["refused"])
+        self._bell = status[0].get("bell", "")
         return status
 
     async def _swap(self, version: int) -> Swap:
