@@ -17,7 +17,7 @@ LIMIT = 600
 
 
 def test_trl_trains_with_two_servers_that_end_with_its_weights(tmp_path: Path) -> None:
-    pytest.importorskip("trl", reason="TRL is not installed: pip install trl==1.16.0")
+    pytest.importorskip("trl", reason="TRL is not installed: the extra trl")
     from p2psync.cli.keys import make_key
 
     model = save("qwen3", tmp_path / "0")
