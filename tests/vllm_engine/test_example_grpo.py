@@ -24,10 +24,11 @@ def test_actors_in_process_and_over_http_answer_each_prompt_once_and_end_with_th
         process.send_signal(signal.SIGTERM)  # it ends what it started
         process.wait(60)
     assert process.returncode == 0, told
-    assert "12 prompts, each answered once; 2 actors run version 3" in told
-    assert (
-        len(re.findall(r"^actor-\d: version 3; vLLM's checksums of all \d+ parameters are those of", told, re.M)) == 2
-    )
+    # A step whose answers were all as good as each other changes no bit, and makes no version.
+    last = re.search(r"^12 prompts, each answered once; 2 actors run version ([123]),", told, re.M)
+    assert last is not None, told
+    same = rf"^actor-\d: version {last[1]}; vLLM's checksums of all \d+ parameters are those of"
+    assert len(re.findall(same, told, re.M)) == 2, told
     behind = [float(row.split()[3]) for row in told.splitlines() if re.match(r" +\d+ +\d\.\d{3} ", row)]
     assert len(behind) == 3
     assert all(mean <= 1.0 for mean in behind), "an answer of more than one version ago was learned from"
