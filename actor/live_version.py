@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
 
 from actor.demand import Reading
 from actor.gate import Gate
 from p2psync.protocol.versions import Position
+
+
+class Live(Protocol):
+    """What an engine holds, as whoever answers requests asks for it."""
+
+    async def read(self) -> Reading:
+        """What is live, outside of any commit."""
+
+    def hold(self) -> AbstractAsyncContextManager[Reading]:
+        """Keep commits out meanwhile."""
 
 
 class LiveVersion:

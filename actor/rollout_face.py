@@ -31,7 +31,7 @@ from actor.demand import (
     unmet,
 )
 from actor.end_mark import EndMark
-from actor.live_version import LiveVersion
+from actor.live_version import Live
 from p2psync.errors import EngineError, P2PSyncError
 from p2psync.net.hub_wire import TooLargeError, encode_error, read_bounded, status_of
 
@@ -72,7 +72,7 @@ class RolloutFace:
 
     def __init__(
         self,
-        live: LiveVersion,
+        live: Live,
         engine: RolloutEngine,
         *,
         hold: bool = False,

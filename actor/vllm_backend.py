@@ -33,6 +33,7 @@ from actor import vllm_refusals
 from actor.node import ActorConfig, ActorNode
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.engines.checkpoint import Checkpoint
+from p2psync.engines.vllm.bell import Bell
 from p2psync.engines.vllm.crossing import Crossing
 from p2psync.engines.vllm.engine import LiveEngine
 from p2psync.engines.vllm.hand import Hand
@@ -94,12 +95,14 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         self._trouble = ""
         self._refused = ""
         self._last: Committed | None = None
+        self._commits = 0
         self._node: ActorNode | None = None
         self._loop: BackgroundLoop | None = None
         self._temporary: str | None = None
         self._path = vllm_refusals.check(vllm_config)
         self._ranks = Ranks(self._rank(), vllm_config.parallel_config.world_size)
-        self._crossing = Crossing()
+        self._bell = Bell()
+        self._crossing = Crossing(self._bell.ring)
         parameters = _parameters(model)
         with Checkpoint.open(self._path) as checkpoint:
             specs = [spec for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
@@ -110,6 +113,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         if self._ranks.rank:
             self._ranks.follow(self._note)
         WorkerBase.p2psync_status = _status  # type: ignore[attr-defined]
+        WorkerBase.p2psync_member = _member  # type: ignore[attr-defined]
         pieces = sum(len(held) for held in live.held)
         logger.info(
             "p2psync: %d tensors lie in %d pieces on rank %d, %d live units come from none; left out by the loader: "
@@ -147,6 +151,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
                 _made(lambda: ActorNode(config, lambda _: engine, local_digest=digest, on_event=self._hear))
             )
             loop.call(self._node.start())
+            loop.call(self._bell.open())
         except BaseException:
             self._node = None
             loop.close()
@@ -188,7 +193,9 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             "epoch": position.epoch if position is not None else 0,
             "version": position.version if position is not None else None,
             "digest": position.digest.hex() if position is not None else "",
+            "commits": self._commits,
             "staged": self._crossing.version,
+            "bell": self._bell.address,
             "prefix_caching": bool(self.vllm_config.cache_config.enable_prefix_caching),
             "trouble": self._trouble,
             "refused": self._refused,
@@ -198,10 +205,18 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             "fetched_bytes": self._last.fetched_bytes if self._last is not None else 0,
         }
 
+    def member(self) -> dict[str, Any]:
+        """This engine's membership of the hub, under which rollout work is claimed (`actor.vllm_work`). joined: whether
+        it was told to join, which only rank 0 is. lease: None while it has none. Not for everybody's eyes: who knows
+        a lease can end it."""
+        lease = self._node.runner.core.membership.lease if self._node is not None else None
+        return {"rank": self._ranks.rank, "joined": self._node is not None, "lease": lease}
+
     def shutdown(self) -> None:
         """Leave the swarm; the weights stay as they are. Again: no effect."""
         if self._node is not None and self._loop is not None:
             self._crossing.close()
+            self._loop.call(self._bell.close())
             self._loop.call(self._node.stop())
             self._loop.close()
             self._node = self._loop = None
@@ -227,6 +242,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
                 return _DONE if version < 0 else _LATE
 
     def _commit(self) -> None:
+        self._commits += 1  # also if it fails: the weights were touched
         try:
             if self._engine is not None:
                 self._crossing.take()
@@ -242,6 +258,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         if self._refused:
             return
         self._refused = reason
+        self._bell.ring()
         logger.error("p2psync: %s; nothing is served from these weights any more", reason)
 
         def never(*args: object) -> None:
@@ -289,10 +306,19 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
 
 def _status(worker: Any) -> dict[str, Any]:
     """`collective_rpc("p2psync_status")`."""
+    return _engine(worker).status()
+
+
+def _member(worker: Any) -> dict[str, Any]:
+    """`collective_rpc("p2psync_member")`."""
+    return _engine(worker).member()
+
+
+def _engine(worker: Any) -> P2PSyncWeightTransferEngine:
     engine = worker.weight_transfer_engine
     if not isinstance(engine, P2PSyncWeightTransferEngine):
         raise UsageError("this engine does not use the backend p2psync")
-    return engine.status()
+    return engine
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -163,3 +163,12 @@ def test_a_wrong_base_is_refused(served: Served) -> None:
     run, _ = chain(served, 3)
     with pytest.raises(BaseMismatchError):
         served.engine.stage([run.steps[1, 2]])
+
+
+def test_weights_at_hand_that_turn_out_to_be_a_version_are_news_to_the_conductor(served: Served) -> None:
+    heard: list[int] = []
+    served.crossing.on_news = lambda: heard.append(1)
+    assert not served.engine.adopt(start(0, stepped(served.version, 1, 0.05)))
+    assert heard == []
+    assert served.engine.adopt(start(0, served.version))
+    assert heard == [1]

@@ -21,12 +21,13 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
+from p2psync.engines.vllm.bell import Listener
 from p2psync.errors import EngineError, UnvouchedError, UsageError
 from p2psync.protocol.versions import Position
 
 logger = logging.getLogger("vllm.p2psync")
 
-#: How often an engine is asked whether a version is staged (seconds).
+#: How often an engine whose bell cannot be heard is asked whether a version is staged (seconds).
 ASK_EVERY = 0.05
 _HTTP_LIMIT = aiohttp.ClientTimeout(total=300)
 
@@ -68,6 +69,11 @@ class LLMControls:
         found: list[dict[str, Any]] = await self._llm.collective_rpc("p2psync_status")
         return found
 
+    async def member(self) -> list[dict[str, Any]]:
+        """Each rank's membership of the hub; see `actor.vllm_work`."""
+        found: list[dict[str, Any]] = await self._llm.collective_rpc("p2psync_member")
+        return found
+
     async def pause(self, *, clear: bool) -> None:
         """See `Controls`. `pause_generation` does the same, and then sleeps for 20 ms."""
         if clear:
@@ -102,8 +108,16 @@ class HTTPControls:
 
     async def status(self) -> list[dict[str, Any]]:
         """See `Controls`."""
-        found: list[dict[str, Any]] = (await self._post("collective_rpc", {"method": "p2psync_status"}))["results"]
-        return found
+        return await self._call("p2psync_status")
+
+    async def member(self) -> list[dict[str, Any]]:
+        """Each rank's membership of the hub; see `actor.vllm_work`."""
+        return await self._call("p2psync_member")
+
+    async def join(self, **init_info: object) -> None:
+        """Have the engine join a swarm, unless it is in one; see `actor.vllm_backend.P2PSyncInitInfo`."""
+        if not any(rank["joined"] for rank in await self.member()):
+            await self._post("init_weight_transfer_engine", {"init_info": init_info})
 
     async def pause(self, *, clear: bool) -> None:
         """See `Controls`."""
@@ -120,6 +134,10 @@ class HTTPControls:
         if version is not None:
             await self._post("update_weight_version", {"new_version": str(version)})
         await self._post("resume")
+
+    async def _call(self, method: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self._post("collective_rpc", {"method": method}))["results"]
+        return found
 
     async def _post(self, route: str, body: object = None) -> Any:
         try:
@@ -160,6 +178,8 @@ class Conductor:
         self._held = False
         #: What is live; told from inside `closing`.
         self.position: Position | None = None
+        self._listener = Listener()
+        self._bell = ""
 
     async def run(self) -> None:
         """Conduct for ever. Raises `UnvouchedError` once the engine's weights cannot be vouched for, `UsageError` if
@@ -170,14 +190,20 @@ class Conductor:
         if self._hold and status[0]["version"] is None:
             self._held = True
             await self._controls.pause(clear=False)
-        while True:
-            try:
-                await self.step()
-            except UnvouchedError:
-                raise
-            except EngineError as error:
-                logger.warning("p2psync: %s", error)
-            await asyncio.sleep(self._ask_every)
+        try:
+            while True:
+                failed = False
+                try:
+                    await self.step()
+                except UnvouchedError:
+                    raise
+                except EngineError as error:
+                    failed = True
+                    logger.warning("p2psync: %s", error)
+                if failed or not await self._listener.heard(self._bell):
+                    await asyncio.sleep(self._ask_every)
+        finally:
+            self._listener.close()
 
     async def reach(self, version: int, limit: float) -> None:
         """Conduct until `version` or a later one is live. Raises TimeoutError after `limit` seconds, and as `run`."""
@@ -223,6 +249,7 @@ class Conductor:
         for rank in status:
             if rank["refused"]:
                 raise UnvouchedError(rank["refused"])
+        self._bell = status[0].get("bell", "")
         return status
 
     async def _swap(self, version: int) -> Swap:
@@ -256,10 +283,10 @@ def _position(rank: dict[str, Any]) -> Position | None:
 
 
 @asynccontextmanager
-async def conducted(llm: Any, **options: Any) -> AsyncIterator[Conductor]:
-    """Conduct an AsyncLLM meanwhile; `options` as `Conductor` takes them. What ends the conducting is raised at the
-    end of the block."""
-    conductor = Conductor(LLMControls(llm), **options)
+async def conducting(controls: Controls, **options: Any) -> AsyncIterator[Conductor]:
+    """Conduct an engine meanwhile; `options` as `Conductor` takes them. What ends the conducting is raised at the end
+    of the block."""
+    conductor = Conductor(controls, **options)
     task = asyncio.create_task(conductor.run())
     try:
         yield conductor
@@ -268,6 +295,11 @@ async def conducted(llm: Any, **options: Any) -> AsyncIterator[Conductor]:
             task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+def conducted(llm: Any, **options: Any) -> AbstractAsyncContextManager[Conductor]:
+    """`conducting` of an AsyncLLM of this process."""
+    return conducting(LLMControls(llm), **options)
 
 
 def commit_now(llm: Any, version: int = -1, wait: float = 0.0) -> None:

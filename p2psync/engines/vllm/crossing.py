@@ -12,7 +12,9 @@ from p2psync.errors import EngineError, UnvouchedError
 class Crossing:
     """At most one offer at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_news: Callable[[], None] = lambda: None) -> None:
+        """on_news: called when something is offered, or is live without a commit; must not wait."""
+        self.on_news = on_news
         self._changed = threading.Condition()
         self._offered: Callable[[], None] | None = None
         self._version: int | None = None
@@ -33,6 +35,7 @@ class Crossing:
         with self._changed:
             self._offered, self._version, self._outcome = work, version, None
             self._changed.notify_all()
+            self.on_news()
             try:
                 self._changed.wait_for(
                     lambda: self._outcome is not None or (self._closed and self._offered is not None)

@@ -23,6 +23,7 @@ from p2psync.engines.vllm.probing import as_tensor
 from p2psync.engines.vllm.ranks import Ranks
 from p2psync.engines.writing import Write, undo_writes
 from p2psync.errors import EngineError, UnvouchedError
+from p2psync.protocol.versions import Position
 
 
 class Mirror(torch.nn.Module):
@@ -56,6 +57,13 @@ class LiveEngine(ModuleEngine):
         self._crossing = crossing
         self._refuse = refuse
         self._numbers = {spec: number for number, spec in enumerate(ranks.hand.tensors)}
+
+    def adopt(self, position: Position) -> bool:
+        """See `Engine.adopt`."""
+        taken = super().adopt(position)
+        if taken:
+            self._crossing.on_news()
+        return taken
 
     def units(self, spec: TensorSpec) -> Units:
         """See `Engine.units`. With one rank what is live; with several the mirror, see `scrub`."""

@@ -1,0 +1,157 @@
+"""A vLLM engine as a rollout actor: which version it runs, and work from the ledger under its own membership.
+
+    async with conducted(llm), EngineWork(LLMControls(llm), "http://trainer:7070") as work:
+        grant = await work.lease(max_items=8)
+        for item in grant.items:
+            begun = await work.begin(grant, item)           # before the engine hears of the request
+            result, tokens = await answer(llm, item.payload)
+            await work.deliver(grant.work, item.item, result, begun.position, tokens)
+
+The member of the hub is the node inside the engine: its claims last as long as it lives, and the ledger knows when it
+has which version. The engine may be an AsyncLLM of this process (`LLMControls`) or a server (`HTTPControls`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import aiohttp
+
+from actor.demand import Reading
+from actor.work_client import WorkClient
+from p2psync.errors import EngineError, LeaseError, UnvouchedError, UsageError
+from p2psync.membership.work import MAX_WORK_WAIT, Receipt, WorkGrant, WorkItem
+from p2psync.net.hub_client import HubClient
+from p2psync.net.hub_wire import one_line
+from p2psync.protocol.versions import Position
+
+Status = list[dict[str, Any]]
+_LOOK_EVERY = 0.05
+_LIMIT = aiohttp.ClientTimeout(total=60)
+
+
+class Member(Protocol):
+    """What is asked of an engine here."""
+
+    async def status(self) -> Status:
+        """What each rank says of itself."""
+
+    async def member(self) -> Status:
+        """Each rank's membership."""
+
+
+class EngineVersion:
+    """`actor.live_version.Live` of a vLLM engine, whoever conducts it.
+
+    The engine is asked each time. It answers between two of its steps, so never in the midst of a commit.
+    """
+
+    def __init__(self, status: Callable[[], Awaitable[Status]]) -> None:
+        """status: of the controls of an engine, or `server_status` of a server that conducts itself."""
+        self._status = status
+
+    async def read(self) -> Reading:
+        """What is live. Raises `UnvouchedError` if the engine serves no more, `EngineError` if it does not answer."""
+        first = min(await self._status(), key=lambda rank: int(rank["rank"]))
+        if first["refused"]:
+            raise UnvouchedError(first["refused"])
+        position = None
+        if first["version"] is not None:
+            digest = bytes.fromhex(first["digest"])
+            position = Position(run=first["run"], epoch=first["epoch"], version=first["version"], digest=digest)
+        return Reading(position=position, commits=first["commits"])
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[Reading]:
+        """Raises `UsageError`: vLLM keeps requests over a commit, and no request keeps a commit out."""
+        raise UsageError("a vLLM engine holds no version for a request: ask for P2PSync-Exact-Version instead")
+        yield
+
+
+def server_status(url: str) -> Callable[[], Awaitable[Status]]:
+    """How a vLLM server that conducts itself (VLLM_PLUGINS=p2psync) is asked what it holds."""
+    address = f"{url.rstrip('/')}/p2psync/status"
+
+    async def status() -> Status:
+        try:
+            async with aiohttp.ClientSession(timeout=_LIMIT) as session, session.get(address) as answer:
+                if answer.status != 200:
+                    raise EngineError(f"{address}: {answer.status}; is VLLM_PLUGINS=p2psync set there?")
+                found: Status = await answer.json()
+                return found
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise EngineError(f"{address}: {one_line(str(error)) or type(error).__name__}") from None
+
+    return status
+
+
+class EngineWork:
+    """The ledger's work for one engine. An async context manager, to be used on one loop."""
+
+    def __init__(self, engine: Member, hub_url: str, token: str | None = None) -> None:
+        """hub_url, token: as the engine joined with. Raises `UsageError` for a malformed url."""
+        self._engine = engine
+        self._hub = HubClient(hub_url, token)
+        self._client = WorkClient(self._hub)
+        self.live = EngineVersion(engine.status)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._hub.close()
+
+    async def lease(self, max_items: int = 1, wait: float = MAX_WORK_WAIT) -> WorkGrant:
+        """Claim work; without items if there was none for `wait` seconds (at most 20).
+
+        Raises `LeaseError` while the engine is no member or has no version yet, and as `WorkClient.lease`.
+        """
+        position = (await self.live.read()).position
+        lease = min(await self._engine.member(), key=lambda rank: int(rank["rank"]))["lease"]
+        if lease is None or position is None:
+            raise LeaseError("the engine is not a member of the hub now, or has no version yet")
+        return await self._client.lease(lease, max_items, wait, position.version)
+
+    async def begin(self, grant: WorkGrant, item: WorkItem) -> Reading:
+        """What is live, once that will do for the item: work that was put in ahead, for a version that is still to be
+        made, is begun under one that is within the grant's staleness bound then, if that one was made already.
+
+        The ledger judges a result when it arrives, and newer versions may come until it is used. Raises as `read`.
+        """
+        newest = grant.head if grant.head is not None else 0
+        needed = min(newest, item.version - grant.max_staleness)
+        while True:
+            now = await self.live.read()
+            if now.position is not None and now.position.version >= needed:
+                return now
+            await asyncio.sleep(_LOOK_EVERY)
+
+    async def deliver(
+        self,
+        work: str,
+        item: str,
+        result: bytes,
+        position: Position | None,
+        tokens: int = 0,
+        *,
+        patience: float = 120.0,
+    ) -> Receipt:
+        """Hand in a result of `tokens` tokens that was begun under `position`; commits may have come within it.
+
+        Raises as `WorkClient.deliver`, and `UsageError` without a position.
+        """
+        if position is None:
+            raise UsageError("a result is made under a version: read it before the engine hears of the request")
+        return await self._client.deliver(
+            *(work, item, result),
+            version=position.version,
+            digest=position.digest.hex(),
+            tokens=tokens,
+            patience=patience,
+        )

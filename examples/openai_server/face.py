@@ -1,0 +1,62 @@
+"""Versions on the requests of a vLLM server: a face in front of it that knows what it runs.
+
+    python face.py --server http://127.0.0.1:8000 --join http://TRAINER:7070 --trust ed25519:… --port 8001
+
+With --join the server is told to join the run, and is conducted from here, over its own routes: it was started with
+VLLM_SERVER_DEV_MODE=1, and only this face, which passes on nothing but /v1/, is to be reached from elsewhere. Without
+--join the server conducts itself (VLLM_PLUGINS=p2psync). It goes on until SIGTERM or Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from contextlib import AsyncExitStack
+
+from actor.rollout_face import RolloutFace
+from actor.rollout_proxy import ProxyEngine
+from actor.vllm_work import EngineVersion, server_status
+from p2psync.engines.vllm.conductor import HTTPControls, Swap, conducting
+
+
+def told(swap: Swap) -> None:
+    """A commit."""
+    print(f"version {swap.version} after a pause of {1e3 * swap.pause_seconds:.1f} ms", flush=True)
+
+
+async def run(args: argparse.Namespace) -> None:
+    """Serve."""
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with AsyncExitStack() as stack:
+        status = server_status(args.server)
+        if args.join is not None:
+            controls = HTTPControls(args.server)
+            await controls.join(hub_url=args.join, trust=args.trust, store=args.store, region=args.region)
+            await stack.enter_async_context(conducting(controls, on_swap=told))
+            status = controls.status
+        engine = await stack.enter_async_context(ProxyEngine(args.server))
+        face = RolloutFace(EngineVersion(status), engine)
+        stack.push_async_callback(face.stop)
+        port = await face.start(args.host, args.port)
+        print(f"the face is at http://{args.host}:{port}", flush=True)
+        await ended.wait()
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", required=True, help="URL of the vLLM server")
+    parser.add_argument("--host", default="0.0.0.0")
+    parser.add_argument("--port", type=int, default=8001)
+    parser.add_argument("--join", help="the trainer's hub")
+    parser.add_argument("--trust", action="append", default=[], help="the trainer's public key")
+    parser.add_argument("--store", default="", help="directory of chunks on the server's machine")
+    parser.add_argument("--region", default="")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
