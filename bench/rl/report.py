@@ -44,10 +44,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One loop, one way. counted: the steps that count, from the end of the first ones to the end of the last.
 
     tokens_per_second: learned from, in the figures of the real loop; share: of what the actors could make without ever
-    idling. seconds_per_step: of the real loop. staleness: versions behind, mean and most. pauses: seconds (as they were here) of all commits while
-    steps counted. spread: seconds here from a version's publication to its last commit, of each. uplink_bytes,
-    payload_bytes: a step, as they were here. refused: results that did not count. other_weights: actors whose weights
-    were others than the published ones at the end. cpu_share: cores that all processes kept busy.
+    idling. seconds_per_step: of the real loop. staleness: versions behind, mean and most. pauses: seconds (as they were
+    here) of all commits while steps counted. spread: seconds here from a version's publication to its last commit, of
+    each. uplink_bytes, payload_bytes: a step, as they were here. refused: results that did not count. other_weights:
+    actors whose weights were others than the published ones at the end. cpu_share: cores that all processes kept busy.
     """
 
     way: str

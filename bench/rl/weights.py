@@ -41,7 +41,7 @@ def sha256(module: nn.Module) -> str:
     """Of all bits, in the order of the parameters."""
     digest = hashlib.sha256()
     for parameter in module.parameters():
-        digest.update(memoryview(parameter.data.view(torch.int16).numpy()))
+        digest.update(parameter.data.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
 
 
