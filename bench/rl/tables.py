@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bench.rl.report import FREE, FULL, OURS, Line, RlReport, Run, lines
 
-NAMES = {FREE: "sync at no cost", OURS: "p2psync", FULL: "full broadcast"}
+NAMES = {FREE: "no-cost sync", OURS: "p2psync", FULL: "full broadcast"}
 
 
 def print_rl_report(report: RlReport, console: Console | None = None) -> None:
@@ -29,6 +29,12 @@ def print_rl_report(report: RlReport, console: Console | None = None) -> None:
     )
     for (regions, gbit), found in groupby(lines(report.runs), lambda line: (line.run.regions, line.run.gbit)):
         console.print(_table(f"{regions} region(s), links of {gbit:g} Gbit/s", list(found), report))
+    console.print(
+        "of most: of what actors make that never idle; lost: to the no-cost sync; behind: versions between an answer "
+        "and the policy that learns from it, mean and most; live after: until the last actor has it, as in the real "
+        "loop; pauses and MB are as they were here",
+        style="dim",
+    )
     for run in report.runs:
         for text in _remarks(run):
             console.print(f"{NAMES[run.way]}, {run.gbit:g} Gbit/s, {run.regions} region(s): {text}", style="dim")
@@ -43,16 +49,19 @@ def _table(title: str, found: list[Line], report: RlReport) -> Table:
     table = Table("", title=title, title_justify="left")
     for head in (
         "tokens/s",
-        "of the most",
+        "of most",
         "lost",
         "to full",
-        "s a step",
+        "s/step",
         "idle",
-        "of it: no prompt – no version – paused",
-        "pause p50 – p99, ms",
-        "staleness",
+        "no prompt",
+        "no version",
+        "paused",
+        "pause p50",
+        "p99, ms",
+        "behind",
         "live after, s",
-        "sent a step, MB",
+        "sent, MB/step",
     ):
         table.add_column(head, justify="right")
     for line in found:
@@ -65,8 +74,11 @@ def _table(title: str, found: list[Line], report: RlReport) -> Table:
             "–" if line.times is None else f"{line.times:.2f}×",
             f"{run.seconds_per_step:.1f}",
             _percent(idle.whole),
-            f"{_percent(idle.without_work)} – {_percent(idle.without_version)} – {_percent(idle.paused)}",
-            f"{_ms(run.pause(50))} – {_ms(run.pause(99))}",
+            _percent(idle.without_work),
+            _percent(idle.without_version),
+            _percent(idle.paused),
+            _ms(run.pause(50)),
+            _ms(run.pause(99)),
             f"{run.staleness_mean:.2f}, ≤ {run.staleness_most}",
             f"{median(run.spread) * report.faster:.1f}" if run.spread else "–",
             f"{run.uplink_bytes / 1e6:.2f}",

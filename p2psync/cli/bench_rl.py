@@ -57,8 +57,8 @@ def rl(
     if not chosen or set(chosen) - set(WAYS):
         raise UsageError(f"--ways {ways!r}: choose all, or of {', '.join(WAYS)}")
     counts = [int(number) for number in _numbers("--regions", regions)]
-    if not all(1 <= count <= 4 for count in counts):
-        raise UsageError(f"--regions {regions!r}: from 1 to 4")
+    if counts != _numbers("--regions", regions) or not all(1 <= count <= 4 for count in counts):
+        raise UsageError(f"--regions {regions!r}: whole numbers from 1 to 4")
     if plot is not None:
         from bench.plot import check_installed
 

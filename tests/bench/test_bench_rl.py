@@ -163,7 +163,15 @@ def test_a_report_can_be_printed_drawn_and_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--ways", "telepathy"), ("--gbit", "much"), ("--regions", "5"), ("--gbit", "0"), ("--steps", "1")]
+    "arguments",
+    [
+        ("--ways", "telepathy"),
+        ("--gbit", "much"),
+        ("--regions", "5"),
+        ("--regions", "1.5"),
+        ("--gbit", "0"),
+        ("--steps", "1"),
+    ],
 )
 def test_wrong_uses_are_told(arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "p2psync", "bench", "rl", *arguments]
