@@ -28,6 +28,8 @@ from topology.model import Topology
 _HUB_PORT, _PORT = 7070, 7071
 #: How long the processes of a run may take to start, and to tell what there was (seconds).
 _READY, _END = 300.0, 60.0
+#: Members have measured what they must once all uplinks together carry no more than this share for so many seconds.
+_QUIET_SHARE, _QUIET_SECONDS = 0.03, 5
 #: Of the trainers of these runs, which nobody else trusts.
 _KEY = bytes(range(32))
 
@@ -115,6 +117,7 @@ class _Loop:
         self._progress("  all are up")
         trainer.wait_for("all", ready)
         self._progress("  all are at the first version")
+        self._settle()
         trainer.tell("go")
         began, cpu = time.monotonic(), self._children.cpu_seconds()
         steps, uplink = self._steps(trainer, began + self._options.limit)
@@ -128,6 +131,22 @@ class _Loop:
             hashes = {str(actor.version): hashes["0"] for actor in said.values()}
         made = figures(self._options, self._run, steps, said, hashes, uplink)
         return msgspec.structs.replace(made, cpu_share=share)
+
+    def _settle(self) -> None:
+        """Newcomers probe their links once, for a minute or two of a loop that lasts for hours: that is waited for."""
+        most = _QUIET_SHARE * self._options.rate(self._run.gbit) / 8e-6 * (1 + len(self._hosts))
+        end, quiet, before = time.monotonic() + self._options.settle, 0, self._sent()
+        while quiet < _QUIET_SECONDS and time.monotonic() < end:
+            time.sleep(1.0)
+            sent = self._sent()
+            quiet = quiet + 1 if sent - before <= most else 0
+            before = sent
+        self._progress("  links are measured" if quiet >= _QUIET_SECONDS else "  links are still being measured")
+
+    def _sent(self) -> int:
+        """Bytes that have left all hosts."""
+        links = self._network.counters().links
+        return sum(counter.bytes for name, counter in links.items() if name.endswith(" up"))
 
     def _steps(self, trainer: Child, deadline: float) -> tuple[list[learner.StepSaid], list[int]]:
         """What the trainer says of each step, and the bytes that had left it by then."""

@@ -41,7 +41,8 @@ class Options:
     seconds that one prompt's answers take on average. slots: prompts that an actor works on at a time. speed: tokens a
     second of one actor. staleness: versions that an answer may lie behind the policy that learns from it. density:
     share of the elements that a step changes. steps, full_steps: of a run, of one by full broadcast; the first `warm`
-    do not count. model_bytes, faster: see above. limit: seconds of one run.
+    do not count. model_bytes, faster: see above. settle: seconds in which members may measure their links before the
+    first step, at most. limit: seconds of all steps of a run.
     """
 
     gbits: Sequence[float] = (1.0,)
@@ -61,6 +62,7 @@ class Options:
     model_bytes: int = 64_000_000
     faster: float = 6.0
     congestion: str = "bbr"
+    settle: float = 90.0
     limit: float = 900.0
     seed: int = 1
 
@@ -90,9 +92,8 @@ class Options:
 
 def quick(options: Options) -> Options:
     """The short form: one region of two actors, an 8 MB model, few steps of little work."""
-    return replace(
-        options, gbits=(1.0,), regions=(1,), model_bytes=8_000_000, faster=40.0, steps=5, full_steps=4, warm=2
-    )
+    small = replace(options, gbits=(1.0,), regions=(1,), model_bytes=8_000_000, faster=40.0)
+    return replace(small, steps=5, full_steps=4, warm=2, settle=0.0)
 
 
 def topology(options: Options, regions: int, gbit: float) -> Topology:

@@ -33,6 +33,9 @@ def rl(
     steps: Annotated[int, typer.Option(help="Steps of a run, the first two of which do not count.", min=4)] = 12,
     full_steps: Annotated[int, typer.Option(help="The same of full broadcast, which takes long.", min=4)] = 6,
     congestion: Annotated[str, typer.Option(help="TCP congestion control of all hosts: bbr, cubic, …")] = "bbr",
+    settle: Annotated[
+        float, typer.Option(help="Seconds to measure links before the first step, at most.", min=0)
+    ] = 90.0,
     limit: Annotated[float, typer.Option(help="Seconds after which a run is given up.", min=1)] = 900.0,
     seed: Annotated[int, typer.Option(help="Of what is drawn, and of the packets that are lost.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Short form: one region, 8 MB, 5 steps.")] = False,
@@ -80,6 +83,7 @@ def rl(
         model_bytes=model * 10**6,
         faster=faster,
         congestion=congestion,
+        settle=settle,
         limit=limit,
         seed=seed,
     )
