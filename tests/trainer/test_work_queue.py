@@ -15,7 +15,7 @@ from trainer_parts import KEY
 from actor.node import ActorConfig
 from actor.subscriber import Subscriber
 from actor.work_queue import Work, WorkQueue, ahead
-from p2psync.observe.events import Committed, Event, Fetching
+from p2psync.observe.events import Committed, Event, Fetching, Note
 from trainer.node import TrainerConfig
 from trainer.publisher import Publisher
 from trainer.rollouts import Rollouts
@@ -116,8 +116,11 @@ def test_without_work_nothing_is_given_and_later_work_is_heard_of(subscriber: Su
 
 def test_weights_that_are_a_version_already_are_not_fetched(publisher: Publisher, tmp_path: Path) -> None:
     heard: list[Event] = []
-    with subscribe(publisher, tmp_path / "same", module(), heard) as subscriber, subscriber.serving() as position:
-        assert position == publisher.position
+    with subscribe(publisher, tmp_path / "same", module(), heard) as subscriber:
+        subscriber.wait_for(0, LIMIT)
+        assert any(isinstance(event, Note) for event in heard)  # it wakes who waits for a version
+        with subscriber.serving() as position:
+            assert position == publisher.position
     assert not any(isinstance(event, Fetching | Committed) for event in heard)
     with subscribe(publisher, tmp_path / "other", module(seed=1), heard) as subscriber, subscriber.serving():
         pass
