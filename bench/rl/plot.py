@@ -31,7 +31,7 @@ def plot_rl_report(report: RlReport, path: Path) -> None:
         color=_INK,
     )
     figure.text(
-        *(0.995, 0.005),
+        *(0.995, 0.975),
         f"{report.model_bytes / 1e6:g} MB of weights, {report.faster:g} times as fast; {report.cpu}, "
         f"{report.cpus_allowed} core(s)",
         ha="right",
@@ -75,7 +75,9 @@ def _times(axes: Any, report: RlReport) -> None:
         range(len(runs)), [f"{NAMES[run.way]}\n{run.gbit:g} Gbit/s, {run.regions}" for run in runs], fontsize=7
     )
     axes.invert_yaxis()
-    axes.set(xlabel="seconds of the real loop; bars: learning; dots: the new version is live on an actor")
+    axes.set(
+        xlabel="seconds of the real loop; bars: learning; dots: the new version is live on an actor", xlim=(0, None)
+    )
 
 
 def _row(axes: Any, row: int, run: Run, faster: float) -> None:
