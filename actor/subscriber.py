@@ -23,6 +23,7 @@ from actor.gate import Gate
 from actor.live_version import LiveVersion
 from actor.node import ActorConfig, ActorNode
 from actor.work_client import WorkClient
+from actor.work_queue import WorkQueue
 from p2psync.engines.module import ModuleEngine
 from p2psync.errors import HubError, LeaseError, UsageError
 from p2psync.membership.work import Verdict, WorkGrant
@@ -37,14 +38,20 @@ class Subscriber:
     """An actor node in a thread of its own, with one module as its engine. A context manager."""
 
     def __init__(
-        self, module: nn.Module, config: ActorConfig, *, on_event: Callable[[Event], None] = lambda event: None
+        self,
+        module: nn.Module,
+        config: ActorConfig,
+        *,
+        on_event: Callable[[Event], None] = lambda event: None,
+        adopt: bool = False,
     ) -> None:
-        """on_event: called in the node's thread."""
+        """on_event: called in the node's thread. adopt: the module holds weights that may be those of a version, such
+        as the base model: if they are, bit for bit, only deltas are fetched."""
         self._gate = Gate()
         self.engine = ModuleEngine(module, pause=self._gate.closed)
         self._loop = BackgroundLoop("p2psync-actor")
         self._on_event = on_event
-        self.node = self._loop.call(_make(lambda: ActorNode(config, lambda store: self.engine, on_event=self._hear)))
+        self.node = self._loop.call(_make(lambda: self._node(config, adopt)))
         self._work: WorkClient | None = None
 
     def __enter__(self) -> Subscriber:
@@ -88,10 +95,9 @@ class Subscriber:
 
     def lease_work(self, max_items: int = 1, wait: float = 5.0) -> WorkGrant:
         """Claim rollout work; without items if there was none. Raises `LeaseError` while this node is no member."""
-        lease, position = self.node.runner.core.membership.lease, self.engine.position
+        lease, version = self._membership()
         if lease is None or self._work is None:
             raise LeaseError("not a member of the hub now; joining again")
-        version = None if position is None else position.version
         return self._loop.call(self._work.lease(lease, max_items, wait, version))
 
     def complete_work(
@@ -109,6 +115,22 @@ class Subscriber:
             patience=patience,
         )
         return self._loop.call(call).verdict
+
+    def work_queue(self, slots: int) -> WorkQueue:
+        """Work leased ahead for a generator of `slots` items at a time, and results handed in meanwhile; a context
+        manager, to be left before this one."""
+        if self._work is None:
+            raise UsageError("work is leased inside the subscriber's with-block")
+        return WorkQueue(self._loop, self._work, self._membership, slots)
+
+    def _membership(self) -> tuple[str | None, int | None]:
+        """The lease of the hub, and the live version."""
+        position = self.engine.position
+        return self.node.runner.core.membership.lease, None if position is None else position.version
+
+    def _node(self, config: ActorConfig, adopt: bool) -> ActorNode:
+        digest = self.engine.digest().hex() if adopt else ""
+        return ActorNode(config, lambda store: self.engine, local_digest=digest, on_event=self._hear)
 
     async def _start(self) -> None:
         await self.node.start()

@@ -35,12 +35,14 @@ from p2psync.net.background import BackgroundLoop
 from p2psync.net.hub import HubService
 from p2psync.observe.events import Event, Published
 from p2psync.protocol.versions import Position
+from p2psync.store.packs import Store
 from trainer.device_path import DevicePath
 from trainer.node import TrainerConfig, TrainerNode
 from trainer.resident import ResidentSnapshot
 from trainer.rollouts import Rollouts
 from trainer.snapshot import Keeper
 from trainer.tensors import MasterSource, ModuleSource, TensorSource
+from trainer.versions import Maker
 
 __all__ = ["MasterSource", "ModuleSource", "Publisher"]
 
@@ -63,6 +65,7 @@ class Publisher:
         on_event: Callable[[Event], None] = lambda event: None,
         on_hub: Callable[[HubService], None] = lambda hub: None,
         rollouts: Rollouts | None = None,
+        maker: Callable[[Store, str], Maker] | None = None,
     ) -> None:
         """files: a directory whose files other than weights go along. masters: fp32 masters of the module's bf16
         parameters, by their names in its state_dict; read anew at each publish. resident: see above.
@@ -70,7 +73,9 @@ class Publisher:
         on_device: find changes where the tensors are; by default if any is on a GPU. twin: keep a second copy of the
         published bits there, instead of streaming them there for each version. on_event: called in the node's thread.
         on_hub: may add routes to the embedded hub before it serves. rollouts: the ledger to serve there; it admits each
-        version that is published. Raises `UsageError` for masters that do not fit, or a module that is sharded.
+        version that is published. maker: see `TrainerNode`.
+
+        Raises `UsageError` for masters that do not fit, or a module that is sharded.
         """
         if any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
             raise UsageError("the module is sharded: publish it with trainer.fsdp.publisher.FsdpPublisher")
@@ -104,7 +109,9 @@ class Publisher:
 
         self._loop = BackgroundLoop("p2psync-trainer")
         self.node = self._loop.call(
-            _make(lambda: TrainerNode(config, on_own_event, on_own_hub, keeper=keeper if resident else None))
+            _make(
+                lambda: TrainerNode(config, on_own_event, on_own_hub, keeper=keeper if resident else None, maker=maker)
+            )
         )
 
     def __enter__(self) -> Publisher:

@@ -13,6 +13,7 @@ import typer
 
 from p2psync.cli.bench_pause import pause
 from p2psync.cli.bench_relay import relay
+from p2psync.cli.bench_rl import rl
 from p2psync.cli.bench_swarm import swarm
 from p2psync.cli.output import JsonTarget, report_json
 from p2psync.errors import UsageError
@@ -21,6 +22,7 @@ app = typer.Typer(help="Measure, beside the limit and beside others.", no_args_i
 app.command("swarm")(swarm)
 app.command("relay")(relay)
 app.command("pause")(pause)
+app.command("rl")(rl)
 
 _T = TypeVar("_T", int, float)
 _SCALES = {"MB": 10**6, "GB": 10**9}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 import uvloop
@@ -43,6 +44,11 @@ class BackgroundLoop:
             if future.cancel():
                 ended.wait(CANCEL_LIMIT)
             raise
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Have something called there, and do not wait for it. Nothing happens after `close`."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
         """Stop the loop; whatever still runs there is cancelled. Again: no effect."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 from p2psync.engines.base import Commit, Engine, Stage
 from p2psync.engines.relay import RelayStage
 from p2psync.errors import DigestMismatchError, EngineError, P2PSyncError
-from p2psync.observe.events import Committed, Event, Fetching
+from p2psync.observe.events import Committed, Event, Fetching, Note
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
 from p2psync.swarm.follower import Adopt, CommitStage, EngineAction, Follower, OpenStage, Put
@@ -81,6 +81,8 @@ class EngineDriver:
             case Adopt():
                 taken = await self.in_worker(lambda: self.engine.adopt(action.position))
                 self._core.adopted(action, action.position if taken else None, _now())
+                if taken:
+                    self._emit(Note(f"version {action.position.version} is here already: nothing is fetched for it"))
             case OpenStage():
                 await self._open(action)
             case Put():

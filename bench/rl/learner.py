@@ -1,0 +1,186 @@
+"""The trainer of a run: a real publisher and ledger; the optimizer's steps take the time that they are told to.
+
+    python -m bench.rl.learner '{…}'     (see `Task`)
+
+It says, a JSON object a line: `{"ready": URL, "public": KEY}`; `{"all": N}` once so many actors are at version 0; for
+each step what `StepSaid` names; at the end `{"hashes": {version: SHA-256}}`. It is told `go`, and ends with its
+standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from bench.rl.scale import FREE, FULL
+from bench.rl.ways import Board, WholeMaker, free_position, rollouts_of
+from bench.rl.weights import Optimizer, make_module, sha256
+from bench.swarm.says import say
+from p2psync.delta.warm import warm
+from p2psync.observe.events import Event, Published, Trouble
+from p2psync.protocol.keys import public_text
+from trainer.ledger import Done
+from trainer.node import TrainerConfig
+from trainer.publisher import Publisher
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process is to do. prompts: tokens of each prompt's answers, by step. learning: seconds here of a step.
+
+    store, masters, board: paths. key: 32 bytes in hex.
+    """
+
+    way: str
+    store: str
+    masters: str
+    board: str
+    address: str
+    region: str
+    key: str
+    hub_port: int
+    port: int
+    congestion: str
+    shapes: list[tuple[int, int]]
+    density: float
+    prompts: list[list[int]]
+    actors: int
+    learning: float
+    staleness: int
+    seed: int
+
+
+class StepSaid(msgspec.Struct, frozen=True, kw_only=True):
+    """A step. Moments of time.monotonic: the answers were all there, learning was over, the new version was out (which
+    is when `publish` returned), the step was committed to the ledger. tokens: learned from. lags: how many answers were
+    made so many versions behind the policy that learns from them. payload_bytes: of the version; 0: nothing travels."""
+
+    step: int
+    put: float
+    collected: float
+    learned: float
+    published: float
+    committed: float
+    tokens: int
+    lags: dict[int, int]
+    payload_bytes: int
+
+
+class Learner:
+    """What the process does."""
+
+    def __init__(self, task: Task) -> None:
+        torch.set_num_threads(1)
+        self._task = task
+        self._module = make_module(task.shapes, Path(task.masters))
+        self._optimizer = Optimizer(self._module, Path(task.masters), task.density, task.seed)
+        self._rollouts = rollouts_of(task.way == FREE, Path(task.store) / "ledger.db", task.staleness)
+        self._board = Board(Path(task.board))
+        self._hashes = {0: sha256(self._module)}
+
+    def run(self) -> None:
+        """Until standard input ends."""
+        task = self._task
+        key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(task.key))
+        config = TrainerConfig(
+            store=Path(task.store) / "versions",
+            key=key,
+            host=task.address,
+            hub_port=task.hub_port,
+            port=task.port,
+            advertise=task.address,
+            region=task.region,
+            congestion=task.congestion,
+            squash=task.way != FULL,
+        )
+        warm()
+        with Publisher(
+            self._module,
+            config,
+            rollouts=self._rollouts,
+            on_event=_hear,
+            maker=(lambda store, run: WholeMaker(store, config.store / "snapshot", key, run))
+            if task.way == FULL
+            else None,
+        ) as publisher:
+            publisher.publish(announced=True)
+            say({"ready": publisher.hub_url, "public": public_text(key.public_key().public_bytes_raw())})
+            publisher.wait_for_actors(task.actors, 300.0)
+            say({"all": task.actors})
+            sys.stdin.readline()
+            self._loop(publisher)
+            say({"hashes": {str(version): digest for version, digest in self._hashes.items()}})
+            sys.stdin.read()
+
+    def _loop(self, publisher: Publisher) -> None:
+        """The training loop of docs/ledger.md."""
+        prompts, rollouts = self._task.prompts, self._rollouts
+        rollouts.put(0, _items(0, prompts[0]))
+        for step in range(len(prompts) - 1):
+            rollouts.put(step + 1, _items(step + 1, prompts[step + 1]))
+            put = time.monotonic()
+            results = rollouts.collect(step, len(prompts[step]))
+            collected = time.monotonic()
+            self._learn(step + 1)
+            learned = time.monotonic()
+            payload_bytes = self._publish(publisher, step + 1)
+            published = time.monotonic()
+            rollouts.commit_step(step)
+            said = StepSaid(
+                step=step,
+                put=put,
+                collected=collected,
+                learned=learned,
+                published=published,
+                committed=time.monotonic(),
+                tokens=sum(done.tokens for done in results),
+                lags=_lags(step, results),
+                payload_bytes=payload_bytes,
+            )
+            say(said)
+
+    def _learn(self, version: int) -> None:
+        """Real new weights; then wait for the end of the time that a step takes."""
+        end = time.monotonic() + self._task.learning
+        self._optimizer.step()
+        if self._task.way != FREE:
+            self._hashes[version] = sha256(self._module)
+        time.sleep(max(0.0, end - time.monotonic()))
+
+    def _publish(self, publisher: Publisher, version: int) -> int:
+        """Bytes of the new version."""
+        if self._task.way != FREE:
+            event = publisher.publish()
+            return 0 if event is None else event.payload_bytes
+        first = publisher.position
+        assert first is not None
+        self._rollouts.admit(free_position(first, version))
+        self._board.put_up(version)
+        return 0
+
+
+def _items(step: int, prompts: list[int]) -> list[tuple[str, bytes]]:
+    return [(f"{step}/{i}", msgspec.msgpack.encode(tokens)) for i, tokens in enumerate(prompts)]
+
+
+def _lags(step: int, results: list[Done]) -> dict[int, int]:
+    """The policy that learns in a step is the version of that number."""
+    lags: dict[int, int] = {}
+    for done in results:
+        lags[step - done.version] = lags.get(step - done.version, 0) + 1
+    return lags
+
+
+def _hear(event: Event) -> None:
+    if isinstance(event, Trouble | Published):
+        print(f"{time.monotonic():.3f} {event.line()}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    Learner(msgspec.json.decode(sys.argv[1], type=Task)).run()

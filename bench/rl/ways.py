@@ -1,0 +1,115 @@
+"""What differs between the three ways: how a version is made, and how actors come to be at it.
+
+free: a version is a number on a board that all processes see at once, and the ledger takes every actor to be at it.
+p2psync: the product as it is. full: the same, but every version is an anchor, the whole of the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from p2psync.delta.digest import MODULUS, digest_bytes
+from p2psync.delta.tensors import Row
+from p2psync.membership.work import WorkItem
+from p2psync.net.background import BackgroundLoop
+from p2psync.net.hub import HubService
+from p2psync.protocol.versions import Position
+from trainer.ledger import Ledger
+from trainer.ledger_service import mount
+from trainer.rollouts import Rollouts
+from trainer.source import Source
+from trainer.versions import Made, VersionMaker
+
+_NUMBER = struct.Struct("<q")
+
+
+class Board:
+    """A version number in a file that processes share. 0: nothing was put up yet."""
+
+    def __init__(self, path: Path) -> None:
+        """Made if it is not there."""
+        if not path.exists():
+            path.write_bytes(_NUMBER.pack(0))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _NUMBER.size)
+
+    @property
+    def version(self) -> int:
+        """What stands there."""
+        return int(_NUMBER.unpack_from(self._map)[0])
+
+    def put_up(self, version: int) -> None:
+        """For all to see."""
+        _NUMBER.pack_into(self._map, 0, version)
+
+
+def free_position(first: Position, version: int) -> Position:
+    """The position that a version has that nobody made. first: the real one that all begin with."""
+    if version == first.version:
+        return first
+    digest = hashlib.blake2b(_NUMBER.pack(version), digest_size=16).digest()
+    return msgspec.structs.replace(first, version=version, digest=digest)
+
+
+class _AllAtHead(Ledger):
+    """A ledger that takes every node to be at the newest version."""
+
+    def lease(self, node: str, lease_id: str, max_items: int, now: float, version: int | None = None) -> list[WorkItem]:
+        """See `Ledger`."""
+        return super().lease(node, lease_id, max_items, now, self.head)
+
+    def renew_node(self, node: str, now: float, version: int | None = None) -> None:
+        """See `Ledger`."""
+        super().renew_node(node, now, self.head)
+
+
+class FreeRollouts(Rollouts):
+    """Rollouts of versions that are everywhere at once; in memory."""
+
+    def mount(self, hub: HubService, loop: BackgroundLoop) -> None:
+        """See `Rollouts`."""
+        self._loop = loop
+        self._service = mount(hub.build_app(), hub, _AllAtHead(self._config))
+
+
+def rollouts_of(free: bool, journal: Path, staleness: int) -> Rollouts:
+    """The ledger of a run."""
+    return FreeRollouts(max_staleness=staleness) if free else Rollouts(journal=journal, max_staleness=staleness)
+
+
+class WholeMaker(VersionMaker):
+    """Makes every version an anchor."""
+
+    def make(
+        self,
+        source: Source,
+        *,
+        profile: str = "fast",
+        settled: Callable[[], bool] = lambda: True,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> Made | None:
+        """See `VersionMaker`."""
+        live = self.position
+        if live is None:
+            return super().make(source, profile=profile, settled=settled, given_up=given_up)
+        began = time.monotonic()
+        rows = [Row(spec, False, True) for spec in source.specs]
+        draft = self.store.draft()
+        try:
+            encoding = self._encode(draft, rows, source, given_up, profile=None)
+            digest = digest_bytes(encoding.digest_change % MODULUS)
+            position = Position(run=live.run, epoch=self.epoch, version=live.version + 1, digest=digest)
+            pack = self._seal(draft, encoding, position, None)
+        except BaseException:
+            draft.abandon()
+            raise
+        encoded = time.monotonic()
+        applying = self._advance(pack)
+        return Made(pack, position, time.monotonic() - began, encoded - began, applying)

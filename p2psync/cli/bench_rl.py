@@ -1,0 +1,111 @@
+"""`p2psync bench rl`: what syncing costs a reinforcement-learning loop, beside none and beside full broadcast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from p2psync.cli.output import JsonTarget, report_json
+from p2psync.cli.racing import console_for, end_as_interrupted, tell
+from p2psync.errors import P2PSyncError, UsageError
+
+
+def rl(
+    gbit: Annotated[str, typer.Option(help="Gbit/s of each link of the real loop; numbers with commas.")] = "1",
+    regions: Annotated[str, typer.Option(help="Regions beside the trainer's, 1 to 4; numbers with commas.")] = "4",
+    ways: Annotated[str, typer.Option(help="free, p2psync, full: names with commas, or all.")] = "all",
+    actors: Annotated[int, typer.Option(help="Actors in each region.", min=1, max=8)] = 2,
+    generation: Annotated[float, typer.Option(help="Seconds that a step's generation takes.", min=1)] = 60.0,
+    learning: Annotated[float, typer.Option(help="Seconds that a step's learning takes.", min=0)] = 30.0,
+    answer: Annotated[float, typer.Option(help="Seconds that a prompt's answers take.", min=0.1)] = 12.0,
+    slots: Annotated[int, typer.Option(help="Prompts that an actor works on at a time.", min=1)] = 8,
+    speed: Annotated[float, typer.Option(help="Tokens a second of an actor.", min=1)] = 2560.0,
+    staleness: Annotated[
+        int, typer.Option(help="Versions that an answer may lie behind the policy that learns from it.", min=0)
+    ] = 1,
+    density: Annotated[float, typer.Option(help="Share of the weights that a step changes.", min=1e-5, max=0.5)] = 0.01,
+    model: Annotated[int, typer.Option(help="MB of bf16 weights that run in place of 16 GB.", min=1)] = 64,
+    faster: Annotated[
+        float, typer.Option(help="Divide all paced times and multiply link rates by this; see below.", min=1)
+    ] = 6.0,
+    steps: Annotated[int, typer.Option(help="Steps of a run, the first two of which do not count.", min=4)] = 12,
+    full_steps: Annotated[int, typer.Option(help="The same of full broadcast, which takes long.", min=4)] = 6,
+    congestion: Annotated[str, typer.Option(help="TCP congestion control of all hosts: bbr, cubic, …")] = "bbr",
+    settle: Annotated[
+        float, typer.Option(help="Seconds to measure links before the first step, at most.", min=0)
+    ] = 90.0,
+    limit: Annotated[float, typer.Option(help="Seconds after which a run is given up.", min=1)] = 900.0,
+    seed: Annotated[int, typer.Option(help="Of what is drawn, and of the packets that are lost.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Short form: one region, 8 MB, 5 steps.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture, like rl.png.")] = None,
+    json: JsonTarget = None,
+) -> None:
+    """Tokens/s of a reinforcement-learning loop over a WAN, beside a sync at no cost and beside full broadcast.
+
+    Real trainer, ledger, actors and sockets on an emulated network; needs root. Tokens and optimizer steps are paced by
+    the clock, since this machine's cores cannot make them as GPUs do. The model and the links are smaller by the same
+    factor, so that a whole copy takes as long as 16 GB over the links that are named. Round trips, pauses, coding and
+    leases are not made --faster: they weigh that many times more than in the real loop.
+    """
+
+    from bench.rl.bench import RlBench
+    from bench.rl.scale import WAYS, Options
+    from bench.rl.scale import quick as short
+    from bench.rl.tables import print_rl_report
+    from topology.emulator import why_not
+
+    chosen = list(WAYS) if ways == "all" else [word.strip() for word in ways.split(",") if word.strip()]
+    if not chosen or set(chosen) - set(WAYS):
+        raise UsageError(f"--ways {ways!r}: choose all, or of {', '.join(WAYS)}")
+    counts = [int(number) for number in _numbers("--regions", regions)]
+    if counts != _numbers("--regions", regions) or not all(1 <= count <= 4 for count in counts):
+        raise UsageError(f"--regions {regions!r}: whole numbers from 1 to 4")
+    if plot is not None:
+        from bench.plot import check_installed
+
+        check_installed()
+    options = Options(
+        gbits=_numbers("--gbit", gbit),
+        regions=counts,
+        ways=chosen,
+        actors=actors,
+        generation=generation,
+        learning=learning,
+        answer=answer,
+        slots=slots,
+        speed=speed,
+        staleness=staleness,
+        density=density,
+        steps=steps,
+        full_steps=full_steps,
+        model_bytes=model * 10**6,
+        faster=faster,
+        congestion=congestion,
+        settle=settle,
+        limit=limit,
+        seed=seed,
+    )
+    if reason := why_not():
+        raise P2PSyncError(reason)
+
+    end_as_interrupted()
+    report = RlBench(short(options) if quick else options, tell).run()
+    print_rl_report(report, console_for(json))
+    if json is not None:
+        report_json(report, json)
+    if plot is not None:
+        from bench.rl.plot import plot_rl_report
+
+        plot_rl_report(report, plot)
+
+
+def _numbers(flag: str, text: str) -> list[float]:
+    try:
+        found = [float(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        found = []
+    if not found or min(found) <= 0:
+        raise UsageError(f"{flag} {text!r}: write numbers above 0 with commas")
+    return found

@@ -1,0 +1,198 @@
+"""The bench of the loop: its scale, its figures, and a short one of real processes each way."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+from bench.rl.bench import RlBench
+from bench.rl.figures import figures, idle
+from bench.rl.generator import ActorSaid, CommitSaid, Spent
+from bench.rl.learner import StepSaid
+from bench.rl.report import Idle, RlReport, Run, lines
+from bench.rl.scale import FREE, FULL, OURS, Options, lengths, quick, shapes, topology
+from bench.rl.tables import print_rl_report
+from topology.emulator import why_not
+
+torch = pytest.importorskip("torch")
+_reason = why_not()
+needs_networks = pytest.mark.skipif(_reason is not None, reason=_reason or "")
+
+
+def ran(way: str, tokens: float, **more: object) -> Run:
+    """A run that came to so many tokens/s."""
+    return Run(way=way, gbit=1.0, regions=4, actors=8, tokens_per_second=tokens, **more)  # type: ignore[arg-type]
+
+
+def report(runs: list[Run]) -> RlReport:
+    """A report of these."""
+    return RlReport(
+        runs=runs,
+        generation=60,
+        learning=30,
+        answer=12,
+        staleness=1,
+        density=0.01,
+        model_bytes=64_000_000,
+        faster=6,
+        speed=2560,
+        slots=8,
+        warm=2,
+    )
+
+
+def test_a_whole_copy_takes_as_long_as_that_of_the_real_model() -> None:
+    options = Options(model_bytes=64_000_000, faster=1)
+    assert options.rate(1.0) == pytest.approx(4.0)
+    assert 8 * options.model_bytes / (options.rate(0.25) * 1e6) == pytest.approx(16e9 * 8 / 0.25e9)
+    assert Options(model_bytes=64_000_000, faster=6).rate(1.0) == pytest.approx(24.0)
+    assert 2 * sum(rows * columns for rows, columns in shapes(64_000_000)) == pytest.approx(64e6, rel=0.02)
+
+
+@pytest.mark.parametrize("regions", [1, 2, 3, 4])
+def test_the_trainer_is_alone_and_every_region_is_linked_with_every_other(regions: int) -> None:
+    made = topology(Options(actors=3), regions, 1.0)
+    made.check()
+    assert [host for host, region in made.hosts if region == "r0"] == [made.trainer]
+    assert len(made.hosts) == 1 + 3 * regions
+    assert len(made.link) == regions * (regions + 1) // 2
+    assert all(15 <= link.delay_ms <= 75 for link in made.link)
+
+
+def test_every_step_asks_for_as_many_tokens_as_the_actors_make_in_its_time() -> None:
+    options = Options()
+    for step in range(3):
+        drawn = lengths(options, 8, step)
+        assert len(drawn) == 8 * 40
+        assert sum(drawn) == pytest.approx(8 * options.speed * options.generation, rel=0.001)
+        assert max(drawn) < 2.5 * options.tokens
+    assert lengths(options, 8, 1) != lengths(options, 8, 2)
+    assert lengths(options, 8, 1) == lengths(options, 8, 1)
+
+
+def test_a_step_changes_as_much_as_it_is_told(tmp_path: Path) -> None:
+    from bench.rl.weights import Optimizer, draw_masters, make_module, sha256
+
+    path = tmp_path / "masters.npy"
+    np.save(path, draw_masters([(64, 4096)] * 2, 1))
+    one, other = make_module([(64, 4096)] * 2, path), make_module([(64, 4096)] * 2, path)
+    assert sha256(one) == sha256(other)
+    optimizer = Optimizer(one, path, 0.01, 1)
+    for _ in range(2):
+        before = torch.cat([p.data.view(torch.int16).flatten().clone() for p in one.parameters()])
+        optimizer.step()
+        after = torch.cat([p.data.view(torch.int16).flatten() for p in one.parameters()])
+        assert (before != after).float().mean().item() == pytest.approx(0.01, rel=0.05)
+    assert sha256(one) != sha256(other)
+
+
+def said(step: int, at: float) -> StepSaid:
+    """A step of ten seconds that ends at `at`, with 1000 tokens of ten answers, three of them a version behind."""
+    return StepSaid(
+        step=step,
+        put=at - 10,
+        collected=at - 4,
+        learned=at - 1,
+        published=at,
+        committed=at,
+        tokens=1000,
+        lags={0: 7, 1: 3},
+        payload_bytes=50,
+    )
+
+
+def test_figures_are_of_the_steps_that_count_and_of_the_real_loop() -> None:
+    options = Options(warm=1, faster=5, speed=40)
+    commits = [CommitSaid(1, 111.0, 0.5, 1.0), CommitSaid(2, 122.0, 0.001, 2.0), CommitSaid(3, 129.0, 0.003, 2.0)]
+    actor = ActorSaid(version=3, sha256="x", commits=commits, spent=[], outcomes={"accepted": 30, "duplicate": 2})
+    made = figures(
+        *(options, Run(way=OURS, gbit=1, regions=1, actors=0)),
+        [said(0, 110), said(1, 120), said(2, 130)],
+        {"r1-0": actor},
+        {"3": "y"},
+        [500, 700, 800],
+    )
+    assert made.counted == 2
+    assert made.seconds_per_step == 50
+    assert made.tokens_per_second == 2000 / 100
+    assert made.share == 0.5
+    assert made.pauses == [0.5, 0.001, 0.003]
+    assert (made.staleness_mean, made.staleness_most) == (0.3, 1)
+    assert made.spread == [2.0, -1.0]  # of versions 2 and 3
+    assert (made.uplink_bytes, made.payload_bytes) == (150, 50)
+    assert made.refused == {"duplicate": 2}
+    assert made.other_weights == ["r1-0"]
+
+
+def test_idle_time_is_counted_between_two_moments() -> None:
+    notes = [Spent(0, 0, 0, 50, 0), Spent(8, 80, 0, 50, 0), Spent(16, 128, 4, 58, 4), Spent(30, 160, 99, 99, 99)]
+    assert idle([notes], 7, 17) == Idle(without_work=4 / 64, without_version=8 / 64, paused=4 / 64)
+    assert idle([notes[:1]], 0, 99).whole == 0
+
+
+def test_runs_are_compared_on_their_own_network() -> None:
+    runs = [ran(FREE, 100), ran(OURS, 98), ran(FULL, 14), ran(FREE, 50, trouble="it ended")]
+    found = {line.run.way: (line.lost, line.times) for line in lines(runs[:3])}
+    assert found[OURS] == (pytest.approx(0.02), 7)
+    assert found[FREE] == (None, pytest.approx(100 / 14))
+    assert found[FULL] == (pytest.approx(0.86), None)
+    (line,) = lines([runs[3]])
+    assert (line.lost, line.times) == (None, None)
+
+
+def test_a_report_can_be_printed_drawn_and_read_again(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from bench.rl.plot import plot_rl_report
+
+    runs = [ran(FREE, 100), ran(OURS, 98, pauses=[0.004, 0.012], other_weights=["r1-0"]), ran(FULL, 14)]
+    made = report([*runs, ran(OURS, 0, trouble="the trainer ended")])
+    text = io.StringIO()
+    print_rl_report(made, Console(file=text, width=200))
+    for words in ("paced by the clock", "2.0 %", "7.00×", "OTHER WEIGHTS", "the trainer ended"):
+        assert words in text.getvalue()
+    plot_rl_report(made, tmp_path / "rl.png")
+    assert (tmp_path / "rl.png").stat().st_size > 10_000
+    assert msgspec.json.decode(msgspec.json.encode(made), type=RlReport) == made
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--ways", "telepathy"),
+        ("--gbit", "much"),
+        ("--regions", "5"),
+        ("--regions", "1.5"),
+        ("--gbit", "0"),
+        ("--steps", "1"),
+    ],
+)
+def test_wrong_uses_are_told(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "p2psync", "bench", "rl", *arguments]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert tried.returncode == 2
+    assert tried.stderr.strip()
+
+
+@pytest.mark.root
+@needs_networks
+def test_a_loop_of_real_processes_learns_the_same_each_way_and_ends_with_the_published_weights() -> None:
+    options = quick(Options())
+    made = RlBench(options).run()
+    assert [run.way for run in made.runs] == [FREE, OURS, FULL]
+    for run in made.runs:
+        assert run.trouble == ""
+        assert run.other_weights == []
+        assert run.staleness_most <= 1
+        assert [step.tokens for step in run.steps] == [sum(lengths(options, 2, i)) for i in range(len(run.steps))]
+    free, ours, full = made.runs
+    assert not free.pauses
+    assert ours.pauses
+    assert 0 < ours.payload_bytes < 0.1 * options.model_bytes
+    assert full.payload_bytes > 0.5 * options.model_bytes
