@@ -67,31 +67,24 @@ def see(base: int, count: int, olds: Units, steps: Units, units: Counts, changes
 
 
 @kernel
-def _bits(units: float, counts: NDArray[np.float64]) -> float:
-    """Bits that positions and kinds of steps take in a class of `units`, by entropy."""
-    changed, bits = 0.0, 0.0
-    for count in counts:
-        changed += count
+def _bits(sums: NDArray[np.float64], low: int, high: int) -> float:
+    """Bits that positions and kinds of steps take in a class of scales `low` to `high - 1`: by entropy, and what it
+    takes to learn each kind's frequency, half of log2(changes) (J. Rissanen 1978). Without that, scales of which hardly
+    any change was seen would seem to cost nothing."""
+    changed, kinds, bits = 0.0, 0, 0.0
+    for kind in range(1, sums.shape[1]):
+        count = sums[high, kind] - sums[low, kind]
         if count > 0:
+            changed += count
+            kinds += 1
             bits -= count * np.log2(count)
-    units = max(units, changed)
+    units = max(sums[high, 0] - sums[low, 0], changed)
     # n·log2(n) of the kinds' entropy and of the positions' cancel out.
     if changed > 0:
-        bits += units * np.log2(units)
+        bits += units * np.log2(units) + 0.5 * kinds * np.log2(changed + 1)
         if units > changed:
             bits -= (units - changed) * np.log2(units - changed)
     return bits
-
-
-@kernel
-def _learned_bits(part: NDArray[np.float64]) -> float:
-    """`_bits` of (units, changes of each kind), and what it takes to learn their frequencies: half of log2(changes)
-    each (J. Rissanen 1978). Without that, scales of which hardly any change was seen would seem to cost nothing."""
-    changed, kinds = 0.0, 0
-    for count in part[1:]:
-        changed += count
-        kinds += count > 0
-    return float(_bits(part[0], part[1:]) + 0.5 * kinds * np.log2(changed + 1))
 
 
 @kernel
@@ -119,16 +112,16 @@ def _best_cut(sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
     bits = np.empty((257, reach + 1))
     for cut in range(low + 1, high):
         for size in range(1, min(reach, high - cut) + 1):
-            bits[cut, size] = _learned_bits(sums[cut + size] - sums[cut])
+            bits[cut, size] = _bits(sums, cut, cut + size)
     window[:] = 0
-    least = _learned_bits(sums[256])
+    least = _bits(sums, 0, 256)
     # Of so many classes that end at the first cut and so many scales: the bits, and where the last of them begins.
     cost, back = np.empty((CLASSES, reach + 1)), np.empty((CLASSES, reach + 1), np.int64)
     for first in range(low + 1, high):
         cost[:] = np.inf
-        cost[1, 0] = _learned_bits(sums[first])
+        cost[1, 0] = _bits(sums, 0, first)
         for at in range(min(reach, high - 1 - first) + 1):
-            above = _learned_bits(sums[256] - sums[first + at])
+            above = _bits(sums, first + at, 256)
             for k in range(1, CLASSES):
                 if cost[k, at] + above < least:
                     least = cost[k, at] + above
@@ -160,7 +153,7 @@ def _cost(sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
     for place in range(1, WINDOW + 1):
         if place == WINDOW or window[1 + place] != window[place]:
             high = 256 if place == WINDOW else window[0] + place
-            bits += _learned_bits(sums[high] - sums[low])
+            bits += _bits(sums, low, high)
             low = high
     return bits
 

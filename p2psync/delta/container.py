@@ -107,7 +107,7 @@ class ChunkEncoder:
         every: int,
         found: Iterable[Found] | None = None,
     ) -> None:
-        """Look at a part of what will be added, one group of 64 units of `every`, so that its coding may suit all.
+        """Look at a part of what will be added, one piece of 256 units of `every`, so that coding suits all.
 
         The arrays are those of `add`, or `old` and `found` those of `add_found`. All of this comes before the first
         `add`; what is coded does not depend on which of both is told.

@@ -95,15 +95,15 @@ def count_symbols(
                 for j in range(size):
                     tallies[j & _U(3), kinds[j]] += 1
                 begin += size
+        for k in range(1, 4):
+            for j in range(tallies.shape[1]):
+                tallies[0, j] += tallies[k, j]
         for kind in range(_ALL_KINDS):
-            symbol = BUCKETS * min(kind, KINDS - 1)
+            mine, symbol = tallies[0, BUCKETS * kind : BUCKETS * (kind + 1)], BUCKETS * min(kind, KINDS - 1)
             for bucket in range(BUCKETS):
-                count = 0
-                for k in range(4):
-                    count += tallies[k, BUCKETS * kind + bucket]
-                counts[c, symbol + bucket] += count
-                if kind >= KINDS - 1:
-                    extras[c, kind - KINDS + 1] += count
+                counts[c, symbol + bucket] += mine[bucket]
+            if kind >= KINDS - 1:
+                extras[c, kind - KINDS + 1] += mine.sum()
 
 
 @kernel
