@@ -92,6 +92,7 @@ def _scales(old: int, row: int, first: int, stop: int, every: int) -> tuple[NDAr
 
 @kernel
 def _changes(old: int, new: int, row: int, first: int, stop: int, every: int, olds: Units, steps: Units) -> int:
+    begin: Any
     found = 0
     for stretch in range(first // (PIECE * every), (stop - 1) // (PIECE * every) + 1):
         begin = PIECE * np.int64(_piece(_U(row), _U(stretch), _U(every)))
