@@ -12,21 +12,22 @@ from numpy.typing import NDArray
 
 from p2psync.delta.kernels import kernel
 from p2psync.delta.lanes import WINDOW
-from p2psync.delta.ranks import SAMPLED, count_scales
-from p2psync.delta.symbols import EXTRAS, extra_of, magnitude_of
+from p2psync.delta.ranks import count_scales
+from p2psync.delta.sampling import Sample
+from p2psync.delta.symbols import LENGTHS, length_of, magnitude_of
 from p2psync.delta.tensors import Units
 
-#: Kinds of steps that the choice tells apart: ±1, ±2, and each extra symbol.
-_KINDS = 2 + EXTRAS
+#: Kinds of steps that the choice tells apart: ±1, ±2, and those of each length beyond.
+_KINDS = 2 + LENGTHS
 _BATCH = 512
 #: Classes in use: one more would save less than 0.02 bits a change, and costs time in each 64 units.
 CLASSES = 8
 #: A choice is looked at again when twice as many changes are known, and given up if another saves this share.
 _BETTER = 0.015
-#: Another window than that over most changes is taken if it saves this share.
-_CLEAR = 0.03
 #: So many changes tell enough to look at a part of those that come then.
 _PLENTY = 1 << 15
+#: So many changes of a sample of all that is to come are enough to settle on classes; how that is noted.
+_ENOUGH, _SETTLED = 256, 1 << 60
 
 _U = np.uint64
 Counts = NDArray[np.int64]
@@ -43,7 +44,7 @@ def count_steps(olds: Units, steps: Units, counts: Counts) -> None:
             scale = (_U(olds[begin + j]) >> _U(7)) & _U(255)
             magnitude = magnitude_of(_U(steps[begin + j]))
             # Of 1 and 2 the last term is 0: no branch that nobody can predict.
-            kind = min(magnitude, _U(3)) - _U(1) + extra_of(max(magnitude, _U(3)))
+            kind = min(magnitude, _U(3)) - _U(1) + length_of(max(magnitude, _U(3)))
             places[j] = scale * _U(_KINDS) + kind
         for j in range(size):
             flat[places[j]] += 1
@@ -55,6 +56,8 @@ def see(base: int, count: int, olds: Units, steps: Units, units: Counts, changes
 
     seen: blocks, changes, and changes when classes were last chosen. Returns whether to look at the choice again.
     """
+    if seen[2] == _SETTLED:
+        return False
     seen[0] += 1
     if seen[1] <= _PLENTY or seen[0] % 4 == 0:
         count_scales(base, count, units, olds)
@@ -64,130 +67,102 @@ def see(base: int, count: int, olds: Units, steps: Units, units: Counts, changes
 
 
 @kernel
-def _bits(units: float, counts: NDArray[np.float64]) -> float:
-    """Bits that positions and kinds of steps take in a class of `units`, by entropy."""
-    changed, bits = 0.0, 0.0
-    for count in counts:
-        changed += count
+def _bits(sums: NDArray[np.float64], low: int, high: int) -> float:
+    """Bits that positions and kinds of steps take in a class of scales `low` to `high - 1`: by entropy, and what it
+    takes to learn each kind's frequency, half of log2(changes) (J. Rissanen 1978). Without that, scales of which hardly
+    any change was seen would seem to cost nothing."""
+    changed, kinds, bits = 0.0, 0, 0.0
+    for kind in range(1, sums.shape[1]):
+        count = sums[high, kind] - sums[low, kind]
         if count > 0:
+            changed += count
+            kinds += 1
             bits -= count * np.log2(count)
-    units = max(units, changed)
+    units = max(sums[high, 0] - sums[low, 0], changed)
     # n·log2(n) of the kinds' entropy and of the positions' cancel out.
     if changed > 0:
-        bits += units * np.log2(units)
+        bits += units * np.log2(units) + 0.5 * kinds * np.log2(changed + 1)
         if units > changed:
             bits -= (units - changed) * np.log2(units - changed)
     return bits
 
 
 @kernel
-def _fold(first: int, units: Counts, counts: Counts, sums: NDArray[np.float64]) -> None:
-    """Running sums over the window at `first` of units (column 0) and changes; `sums` is (WINDOW + 1, 1 + kinds)."""
-    sums[:] = 0
+def _sum_up(units: Counts, changes: Counts, sums: NDArray[np.float64]) -> None:
+    """Of all scales below each, units (column 0) and changes of each kind: (257, 1 + kinds)."""
+    sums[0] = 0
     for scale in range(256):
-        place = min(max(scale - first, 0), WINDOW - 1) + 1
-        sums[place, 0] += units[scale]
-        for kind in range(counts.shape[1]):
-            sums[place, 1 + kind] += counts[scale, kind]
-    for place in range(WINDOW):
-        sums[place + 1] += sums[place]
+        sums[scale + 1, 0] = sums[scale, 0] + units[scale]
+        for kind in range(changes.shape[1]):
+            sums[scale + 1, 1 + kind] = sums[scale, 1 + kind] + changes[scale, kind]
 
 
 @kernel
-def _learned_bits(part: NDArray[np.float64]) -> float:
-    """`_bits` of (units, changes of each kind), and what it takes to learn their frequencies: half of log2(changes)
-    each (J. Rissanen 1978). Without that, scales of which hardly any change was seen would seem to cost nothing."""
-    changed, kinds = 0.0, 0
-    for count in part[1:]:
-        changed += count
-        kinds += count > 0
-    return float(_bits(part[0], part[1:]) + 0.5 * kinds * np.log2(changed + 1))
+def _best_cut(sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
+    """The window and the classes at which positions and steps take the fewest bits; returns how many.
+
+    Classes are cut where scales begin: at a first one, and at up to six more among the 14 scales after it.
+    """
+    low, high = 0, 256
+    while low < 255 and sums[low + 1].sum() == 0:
+        low += 1
+    while high > low + 1 and (sums[high - 1] == sums[256]).all():
+        high -= 1
+    reach = WINDOW - 2
+    bits = np.empty((257, reach + 1))
+    for cut in range(low + 1, high):
+        for size in range(1, min(reach, high - cut) + 1):
+            bits[cut, size] = _bits(sums, cut, cut + size)
+    window[:] = 0
+    least = _bits(sums, 0, 256)
+    # Of so many classes that end at the first cut and so many scales: the bits, and where the last of them begins.
+    cost, back = np.empty((CLASSES, reach + 1)), np.empty((CLASSES, reach + 1), np.int64)
+    for first in range(low + 1, high):
+        cost[:] = np.inf
+        cost[1, 0] = _bits(sums, 0, first)
+        for at in range(min(reach, high - 1 - first) + 1):
+            above = _bits(sums, first + at, 256)
+            for k in range(1, CLASSES):
+                if cost[k, at] + above < least:
+                    least = cost[k, at] + above
+                    _note_cut(first, k, at, back, window)
+                if k + 1 < CLASSES:
+                    for stop in range(at + 1, min(reach, high - 1 - first) + 1):
+                        total = cost[k, at] + bits[first + at, stop - at]
+                        if total < cost[k + 1, stop]:
+                            cost[k + 1, stop], back[k + 1, stop] = total, at
+    return float(least)
 
 
 @kernel
-def _best_first(units: Counts, counts: Counts) -> int:
-    """The window over most changes; or, if that is clearly less, at which positions and steps take the fewest bits,
-    were each of its scales a class of its own: where many tiny weights change always, most changes tell little."""
-    kinds = counts.shape[1]
-    # Row s: all scales below s.
-    sums = np.zeros((257, 1 + kinds))
-    changed = np.zeros(257, np.int64)
-    # Bits of each scale alone, of all below s together, and of all from s on.
-    alone, below, above = np.zeros(257), np.zeros(257), np.zeros(257)
-    for scale in range(256):
-        sums[scale + 1] = sums[scale]
-        sums[scale + 1, 0] += units[scale]
-        for kind in range(kinds):
-            sums[scale + 1, 1 + kind] += counts[scale, kind]
-        changed[scale + 1] = changed[scale] + counts[scale].sum()
-    above[0] = _learned_bits(sums[256])
-    for scale in range(256):
-        alone[scale + 1], below[scale + 1], above[scale + 1] = alone[scale], below[scale], above[scale]
-        if units[scale] or changed[scale + 1] > changed[scale]:
-            alone[scale + 1] += _learned_bits(sums[scale + 1] - sums[scale])
-            below[scale + 1] = _learned_bits(sums[scale + 1])
-            above[scale + 1] = _learned_bits(sums[256] - sums[scale + 1])
-    best, least, most, usual = 0, np.inf, -1, 0
-    bits = np.empty(256 - WINDOW + 1)
-    for first in range(bits.size):
-        last = first + WINDOW - 1
-        bits[first] = below[first + 1] + (alone[last] - alone[first + 1]) + above[last]
-        if bits[first] < least:
-            best, least = first, bits[first]
-        reached = changed[first + WINDOW] - changed[first]
-        if reached > most:
-            usual, most = first, reached
-    # A sample says little of scales that hardly any unit has.
-    return best if least < (1 - _CLEAR) * bits[usual] else usual
+def _note_cut(first: int, classes: int, last: int, back: Counts, window: NDArray[np.uint8]) -> None:
+    """Write down the classes: all below `first`, those that are cut up to `last` after it, and all from there on."""
+    start = min(first - 1, 256 - WINDOW)
+    window[0], window[1:] = start, classes
+    while classes:
+        for scale in range(start, first + last):
+            window[1 + scale - start] = classes - 1
+        last = back[classes, last] if classes > 1 else 0
+        classes -= 1
 
 
 @kernel
-def _cut(sums: NDArray[np.float64], most: int, classes: NDArray[np.uint8]) -> float:
-    """The best cut of a window into `most` classes at most; returns its bits."""
-    cost = np.full((most + 1, WINDOW + 1), np.inf)
-    back = np.zeros((most + 1, WINDOW + 1), np.int64)
-    cost[0, 0] = 0
-    for low in range(WINDOW):
-        for high in range(low + 1, WINDOW + 1):
-            part = sums[high] - sums[low]
-            bits = _bits(part[0], part[1:])
-            for k in range(most):
-                if cost[k, low] + bits < cost[k + 1, high]:
-                    cost[k + 1, high] = cost[k, low] + bits
-                    back[k + 1, high] = low
-        # Rows are complete for `low + 1` now: every cut that ends there has been tried.
-    best = 1
-    for k in range(2, most + 1):
-        if cost[k, WINDOW] < cost[best, WINDOW]:
-            best = k
-    high = WINDOW
-    for k in range(best, 0, -1):
-        low = back[k, high]
-        classes[low:high] = k - 1
-        high = low
-    return float(cost[best, WINDOW])
-
-
-@kernel
-def _cost(sums: NDArray[np.float64], classes: NDArray[np.uint8]) -> float:
-    """Bits that a given cut takes."""
+def _cost(sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
+    """Bits that given classes take."""
     bits, low = 0.0, 0
     for place in range(1, WINDOW + 1):
-        if place == WINDOW or classes[place] != classes[low]:
-            part = sums[place] - sums[low]
-            bits += _bits(part[0], part[1:])
-            low = place
+        if place == WINDOW or window[1 + place] != window[place]:
+            high = 256 if place == WINDOW else window[0] + place
+            bits += _bits(sums, low, high)
+            low = high
     return bits
 
 
 @kernel
-def _choose(units: Counts, changes: Counts, sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
-    """Choose classes by histograms of sampled units and of changes; returns the bits they take. `sums` is scratch."""
-    scaled = units * SAMPLED
-    window[:] = 0
-    window[0] = _best_first(scaled, changes)
-    _fold(int(window[0]), scaled, changes, sums)
-    return _cut(sums, CLASSES, window[1:])
+def _choose(units: Counts, changes: Counts, sums: NDArray[np.float64], window: NDArray[np.uint8]) -> None:
+    """Choose classes by histograms of units and of changes. `sums` is scratch."""
+    _sum_up(units, changes, sums)
+    _best_cut(sums, window)
 
 
 @kernel
@@ -199,10 +174,8 @@ def _choose_other(
     other: NDArray[np.uint8],
 ) -> bool:
     """`_choose` other classes than those of `window`; returns whether they are worth a chunk of their own."""
-    _fold(int(window[0]), units * SAMPLED, changes, sums)
-    bits = _cost(sums, window[1:])
-    better = _choose(units, changes, sums, other)
-    return bool(bits > (1 + _BETTER) * better + 4096)
+    _sum_up(units, changes, sums)
+    return bool(_cost(sums, window) > (1 + _BETTER) * _best_cut(sums, other) + 4096)
 
 
 class Classes:
@@ -215,20 +188,35 @@ class Classes:
         self.window: NDArray[np.uint8] | None = None
         self._units, self._changes = np.zeros(256, np.int64), np.zeros((256, _KINDS), np.int64)
         self._seen = np.zeros(3, np.int64)
-        self._sums = np.empty((WINDOW + 1, 1 + _KINDS))
+        self._sums = np.empty((257, 1 + _KINDS))
 
     @property
     def histograms(self) -> tuple[Counts, Counts, Counts]:
         """What `see` adds to."""
         return self._units, self._changes, self._seen
 
+    def sample(self, sample: Sample) -> None:
+        """Take a sample of what is to come into account."""
+        self._units += sample.units
+        count_steps(sample.olds, sample.steps, self._changes)
+        self._seen[1] += sample.steps.size
+
+    def settle(self) -> None:
+        """Choose classes by the sample, once and for all; forget it if it is too small."""
+        if self.window is not None or not self._seen[1]:
+            return
+        if self._seen[1] < _ENOUGH:
+            self._units[:], self._changes[:], self._seen[:] = 0, 0, 0
+            return
+        self._take_best()
+        self._seen[2] = _SETTLED
+
     def see(self, base: int, count: int, olds: Units, steps: Units) -> None:
         """Take a block of `count` units at address `base` into account, and choose classes if there are none."""
         see(base, count, olds, steps, *self.histograms)
         if self.window is None:
             self._seen[2] = self._seen[1]
-            self.window = np.empty(1 + WINDOW, np.uint8)
-            _choose(self._units, self._changes, self._sums, self.window)
+            self._take_best()
 
     def stale(self) -> bool:
         """Whether other classes are worth a chunk of their own; if so they are chosen."""
@@ -243,6 +231,12 @@ class Classes:
 
     def begin(self) -> None:
         """A new chunk: what was seen long ago counts less."""
+        if self._seen[2] == _SETTLED:
+            return
         self._units >>= 1
         self._changes >>= 1
         self._seen[1:] = self._changes.sum()
+
+    def _take_best(self) -> None:
+        self.window = np.empty(1 + WINDOW, np.uint8)
+        _choose(self._units, self._changes, self._sums, self.window)

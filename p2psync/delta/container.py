@@ -19,6 +19,7 @@ from p2psync.delta.block import Block, block_count, block_span, check_block_unit
 from p2psync.delta.digest import MODULUS
 from p2psync.delta.extract import Extraction, Found
 from p2psync.delta.kernels import address
+from p2psync.delta.sampling import sample_blocks, sample_copies
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
@@ -96,6 +97,35 @@ class ChunkEncoder:
         self.changed = 0
         #: Units that were looked at, changed or not.
         self.total = 0
+
+    def look(
+        self,
+        row_index: int,
+        old: Units | None,
+        new: Units | None,
+        blocks: range,
+        every: int,
+        found: Iterable[Found] | None = None,
+    ) -> None:
+        """Look at a part of what will be added, one piece of 256 units of `every`, so that coding suits all.
+
+        The arrays are those of `add`, or `old` and `found` those of `add_found`. All of this comes before the first
+        `add`; what is coded does not depend on which of both is told.
+        """
+        row, writer = self._rows[row_index], self._writer
+        if not isinstance(writer, tight.TightWriter) or not writer.ranks(row) or old is None:
+            return
+        self._check_arrays(row, old, old if found is not None else new)
+        span = block_span(row.spec.width, self._block_units)
+        first, stop = blocks.start * span, min(row.spec.count, blocks.stop * span)
+        if first >= stop:
+            return
+        if found is not None:
+            there = (one.block for one in found)
+            writer.look(sample_blocks(address(old), row_index, first, stop, every, there))
+            return
+        addresses = Extraction(row_index, old, new).addresses
+        writer.look(sample_copies(*addresses, row_index, first, stop, every))
 
     def add(
         self, row_index: int, old: Units | None, new: Units | None, blocks: range | None = None
@@ -210,12 +240,15 @@ class ChunkEncoder:
             raise ValueError("rows, and the blocks of a row, must be added in rising order")
         if blocks.step != 1 or blocks.stop > block_count(row.spec, self._block_units):
             raise ValueError(f"{row.spec.name}: blocks {blocks} are not all in the tensor")
+        self._check_arrays(row, old, new)
+        self._place = row_index, max(1, blocks.stop * span)
+
+    def _check_arrays(self, row: Row, old: Units | None, new: Units | None) -> None:
         if (old is not None, new is not None) != (row.before, row.after):
             raise ValueError(f"{row.spec.name}: the arrays given are not those that the row says exist")
         for units in (old, new):
             if units is not None and (units.shape != (row.spec.count,) or units.dtype != row.spec.unit):
                 raise ValueError(f"{row.spec.name}: {row.spec.count} units of {row.spec.unit} are wanted")
-        self._place = row_index, max(1, blocks.stop * span)
 
     def _code(self, block: Block) -> Iterator[EncodedChunk]:
         prepared = self._writer.prepare(block, self._rows[block.row])

@@ -23,6 +23,7 @@ from p2psync.delta.kernels import GROUP, kernel, scan, sum_change
 from p2psync.delta.lanes import MAX_CLASSES
 from p2psync.delta.ranks import SCAN_BYTES, scan_ranked
 from p2psync.delta.rooms import MAX_BLOCKS, Room
+from p2psync.delta.sampling import Sample
 from p2psync.delta.tensors import TensorSpec, Units
 
 #: Bytes of a unit that may be ranked.
@@ -145,6 +146,12 @@ class Ranking:
         self._numbers[_SIZE] += size
         self._numbers[_WORST] += worst
 
+    def look(self, sample: Sample) -> None:
+        """Take a sample of what is to be ranked into account, before any of it is."""
+        # A tensor of which all changes will not be ranked; and of one that does not change nobody may tell.
+        if 0 < sample.steps.size <= DENSE * sample.size:
+            self._classes.sample(sample)
+
     def advance(self, spec: TensorSpec, row: int, old: int, new: int, units: tuple[int, int, int], rate: float) -> Step:
         """Rank blocks of a tensor whose copies' first units are at these addresses, into the chunk at hand.
 
@@ -154,6 +161,7 @@ class Ranking:
         numbers, before = self._numbers, self.blocks
         numbers[_AT], numbers[_FOUND:] = units[0], 0
         key, why = tensor_key(spec), Stop.ROOM
+        self._classes.settle()
         while why not in (Stop.DONE, Stop.FULL, Stop.DENSE):
             # After a block that was too dense to be ranked another one is likely.
             plain = self._classes.window is None or self._dense

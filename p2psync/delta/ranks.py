@@ -84,10 +84,10 @@ def _table(window: NDArray[np.uint8], table: NDArray[np.uint8]) -> None:
 
 @kernel
 def count_scales(base: int, count: int, totals: NDArray[np.int64], like: Units) -> None:
-    """Add to `totals` (256) how often each scale occurs in a sample of `count` units: one group of 256."""
+    """Add to `totals` (256) about how often each scale occurs among `count` units, by one group of 256."""
     for begin in range(0, count, GROUP * SAMPLED):
         for i in range(begin, min(begin + GROUP, count)):
-            totals[(load(base, i, like) >> _U(7)) & _U(255)] += 1
+            totals[(load(base, i, like) >> _U(7)) & _U(255)] += SAMPLED
 
 
 @kernel

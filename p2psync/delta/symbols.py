@@ -6,12 +6,16 @@ bits. Symbol `48 · kind + bucket` of a class whose shift is k:
     bucket   gap >> k, or 47: what is left of the gap >> k then follows in 20 − k bits
     kind     0: step of ±1; 1: ±2; 2: more, and an *extra* symbol follows
 
+A magnitude of 3 or more is 2 + 2^b + b bits. Extra symbol 0 tells that b is 0; 2b − 1 and 2b tell b, and the sign:
+large steps are those of small weights, which mostly grow.
+
 Symbols are coded by `ans`. One state goes through a block, from class to class, and from symbol to extra symbol. Bits
 fill each byte from the lowest on: in front zeros and a one, so that the last byte is full, and the state; then for each
 change the sign (1: negative), the gap's k low bits, what takes the state on, of bucket 47 what is left of the gap, and,
-of kind 2, what takes the state on once more and b bits: the step's magnitude is 2 + 2^b + those bits. No change takes
-more than 57 bits, which is what a load of 8 bytes is sure to give. The raw bits come first because a reader can skip
-them without knowing the symbol. The last state is 0, where damaged bits mostly do not end.
+of kind 2, what takes the state on once more and what is left of the magnitude. Where the extra symbol tells the sign,
+the magnitude's lowest bit stands in the sign's place. No change takes more than 57 bits, which is what a load of 8
+bytes is sure to give. The raw bits come first because a reader can skip them without knowing the symbol. The last state
+is 0, where damaged bits mostly do not end.
 """
 
 from __future__ import annotations
@@ -24,7 +28,10 @@ from numpy.typing import NDArray
 from p2psync.delta.ans import STATE_BITS, STATES
 from p2psync.delta.kernels import inline, kernel, leading, load, prefetch, store, trailing
 
-BUCKETS, KINDS, EXTRAS = 48, 3, 15
+BUCKETS, KINDS = 48, 3
+#: Different b of large magnitudes; and extra symbols.
+LENGTHS = 15
+EXTRAS = 2 * LENGTHS - 1
 SYMBOLS = KINDS * BUCKETS
 FAR_BITS = 20
 #: Kinds and extra symbols, told together.
@@ -53,8 +60,8 @@ def magnitude_of(step: Any) -> Any:
 
 
 @kernel
-def extra_of(magnitude: Any) -> Any:
-    """The extra symbol of a magnitude of 3 or more."""
+def length_of(magnitude: Any) -> Any:
+    """The b of a magnitude of 3 or more."""
     return _U(63) - leading(magnitude - _U(2))
 
 
@@ -63,17 +70,19 @@ def count_symbols(
     sizes: NDArray[np.int64],
     items: NDArray[np.uint64],
     shifts: NDArray[np.uint8],
+    signs: bool,
     counts: NDArray[np.int64],
     extras: NDArray[np.int64],
 ) -> None:
     """Add to `counts` (classes, SYMBOLS) and `extras` (classes, EXTRAS) the symbols of some blocks, and note them.
 
     Items of class c, of `sizes[block, c]` for each block in turn, are the first in row c of `items`. An item is a rank,
-    and from bit 32 on a step; the rank becomes a sign and from bit 1 on a gap, and the symbol is put at bit 24.
+    and from bit 32 on a step; the rank becomes what stands in the sign's place and from bit 1 on a gap, and the symbol
+    is put at bit 24. Without `signs` all steps count as positive.
     """
     # To find out what a change is takes vectors; to count it takes none. So each is done for some changes at a time. A
     # count that has just been stored is slow to load, so neighbours are counted apart.
-    kinds, tallies = np.empty(_BATCH, np.uint16), np.empty((4, BUCKETS * _ALL_KINDS), np.uint32)
+    lead, kinds, tallies = _U(signs), np.empty(_BATCH, np.uint16), np.empty((4, BUCKETS * _ALL_KINDS), np.uint32)
     for c in range(_U(shifts.size)):
         shift, row, end = _U(shifts[c]), items[c], _U(0)
         tallies[:] = 0
@@ -82,23 +91,23 @@ def count_symbols(
             end += _U(sizes[block, c])
             while begin != end:
                 size = min(end - begin, _U(_BATCH))
-                after = _note(row, begin, size, after, shift, kinds)
+                after = _note(row, begin, size, after, shift, lead, kinds)
                 for j in range(size):
                     tallies[j & _U(3), kinds[j]] += 1
                 begin += size
+        for k in range(1, 4):
+            for j in range(tallies.shape[1]):
+                tallies[0, j] += tallies[k, j]
         for kind in range(_ALL_KINDS):
-            symbol = BUCKETS * min(kind, KINDS - 1)
+            mine, symbol = tallies[0, BUCKETS * kind : BUCKETS * (kind + 1)], BUCKETS * min(kind, KINDS - 1)
             for bucket in range(BUCKETS):
-                count = 0
-                for k in range(4):
-                    count += tallies[k, BUCKETS * kind + bucket]
-                counts[c, symbol + bucket] += count
-                if kind >= KINDS - 1:
-                    extras[c, kind - KINDS + 1] += count
+                counts[c, symbol + bucket] += mine[bucket]
+            if kind >= KINDS - 1:
+                extras[c, kind - KINDS + 1] += mine.sum()
 
 
 @kernel
-def _note(items: Any, begin: Any, size: Any, after: Any, shift: Any, kinds: Any) -> Any:
+def _note(items: Any, begin: Any, size: Any, after: Any, shift: Any, lead: Any, kinds: Any) -> Any:
     """Note the symbols of some items of a block, and tell bucket and kind of each: ±1, ±2, or one of the extra symbols.
 
     after: one more than the rank of the last item before these; returned is that of the last of these.
@@ -109,10 +118,12 @@ def _note(items: Any, begin: Any, size: Any, after: Any, shift: Any, kinds: Any)
         gap, after = rank - after, rank + _ONE
         magnitude = magnitude_of(step)
         bucket, kind = min(gap >> shift, _LAST), min(magnitude, _U(3)) - _ONE
-        symbol = bucket + _U(BUCKETS) * kind
-        items[begin + j] = step >> _U(15) | gap << _ONE | symbol << _SYMBOL | step << _STEP
-        # Of 1 and 2 the last term is 0: no branch that nobody can predict.
-        kinds[j] = symbol + _U(BUCKETS) * extra_of(max(magnitude, _U(3)))
+        symbol, sign = bucket + _U(BUCKETS) * kind, step >> _U(15)
+        # Of magnitudes up to 3 the last term is 0: no branch that nobody can predict.
+        length = length_of(max(magnitude, _U(3)))
+        kinds[j] = symbol + _U(BUCKETS) * (max(length + length + (sign & lead), _ONE) - _ONE)
+        front = step & _ONE if magnitude > _U(3) else sign
+        items[begin + j] = front | gap << _ONE | symbol << _SYMBOL | step << _STEP
     return after
 
 
@@ -161,7 +172,7 @@ def write_symbols(
                 symbol = (item >> _SYMBOL) & _U(255)
                 bits, size = _U(0), _U(0)
                 if symbol >= _LAST:
-                    state, bits, size = _write_rare(item, symbol, state, shift, extras, extra_nexts)
+                    state, bits, size = _write_rare(item, symbol, state, shift, lead, extras, extra_nexts)
                 state, count, code = _write_state(state, load(mine, np.int64(symbol), _LONG), nexts)
                 # What is raw: the gap's low bits, and before them the sign, which is left out where it is not told.
                 bits = (bits << count | code) << head | (item >> (_ONE - lead)) & ((_ONE << head) - _ONE)
@@ -187,15 +198,18 @@ def write_symbols(
 
 
 @inline
-def _write_rare(item: Any, symbol: Any, state: Any, shift: Any, extras: Any, follow: Any) -> Any:
+def _write_rare(item: Any, symbol: Any, state: Any, shift: Any, lead: Any, extras: Any, follow: Any) -> Any:
     """What is read after the symbol of a change that is not of the usual kind: the state before, bits, how many."""
     bits, size = _U(0), _U(0)
     if symbol >= _U(2 * BUCKETS):
-        magnitude = magnitude_of(item >> _STEP)
-        b = extra_of(magnitude)
-        state, size, bits = _write_state(state, load(extras, np.int64(b), _LONG), follow)
-        bits |= (magnitude - _U(2) - (_ONE << b)) << size
-        size += b
+        step = item >> _STEP
+        magnitude = magnitude_of(step)
+        length = length_of(magnitude)
+        extra = max(length + length + ((step >> _U(15)) & lead), _ONE) - _ONE
+        state, size, bits = _write_state(state, load(extras, np.int64(extra), _LONG), follow)
+        told = min(length, lead)
+        bits |= ((magnitude - _U(2) - (_ONE << length)) >> told) << size
+        size += length - told
     if symbol == _LAST or symbol == _LAST + _U(BUCKETS) or symbol == _LAST + _U(2 * BUCKETS):
         more = _U(FAR_BITS) - shift
         bits = bits << more | (((item & _GAP) >> (shift + _ONE)) - _LAST)
@@ -326,8 +340,8 @@ def _read_change(
         at += entry & _U(63)
         word >>= entry & _U(63)
     else:
-        more, state, over, magnitude = _look_closer(
-            _bits_at(base, min(at, stop)) >> (entry & _U(63)), entry, state, shift, extra
+        more, state, over, magnitude, sign = _look_closer(
+            _bits_at(base, min(at, stop)) >> (entry & _U(63)), entry, state, shift, lead, sign, extra
         )
         at += (entry & _U(63)) + more
         rank += over
@@ -337,8 +351,9 @@ def _read_change(
 
 
 @kernel
-def _look_closer(bits: Any, entry: Any, state: Any, shift: Any, extra: Any) -> Any:
-    """What an entry does not tell at once: bits used beyond those it tells of, state, gap less low part, magnitude."""
+def _look_closer(bits: Any, entry: Any, state: Any, shift: Any, lead: Any, front: Any, extra: Any) -> Any:
+    """What an entry does not tell at once: bits used beyond those it tells of, state, gap less low part, magnitude, and
+    the sign; front: what stands in its place."""
     symbol = (entry >> _U(8)) & _U(255)
     kind = _U(symbol >= _U(BUCKETS)) + _U(symbol >= _U(2 * BUCKETS))
     bucket, more = symbol - _U(BUCKETS) * kind, _U(0)
@@ -352,10 +367,13 @@ def _look_closer(bits: Any, entry: Any, state: Any, shift: Any, extra: Any) -> A
         entry = load(extra, np.int64(state), _LONG)
         unknown = entry == _U(0)
         state = ((entry >> _U(32)) & _U(STATES - 1)) + (bits & (entry >> _U(48)))
-        count, b = entry & _U(15), (entry >> _U(8)) & _U(15)
-        magnitude = _U(2) + (_ONE << b) + ((bits >> count) & ((_ONE << b) - _ONE))
-        more += count + b
-    return (_ONE << _U(62) if unknown else more), state, bucket << shift, magnitude
+        count, length = entry & _U(15), (entry >> _U(8)) & _U(15)
+        told = min(length, lead)
+        low = (bits >> count) & ((_ONE << (length - told)) - _ONE)
+        magnitude = _U(2) + (_ONE << length) + (low << told | front & told)
+        more += count + length - told
+        front = (entry >> _U(12)) & _ONE if told else front
+    return (_ONE << _U(62) if unknown else more), state, bucket << shift, magnitude, front
 
 
 @kernel
@@ -375,6 +393,6 @@ def templates(shift: int, signs: bool, out: NDArray[np.uint64]) -> None:
 
 @kernel
 def extra_templates(out: NDArray[np.uint64]) -> None:
-    """What `read_symbols` wants to know of each extra symbol: in bits 8 on which it is; bit 6, lest it be 0."""
-    for b in range(EXTRAS):
-        out[b] = 1 << 6 | b << 8
+    """What `read_symbols` wants to know of each extra symbol: at bit 8 b, at bit 12 the sign; bit 6, lest it be 0."""
+    for extra in range(EXTRAS):
+        out[extra] = 1 << 6 | (extra + 1) // 2 << 8 | (extra > 0 and extra % 2 == 0) << 12

@@ -54,17 +54,20 @@ class Tables:
     extra_frequencies: NDArray[np.int64]
 
     @classmethod
-    def choose(cls, window: NDArray[np.uint8], totals: Counts, sizes: Counts, items: NDArray[np.uint64]) -> Tables:
+    def choose(
+        cls, window: NDArray[np.uint8], totals: Counts, sizes: Counts, items: NDArray[np.uint64], signs: bool
+    ) -> Tables:
         """The tables that suit blocks best; totals: units of each class; sizes: changes, (blocks, classes).
 
-        Items, the changes of all blocks, class after class, are left as `write_symbols` wants them.
+        signs: whether symbols tell them. Items, the changes of all blocks, class after class, are left as
+        `write_symbols` wants them.
         """
         classes = totals.size
         # Over many blocks the mean gap of a class may be larger than any block, and so than any gap.
         gaps = np.clip(_BUCKET * totals / np.maximum(sizes.sum(axis=0), 1), 1, 1 << MAX_SHIFT)
         shifts = np.log2(gaps).astype(np.uint8)
         counts, extras = np.zeros((classes, SYMBOLS), np.int64), np.zeros((classes, EXTRAS), np.int64)
-        symbols.count_symbols(sizes, items, shifts, counts, extras)
+        symbols.count_symbols(sizes, items, shifts, signs, counts, extras)
         levels, extra_levels = np.empty(counts.shape, np.uint8), np.empty(extras.shape, np.uint8)
         ans.choose_all(counts, levels)
         ans.choose_all(extras, extra_levels)
@@ -104,7 +107,10 @@ class Tables:
         return cls(window, shifts[used], levels[used], extras[used], frequencies[used], others[used])
 
     def readers(self, signs: bool, room: ReaderRoom | None = None) -> Readers:
-        """What the reading loop needs; room: memory for it, which must not be in use."""
+        """What the reading loop needs; room: memory for it, which must not be in use. Raises `FormatError` where there
+        are to be no signs, and extra symbols tell some."""
+        if not signs and self.extra_levels[:, 2::2].any():
+            raise FormatError("a chunk's tables tell signs where there are none")
         tables, extra_tables = reader_room() if room is None else room
         _fill_readers(self.shifts, signs, self.frequencies, self.extra_frequencies, tables, extra_tables)
         return self.shifts, signs, tables, extra_tables

@@ -33,6 +33,7 @@ from p2psync.delta.heads import MAX_BLOCKS as MOST_BLOCKS
 from p2psync.delta.history import History, Signs, SignWriter
 from p2psync.delta.ranking import MAX_CHANGED, WIDTH, Ranking, Step
 from p2psync.delta.rooms import MAX_BLOCKS
+from p2psync.delta.sampling import Sample
 from p2psync.delta.streams import pack_streams, varint
 from p2psync.delta.tables import Tables, write_heads
 from p2psync.delta.tensors import Row
@@ -69,6 +70,10 @@ class TightWriter:
     def ranks(self, row: Row) -> bool:
         """Whether the blocks of a row are ranked, unless they are dense."""
         return row.before and row.after and row.spec.width == WIDTH
+
+    def look(self, sample: Sample) -> None:
+        """Choose classes by such samples of all rows that are ranked; none may have been yet."""
+        self._ranking.look(sample)
 
     def advance(self, index: int, row: Row, old: int, new: int, first: int, stop: int) -> Step:
         """Find the changes of units `first` to `stop` of such a row, block after block, and rank them.
@@ -150,10 +155,11 @@ class TightWriter:
         assert window is not None
         classes = int(window[-1]) + 1
         sizes, totals = counts[:, 0, :classes].copy(), counts[:, 1, :classes].sum(axis=0)
-        tables = Tables.choose(window, totals, sizes, items)
+        signed = self._history is None
+        tables = Tables.choose(window, totals, sizes, items, signed)
         bits = np.empty(symbols.most_bytes(ranking.changed, len(sizes)), np.uint8)
         ends = np.empty(len(sizes), np.int64)
-        used = symbols.write_symbols(sizes, items, *tables.writers(signs=self._history is None), bits, ends)
+        used = symbols.write_symbols(sizes, items, *tables.writers(signed), bits, ends)
         places = ranking.places[:, :2].copy()
         places[:, 1] //= block_span(WIDTH, self._block_units)
         meta = pack_streams([tables.to_bytes(), write_heads(places, sizes, ends)])

@@ -28,6 +28,8 @@ DELTA_BLOCK, _LARGEST_ANCHOR_BLOCK = 1 << 20, 1 << 17
 #: last node late. Each one takes 32 bytes of the manifest, and time at every node.
 SMALLEST_DELTA_CHUNK, DELTA_CHUNK, _DELTA_PART = 32 << 10, 256 << 10, 1 << 13
 SMALLEST_ANCHOR_CHUNK, LARGEST_ANCHOR_CHUNK, _ANCHOR_PART = 64 << 10, 512 << 10, 1 << 10
+#: Bytes of each segment that are looked at before it is encoded: 2 to this.
+_LOOK_BITS = 18
 
 
 class Sink(Protocol):
@@ -65,6 +67,10 @@ class _Part:
     new: Units | None
     blocks: range
     found: list[Found] | None = None
+
+    def look(self, encoder: ChunkEncoder, every: int) -> None:
+        """Have a part of it looked at."""
+        encoder.look(self.row, self.old, self.new, self.blocks, every, self.found)
 
     def code(self, encoder: ChunkEncoder) -> Iterator[EncodedChunk]:
         """Have it coded."""
@@ -167,15 +173,14 @@ class Encoding:
         needs them."""
         units = old() if self._profile == tight.NAME else None
         span = block_span(self.rows[index].spec.width, self.block_units)
-        part = None
+        places, part = dict(self._segments.parts(index)), None
         for one in found:
-            number = one.block.start // span
-            segment = self._segments.of(index, number)
+            segment = self._segments.of(index, one.block.start // span)
             if not self._is_mine(segment):
                 continue
             if part is None or segment != self._segment:
                 self._begin(segment)
-                part = _Part(index, units, None, range(number, number + 1), [])
+                part = _Part(index, units, None, places[segment], [])
                 self._parts.append(part)
             assert part.found is not None
             part.found.append(one)
@@ -292,6 +297,9 @@ class Encoding:
     def _coding(self, segment: int, parts: list[_Part]) -> Callable[[], _Coded]:
         def code() -> _Coded:
             encoder, coded = self._new_encoder(), _Coded(segment)
+            every = max(1, self._segments.sizes[segment] >> _LOOK_BITS)
+            for part in parts:
+                part.look(encoder, every)
             for part in parts:
                 before = encoder.digest_change
                 coded.add(part.code(encoder))

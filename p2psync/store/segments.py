@@ -33,6 +33,8 @@ class Segments:
         self._firsts: list[list[int]] = []
         self._numbers: list[list[int]] = []
         self._blocks: list[int] = []
+        #: Bytes of each segment.
+        self.sizes = [0]
         number, filled = 0, 0
         for row in rows:
             spec = row.spec
@@ -44,11 +46,13 @@ class Segments:
                 size = sizes[min(number, _FIRST)]
                 if filled and filled >= size:
                     number, filled = number + 1, 0
+                    self.sizes.append(0)
                     continue
                 self._firsts[-1].append(at)
                 self._numbers[-1].append(number)
                 taken = min(blocks - at, max(1, -(-(size - filled) // bytes_each)))
                 filled += min(taken * bytes_each, spec.nbytes - at * bytes_each)
+                self.sizes[number] = filled
                 at += taken
 
     def parts(self, row: int) -> Iterator[tuple[int, range]]:

@@ -246,7 +246,7 @@ def _tables(choice: random.Random, tables: bytes) -> bytes:
         case 1:
             forged[begin + 1] = choice.choice((0, 1, 47, 48, 49, 255))
         case 2:
-            forged[end] = choice.choice((0, 1, 15, 16, 255))
+            forged[end] = choice.choice((0, 1, 28, 29, 30, 255))
         case 3 if len(levels):
             for k in levels:
                 forged[k] = choice.choice((0, 1, 2, 49, 50, 206, 207, 255)) if choice.random() < 0.3 else forged[k]

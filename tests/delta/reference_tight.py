@@ -160,12 +160,17 @@ class Bits:
 
 
 def read_change(bits: Bits, shift: int, owners: list[int], extra_owners: list[int]) -> tuple[int, int]:
-    sign, low = bits.take(1), bits.take(shift)
+    sign, near = bits.take(1), bits.take(shift)
     kind, bucket = divmod(bits.symbol(owners), 48)
     if bucket == 47:
         bucket += bits.take(20 - shift)
     magnitude = kind + 1
     if kind == 2:
-        b = bits.symbol(extra_owners)
-        magnitude = 2 + (1 << b) + bits.take(b)
-    return (bucket << shift) + low, (-magnitude if sign else magnitude) % 65536
+        extra = bits.symbol(extra_owners)
+        b = (extra + 1) // 2
+        if b:
+            low, sign = 2 * bits.take(b - 1) + sign, int(extra % 2 == 0)
+            magnitude = 2 + (1 << b) + low
+        else:
+            magnitude = 3
+    return (bucket << shift) + near, (-magnitude if sign else magnitude) % 65536

@@ -135,13 +135,15 @@ def test_symbols_are_counted_and_noted_as_their_definition_says():
             for gap, step in zip(gaps.tolist(), steps.tolist(), strict=True):
                 magnitude = min(step, 65536 - step)
                 symbol = symbols.BUCKETS * (min(magnitude, 3) - 1) + min(gap >> shift, symbols.BUCKETS - 1)
-                wanted.append((c, symbol, magnitude, step >> 15 | gap << 1 | symbol << 24 | step << 32))
-    symbols.count_symbols(sizes, items, shifts, counts, extras)
+                front = step & 1 if magnitude > 3 else step >> 15
+                wanted.append((c, symbol, magnitude, step >> 15, front | gap << 1 | symbol << 24 | step << 32))
+    symbols.count_symbols(sizes, items, shifts, True, counts, extras)
     noted = [int(item) for c in range(2) for item in items[c, : sizes[:, c].sum()]]
     assert noted == [item for *_, item in wanted]
-    for c, symbol, magnitude, _ in wanted:
+    for c, symbol, magnitude, sign, _ in wanted:
         counts[c, symbol] -= 1
         if magnitude > 2:
-            extras[c, (magnitude - 2).bit_length() - 1] -= 1
+            length = (magnitude - 2).bit_length() - 1
+            extras[c, 2 * length - 1 + sign if length else 0] -= 1
     assert not counts.any()
     assert not extras.any()

@@ -37,7 +37,7 @@ def write(sizes, gaps, steps, signs=True):
     sizes = np.array(sizes, np.int64)
     items = by_class(sizes, ranks_of(sizes, gaps).astype(np.uint64) | steps.astype(np.uint64) << np.uint64(32))
     totals = np.full(sizes.shape[1], int((gaps + 1).sum()) + 1)
-    tables = Tables.choose(WINDOW, totals, sizes, items)
+    tables = Tables.choose(WINDOW, totals, sizes, items, signs)
     room = np.empty(symbols.most_bytes(gaps.size, len(sizes)), np.uint8)
     ends = np.empty(len(sizes), np.int64)
     used = symbols.write_symbols(sizes, items, *tables.writers(signs), room, ends)
@@ -73,8 +73,27 @@ def test_what_is_written_comes_back(sizes, signs):
 def test_without_signs_each_change_takes_a_bit_less():
     sizes = [[5000, 0], [0, 5000]]
     gaps, steps = changes(sizes)
+    steps[np.minimum(steps, 65536 - steps) > 3] = 3
     one, other = (write(sizes, gaps, steps, signs)[1].size for signs in (True, False))
     assert 8 * (one - other) == pytest.approx(10000, abs=16)
+
+
+def test_the_sign_of_large_steps_that_mostly_grow_takes_less_than_a_bit():
+    sizes = [[5000], [5000]]
+    rng = np.random.default_rng(1)
+    gaps, steps = np.zeros(10000, np.int64), rng.integers(4, 6, 10000)
+    steps[::50] = 65536 - steps[::50]
+    tables, data, ends = write(sizes, gaps, steps)
+    # A bit tells 4 from 5; entropy of the signs: 0.14 bits.
+    assert 8 * data.size < 1.2 * 10000
+    assert np.array_equal(read(tables, data, (0, ends[0]), ends, sizes)[1], steps)
+
+
+def test_tables_that_tell_signs_where_there_are_none_are_refused():
+    tables = Tables.from_bytes(np.frombuffer(with_levels((2,), (0, 2, 2)), np.uint8))
+    tables.readers(signs=True)
+    with pytest.raises(FormatError, match="signs"):
+        tables.readers(signs=False)
 
 
 def test_a_change_that_is_nearly_certain_takes_less_than_a_bit():
