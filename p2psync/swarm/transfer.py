@@ -145,7 +145,7 @@ class Transfer:
         return float(later.min(initial=math.inf))
 
     def pick(self, candidates_of: Bits, count: int) -> list[int]:
-        """Up to `count` of these chunks (flags), rarest first; of a manifest that is pushed here, last heard of first."""
+        """Up to `count` of these chunks (flags): rarest first, but last heard of first where they are pushed here."""
         candidates = np.flatnonzero(candidates_of)
         order = self.spread[candidates] + (-self.heard[candidates] if self.pushed else self.rarity[candidates])
         if len(candidates) > count:

@@ -50,3 +50,14 @@ def test_nothing_is_to_be_asked_while_all_that_is_open_is_waited_for() -> None:
     assert transfer.may_ask(0.0)
     transfer.forgo()
     assert not transfer.may_ask(5.0)
+
+
+def test_rare_chunks_are_picked_first_but_those_heard_of_last_where_they_are_pushed() -> None:
+    transfer = begun()
+    for index in range(10):
+        transfer.hear([index], 2.0 * index)
+        transfer.rarity[index] = 1 + index
+    known = np.arange(CHUNKS) < 10
+    assert transfer.pick(known, 3) == [0, 1, 2]
+    transfer.pushed = True
+    assert transfer.pick(known, 3) == [9, 8, 7]

@@ -1,4 +1,4 @@
-"""Between regions flow few thick flows: as few pairs of nodes as links ask for, at the same rate, over the same trees."""
+"""Between regions there are few thick flows: as few pairs of nodes as can be, at the same rate, over the same trees."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ def example(name: str) -> Network:
 
 
 def pairs_across(network: Network, parents: Ints) -> set[tuple[int, int]]:
-    region = network.region
-    return {
-        (int(row[c]), c) for row in parents for c in range(network.size) if row[c] >= 0 and region[row[c]] != region[c]
-    }
+    edges = {(int(parent), child) for row in parents for child, parent in enumerate(row) if parent >= 0}
+    return {(a, b) for a, b in edges if network.region[a] != network.region[b]}
 
 
 def thin(network: Network) -> tuple[Ints, Floats]:
