@@ -26,8 +26,12 @@ CONFIG = SwarmConfig(window_least=1000, window_most=4000, flush_limit=2 * CHUNK,
 def root_plan(*first_hops: str, revision: int = 1, shares: tuple[int, ...] = ()) -> NodePlan:
     """The trainer's plan: in tree i it pushes to `first_hops[i]`, names joined by "+" where there are several."""
     peers = sorted({name for hops in first_hops for name in hops.split("+")})
-    places = [Place(-1, [peers.index(name) for name in hops.split("+")], 0, 1.0) for hops in first_hops]
-    return NodePlan(revision, peers, list(shares) or [1] * len(places), places)
+    parts = list(shares) or [1] * len(first_hops)
+    places = [
+        Place(-1, [peers.index(name) for name in hops.split("+")], 0, float(part))
+        for hops, part in zip(first_hops, parts, strict=True)
+    ]
+    return NodePlan(revision, peers, parts, places)
 
 
 def relay_plan(*trees: tuple[str, str], revision: int = 1) -> NodePlan:
