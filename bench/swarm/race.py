@@ -23,6 +23,7 @@ from bench.swarm.heat import Heat, Track, sha256
 from bench.swarm.processes import Children
 from bench.swarm.report import Run, Sample, SwarmReport
 from p2psync.errors import P2PSyncError
+from p2psync.net.tcp import AUTO_CONGESTION, PREFERRED
 from topology.bound import broadcast_bound, least_makespan
 from topology.emulator import Emulator, Network
 from topology.model import Region, Topology
@@ -124,7 +125,7 @@ class Race:
             base=options.base,
             piece=options.piece,
             settle=options.settle,
-            congestion=options.congestion,
+            congestion=AUTO_CONGESTION if options.congestion == PREFERRED[0] else options.congestion,
         )
 
     def _faults(self, track: Track) -> None:

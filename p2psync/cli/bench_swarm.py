@@ -22,7 +22,9 @@ def swarm(
     base: Annotated[str, typer.Option(help="Bytes of the weights that the delta changes.")] = "256MB",
     rivals: Annotated[str, typer.Option(help="aria2, libtorrent, rsync: names with commas, all or none.")] = "all",
     ours: Annotated[bool, typer.Option("--ours/--no-ours", help="Whether p2psync takes part.")] = True,
-    congestion: Annotated[str, typer.Option(help="TCP congestion control of all hosts: bbr, cubic, …")] = "bbr",
+    congestion: Annotated[
+        str, typer.Option(help="TCP congestion control of all hosts; of bbr ours chooses what to use where.")
+    ] = "bbr",
     rounds: Annotated[int, typer.Option(help="Rounds; all take their turn in each. Medians are shown.", min=1)] = 5,
     cold: Annotated[
         bool, typer.Option("--cold", help="A round from cold, too: from the start of all processes.")

@@ -2,7 +2,8 @@
 
 It stages nothing, so every chunk of a path is wanted, and kept for others. A commit is a note of the position and of
 the manifests that led there. The note is believed at the next start only if no chunk of those is missing: after a power
-loss some may be, and then the follower fetches them again.
+loss some may be, and then the follower fetches them again. So the note need not survive more than its chunks do, and
+nobody waits for a disk: to make it durable would make all chunks before it durable, too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.base import Commit, Data, rows_after
 from p2psync.errors import BaseMismatchError, EngineError, StoreError
 from p2psync.protocol.versions import Position, Step
-from p2psync.store.disk import disk_errors, write_durably
+from p2psync.store.disk import disk_errors, write_whole
 from p2psync.store.packs import Store
 
 
@@ -75,7 +76,7 @@ class RelayEngine:
         return True
 
     def arrive(self, path: Sequence[Step]) -> Position:
-        """Note, durably, that the store has all of `path`. Raises `EngineError`."""
+        """Note that the store has all of `path`. Raises `EngineError`."""
         last = path[-1].manifest
         position = Position(run=last.run, epoch=last.epoch, version=last.version, digest=last.digest)
         self._write(_Note(position, [step.id.hex() for step in path]))
@@ -83,11 +84,15 @@ class RelayEngine:
 
     def _read(self) -> _Note | None:
         try:
-            note = msgspec.json.decode(self._file.read_bytes(), type=_Note)
+            data = self._file.read_bytes()
+            # Empty: the power went before it was on the disk.
+            note = msgspec.json.decode(data, type=_Note) if data else None
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
             raise EngineError(f"{self._file} cannot be read ({error}): remove it, and start again") from None
+        if note is None:
+            return None
         packs = [self._store.get(bytes.fromhex(id)) for id in note.manifests]
         # All but the last may have been retired since.
         return note if packs and packs[-1] and all(pack is None or pack.complete for pack in packs) else None
@@ -95,7 +100,7 @@ class RelayEngine:
     def _write(self, note: _Note) -> None:
         try:
             with disk_errors(self._file):
-                write_durably(self._file, msgspec.json.encode(note))
+                write_whole(self._file, msgspec.json.encode(note))
         except StoreError as error:
             raise EngineError(str(error)) from error
         self._note = note

@@ -233,6 +233,12 @@ class PeerStream(asyncio.BufferedProtocol):
         """Whether nothing but small messages went either way for so long, and nothing waits."""
         return not self.waiting and not self.backlog and self._loop.time() - self.moved_at >= seconds
 
+    def use(self, congestion: str) -> None:
+        """Send by this congestion control from now on."""
+        if congestion != self._congestion and self._socket is not None:
+            self._congestion = congestion
+            tcp.set_congestion(self._socket, congestion)
+
     def retire(self) -> None:
         """Send no more on this connection, and close it once the other side has sent what it wrote."""
         if self._transport is not None and not self._transport.is_closing():

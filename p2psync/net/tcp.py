@@ -20,6 +20,9 @@ from p2psync.errors import UsageError
 AUTO_CONGESTION = "auto"
 #: What AUTO_CONGESTION tries, in order.
 PREFERRED = ("bbr", "cubic")
+#: What it takes towards peers that are near. Over round trips of a fraction of a millisecond BBR's timers cost more
+#: than they bring, and a machine with other things to do is late for them.
+NEAR = "cubic"
 #: Bytes of a connection that may wait in the kernel before they are sent: what waits there cannot be overtaken.
 NOTSENT_LOWAT = 128 << 10
 
@@ -130,6 +133,11 @@ def choose_congestion(wish: str) -> str:
             f"--congestion {wish} is not offered here: {AUTO_CONGESTION}, or one that `p2psync doctor` lists"
         )
     return wish
+
+
+def near_congestion(wish: str) -> str:
+    """The algorithm to use towards near peers for a wish as in `choose_congestion`; "": the same as towards all."""
+    return NEAR if wish == AUTO_CONGESTION and choose_congestion(wish) != NEAR and offers(NEAR) else ""
 
 
 def offers(name: str) -> bool:

@@ -69,17 +69,27 @@ def sync_directory(path: Path) -> None:
 
 def write_durably(path: Path, data: Bytes) -> None:
     """Make `path` hold `data`: after a crash it holds the old bytes or the new ones, never a mixture."""
+    _replace(path, data, durably=True)
+    sync_directory(path.parent)
+
+
+def write_whole(path: Path, data: Bytes) -> None:
+    """The same for a killed process; after a power loss the file may also be empty, or missing."""
+    _replace(path, data, durably=False)
+
+
+def _replace(path: Path, data: Bytes, *, durably: bool) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durably:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
 
 
 def lock(path: Path) -> int | None:

@@ -127,6 +127,12 @@ def test_a_relay_has_no_weights_to_show_or_roll_back(tmp_path: Path) -> None:
         assert engine.scrub()
 
 
+def test_a_note_that_a_power_loss_left_empty_is_none(tmp_path: Path) -> None:
+    (tmp_path / "note").write_bytes(b"")
+    with Store(tmp_path / "packs") as store:
+        assert RelayEngine(tmp_path / "note", store).position is None
+
+
 def test_a_note_that_cannot_be_read_is_told_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "relay.json").write_text("{")
     with Store(tmp_path / "packs") as store, pytest.raises(EngineError, match="remove it"):
