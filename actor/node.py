@@ -24,7 +24,7 @@ from p2psync.membership.records import NodeInfo, Role
 from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
-from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion, near_congestion
+from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
 from p2psync.observe.events import Event
 from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, write_durably
@@ -110,7 +110,7 @@ class ActorNode:
                 engine=self.engine,
                 streams=config.streams,
                 congestion=choose_congestion(config.congestion),
-                measure=MeasureConfig(probe=config.probe, near=near_congestion(config.congestion)),
+                measure=MeasureConfig(probe=config.probe),
                 warm=config.role != "relay",
                 on_event=self._on_event,
                 on_told=self._moved.set,

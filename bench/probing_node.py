@@ -79,7 +79,7 @@ async def run(setup: Setup) -> None:
         random.Random(f"{setup.seed}{info.node}"),
         MeasureConfig(),
         streams=setup.streams,
-        congestion=congestion,
+        congestion=congestion.far,
     )
     await table.listen(info.host, info.port)
     measuring.members([info, *setup.peers])

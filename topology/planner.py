@@ -27,7 +27,6 @@ from topology.plan import Plan, demands, predicted_makespan, usage
 from topology.repair import repair, with_members, without_crowds
 from topology.shallow import shallow_packing
 from topology.stars import stars
-from topology.thick import thicken
 
 #: Children of a node in one tree, at most, unless told otherwise.
 MOST_CHILDREN = 16
@@ -67,16 +66,7 @@ def make_plan(
         max(plan.lowest_rate for plan in plans) < (0.98 if network.size <= EXACT else 0.92) * bound
     ):
         plans += _by_nodes(network, slow, most_children)
-    best = _best(plans, network, payload)
-    if len(network.regions) > 1 and network.size <= _FEW:
-        best = _thickened(best, network)
-    return replace(best, bound=bound, unreachable=lost, revision=revision)
-
-
-def _thickened(plan: Plan, network: Network) -> Plan:
-    """The same plan with fewer flows between regions, at the same rate."""
-    demand = demands(network, plan.slow, plan.rate)
-    return replace(plan, parents=thicken(network, plan.parents, plan.shares, demand, plan.rate))
+    return replace(_best(plans, network, payload), bound=bound, unreachable=lost, revision=revision)
 
 
 def _best(plans: list[Plan], network: Network, payload: int) -> Plan:

@@ -26,7 +26,7 @@ from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
-from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion, near_congestion
+from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
 from p2psync.observe.events import Event, HubAway, ProfileChosen, Published, Trouble
 from p2psync.parallel import thread_count
 from p2psync.protocol.lineage import is_squash
@@ -151,7 +151,7 @@ class TrainerNode:
             instance=os.urandom(8).hex(),
             streams=config.streams,
             congestion=choose_congestion(config.congestion),
-            measure=MeasureConfig(probe=config.probe, near=near_congestion(config.congestion)),
+            measure=MeasureConfig(probe=config.probe),
             on_event=self._emit,
             on_view=self._on_view,
         )

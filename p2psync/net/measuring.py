@@ -29,22 +29,18 @@ LINGER, IDLE_EVERY = 1.0, 5.0
 FIRST_STREAMS = 2
 #: How often the number of connections to each peer is brought in line, and measures are looked at (seconds).
 TEND_EVERY = 1.0
-#: Round trips (seconds) within which a peer is near.
-NEAR_RTT = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureConfig:
     """Settings. probe: whether to probe at all; what flows is measured in any case.
 
-    loopback: probe peers on this machine too, where there is nothing to be learned but how fast it is. near: the
-    congestion control towards near peers, "" for the same as towards all.
+    loopback: probe peers on this machine too, where there is nothing to be learned but how fast it is.
     """
 
     probe: bool = True
     loopback: bool = False
     probing: ProbeConfig = field(default_factory=ProbeConfig)
-    near: str = ""
 
 
 class Measuring:
@@ -220,7 +216,6 @@ class Measuring:
         """Bring numbers of connections in line, and tell what has moved."""
         for name in self._up:
             self._tend_streams(name)
-            self._tend_congestion(name)
             if self._peers.dialled(name):
                 self.gauges.failed(name, False)
         measures = self.gauges.measures()
@@ -242,12 +237,6 @@ class Measuring:
         elif self._told.get(name, count) != wanted:
             self._told[name] = wanted
             self._peers.send(name, WantStreams(wanted))
-
-    def _tend_congestion(self, name: str) -> None:
-        gauge = self.gauges.paths.get(name)
-        if self._config.near and gauge is not None and 0 < gauge.rtt <= NEAR_RTT:
-            for stream in self._peers.streams(name):
-                stream.use(self._config.near)
 
     # ---- probing ---------------------------------------------------------------------------------------------------
 

@@ -57,8 +57,10 @@ class _Links:
 class PeerTable:
     """The connections of one node, by peer."""
 
-    def __init__(self, hello: Hello, events: PeerEvents, streams: int = 2, congestion: str = "") -> None:
-        """`streams`: parallel connections dialled to each peer at first. congestion: their congestion control."""
+    def __init__(
+        self, hello: Hello, events: PeerEvents, streams: int = 2, congestion: tcp.Congestion = tcp.KERNELS
+    ) -> None:
+        """`streams`: parallel connections dialled to each peer at first. congestion: their congestion controls."""
         self._congestion = congestion
         #: When the last chunk was sent or had come.
         self.chunk_at = float("-inf")
@@ -84,7 +86,7 @@ class PeerTable:
             ) from None
         # What is accepted begins with the listener's choice.
         for listener in self._server.sockets:
-            tcp.set_congestion(listener, self._congestion)
+            tcp.set_congestion(listener, self._congestion.near)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 

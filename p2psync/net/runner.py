@@ -20,6 +20,7 @@ from p2psync.engines.base import Data, Engine
 from p2psync.errors import LeaseError, P2PSyncError, TrustError
 from p2psync.membership.client import CallJoin, CallPlan, CallRenew, CallView, HubCall
 from p2psync.membership.records import HUB_HOST, Measures, NodeInfo, View
+from p2psync.net import tcp
 from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import FIRST_STREAMS, MeasureConfig, Measuring
@@ -62,7 +63,7 @@ class NodeRunner:
         instance: str,
         engine: Engine | None = None,
         streams: int = 0,
-        congestion: str = "",
+        congestion: tcp.Congestion = tcp.KERNELS,
         measure: MeasureConfig | None = None,
         warm: bool = True,
         on_event: Callable[[Event], None] = lambda event: None,
@@ -87,7 +88,7 @@ class NodeRunner:
             random.Random(os.urandom(16)),
             measure or MeasureConfig(),
             streams=streams,
-            congestion=congestion,
+            congestion=congestion.far,
             on_measures=self._measured,
         )
         self.driver: EngineDriver | None = None

@@ -59,8 +59,8 @@ class PeerStream(asyncio.BufferedProtocol):
     least that was timed here, 0: none yet. dried: how often nothing was waiting any more when a chunk came to be sent.
     """
 
-    def __init__(self, owner: StreamOwner, hello: Hello, congestion: str = "") -> None:
-        """congestion: the algorithm to use, "" for what the socket has."""
+    def __init__(self, owner: StreamOwner, hello: Hello, congestion: tcp.Congestion = tcp.KERNELS) -> None:
+        """congestion: the algorithms to use."""
         self.peer: str | None = None
         self.heard_at = 0.0
         self.moved_at = 0.0
@@ -232,12 +232,6 @@ class PeerStream(asyncio.BufferedProtocol):
     def idle(self, seconds: float) -> bool:
         """Whether nothing but small messages went either way for so long, and nothing waits."""
         return not self.waiting and not self.backlog and self._loop.time() - self.moved_at >= seconds
-
-    def use(self, congestion: str) -> None:
-        """Send by this congestion control from now on."""
-        if congestion != self._congestion and self._socket is not None:
-            self._congestion = congestion
-            tcp.set_congestion(self._socket, congestion)
 
     def retire(self) -> None:
         """Send no more on this connection, and close it once the other side has sent what it wrote."""

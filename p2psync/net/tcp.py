@@ -20,9 +20,9 @@ from p2psync.errors import UsageError
 AUTO_CONGESTION = "auto"
 #: What AUTO_CONGESTION tries, in order.
 PREFERRED = ("bbr", "cubic")
-#: What it takes towards peers that are near. Over round trips of a fraction of a millisecond BBR's timers cost more
-#: than they bring, and a machine with other things to do is late for them.
-NEAR = "cubic"
+#: What it takes towards near peers, and the round trips (seconds) within which a peer is near. Over a fraction of a
+#: millisecond BBR's timers cost more than they bring, and a machine with other things to do is late for them.
+NEAR, NEAR_RTT = "cubic", 0.002
 #: Bytes of a connection that may wait in the kernel before they are sent: what waits there cannot be overtaken.
 NOTSENT_LOWAT = 128 << 10
 
@@ -121,23 +121,31 @@ def pace(sock: Any) -> tuple[int, float]:
     return _NOTSENT_RTT.unpack_from(data, 144)[0], window * mss * 1e6 / rtt if rtt else 0.0
 
 
-def choose_congestion(wish: str) -> str:
-    """The algorithm to use for a wish: a name, or `AUTO_CONGESTION`. "" leaves it to the kernel.
+@dataclass(frozen=True, slots=True)
+class Congestion:
+    """Names of congestion controls, "" for what the socket has. near: towards peers within `NEAR_RTT`; far: others."""
+
+    far: str = ""
+    near: str = ""
+
+
+#: All is left to the kernel.
+KERNELS = Congestion()
+
+
+def choose_congestion(wish: str) -> Congestion:
+    """The algorithms to use for a wish: a name, or `AUTO_CONGESTION`. "" leaves it to the kernel.
 
     Raises `UsageError` for one that this machine does not offer to this user.
     """
     if wish == AUTO_CONGESTION:
-        return next((name for name in PREFERRED if offers(name)), "")
+        far = next((name for name in PREFERRED if offers(name)), "")
+        return Congestion(far, NEAR if offers(NEAR) else far)
     if wish and not offers(wish):
         raise UsageError(
             f"--congestion {wish} is not offered here: {AUTO_CONGESTION}, or one that `p2psync doctor` lists"
         )
-    return wish
-
-
-def near_congestion(wish: str) -> str:
-    """The algorithm to use towards near peers for a wish as in `choose_congestion`; "": the same as towards all."""
-    return NEAR if wish == AUTO_CONGESTION and choose_congestion(wish) != NEAR and offers(NEAR) else ""
+    return Congestion(wish, wish)
 
 
 def offers(name: str) -> bool:
@@ -167,11 +175,14 @@ def congestion_of(sock: Any) -> str:
     return ""
 
 
-def tune(sock: Any, congestion: str) -> None:
+def tune(sock: Any, congestion: Congestion) -> None:
     """Make a connection ready for messages and chunks side by side. Buffer sizes are left to the kernel's tuning."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if congestion and congestion_of(sock) != congestion:
-        set_congestion(sock, congestion)
+    # The handshake has timed one round trip. BBR leaves its pacing behind, so it is not tried out first.
+    info = tcp_info(sock)
+    name = congestion.near if info is not None and 0 < info.rtt <= NEAR_RTT else congestion.far
+    if name and congestion_of(sock) != name:
+        set_congestion(sock, name)
     if _TCP_NOTSENT_LOWAT is not None:
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT)

@@ -38,7 +38,7 @@ STALLED_AFTER = 0.5
 #: A first hop that has not asked for a manifest's chunks is expected to for so long (seconds).
 EXPECTED_FOR = 0.5
 #: By how much a tree may be ahead of its share, as a part of it, besides one chunk; and while first hops are expected.
-AHEAD, AHEAD_OF_LATER = 3.0, 0.05
+AHEAD, AHEAD_OF_LATER = 0.5, 0.05
 #: A chunk that nobody holds so long after it was put in (seconds, and times the usual) is put in again.
 AGAIN_AFTER, AGAIN_TIMES = 2.0, 4.0
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2psync.membership.records import NodeInfo
+from p2psync.net import tcp
 from p2psync.net.peers import PeerEvents, PeerTable
 from p2psync.protocol.frames import FrameReader
 from p2psync.protocol.messages import MAGIC, PROTOCOL, Control, Hello, Message, encode_control
@@ -23,7 +24,7 @@ class Told:
     name: str
     streams: int = 1
     instance: str = "1"
-    congestion: str = ""
+    congestion: tcp.Congestion = tcp.KERNELS
     refuses: set[str] = field(default_factory=set)
     up: list[str] = field(default_factory=list)
     down: list[str] = field(default_factory=list)

@@ -32,13 +32,13 @@ SOON = ProbeConfig(settle=0.0, spread=0.0, shortest=0.9, most=1 << 30, allowance
 POOR = ProbeConfig(settle=1e6, allowance=16 << 20, share=0.0, cooling=0.0)
 
 
-def measured(told: Told, *, loopback: bool = True, config: ProbeConfig = SOON, near: str = "") -> Measuring:
+def measured(told: Told, *, loopback: bool = True, config: ProbeConfig = SOON) -> Measuring:
     """Measuring put to a peer table, as a runner does it."""
     made = Measuring(
         told.info,
         told.table,
         random.Random(told.name),
-        MeasureConfig(loopback=loopback, probing=config, near=near),
+        MeasureConfig(loopback=loopback, probing=config),
         streams=0,
         congestion="",
     )
@@ -213,8 +213,8 @@ def test_the_side_that_was_dialled_asks_the_other_one_for_more(run: Run, monkeyp
 
 def test_connections_get_the_congestion_control_that_was_chosen(run: Run) -> None:
     async def check() -> None:
-        a = Told("a", streams=2, congestion="reno")
-        b = await Told("b", congestion="reno").listen()
+        a = Told("a", streams=2, congestion=tcp.Congestion("reno", "reno"))
+        b = await Told("b", congestion=tcp.Congestion("reno", "reno")).listen()
         a.table.dial(b.info)
         await until(lambda: a.up and b.up)
         for stream in [*a.table.streams("b"), *b.table.streams("a")]:
@@ -227,23 +227,19 @@ def test_connections_get_the_congestion_control_that_was_chosen(run: Run) -> Non
 def test_connections_to_near_peers_get_the_congestion_control_for_near_ones(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring_module, "TEND_EVERY", 0.0)
-    # What this machine takes to turn a packet around when it is busy does not make it far.
-    monkeypatch.setattr(measuring_module, "NEAR_RTT", 1.0)
-
-    async def check() -> None:
-        a, b = Told("a", streams=2), await Told("b").listen()
-        measuring = measured(a, config=POOR, near="reno")
-        measuring.start()
+    async def used(near_rtt: float) -> set[str]:
+        monkeypatch.setattr(tcp, "NEAR_RTT", near_rtt)
+        choice = tcp.Congestion("reno", "cubic")
+        a, b = Told("a", streams=2, congestion=choice), await Told("b", congestion=choice).listen()
         a.table.dial(b.info)
         await until(lambda: a.up and b.up)
-        used = [tcp.congestion_of(stream._socket) for stream in b.table.streams("a")]
-        await until(lambda: all(tcp.congestion_of(s._socket) == "reno" for s in a.table.streams("b")))
-        assert used == [tcp.congestion_of(stream._socket) for stream in b.table.streams("a")]
-        measuring.stop()
+        found = {tcp.congestion_of(s._socket) for s in [*a.table.streams("b"), *b.table.streams("a")]}
         await stop(a, b)
+        return found
 
-    run(check())
+    # However long this machine takes to turn a packet around when it is busy.
+    assert run(used(60.0)) == {"cubic"}
+    assert run(used(0.0)) == {"reno"}
 
 
 def test_a_connection_knows_when_nothing_waited_any_more_before_the_next_chunk(run: Run) -> None:
@@ -318,32 +314,21 @@ def test_the_kernel_agrees_about_a_connection_of_this_machine() -> None:
 
 @pytest.mark.parametrize(
     ("wish", "offered", "chosen"),
-    [("auto", {"bbr", "cubic"}, "bbr"), ("auto", {"cubic", "reno"}, "cubic"), ("auto", set(), ""), ("", set(), "")],
-)
-def test_the_best_congestion_control_to_be_had_is_taken(
-    wish: str, offered: set[str], chosen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    has: Callable[[str], bool] = offered.__contains__
-    monkeypatch.setattr(tcp, "offers", has)
-    assert tcp.choose_congestion(wish) == chosen
-
-
-@pytest.mark.parametrize(
-    ("wish", "offered", "near"),
     [
-        ("auto", {"bbr", "cubic"}, "cubic"),
-        ("auto", {"cubic"}, ""),
-        ("auto", {"bbr"}, ""),
-        ("bbr", {"bbr", "cubic"}, ""),
-        ("", {"bbr", "cubic"}, ""),
+        ("auto", {"bbr", "cubic"}, ("bbr", "cubic")),
+        ("auto", {"bbr"}, ("bbr", "bbr")),
+        ("auto", {"cubic", "reno"}, ("cubic", "cubic")),
+        ("auto", set(), ("", "")),
+        ("bbr", {"bbr", "cubic"}, ("bbr", "bbr")),
+        ("", set(), ("", "")),
     ],
 )
-def test_near_peers_get_another_congestion_control_only_where_it_was_left_to_choose(
-    wish: str, offered: set[str], near: str, monkeypatch: pytest.MonkeyPatch
+def test_the_best_congestion_control_to_be_had_is_taken(
+    wish: str, offered: set[str], chosen: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has: Callable[[str], bool] = offered.__contains__
     monkeypatch.setattr(tcp, "offers", has)
-    assert tcp.near_congestion(wish) == near
+    assert tcp.choose_congestion(wish) == tcp.Congestion(*chosen)
 
 
 def test_one_that_is_not_to_be_had_is_one_line() -> None:

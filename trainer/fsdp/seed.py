@@ -16,7 +16,7 @@ from p2psync.net.background import BackgroundLoop
 from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
-from p2psync.net.tcp import choose_congestion, near_congestion
+from p2psync.net.tcp import choose_congestion
 from p2psync.observe.events import Event
 from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
@@ -87,7 +87,7 @@ class SeedNode:
             instance=os.urandom(8).hex(),
             streams=config.streams,
             congestion=choose_congestion(config.congestion),
-            measure=MeasureConfig(probe=config.probe, near=near_congestion(config.congestion)),
+            measure=MeasureConfig(probe=config.probe),
             warm=False,
             on_event=self._emit,
         )
