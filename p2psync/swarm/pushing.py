@@ -2,10 +2,9 @@
 
 The root of the trees, the node that publishes, puts each chunk into one tree. The one comes first whose first hops
 have least under way (`flight`), then that whose turn it is by the shares; one whose first hops have no room, or too
-much under way, is passed over, so that a relay or a link which is slower than was planned gets less to do, and the
-others more: plans are made from measures, and those are wrong by factors at times. The chunk carries the tree's tag,
-and each node passes it on, as soon as it has verified it, to its children in that tree who want the manifest's chunks
-and do not have this one.
+much under way, is passed over, so that a relay or a link which is slower than was planned gets less to do; no tree gets
+far more than its share. The chunk carries the tree's tag, and each node passes it on, as soon as it has verified it, to
+its children in that tree who want the manifest's chunks and do not have this one.
 
 While it puts chunks in, the root says nothing of what it holds: everybody would ask it, and its uplink would carry
 chunks twice. It watches who says to hold what it gave out; a chunk that nobody has after a while, or whose first hop
@@ -37,8 +36,8 @@ TELL_AFTER = 1.0
 STALLED_AFTER = 0.5
 #: A first hop that has not asked for a manifest's chunks is expected to for so long (seconds).
 EXPECTED_FOR = 0.5
-#: By how much a tree may be ahead of its share, as a part of it, besides one chunk; and while first hops are expected.
-AHEAD, AHEAD_OF_LATER = 0.5, 0.05
+#: By how much a tree may be ahead of its share, as a part of it, besides one chunk.
+AHEAD = 0.05
 #: A chunk that nobody holds so long after it was put in (seconds, and times the usual) is put in again.
 AGAIN_AFTER, AGAIN_TIMES = 2.0, 4.0
 
@@ -264,7 +263,7 @@ def _next_tree(
     moving = [tree for tree in first if now - injection.roomy[tree] < STALLED_AFTER]
     parts = sum(shares[tree] for tree in [*moving, *later])
     total = sum(injection.sent[tree] for tree in moving) + 1
-    most = (1 + (AHEAD_OF_LATER if later else AHEAD)) * total / parts if moving else 0.0
+    most = (1 + AHEAD) * total / parts if moving else 0.0
     fair = [tree for tree in room if injection.sent[tree] < most * shares[tree] + 1]
     if later:
         fair = [tree for tree in fair if not injection.flight.has_its_part(tree, injection.chunks)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 
@@ -44,9 +42,9 @@ def relay_plan(*trees: tuple[str, str], revision: int = 1) -> NodePlan:
     return NodePlan(revision, peers, [1] * len(places), places)
 
 
-def root(*first_hops: str, chunks: int = 8, shares: tuple[int, ...] = (), config: SwarmConfig = CONFIG) -> Bench:
+def root(*first_hops: str, chunks: int = 8, shares: tuple[int, ...] = ()) -> Bench:
     """A trainer that was told its plan; its peers are up and want everything."""
-    bench = Bench(chunks, config=config)
+    bench = Bench(chunks, config=CONFIG)
     for name in sorted({name for hops in first_hops for name in hops.split("+")}):
         bench.peer(name)
         bench.say(name, Want(bench.short, True))
@@ -89,24 +87,16 @@ def test_room_that_is_made_is_used_at_once_for_the_next_chunk() -> None:
     assert bench.served() == [("b", 4)]
 
 
-def test_trees_get_chunks_by_their_shares_where_all_have_room() -> None:
-    bench = root("a", "b", chunks=400, shares=(3, 1), config=replace(CONFIG, flush_limit=1 << 30))
-    bench.seed_all()
-    given = Counter(name for name, _ in bench.served())
-    assert 285 <= given["a"] <= 315
-    assert given["a"] + given["b"] == 400
-
-
-def test_a_tree_whose_first_hop_takes_more_than_was_planned_gets_more_and_holds_nobody_back() -> None:
+def test_trees_get_chunks_by_their_shares() -> None:
     bench = root("a", "b", chunks=400, shares=(3, 1))
     bench.seed_all()
-    given: Counter[str] = Counter()
+    given = {"a": 0, "b": 0}
     for _ in range(400):
         for name, _ in bench.served():
             given[name] += 1
             bench.swarm.flushed(name, CHUNK, 0.1)
+    assert 285 <= given["a"] <= 315
     assert given["a"] + given["b"] == 400
-    assert given["b"] >= 150
 
 
 def test_a_tree_of_two_first_hops_gives_each_chunk_to_both() -> None:
