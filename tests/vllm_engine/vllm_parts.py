@@ -71,7 +71,7 @@ def save(name: str, into: Path) -> Path:
 
 def _save(name: str, into: Path) -> None:
     model_of(name).save_pretrained(into)
-    _save_tokenizer(into)
+    save_tokenizer(into)
 
 
 def stepped(old: Path, new: Path, seed: int, share: float = 0.01, *, nan: bool = False) -> Path:
@@ -206,7 +206,7 @@ async def reload(llm: Any, checkpoint: Path) -> None:
     await llm.reset_prefix_cache()
 
 
-def _save_tokenizer(into: Path) -> None:
+def save_tokenizer(into: Path) -> None:
     """A tokenizer of words t0, t1, …, so that a server can be asked over its OpenAI routes."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
