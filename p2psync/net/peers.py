@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from p2psync.errors import P2PSyncError
 from p2psync.membership.records import NodeInfo
 from p2psync.net import tcp
+from p2psync.net.dialling import dial
 from p2psync.net.stream import PeerStream
 from p2psync.protocol.messages import MAX_STREAMS, Chunk, Control, Hello, Message, Ping, Pong
 
@@ -288,7 +288,7 @@ class PeerTable:
     async def _connecting(self, stream: PeerStream, info: NodeInfo) -> None:
         try:
             async with asyncio.timeout(DIAL_TIMEOUT):
-                await self._loop.create_connection(lambda: stream, info.host, info.port, family=socket.AF_UNSPEC)
+                await dial(info.host, info.port, stream, self._congestion)
         except (OSError, TimeoutError, ValueError):  # ValueError: a host name that is none
             if self._dialled.pop(stream, None) is not None:
                 self._missed(info.node)

@@ -195,6 +195,17 @@ class Asking:
             transfer.ask(index, peer.name, now, due, hoped)
             self._late_due = min(self._late_due, due)
         ground.send(peer.name, Request(transfer.id[:SHORT_ID_BYTES], chunks))
+        if transfer.pushed:
+            self._call_off_pushes(peer, transfer, chunks)
+
+    def _call_off_pushes(self, asked: Peer, transfer: Transfer, chunks: list[int]) -> None:
+        """What lies in the queue of a slow parent need not come from there as well, once somebody else is asked."""
+        ground, short = self._ground, transfer.id[:SHORT_ID_BYTES]
+        for name in sorted(ground.trees.above & ground.peers.keys() - {asked.name}):
+            theirs = ground.peers[name].holds.get(short)
+            queued = [i for i in chunks if theirs is not None and theirs[i] and not transfer.is_asked_of(i, name)]
+            if queued:
+                ground.cancel(name, short, queued)
 
     def _look_for_ripe(self, now: float) -> None:
         self.fill_all(now)

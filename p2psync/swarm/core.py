@@ -238,6 +238,7 @@ class Swarm:
         if name not in self._peers:
             surplus, _ = self._surplus.pop(name, (0, now))
             self._peers[name] = Peer(name, near, source, last_arrival=now, surplus=surplus)
+        self._peers[name].handed.clear()
         if self._ready and name in self._ground.trees.parents:
             self._tell_ready([name])
         for short, transfer in self._transfers.items():
@@ -298,8 +299,7 @@ class Swarm:
             case Request():
                 self._serving.requested(peer, message)
             case Cancel():
-                for index in message.chunks:
-                    peer.queue.pop((message.manifest, index), None)
+                peer.needs_no_more(message.manifest, message.chunks)
             case Reject():
                 self._on_reject(peer, message, now)
             case Want():

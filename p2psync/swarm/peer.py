@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,7 +70,8 @@ class Peer:
     early: its word on manifests that this node does not know yet. queue: chunks it asked for, in order of asking.
     ready: digest of the version that it runs. unasked: bytes pushed of manifests of which it said no word yet. wants:
     manifests whose chunks it wants pushed. pushes: chunks to push to
-    it, in order. given: chunks that were pushed to it, flags per manifest.
+    it, in order. given: chunks that were pushed to it, or are about to be, flags per manifest. handed: those of them
+    that its connections have taken, as far as it did not ask for them.
     flushing: bytes handed to its connections and not yet taken by the kernel. owed: bytes it was asked for, whether or
     not the request was given up, and has not sent. surplus: bytes it sent beyond that to no use, less those of use.
     pushed_at: when a chunk last came from it unasked.
@@ -86,8 +88,9 @@ class Peer:
     ready: bytes = b""
     unasked: dict[bytes, int] = field(default_factory=dict)
     wants: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    pushes: deque[tuple[bytes, int]] = field(default_factory=deque)
+    pushes: OrderedDict[tuple[bytes, int], None] = field(default_factory=OrderedDict)
     given: dict[bytes, Bits] = field(default_factory=dict)
+    handed: set[tuple[bytes, int]] = field(default_factory=set)
     flushing: int = 0
     asked_bytes: int = 0
     owed: int = 0
@@ -140,13 +143,21 @@ class Peer:
         given = self.given.get(short)
         if given is not None:
             given[chunks] = False
+        self.handed.difference_update((short, index) for index in chunks)
+
+    def needs_no_more(self, short: bytes, chunks: Iterable[int]) -> None:
+        """These chunks come to it by another way."""
+        for index in chunks:
+            self.queue.pop((short, index), None)
+            self.pushes.pop((short, index), None)
 
     def forget(self, short: bytes) -> Bits | None:
         """A manifest is exchanged no longer; returns what it held of it."""
         self.late = {key for key in self.late if key[0] != short}
-        for key in [key for key in self.queue if key[0] == short]:
-            del self.queue[key]
-        self.pushes = deque(key for key in self.pushes if key[0] != short)
+        self.handed = {key for key in self.handed if key[0] != short}
+        for waiting in (self.queue, self.pushes):
+            for key in [key for key in waiting if key[0] == short]:
+                del waiting[key]
         self.given.pop(short, None)
         self.want(short, False)
         return self.holds.pop(short, None)

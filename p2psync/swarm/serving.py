@@ -25,9 +25,15 @@ class Serving:
         transfer = self._ground.transfers.get(request.manifest)
         refused = []
         for index in request.chunks:
+            key = (request.manifest, index)
+            if key in peer.handed:
+                # Its push is on the way there; if it is asked for once more, it was lost.
+                peer.handed.remove(key)
+                continue
+            peer.pushes.pop(key, None)
             held = transfer is not None and index < len(transfer.held) and bool(transfer.held[index])
             if held and len(peer.queue) < MAX_QUEUED:
-                peer.queue[(request.manifest, index)] = None
+                peer.queue[key] = None
             else:
                 refused.append(index)
         if refused:
@@ -40,7 +46,7 @@ class Serving:
         if peer is None or not peer.lacks(short, index):
             return False
         peer.give(short, index, len(transfer.held), transfer.manifest.sizes[index])
-        peer.pushes.append((short, index))
+        peer.pushes[(short, index)] = None
         self.serve(peer)
         return True
 
@@ -59,9 +65,10 @@ class Serving:
                 del peer.queue[(short, index)]
                 self._hand_out(peer, short, index, asked=True)
             else:
-                short, index = peer.pushes.popleft()
+                (short, index), _ = peer.pushes.popitem(last=False)
                 theirs = peer.holds.get(short)
                 if theirs is None or not theirs[index]:
+                    peer.handed.add((short, index))
                     self._hand_out(peer, short, index, asked=False)
 
     def tell_all(self, short: bytes, transfer: Transfer, name: str) -> None:

@@ -172,6 +172,10 @@ class Transfer:
         self.asked.setdefault(index, []).append(Asked(peer, now, due, hoped))
         self.open[index] = False
 
+    def is_asked_of(self, index: int, peer: str) -> bool:
+        """Whether a request for `index` is out to `peer`."""
+        return any(asked.peer == peer for asked in self.asked.get(index, ()))
+
     def release(self, index: int, peer: str) -> Asked | None:
         """`peer` is no longer asked for `index`; the chunk is open again if nobody else is."""
         asked = self.asked.get(index, [])
