@@ -17,8 +17,8 @@ from p2psync.protocol.messages import Control, Hello, Message, Ping, encode_chun
 from p2psync.swarm.gauges import Reading
 
 #: Bytes that may wait in user space on one connection before its peer's next chunk is held back.
-WRITE_HIGH = 512 << 10
-WRITE_LOW = 128 << 10
+WRITE_HIGH = 64 << 10
+WRITE_LOW = 16 << 10
 #: A peer that lets more than this wait for it in user space does not read: it is hung up on. Above what is ever
 #: handed out ahead of one (`SwarmConfig.flush_limit` and a chunk), so that only answers to a flood reach it.
 MAX_BACKLOG = 16 << 20

@@ -24,7 +24,7 @@ PREFERRED = ("bbr", "cubic")
 #: millisecond BBR's timers cost more than they bring, and a machine with other things to do is late for them.
 NEAR, NEAR_RTT = "cubic", 0.002
 #: Bytes of a connection that may wait in the kernel before they are sent: what waits there cannot be overtaken.
-NOTSENT_LOWAT = 128 << 10
+NOTSENT_LOWAT = 32 << 10
 
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", None)

@@ -27,7 +27,7 @@ class SwarmConfig:
     horizon: float = 0.5
     flight_least: int = 4 << 20
     late_after: float = 8.0
-    flush_limit: int = 1 << 20
+    flush_limit: int = 128 << 10
     endgame_copies: int = 2
     endgame_after: float = 0.2
     have_delay: float = 0.01
