@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -181,7 +182,7 @@ def test_wrong_uses_are_told(arguments: tuple[str, ...], refused: Callable[..., 
 @pytest.mark.root
 @needs_networks
 def test_a_loop_of_real_processes_learns_the_same_each_way_and_ends_with_the_published_weights() -> None:
-    options = quick(Options())
+    options = replace(quick(Options()), steps=4, full_steps=3, model_bytes=4_000_000)
     made = RlBench(options).run()
     assert [run.way for run in made.runs] == [FREE, OURS, FULL]
     for run in made.runs:
