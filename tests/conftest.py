@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 WORKERS = 2
 #: What begins a test's id where only one may run at a time.
 ALONE = ("tests/topology/test_emulator", "tests/topology/test_probing_wan", "tests/bench/test_bench_")
-#: Who comes first: what takes long, so that no worker is left with it at the end; and whoever compiles the kernels in
-#: its own process before those who start many.
-ORDER = ("tests/topology/test_emulator", "tests/topology/test_probing_wan", "tests/delta/", *ALONE, "tests/daemons/")
+#: Who comes first: what takes long, so that no worker is left with it at the end; and whoever compiles what many need.
+ORDER = (
+    *("tests/topology/test_emulator", "tests/topology/test_probing_wan"),
+    *("tests/delta/test_warm", "tests/delta/"),
+    *ALONE,
+    "tests/daemons/",
+)
 
 with suppress(ImportError):  # where vLLM is tested there is no Hypothesis
     from hypothesis import settings
