@@ -150,17 +150,17 @@ def test_a_relay_runs_without_torch_and_without_the_codec() -> None:
     assert loaded_after("from actor.node import relay", "torch", "numba") == []
 
 
-def test_the_command_line_starts_without_torch_and_without_compiling() -> None:
-    if not (ROOT / "p2psync" / "cli" / "main.py").exists():
-        pytest.skip("there is no command line yet")
-    assert loaded_after("import p2psync.cli.main", "torch", "vllm", "transformers") == []
-    code = """
-import sys
-import p2psync.cli.main
-if "numba" in sys.modules:
-    # Compiled signatures of any kernel that was loaded: an import must not compile.
-    kernels = sys.modules.get("p2psync.delta.kernels")
-    compiled = [n for n, f in vars(kernels).items() if getattr(f, "signatures", None)] if kernels else []
-    assert not compiled, compiled
+def test_the_command_line_starts_with_little_and_compiles_nothing() -> None:
+    heavy = ("torch", "vllm", "transformers", "numba", "numpy", "scipy", "matplotlib", "aiohttp")
+    assert loaded_after("import p2psync.cli.main", *heavy) == []
+
+
+def test_a_wrong_use_of_a_race_is_told_before_torch_is_loaded() -> None:
+    wrong = """
+import p2psync.cli.main as command
+try:
+    command.app(["bench", "rl", "--ways", "telepathy"])
+except command.UsageError:
+    pass
 """
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert loaded_after(wrong, "p2psync.cli.bench_rl", "torch") == ["p2psync.cli.bench_rl"]

@@ -11,7 +11,6 @@ import typer
 from p2psync.cli import daemon
 from p2psync.cli.daemon import Congestion, Probe, Streams
 from p2psync.errors import FormatError, UsageError
-from p2psync.net.hub_client import check_url
 from p2psync.observe.events import Note, Trouble
 
 
@@ -43,6 +42,8 @@ def actor(
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
 ) -> None:
     """Keep DIR/current byte-identical to the published checkpoint; or, with --relay, only pass it on to others."""
+    from p2psync.net.hub_client import check_url
+
     show = daemon.Show(json)
     trusted = daemon.trusted_keys(trust)
     check_url(join)

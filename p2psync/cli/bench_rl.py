@@ -50,10 +50,8 @@ def rl(
     leases are not made --faster: they weigh that many times more than in the real loop.
     """
 
-    from bench.rl.bench import RlBench
     from bench.rl.scale import WAYS, Options
     from bench.rl.scale import quick as short
-    from bench.rl.tables import print_rl_report
     from topology.emulator import why_not
 
     chosen = list(WAYS) if ways == "all" else [word.strip() for word in ways.split(",") if word.strip()]
@@ -89,6 +87,9 @@ def rl(
     )
     if reason := why_not():
         raise P2PSyncError(reason)
+
+    from bench.rl.bench import RlBench
+    from bench.rl.tables import print_rl_report
 
     end_as_interrupted()
     report = RlBench(short(options) if quick else options, tell).run()

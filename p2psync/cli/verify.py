@@ -7,15 +7,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from p2psync.cli import daemon
 from p2psync.cli.output import report_json
 from p2psync.errors import DigestMismatchError, P2PSyncError, TrustError
-from p2psync.membership.records import View
-from p2psync.protocol.manifest import Manifest
+
+if TYPE_CHECKING:
+    from p2psync.membership.records import View
+    from p2psync.protocol.manifest import Manifest
 
 
 def verify(

@@ -12,6 +12,11 @@ from daemon_parts import Swarm
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _compiled(compiled: None) -> None:
+    """No daemon is timed while it compiles."""
+
+
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[Swarm]:
     """Daemons of one test."""

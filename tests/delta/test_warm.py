@@ -4,7 +4,7 @@ from p2psync.delta import ranks, symbols
 from p2psync.delta.warm import warm
 
 
-def test_a_tight_chunk_is_written_and_read():
+def test_a_tight_chunk_is_written_and_read(compiled):
     warm(("BF16",))
     for kernel in (ranks.scan_ranked, symbols.write_symbols, symbols.read_symbols, ranks.place_changes):
         assert kernel.signatures

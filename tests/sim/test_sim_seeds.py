@@ -10,7 +10,7 @@ import pytest
 
 from p2psync.sim.run import run_sim
 
-BATCHES, PER_BATCH = 10, 24
+BATCHES, PER_BATCH = 10, 16
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
