@@ -1,8 +1,9 @@
 """A network from what was measured: measured beats unmeasured beats failed, and nobody is believed on his word alone.
 
 A node knows its own uplink best, but a node that claims too much would become the parent of many and slow them all. So
-what it claims counts only up to what others saw come from it, times `GROWTH`: an honest node rises as it is used, as a
-connection's window does. One witness alone may be an accomplice; where there are several, the highest is set aside.
+what it claims counts only up to about twice what others saw come from it: an honest node rises as it is used, as a
+connection's window does. One witness alone may be an accomplice; where there are several, the highest is bounded by the
+second.
 """
 
 from __future__ import annotations
@@ -138,13 +139,13 @@ def _down(node: NodeFigures) -> float:
 def _ups(nodes: Sequence[NodeFigures], believed: set[str]) -> Floats:
     """Mbit/s of each uplink: the claim, as far as others bear it out."""
     seen = [_witnessed(node) for node in nodes]
-    tested = [rate for rate in seen if rate is not None]
+    tested = [rate / GROWTH for rate in seen if rate is not None]
     # Whoever nobody has received from yet is like the slower half of those that somebody has.
     first = float(np.quantile(tested, 0.25)) if tested else FIRST
     ups = []
     for node, rate in zip(nodes, seen, strict=True):
         claim = _claim(node.claimed_up, MAX_RATE)
-        believable = first if rate is None else rate * GROWTH
+        believable = first if rate is None else rate
         if node.name in believed:
             ups.append(claim if node.claimed_up is not None else max(believable, FIRST))
         else:
@@ -153,9 +154,14 @@ def _ups(nodes: Sequence[NodeFigures], believed: set[str]) -> Floats:
 
 
 def _witnessed(node: NodeFigures) -> float | None:
-    """What others saw come from a node: the highest figure but one, or the only one there is."""
+    """What a node is believed to send, by what others saw come from it: the two highest figures together, since those
+    who measure an uplink together see a part each, the highest as `GROWTH` times the second at most. One figure alone
+    counts `GROWTH` times."""
     told = sorted(rate for name, rate in node.seen_up.items() if name != node.name and _plausible(rate, MAX_RATE))
-    return None if not told else told[-2] if len(told) > 1 else told[0]
+    if len(told) < 2:
+        return told[0] * GROWTH if told else None
+    second, first = told[-2:]
+    return second + min(first, GROWTH * second)
 
 
 def regions_of(nodes: Sequence[NodeFigures], paths: Iterable[PathFigures]) -> dict[str, str]:

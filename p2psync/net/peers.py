@@ -125,8 +125,7 @@ class PeerTable:
         if links is None:
             return False
         self.chunk_at = self._loop.time()
-        streams = links.streams
-        stream = streams[0] if len(streams) == 1 else min(streams, key=lambda stream: stream.takes(len(data)))
+        stream = min(links.streams, key=lambda stream: stream.takes(len(data)))
         stream.send_chunk(manifest, index, data, tag)
         return True
 

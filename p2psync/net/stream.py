@@ -70,6 +70,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self.round_trip = 0.0
         self.dried = 0
         self._congestion = congestion
+        self._notsent = tcp.LEAST_NOTSENT
         self._retired = False
         self._socket: Any = None
         self._pinged: tuple[int, float] | None = None
@@ -155,6 +156,10 @@ class PeerStream(asyncio.BufferedProtocol):
         A connection that carried little has a small window. Where rates are not known they are taken for equal.
         """
         notsent, rate = tcp.pace(self._socket) if self._socket is not None else (0, 0.0)
+        fitting = tcp.notsent_for(rate)
+        if fitting != self._notsent and self._socket is not None:
+            self._notsent = fitting
+            tcp.set_notsent(self._socket, fitting)
         return (self.backlog + notsent + size) / (rate or _RATE)
 
     @property

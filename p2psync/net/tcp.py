@@ -23,8 +23,9 @@ PREFERRED = ("bbr", "cubic")
 #: What it takes towards near peers, and the round trips (seconds) within which a peer is near. Over a fraction of a
 #: millisecond BBR's timers cost more than they bring, and a machine with other things to do is late for them.
 NEAR, NEAR_RTT = "cubic", 0.002
-#: Bytes of a connection that may wait in the kernel before they are sent: what waits there cannot be overtaken.
-NOTSENT_LOWAT = 32 << 10
+#: Bytes of a connection that may wait in the kernel before they are sent, at least and at most, and for how long they
+#: may (seconds): what waits there cannot be overtaken, nor called off.
+LEAST_NOTSENT, MOST_NOTSENT, NOTSENT_SECONDS = 16 << 10, 128 << 10, 0.04
 
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", None)
@@ -183,6 +184,16 @@ def tune(sock: Any, congestion: Congestion) -> None:
     name = congestion.near if info is not None and 0 < info.rtt <= NEAR_RTT else congestion.far
     if name and congestion_of(sock) != name:
         set_congestion(sock, name)
+    set_notsent(sock, LEAST_NOTSENT)
+
+
+def notsent_for(rate: float) -> int:
+    """What may wait in the kernel at so many bytes a second: a power of two, so that it seldom changes."""
+    return max(LEAST_NOTSENT, min(MOST_NOTSENT, 1 << int(rate * NOTSENT_SECONDS).bit_length()))
+
+
+def set_notsent(sock: Any, nbytes: int) -> None:
+    """How much may wait in the kernel before the socket is full."""
     if _TCP_NOTSENT_LOWAT is not None:
         with suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT)
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, nbytes)

@@ -31,16 +31,22 @@ def test_a_node_that_claims_too_much_is_believed_to_twice_what_others_saw() -> N
     honest = nodes(8)
     liar = NodeFigures(name="liar", region="a", claimed_up=1e5, seen_up={"a1": 10.0, "a2": 12.0, "a3": 11.0})
     network = from_measurements("a0", [*honest, liar], [])
-    assert network.up[network.names.index("liar")] == 22
+    assert network.up[network.names.index("liar")] == 23
     plan = make_plan(network)
     assert plan.egress(plan.names.index("liar")) < 0.3
 
 
-def test_one_accomplice_or_its_own_word_does_not_help_a_liar() -> None:
+def test_one_accomplice_helps_a_liar_to_three_times_what_others_saw_and_its_own_word_to_nothing() -> None:
     told = {"a1": 10.0, "a2": 12.0, "friend": 1e5, "liar": 1e5}
     liar = NodeFigures(name="liar", region="a", claimed_up=1e5, seen_up=told)
     network = from_measurements("a0", [*nodes(4), liar], [])
-    assert network.up[network.names.index("liar")] == 24
+    assert network.up[network.names.index("liar")] == 36
+
+
+def test_two_who_measured_an_uplink_together_bear_out_all_of_it_however_they_shared_it() -> None:
+    shared = NodeFigures(name="b", region="a", claimed_up=24.0, seen_up={"a1": 16.0, "a2": 8.0, "a3": 2.0})
+    network = from_measurements("a0", [*nodes(4), shared], [])
+    assert network.up[network.names.index("b")] == 24
 
 
 def test_a_claim_that_nobody_tested_counts_as_the_slower_ones_that_were() -> None:
