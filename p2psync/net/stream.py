@@ -70,7 +70,8 @@ class PeerStream(asyncio.BufferedProtocol):
         self.round_trip = 0.0
         self.dried = 0
         self._congestion = congestion
-        self._notsent = tcp.LEAST_NOTSENT
+        self._rate = 0.0
+        self._may_wait = tcp.LEAST_NOTSENT
         self._retired = False
         self._socket: Any = None
         self._pinged: tuple[int, float] | None = None
@@ -156,10 +157,7 @@ class PeerStream(asyncio.BufferedProtocol):
         A connection that carried little has a small window. Where rates are not known they are taken for equal.
         """
         notsent, rate = tcp.pace(self._socket) if self._socket is not None else (0, 0.0)
-        fitting = tcp.notsent_for(rate)
-        if fitting != self._notsent and self._socket is not None:
-            self._notsent = fitting
-            tcp.set_notsent(self._socket, fitting)
+        self._rate = rate
         return (self.backlog + notsent + size) / (rate or _RATE)
 
     @property
@@ -187,6 +185,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self.waiting += len(data)
         if self._transport is not None and not self._transport.is_closing() and not self._retired:
             self.dried += not self.backlog and (self._socket is None or not tcp.unsent(self._socket))
+            self._fit_queue()
             header = encode_chunk_header(manifest, index, len(data), tag)
             # Both in one call to the kernel: the header does not travel as a packet of its own.
             self._transport.writelines((header, data))
@@ -195,6 +194,13 @@ class PeerStream(asyncio.BufferedProtocol):
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
+
+    def _fit_queue(self) -> None:
+        """Let as much wait in the kernel as suits the rate that `takes` has found."""
+        fitting = tcp.notsent_for(self._rate)
+        if fitting != self._may_wait and self._socket is not None:
+            self._may_wait = fitting
+            tcp.set_notsent(self._socket, fitting)
 
     def send_frame(self, frame: bytes) -> None:
         """Send a message that stands in its frame already."""

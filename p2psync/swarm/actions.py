@@ -15,11 +15,12 @@ class SwarmConfig:
     window_least, window_most: bounds of what is asked of one peer at a time. horizon: how far ahead requests reach.
     flight_least: of what may be on its way in all trees, so that a small delta need not wait. late_after: a request
     counts as late this long after the peer's own pace would have brought it. flush_limit: bytes given to one peer's
-    connections ahead of the kernel. endgame_copies: peers asked for the same chunk at the end, once it is
-    `endgame_after` and half as much again as the first one's pace would take overdue. have_delay: how long news of held
-    chunks may wait for company; have_delay_pushed: where they come by pushes, so that nobody waits for the news, which
-    cost more than the chunks where each tells all; have_per_peer: and so much for each peer at least, so that news of
-    pushed chunks do not cost more the more peers there are. ban: how long a liar is shut out.
+    connections ahead of the kernel, or two chunks: little, since what was given cannot be called off. endgame_copies:
+    peers asked for the same chunk at the end, once it is `endgame_after` and half as much again as the first one's pace
+    would take overdue. have_delay: how long news of held chunks may wait for company; have_delay_pushed: where they
+    come by pushes, so that nobody waits for the news, which cost more than the chunks where each tells all;
+    have_per_peer: and so much for each peer at least, so that news of pushed chunks do not cost more the more peers
+    there are. ban: how long a liar is shut out.
     """
 
     window_least: int = 256 << 10

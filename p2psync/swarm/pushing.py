@@ -193,7 +193,7 @@ class Pushing:
         later = [t for t, names in enumerate(ground.trees.children) if t not in first and expected and self._up(names)]
         if later:
             self.next_wake = min(self.next_wake, injection.begun + EXPECTED_FOR)
-        roomy = {name for name in takers if self._serving.has_room(ground.peers[name])}
+        roomy = {name for name in takers if self._serving.has_room(ground.peers[name], transfer)}
         while injection.waiting and roomy:
             index = injection.waiting[0]
             # One that is put in again goes another way, if there is one.
@@ -205,7 +205,7 @@ class Pushing:
             injection.waiting.popleft()
             transfer.tags[index] = tag_of(plan.revision, tree)
             given = [self._serving.push(name, transfer, short, index) for name in sorted(first[tree])]
-            roomy -= {name for name in first[tree] if not self._serving.has_room(ground.peers[name])}
+            roomy -= {name for name in first[tree] if not self._serving.has_room(ground.peers[name], transfer)}
             injection.sent[tree] += 1
             injection.flight.add(index, tree, now)
             injection.moved = now

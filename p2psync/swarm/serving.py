@@ -50,13 +50,16 @@ class Serving:
         self.serve(peer)
         return True
 
-    def has_room(self, peer: Peer) -> bool:
+    def has_room(self, peer: Peer, transfer: Transfer) -> bool:
         """Whether a chunk that is pushed now would leave at once."""
-        return not peer.pushes and peer.flushing < self._ground.config.flush_limit
+        return not peer.pushes and peer.flushing < self._limit(transfer)
 
     def serve(self, peer: Peer) -> None:
         """Hand out what there is room for."""
-        while (peer.queue or peer.pushes) and peer.flushing < self._ground.config.flush_limit:
+        while waiting := peer.queue or peer.pushes:
+            transfer = self._ground.transfers.get(next(iter(waiting))[0])
+            if transfer is not None and peer.flushing >= self._limit(transfer):
+                return
             if peer.queue:
                 transfers = self._ground.transfers
                 # Most often there is one that was never sent, which is the least.
@@ -75,6 +78,10 @@ class Serving:
         """Tell a peer all that is held of a manifest."""
         if not transfer.silent and transfer.held.any():
             self._ground.send(name, Have(short, pack_bitmap(transfer.held)))
+
+    def _limit(self, transfer: Transfer) -> int:
+        """Bytes that may be on their way to the kernel: two chunks, so that one follows the other, or some more."""
+        return max(self._ground.config.flush_limit, 2 * transfer.typical)
 
     def _hand_out(self, peer: Peer, short: bytes, index: int, *, asked: bool) -> None:
         transfer = self._ground.transfers.get(short)

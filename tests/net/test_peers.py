@@ -75,6 +75,10 @@ class Kernel:
         for offset, value in ((16, mss), (68, rtt), (80, window), (144, notsent)):
             info[offset : offset + 4] = value.to_bytes(4, "little")
         self._info = bytes(info)
+        self.options: dict[int, int] = {}
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        self.options[option] = value
 
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
         return self._info[:size]
@@ -108,6 +112,32 @@ def test_of_two_empty_connections_the_one_with_the_larger_window_is_taken(run: R
     run(check())
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the kernel bounds no queue")
+def test_what_may_wait_in_the_kernel_is_what_leaves_in_a_few_hundredths_of_a_second(run: Run) -> None:
+    slow, fast = Kernel(1000, 100_000, 50, 0), Kernel(1000, 10_000, 25, 0)
+
+    async def check() -> None:
+        a, b = await Told("a").listen(), await Told("b").listen()
+        a.table.dial(b.info)
+        await until(lambda: a.up == ["b"] and b.up == ["a"])
+        (link,) = a.table.streams("b")
+        assert link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == tcp.LEAST_NOTSENT
+        real = link._socket
+        for kernel in (fast, slow):
+            link._socket = kernel
+            assert a.table.send_chunk("b", SHORT, 7, bytes(1000))
+        link._socket = real
+        await a.table.close()
+        await b.table.close()
+
+    run(check())
+    # 2.5 MB/s, and 0.5 MB/s, of which the least may always wait.
+    assert fast.options == {socket.TCP_NOTSENT_LOWAT: 128 << 10}
+    assert slow.options == {socket.TCP_NOTSENT_LOWAT: 32 << 10}
+    assert tcp.notsent_for(0.0) == tcp.LEAST_NOTSENT
+    assert tcp.notsent_for(1e9) == tcp.MOST_NOTSENT
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel does not count packets for us")
 def test_a_chunk_and_its_header_leave_together(run: Run) -> None:
     async def check() -> None:
@@ -119,6 +149,18 @@ def test_a_chunk_and_its_header_leave_together(run: Run) -> None:
         assert a.table.send_chunk("b", SHORT, 7, b"x" * 1000)
         await until(lambda: len(b.messages) == 1)
         assert segments_sent(link) == before + 1
+        await a.table.close()
+        await b.table.close()
+
+    run(check())
+
+
+def test_a_host_may_be_given_by_its_name(run: Run) -> None:
+    async def check() -> None:
+        a, b = await Told("a").listen(), await Told("b").listen()
+        # It listens on 127.0.0.1 alone: where the name has ::1 as well, that refuses, and the next is tried.
+        a.table.dial(replace(b.info, host="localhost"))
+        await until(lambda: a.up == ["b"] and b.up == ["a"])
         await a.table.close()
         await b.table.close()
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from p2psync.protocol.messages import Chunk, Gone, Have, HaveMore, Ready, Request, Want
+from p2psync.protocol.messages import Cancel, Chunk, Gone, Have, HaveMore, Ready, Request, Want
 from p2psync.protocol.plan import NodePlan, Place
 from p2psync.swarm.asking import ENDGAME_HELD, IDLE_AFTER, SPENT_AFTER
-from p2psync.swarm.core import Ban, Save, SendChunk, SwarmConfig
+from p2psync.swarm.core import Ban, Save, Send, SendChunk, SwarmConfig
 from p2psync.swarm.early import MAX_EARLY_CHUNK_BYTES
 from p2psync.swarm.lag import FIRST, LEAST
 from p2psync.swarm.peer import UNASKED_BYTES
@@ -246,6 +246,56 @@ def test_a_child_that_got_it_elsewhere_is_not_pushed_what_waits_for_it() -> None
     assert bench.served() == [("c", 3)]
 
 
+def test_what_waits_to_be_pushed_to_one_who_asks_for_it_goes_out_once_and_before_the_rest() -> None:
+    bench = relay(("p", "c"))
+    bench.say("c", Want(bench.short, True))
+    for index in range(5):
+        push(bench, "p", index)
+    assert bench.served() == [("c", 0), ("c", 1)]
+    bench.say("c", Request(bench.short, [4]), 0.1)
+    order = []
+    for _ in range(4):
+        bench.swarm.flushed("c", CHUNK, 0.2)
+        order += [index for _, index in bench.served()]
+    assert order == [4, 2, 3]
+
+
+def test_what_was_pushed_a_moment_ago_is_not_sent_again_to_one_who_asks_for_it_unless_it_asks_once_more() -> None:
+    bench = relay(("p", "c"))
+    bench.say("c", Want(bench.short, True))
+    push(bench, "p", 0)
+    assert bench.served() == [("c", 0)]
+    bench.swarm.flushed("c", CHUNK, 0.1)
+    bench.say("c", Request(bench.short, [0]), 0.1)
+    assert bench.actions() == []
+    bench.say("c", Request(bench.short, [0]), 9.0)
+    assert bench.served() == [("c", 0)]
+
+
+def test_what_was_pushed_over_a_connection_that_was_lost_is_sent_when_it_is_asked_for() -> None:
+    bench = relay(("p", "c"))
+    bench.say("c", Want(bench.short, True))
+    push(bench, "p", 0)
+    bench.swarm.flushed("c", CHUNK, 0.1)
+    bench.actions()
+    # One of several connections is lost, and the peer is still up.
+    assert bench.swarm.peer_up("c", False, 0.2)
+    bench.actions()
+    bench.say("c", Request(bench.short, [0]), 0.3)
+    assert bench.served() == [("c", 0)]
+
+
+def test_a_push_that_is_called_off_does_not_go_out() -> None:
+    bench = relay(("p", "c"))
+    bench.say("c", Want(bench.short, True))
+    for index in range(4):
+        push(bench, "p", index)
+    bench.actions()
+    bench.say("c", Cancel(bench.short, [2]), 0.1)
+    bench.swarm.flushed("c", 2 * CHUNK, 0.1)
+    assert bench.served() == [("c", 3)]
+
+
 # ---- the next delta ------------------------------------------------------------------------------------------------
 
 
@@ -459,6 +509,22 @@ def test_a_parent_who_holds_all_is_asked_for_what_others_owe_soon_after_its_last
     assert bench.sent(Request) == []
     bench.swarm.poll(1.0 + max(SPENT_AFTER, ENDGAME_HELD) + 0.05)
     assert [name for name, _ in bench.sent(Request)] == ["p"]
+
+
+def test_parents_that_hold_what_is_asked_of_another_need_not_push_it_any_more() -> None:
+    bench = relay(("p", ""), ("slow", ""), ("empty", ""))
+    assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
+    push(bench, "p", 7, now=1.0)
+    bench.have("slow", 0, 1, now=1.0)
+    bench.have("p", *range(8), now=1.0)
+    bench.have("trainer", *range(8), now=1.0)
+    bench.actions()
+    bench.swarm.poll(2.0)
+    messages = [(a.peer, a.message) for a in bench.actions() if isinstance(a, Send)]
+    asked = {index for _, m in messages if isinstance(m, Request) for index in m.chunks}
+    assert {0, 1} <= asked
+    called_off = [(name, sorted(m.chunks)) for name, m in messages if isinstance(m, Cancel)]
+    assert called_off == [("slow", [0, 1])]
 
 
 def test_nodes_of_a_region_take_different_chunks_from_far_parents() -> None:

@@ -46,7 +46,8 @@ class FluidOptions:
     limit: float = 300.0
     buffer: float = 0.2
     samples_every: float = 0.25
-    config: SwarmConfig = field(default_factory=SwarmConfig)
+    # A kernel takes a window's worth at once, and tells that it did; here a chunk is the sender's until it has left.
+    config: SwarmConfig = field(default_factory=lambda: SwarmConfig(flush_limit=1 << 20))
 
 
 class NotConvergedError(P2PSyncError):
