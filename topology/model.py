@@ -121,6 +121,24 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         own = self.host.get(host)
         return own.dialable if own is not None and own.dialable is not None else self.region[region].dialable
 
+    def slower(self, times: float) -> Topology:
+        """The same network with all rates so many times lower; delays and losses stay. Raises `FormatError` where no
+        rate is left."""
+
+        def less(rate: float | None) -> float | None:
+            return None if rate is None else rate / times
+
+        change = msgspec.structs.replace
+        slow = change(
+            self,
+            region={n: change(r, up=r.up / times, down=less(r.down)) for n, r in self.region.items()},
+            link=[change(link, rate=link.rate / times, rate_back=less(link.rate_back)) for link in self.link],
+            host={n: change(h, up=less(h.up), down=less(h.down)) for n, h in self.host.items()},
+            event=[change(event, rate=less(event.rate)) for event in self.event],
+        )
+        slow.check()
+        return slow
+
     def check(self) -> None:
         """Raise `FormatError` for anything that is no network."""
         if sum(region.hosts for region in self.region.values()) > MAX_HOSTS:

@@ -32,6 +32,9 @@ def swarm(
     faults: Annotated[
         bool, typer.Option("--faults", help="Ours again with a relay killed halfway, and with a link cut to a tenth.")
     ] = False,
+    slower: Annotated[
+        float, typer.Option(help="Divide all rates by this: for networks faster than this machine can carry.", min=1)
+    ] = 1.0,
     limit: Annotated[float, typer.Option(help="Seconds after which a run is given up.", min=1)] = 300.0,
     piece: Annotated[str, typer.Option(help="Bytes of the torrents' pieces.")] = "64KiB",
     settle: Annotated[
@@ -77,6 +80,8 @@ def swarm(
     )
     if file is not None:
         name, topology = file.name, load(file)
+        if slower > 1:
+            name, topology = f"{name}, {slower:g} times slower", topology.slower(slower)
     else:
         topology, options = short(options)
         name = "short form"

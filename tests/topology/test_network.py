@@ -87,6 +87,21 @@ def test_what_is_no_network_is_refused_in_one_line(tmp_path: Path, change: tuple
     assert "\n" not in str(caught.value)
 
 
+def test_a_slower_network_has_all_its_rates_less_and_a_bound_as_much_less(tmp_path: Path) -> None:
+    (tmp_path / "wan.toml").write_text(FULL + '[[event]]\nat = 1\nkind = "degrade"\nlink = ["eu", "us"]\nrate = 4\n')
+    whole = load(tmp_path / "wan.toml")
+    slow = whole.slower(4)
+    before, after = from_topology(whole), from_topology(slow)
+    for ours, theirs in ((after.up, before.up), (after.down, before.down), (after.rate, before.rate)):
+        assert np.array_equal(ours, theirs / 4)
+    assert np.array_equal(after.delay, before.delay)
+    assert np.array_equal(after.loss, before.loss)
+    assert slow.event[0].rate == 1
+    assert broadcast_bound(slow).rate == pytest.approx(broadcast_bound(whole).rate / 4)
+    with pytest.raises(FormatError, match="rates above 0"):
+        whole.slower(float("inf"))
+
+
 def test_two_nodes_that_only_dial_out_need_a_third() -> None:
     hidden = {"a-1": Host(dialable=False), "a-2": Host(dialable=False)}
     assert broadcast_bound(Topology("a-0", {"a": Region(3, 100)}, host=hidden)).rate == pytest.approx(50)
