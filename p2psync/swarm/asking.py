@@ -195,7 +195,8 @@ class Asking:
             transfer.ask(index, peer.name, now, due, hoped)
             self._late_due = min(self._late_due, due)
         ground.send(peer.name, Request(transfer.id[:SHORT_ID_BYTES], chunks))
-        if transfer.pushed:
+        # Whoever has not answered a request yet may only claim to hold it.
+        if transfer.pushed and peer.rate and not peer.snubbed:
             self._call_off_pushes(peer, transfer, chunks)
 
     def _call_off_pushes(self, asked: Peer, transfer: Transfer, chunks: list[int]) -> None:

@@ -238,7 +238,6 @@ class Swarm:
         if name not in self._peers:
             surplus, _ = self._surplus.pop(name, (0, now))
             self._peers[name] = Peer(name, near, source, last_arrival=now, surplus=surplus)
-        self._peers[name].handed.clear()
         if self._ready and name in self._ground.trees.parents:
             self._tell_ready([name])
         for short, transfer in self._transfers.items():

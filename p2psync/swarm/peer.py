@@ -70,8 +70,7 @@ class Peer:
     early: its word on manifests that this node does not know yet. queue: chunks it asked for, in order of asking.
     ready: digest of the version that it runs. unasked: bytes pushed of manifests of which it said no word yet. wants:
     manifests whose chunks it wants pushed. pushes: chunks to push to
-    it, in order. given: chunks that were pushed to it, or are about to be, flags per manifest. handed: those of them
-    that its connections have taken, as far as it did not ask for them.
+    it, in order. given: chunks that were pushed to it, or are about to be, flags per manifest.
     flushing: bytes handed to its connections and not yet taken by the kernel. owed: bytes it was asked for, whether or
     not the request was given up, and has not sent. surplus: bytes it sent beyond that to no use, less those of use.
     pushed_at: when a chunk last came from it unasked.
@@ -90,7 +89,6 @@ class Peer:
     wants: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     pushes: OrderedDict[tuple[bytes, int], None] = field(default_factory=OrderedDict)
     given: dict[bytes, Bits] = field(default_factory=dict)
-    handed: set[tuple[bytes, int]] = field(default_factory=set)
     flushing: int = 0
     asked_bytes: int = 0
     owed: int = 0
@@ -143,7 +141,6 @@ class Peer:
         given = self.given.get(short)
         if given is not None:
             given[chunks] = False
-        self.handed.difference_update((short, index) for index in chunks)
 
     def needs_no_more(self, short: bytes, chunks: Iterable[int]) -> None:
         """These chunks come to it by another way."""
@@ -154,7 +151,6 @@ class Peer:
     def forget(self, short: bytes) -> Bits | None:
         """A manifest is exchanged no longer; returns what it held of it."""
         self.late = {key for key in self.late if key[0] != short}
-        self.handed = {key for key in self.handed if key[0] != short}
         for waiting in (self.queue, self.pushes):
             for key in [key for key in waiting if key[0] == short]:
                 del waiting[key]

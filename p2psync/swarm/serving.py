@@ -26,10 +26,6 @@ class Serving:
         refused = []
         for index in request.chunks:
             key = (request.manifest, index)
-            if key in peer.handed:
-                # Its push is on the way there; if it is asked for once more, it was lost.
-                peer.handed.remove(key)
-                continue
             peer.pushes.pop(key, None)
             held = transfer is not None and index < len(transfer.held) and bool(transfer.held[index])
             if held and len(peer.queue) < MAX_QUEUED:
@@ -71,7 +67,6 @@ class Serving:
                 (short, index), _ = peer.pushes.popitem(last=False)
                 theirs = peer.holds.get(short)
                 if theirs is None or not theirs[index]:
-                    peer.handed.add((short, index))
                     self._hand_out(peer, short, index, asked=False)
 
     def tell_all(self, short: bytes, transfer: Transfer, name: str) -> None:
