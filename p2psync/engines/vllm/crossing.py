@@ -18,6 +18,7 @@ class Crossing:
         self._changed = threading.Condition()
         self._offered: Callable[[], None] | None = None
         self._version: int | None = None
+        self._turn = 0
         self._outcome: Exception | float | None = None
         self._closed = False
 
@@ -34,6 +35,7 @@ class Crossing:
         """
         with self._changed:
             self._offered, self._version, self._outcome = work, version, None
+            self._turn += 1
             self._changed.notify_all()
             self.on_news()
             try:
@@ -58,7 +60,7 @@ class Crossing:
     def take(self) -> None:
         """Do what is offered, and tell the one who waits. Raises what it raises."""
         with self._changed:
-            work, self._offered = self._offered, None
+            work, self._offered, turn = self._offered, None, self._turn
         if work is None:
             raise EngineError("nothing is staged")
         outcome: Exception | float
@@ -74,8 +76,9 @@ class Crossing:
         with self._changed:
             self._outcome = outcome
             self._changed.notify_all()
-            # What comes after a commit sees the position that it led to, not an offer that is over.
-            self._changed.wait_for(lambda: self._version is None)
+            # What comes after a commit sees the position that it led to, not an offer that is over; the next offer may
+            # be there before this thread is.
+            self._changed.wait_for(lambda: self._version is None or self._turn != turn)
         if isinstance(outcome, Exception):
             raise outcome
 
