@@ -13,6 +13,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from p2psync.errors import FormatError, P2PSyncError
 from p2psync.membership.records import Announce, Claim, Join, Leave, Renew
+from p2psync.net import tcp
 from p2psync.net.hub_wire import (
     CLAIM_HEADER,
     MAX_ANNOUNCE,
@@ -127,6 +128,8 @@ class _Routes:
         revision = _number(query.get("revision", "-1"), "revision")
         wait = min(MAX_WAIT, _number(query.get("wait", "0"), "wait"))
         packed = PACKED in request.headers.get("Accept-Encoding", "")
+        if wait and request.transport is not None:
+            tcp.keep_awake(request.transport.get_extra_info("socket"))
         body = await self._hub.wait_view(query.get("instance", ""), int(revision), wait, packed=packed)
         headers = {"Content-Encoding": PACKED} if packed else {}
         return web.Response(body=body, content_type="application/json", headers=headers)

@@ -21,6 +21,7 @@ FILL = 192 << 10
 class _Flow:
     left: int
     until: float
+    rate: float = 0.0
     sent: int = 0
 
 
@@ -43,10 +44,15 @@ class JunkPumps:
         """To whom junk is sent now."""
         return self._flows.keys()
 
-    def start(self, peer: str, size: int, until: float) -> None:
-        """Send at most so many bytes, until the loop's clock says `until`."""
+    @property
+    def held(self) -> Collection[str]:
+        """Those of them to whom it is sent at a rate that was asked for."""
+        return [peer for peer, flow in self._flows.items() if flow.rate]
+
+    def start(self, peer: str, size: int, until: float, rate: float = 0.0) -> None:
+        """Send at most so many bytes, until the loop's clock says `until`. rate: bytes a second, 0: no limit."""
         self.stop(peer)
-        self._flows[peer] = _Flow(size, until)
+        self._flows[peer] = _Flow(size, until, rate)
         if self._timer is None:
             self._timer = self._loop.call_soon(self._turn)  # type: ignore[assignment]
 
@@ -54,6 +60,8 @@ class JunkPumps:
         """Send no more to this peer. What the connections took already still leaves."""
         flow = self._flows.pop(peer, None)
         if flow is not None:
+            for stream in self._peers.streams(peer):
+                stream.hold_to(0.0)
             self._ended(peer, flow.sent)
 
     def close(self) -> None:
@@ -76,6 +84,7 @@ class JunkPumps:
         """Whether there is more to send."""
         streams = self._peers.streams(peer)[: self._width]
         for stream in streams:
+            stream.hold_to(flow.rate / len(streams))
             while stream.backlog < FILL and flow.left >= len(FRAME):
                 stream.send_frame(FRAME)
                 flow.left -= len(FRAME)

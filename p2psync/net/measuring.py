@@ -18,7 +18,8 @@ from p2psync.protocol.messages import MAX_STREAMS, Junk, Message, Probe, ProbeEn
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauges import MBIT, Gauges, Reading
-from p2psync.swarm.probing import Expel, Prober, Pump, StopPump, Tell
+from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
+from p2psync.swarm.probing import Prober
 from p2psync.swarm.streams import TOLERANT, StreamPolicy
 
 #: Seconds between looks at all connections: while junk flows, and otherwise.
@@ -113,12 +114,9 @@ class Measuring:
 
     def planned(self, plan: NodePlan) -> None:
         """This is the plan now."""
-        expected: dict[str, float] = {}
-        for place in plan.places:
-            for child in place.children:
-                name = plan.peers[child]
-                expected[name] = expected.get(name, 0.0) + place.rate / MBIT
-        self.gauges.expected = expected
+        self.gauges.expected = {name: rate / MBIT for name, rate in plan.rates_to().items()}
+        from_parents = {name: rate / MBIT for name, rate in plan.rates_from().items()}
+        self._prober.planned(from_parents, self._loop.time())
 
     def peer_up(self, name: str, region: str) -> None:
         """A peer is connected, or has one more connection."""
@@ -207,7 +205,8 @@ class Measuring:
         self.gauges.read(readings, now, self._pumps.peers)
 
     def _watch_streams(self, span: float, now: float) -> None:
-        for name in self._up:
+        # What is held to a rate tells nothing of how many connections it takes.
+        for name in self._up.difference(self._pumps.held):
             gauge = self.gauges.paths.get(name)
             if gauge is not None and (gauge.pressed_since is not None or gauge.sending):
                 self._policy.seen(name, len(self._peers.streams(name)), gauge, span, now)
@@ -247,7 +246,7 @@ class Measuring:
                     case Tell():
                         self._peers.send(action.peer, action.message)
                     case Pump():
-                        self._pumps.start(action.peer, action.size, action.until)
+                        self._pumps.start(action.peer, action.size, action.until, action.rate)
                     case StopPump():
                         self._pumps.stop(action.peer)
                     case Expel():

@@ -96,6 +96,7 @@ class NodeRunner:
             self.driver = EngineDriver(engine, core, store, on_event=on_event, on_trouble=self._trouble)
         self._signed: dict[bytes, SignedManifest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sealing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         # Chunks that were saved in this turn: they are passed on from memory.
@@ -149,11 +150,12 @@ class NodeRunner:
         await (self.driver.in_worker(warm) if self.driver is not None else asyncio.to_thread(warm))
 
     async def stop(self) -> None:
-        """Leave the hub, close the peers, and wait for the engine to finish what it is doing."""
+        """Leave the hub, close the peers, and wait for the disk and the engine to finish what they are doing."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in list(self._tasks):
+        # The store is closed after this, and a thread that writes cannot be cancelled.
+        for task in self._tasks - self._sealing:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         lease = self.core.membership.lease
@@ -279,13 +281,15 @@ class NodeRunner:
             return info
         return msgspec.structs.replace(info, host=self._hub.url.host or "")
 
-    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
+    def _spawn(self, coroutine: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._sealing.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._break(error)
 
@@ -375,7 +379,7 @@ class NodeRunner:
     def _complete(self, id: bytes) -> None:
         pack = self.store.get(id)
         if pack is not None and pack.complete:
-            self._spawn(self._seal(pack))
+            self._sealing.add(self._spawn(self._seal(pack)))
 
     async def _seal(self, pack: Pack) -> None:
         try:

@@ -72,6 +72,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self._congestion = congestion
         self._rate = 0.0
         self._may_wait = tcp.LEAST_NOTSENT
+        self._held_to = 0.0
         self._retired = False
         self._socket: Any = None
         self._pinged: tuple[int, float] | None = None
@@ -201,6 +202,12 @@ class PeerStream(asyncio.BufferedProtocol):
         if fitting != self._may_wait and self._socket is not None:
             self._may_wait = fitting
             tcp.set_notsent(self._socket, fitting)
+
+    def hold_to(self, rate: float) -> None:
+        """Have the kernel send no faster than so many bytes a second; 0: as fast as may be."""
+        if rate != self._held_to and self._socket is not None:
+            self._held_to = rate
+            tcp.set_most(self._socket, rate)
 
     def send_frame(self, frame: bytes) -> None:
         """Send a message that stands in its frame already."""

@@ -11,6 +11,7 @@ with it, and a REQUEST obliges nobody.
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import TypeAlias
 
@@ -120,12 +121,14 @@ class Pong(msgspec.Struct, frozen=True, array_like=True):
 class Probe(msgspec.Struct, frozen=True, array_like=True):
     """Please send me up to `size` bytes of junk, for so many seconds at most; size 0: stop. Obliges nobody.
 
-    token: the asker's name for this probe, or that of the offer which it takes up.
+    token: the asker's name for this probe, or that of the offer which it takes up. rate: bytes a second at most, 0: as
+    fast as may be.
     """
 
     token: int
     size: int
     seconds: float
+    rate: float = 0.0
 
 
 class Junk(msgspec.Struct, frozen=True, array_like=True):
@@ -261,6 +264,7 @@ def _check_probing(message: Probe | ProbeEnd | ProbeOffer | WantStreams) -> None
     match message:
         case Probe():
             bounded = 0 <= message.size <= MAX_PROBE_BYTES and 0 <= message.seconds <= MAX_PROBE_SECONDS
+            bounded = bounded and 0 <= message.rate < math.inf
         case ProbeEnd():
             bounded = 0 <= message.sent <= MAX_PROBE_BYTES
         case ProbeOffer():

@@ -53,6 +53,14 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
         """The fraction of all chunks that this node should send each child."""
         return self._fractions(lambda place: place.children)
 
+    def rates_from(self) -> dict[str, float]:
+        """Mbit/s that the plan foresees from each parent."""
+        return self._rates(lambda place: [place.parent] if place.parent >= 0 else [])
+
+    def rates_to(self) -> dict[str, float]:
+        """Mbit/s that the plan foresees to each child."""
+        return self._rates(lambda place: place.children)
+
     def check(self) -> None:
         """Raise `FormatError` for what no planner makes."""
         fine = 0 < len(self.shares) <= MAX_TREES and len(self.places) == len(self.shares) and min(self.shares) > 0
@@ -63,6 +71,13 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
             fine = fine and (place.parent == -1 or place.parent in known)
         if not fine:
             raise FormatError("a plan whose trees do not fit together")
+
+    def _rates(self, ends: Callable[[Place], list[int]]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for place in self.places:
+            for end in ends(place):
+                found[self.peers[end]] = found.get(self.peers[end], 0.0) + place.rate
+        return found
 
     def _fractions(self, ends: Callable[[Place], list[int]]) -> dict[str, float]:
         found: dict[str, float] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from p2psync.swarm.gauges import LASTING, lasting
+
 #: Bytes from which on something flows.
 _BEGUN = 32 << 10
 
@@ -15,20 +17,23 @@ class ProbeConfig:
 
     share: of a link that probing may take in the long run, counted over `window`. allowance: what it may take besides
     in this node's life, so that a newcomer can measure at once; no more than `allowance_seconds` of what the link is
-    known to give. assumed: bytes a second of a link that nobody measured. most, least: bytes asked of one peer in one
-    probe. shortest, longest: how long a probe may take, and by how many round trips it is longer than the shortest.
-    up_fan, down_fan: peers that a node's whole uplink or downlink is measured with; one less after each `tries` in
-    which not all had time. settle: a newcomer probes the paths to other regions first, and its own links after so long.
-    rank_wait: by how much each node of a region comes after the one before it. spread: how far first probes are spread
-    at random. stale: after which a figure is measured again; again: after which it is the first time, or where it was
-    found with fewer peers. pause: after a probe that came to nothing, about. tired: when there is nothing left to
-    spend. cooling: for which a peer is not served again. quiet: for which no chunk may have flowed.
+    known to give. own: the part of what is left that one measuring of a node's own links may take at each end: on fast
+    links nothing would be left for the paths between regions, which bind plans more often. assumed: bytes a second of a
+    link that nobody measured. most, least: bytes asked of one peer in one probe. shortest, longest: how long a probe
+    may take, and by how many round trips it is longer than the shortest. up_fan, down_fan: peers that a node's whole
+    uplink or downlink is measured with; one less after each `tries` in which not all had time. settle: a newcomer
+    probes the paths to other regions first, and its own links after so long. rank_wait: by how much each node of a
+    region comes after the one before it. spread: how far first probes are spread at random. stale: after which a figure
+    is measured again; again: after which it is the first time, or where it was found with fewer peers. pause: after a
+    probe that came to nothing, about. tired: when there is nothing left to spend. cooling: for which a peer is not
+    served again. quiet: for which no chunk may have flowed.
     """
 
     share: float = 0.01
     window: float = 60.0
     allowance: int = 256 << 20
     allowance_seconds: float = 10.0
+    own: float = 0.35
     assumed: float = 2.5e6
     most: int = 64 << 20
     least: int = 64 << 10
@@ -37,7 +42,7 @@ class ProbeConfig:
     trips: float = 14.0
     up_fan: int = 2
     down_fan: int = 3
-    tries: int = 6
+    tries: int = 3
     settle: float = 4.0
     rank_wait: float = 30.0
     spread: float = 1.0
@@ -77,9 +82,9 @@ class Steady:
     """Whether a flow has found its rate: it gives no more in the last while than in the one before."""
 
     def __init__(self, round_trip: float) -> None:
-        self._while = min(0.75, max(0.5, 5 * round_trip))
+        self._while = lasting(round_trip)
         # A rate that doubles each round trip has come a long way by then.
-        self._least = 0.8 + 10 * round_trip
+        self._least = 0.8 + 10 * round_trip if self._while >= LASTING else 0.0
         self._seen: deque[tuple[float, int]] = deque()
         self._begun: float | None = None
 

@@ -369,6 +369,8 @@ class Swarm:
         peer.late.discard((chunk.manifest, chunk.index))
         transfer = self._transfers.get(chunk.manifest)
         if transfer is not None:
+            if chunk.tag and not peer.owed and transfer.pushed and chunk.index < len(transfer.heard):
+                self._ground.lag.came_late(now - float(transfer.heard[chunk.index]))
             self._ground.forget_request(transfer, chunk.index, peer.name)
         self._count_surplus(peer, max(0, size - peer.owed), now)
         peer.owed = max(0, peer.owed - size)
@@ -398,6 +400,8 @@ class Swarm:
         if transfer.pushed and not asked:
             peer.pushed_at = now
             self._ground.lag.sample(max(0.0, now - float(transfer.heard[chunk.index])))
+        elif transfer.pushed and chunk.tag and not was_late and all(request.peer != peer.name for request in asked):
+            self._ground.lag.came_late(now - float(transfer.heard[chunk.index]))
         peer.delivered(now)
         self._ground.actions.append(Save(transfer.id, chunk.index, chunk.data))
         self._pushing.forward(transfer, short, chunk.index, chunk.tag)

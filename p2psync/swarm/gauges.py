@@ -27,6 +27,8 @@ from p2psync.membership.records import Measures, Path
 SHORTEST, LONGEST = 0.05, 1.0
 #: Seconds for which a rate must last at least, and at most; in round trips: so many; timers are not exact.
 LASTING, LASTING_MOST, LASTING_TRIPS = 0.5, 0.75, 5.0
+#: Between near peers, by their round trip (seconds), a hole is filled at once, and each second of junk costs much.
+NEAR, LASTING_NEAR = 0.005, 0.2
 _SLACK = 0.02
 #: Seconds under pressure for which a best rate is kept, in so many parts; after which a path is known to have changed.
 MEMORY, PARTS = 60.0, 10
@@ -320,7 +322,6 @@ class Gauges:
             gauge.rtt = min(gauge.rtt or reading.rtt, reading.rtt)
 
     def _take(self, flows: Mapping[str, _Flow], span: float, now: float) -> None:
-        lasting = max((self._lasting(peer) for peer in flows), default=LASTING)
         delivered = sum(flow.delivered for flow in flows.values())
         received = sum(flow.received for flow in flows.values())
         self.delivered += delivered
@@ -328,19 +329,24 @@ class Gauges:
         # Half of a peer's connections suffice: the last chunks leave them one by one.
         pressed = {peer: flow for peer, flow in flows.items() if 2 * flow.pressed >= flow.connections}
         self._take_sent(flows, pressed, span, now)
+        sure = self._longest_lasting(pressed)
         if pressed:
-            self.up.add(delivered, span, lasting=lasting, conclusive=len(pressed) > 1)
+            self.up.add(delivered, span, lasting=sure, conclusive=len(pressed) > 1)
             self._notice_changes(pressed)
         elif any(flow.touched for flow in flows.values()):
-            self.up.lull(delivered, span, lasting)
+            self.up.lull(delivered, span, sure)
         else:
             self.up.pause()
         for peer, gauge in self.paths.items():
             _take_received(gauge.received, flows[peer].received if peer in flows else 0, span, self._lasting(peer))
-        _take_received(self.down, received, span, lasting)
+        senders = [peer for peer, flow in flows.items() if flow.received >= TALK * span]
+        _take_received(self.down, received, span, self._longest_lasting(senders))
 
     def _lasting(self, peer: str) -> float:
-        return min(LASTING_MOST, max(LASTING, LASTING_TRIPS * self.paths[peer].rtt))
+        return lasting(self.paths[peer].rtt)
+
+    def _longest_lasting(self, peers: Iterable[str]) -> float:
+        return max(map(self._lasting, peers), default=LASTING)
 
     def _take_sent(self, flows: Mapping[str, _Flow], pressed: Mapping[str, _Flow], span: float, now: float) -> None:
         total = sum(flow.delivered for flow in flows.values()) / span
@@ -384,6 +390,13 @@ class Gauges:
         since = gauge.pressed_since
         if since is not None and now - since >= RAMP + RAMP_TRIPS * gauge.rtt:
             gauge.losses.add(flow.sent, flow.resent)
+
+
+def lasting(rtt: float) -> float:
+    """For how long (seconds) a rate must last to be one, by the round trip (0: not known)."""
+    if 0 < rtt <= NEAR:
+        return LASTING_NEAR
+    return min(LASTING_MOST, max(LASTING, LASTING_TRIPS * rtt))
 
 
 def _count(flow: _Flow, before: Reading, after: Reading, since: float) -> None:

@@ -8,6 +8,8 @@ decides that junk flows. A node is asked by one other at a time, and asks for on
   regions; the first in line probes at once, the next one later, so that they do not measure each other's shares.
 - its *downlink*: several peers at a time, near ones first.
 - its *uplink*: it offers its junk to several peers, and those that have time ask for it.
+- a *way* that the plan counts on and that never carried about so much: of that parent, at a little above the planned
+  rate. So the plan hears of it in time, and the connection has found its rate before the first chunk comes.
 
 Unmeasured comes before stale. While chunks flow nobody probes: what flows is measured. Both sides count what probes
 cost, in a bucket for each direction: a node sends no junk beyond it, whoever asks, and asks for none beyond it.
@@ -17,92 +19,55 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from p2psync.protocol.messages import Junk, Message, Probe, ProbeEnd, ProbeOffer
 from p2psync.swarm.budget import Budget, ProbeConfig, Steady
-from p2psync.swarm.gauges import Best, Gauges
+from p2psync.swarm.gauges import NEAR, Best, Gauges
+from p2psync.swarm.probe_actions import Expel, ProbeAction, Pump, StopPump, Tell
+from p2psync.swarm.probe_jobs import Job, Jobs
 
-#: Round trips (seconds) within which peers whose regions nobody gave count as one region.
-NEAR = 0.005
 #: Seconds of grace after which an answer will not come any more.
 GRACE = 1.0
+#: By how much faster than planned a way that the plan counts on is tried.
+PRESS = 1.25
+#: A probe has shown its rate when it was steady, or after this part of its time, or this part of the most bytes.
+_ENOUGH, _MUCH = 0.8, 0.5
 _NEVER = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Send a message to a peer."""
-
-    peer: str
-    message: Probe | ProbeEnd | ProbeOffer
-
-
-@dataclass(frozen=True, slots=True)
-class Pump:
-    """Send junk to a peer: so many bytes, and none after `until`. Say `pumped` when it is done."""
-
-    peer: str
-    size: int
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
-class StopPump:
-    """Send no more junk to a peer; say `pumped`."""
-
-    peer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Expel:
-    """Hang up on a peer that sends junk nobody asked for."""
-
-    peer: str
-    reason: str
-
-
-ProbeAction: TypeAlias = Tell | Pump | StopPump | Expel
-
-
-@dataclass(slots=True)
-class _Job:
-    """Something to measure, when it is due, and how often that came to nothing since it was done."""
-
-    due: float
-    tries: int = 0
-    done: bool = False
 
 
 @dataclass(slots=True)
 class _Asking:
-    """The probe that this node asked for. job: None for one that was offered."""
+    """The probe that this node asked for. job: None for one that was offered. enough_at: one that ends before then, for
+    want of bytes, shows too little."""
 
-    job: _Job | None
+    job: Job | None
     token: int
     peers: set[str]
     until: float
     steady: Steady
     refused: bool = False
     got: int = 0
+    enough_at: float = 0.0
 
 
 @dataclass(slots=True)
 class _Sending:
     """The probe that this node sends. job: of its own offer, None if it was asked. granted: bytes to each peer.
 
-    An own offer waits until all have answered, and then pumps to all at once;
+    rate: bytes a second at most, 0: as fast as may be. An own offer waits until all have answered, and then pumps to
+    all at once.
     """
 
-    job: _Job | None
+    job: Job | None
     token: int
     until: float
     steady: Steady
     offered: set[str] = field(default_factory=set)
     granted: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    rate: float = 0.0
     pumping: bool = False
 
 
@@ -127,9 +92,7 @@ class Prober:
         self._rng = rng
         self._peers: dict[str, _Peer] = {}
         self._mates: list[str] = []
-        self._regions: dict[str, _Job] = {}
-        self._down: _Job | None = None
-        self._up: _Job | None = None
+        self._jobs = Jobs(config, gauges, rng)
         self._asking: _Asking | None = None
         self._sending: _Sending | None = None
         self._up_budget = Budget(config)
@@ -151,17 +114,19 @@ class Prober:
         """The names of the nodes that have this node's region, connected or not."""
         self._mates = [name for name in mates if name != self._node]
 
+    def planned(self, expected: Mapping[str, float], now: float) -> None:
+        """There is another plan. expected: bytes a second that it has each parent send to this node."""
+        self._jobs.planned(expected, now)
+
     def peer_up(self, name: str, region: str, now: float) -> None:
         """A peer is connected; to be said once."""
         self._peers[name] = _Peer(region)
-        if self._down is None:
-            self._down = self._job(now + self._config.settle)
-            self._up = self._job(now + self._config.settle)
+        self._jobs.begin(now)
 
     def again(self, name: str, now: float) -> None:
         """The connections to a peer have changed so much that what was measured over them is no more true."""
         peer = self._peers.get(name)
-        job = self._regions.get(self._region_of(name)) if peer is not None else None
+        job = self._jobs.regions.get(self._region_of(name)) if peer is not None else None
         if job is not None and peer is not None and peer.asked:
             job.due = min(job.due, now + self._config.pause)
 
@@ -222,52 +187,75 @@ class Prober:
 
     def _ask_due(self, now: float) -> None:
         self._plan_regions(now)
-        jobs: list[tuple[int, float, str | None]] = [
-            (job.tries, job.due, region) for region, job in self._regions.items() if job.due <= now
-        ]
-        if self._down is not None and self._down.due <= now:
-            jobs.append((self._down.tries, self._down.due, None))
-        if not jobs:
+        jobs = self._jobs
+        due = [(job, region) for region, job in jobs.regions.items() if job.due <= now]
+        if jobs.down is not None and jobs.down.due <= now and jobs.paths_known(now):
+            due.append((jobs.down, ""))
+        if not due:
+            self._try_ways(now)
             return
-        region = min(jobs, key=lambda job: job[:2])[2]
-        if region is None:
-            assert self._down is not None
-            self._ask(self._down, self._fan(self._down, self._config.down_fan), now)
+        job, region = min(due, key=lambda one: (one[0].tries, one[0].due))
+        if job is jobs.down:
+            self._ask(job, self._fan(job, self._config.down_fan), now)
         else:
-            line, job = self._in_line(region), self._regions[region]
-            # Whoever has had no time again and again is passed over.
-            self._ask(job, [line[job.tries // self._config.tries % len(line)]], now)
+            line = self._in_line(region)
+            # Whoever has no time is passed over.
+            self._ask(job, [line[job.tries % len(line)]], now)
 
-    def _ask(self, job: _Job, peers: list[str], now: float) -> None:
-        left = self._left(self._down_budget, self._gauges.down, self._down, now)
-        size = min(self._config.most, left // max(1, len(peers)))
-        if not peers or size < self._config.least:
-            self._put_off(job, now, self._config.tired)
+    def _try_ways(self, now: float) -> None:
+        """Once this node's part of the network is measured, and so the plan is no guess."""
+        jobs = self._jobs
+        if not jobs.measured(now):
             return
-        seconds = self._seconds(peers)
-        asking = _Asking(job, self._rng.getrandbits(32), set(peers), now + seconds + GRACE, self._steady(peers))
-        job.tries += 1
-        self._await(asking, size, seconds)
+        due = [name for name, job in jobs.ways.items() if job.due <= now and name in self._peers and jobs.lacking(name)]
+        if due:
+            name = min(due, key=lambda name: (jobs.ways[name].tries, jobs.ways[name].due))
+            self._ask(jobs.ways[name], [name], now, PRESS * jobs.expected[name])
 
-    def _await(self, asking: _Asking, size: int, seconds: float) -> None:
+    def _ask(self, job: Job, peers: list[str], now: float, rate: float = 0.0) -> None:
+        """rate: bytes a second that are to come at most, 0: as fast as may be."""
+        left = self._left(self._down_budget, self._gauges.down, self._jobs.down, now)
+        if job is self._jobs.down:
+            left = int(left * self._config.own)
+        size = min(self._config.most, left // max(1, len(peers)))
+        seconds = self._seconds(peers)
+        if rate:
+            size = min(size, max(self._config.least, int(rate * seconds)))
+        if not peers or size < self._config.least:
+            self._jobs.put_off(job, now, self._config.tired)
+            return
+        asking = _Asking(job, self._rng.getrandbits(32), set(peers), now + seconds + GRACE, self._steady(peers))
+        asking.enough_at = now + _ENOUGH * seconds
+        job.tries += 1
+        self._await(asking, size, seconds, rate)
+
+    def _await(self, asking: _Asking, size: int, seconds: float, rate: float = 0.0) -> None:
         self._asking = asking
         for name in sorted(asking.peers):
             self._peers[name].owed += size
             self._peers[name].asked = True
-            self._tell(name, Probe(asking.token, size, seconds))
+            self._tell(name, Probe(asking.token, size, seconds, rate))
 
     def _watch_asking(self, asking: _Asking, now: float) -> None:
         # Whether an uplink is known is for the one who offered it to see.
-        steady = asking.job is not None and asking.steady.reached(asking.got, now)
-        if steady or now >= asking.until:
+        if asking.job is not None and asking.steady.reached(asking.got, now):
+            asking.enough_at = now
+            self._end_asking(asking, now)
+        elif now >= asking.until:
             self._end_asking(asking, now)
 
     def _end_asking(self, asking: _Asking, now: float) -> None:
         for name in sorted(asking.peers):
             self._tell(name, Probe(asking.token, 0, 0.0))
         self._asking = None
-        if asking.job is not None:
-            self._judge(asking.job, asking.got >= self._config.least and not asking.refused, now)
+        job = asking.job
+        if job is None:
+            return
+        came = asking.got >= self._config.least and not asking.refused
+        if came and now < asking.enough_at and asking.got < _MUCH * self._config.most:
+            self._jobs.put_off(job, now, self._config.tired)
+        else:
+            self._jobs.judge(job, came, now)
 
     def _answered(self, asking: _Asking, name: str, *, refused: bool, now: float) -> None:
         if name in asking.peers:
@@ -291,8 +279,9 @@ class Prober:
             self._refused(self._sending, name, now)
 
     def _on_offer(self, name: str, token: int, now: float) -> None:
-        size = min(self._config.most, self._left(self._down_budget, self._gauges.down, self._down, now))
-        if self._flowing or self._asking is not None or size < self._config.least:
+        left = self._left(self._down_budget, self._gauges.down, self._jobs.down, now)
+        size = min(self._config.most, int(left * self._config.own))
+        if self._flowing or self._asking is not None or size < self._config.least or not self._jobs.paths_known(now):
             self._tell(name, ProbeEnd(token, 0))
             return
         seconds = self._seconds([name])
@@ -316,7 +305,7 @@ class Prober:
             sending = self._sending = _Sending(None, probe.token, now + seconds, self._steady([name]))
         sending.offered.discard(name)
         sending.granted[name] = size
-        sending.seconds = max(sending.seconds, seconds)
+        sending.seconds, sending.rate = max(sending.seconds, seconds), probe.rate
         peer.served_at = now
         self._up_budget.spend(size)
         if not sending.offered:
@@ -328,7 +317,8 @@ class Prober:
         sending.offered.clear()
         sending.until = now + sending.seconds
         sending.steady = self._steady(sending.granted)
-        self._actions += [Pump(name, size, sending.until) for name, size in sorted(sending.granted.items())]
+        for name, size in sorted(sending.granted.items()):
+            self._actions.append(Pump(name, size, sending.until, sending.rate))
 
     def _stop(self, sending: _Sending, name: str, now: float) -> None:
         """A peer wants no more."""
@@ -342,7 +332,9 @@ class Prober:
         free = self._sending is None and now - peer.served_at >= self._config.cooling
         if self._flowing or not (mine or free):
             return 0
-        left = self._left(self._up_budget, self._gauges.up, self._up, now)
+        left = self._left(self._up_budget, self._gauges.up, self._jobs.up, now)
+        if mine or peer.region == self._region:
+            left = int(left * self._config.own)
         if mine and self._sending is not None:
             left //= 1 + len(self._sending.offered)
         size = min(wished, left, self._config.most)
@@ -376,7 +368,7 @@ class Prober:
     def _end_sending(self, sending: _Sending, now: float) -> None:
         self._sending = None
         if sending.job is not None:
-            self._judge(sending.job, sending.pumping, now)
+            self._jobs.judge(sending.job, sending.pumping, now)
 
     def _watch_sending(self, sending: _Sending, now: float) -> None:
         if not sending.pumping:
@@ -390,13 +382,13 @@ class Prober:
             self._actions += [StopPump(name) for name in sorted(sending.granted)]
 
     def _offer_due(self, now: float) -> None:
-        job = self._up
-        if job is None or job.due > now:
+        job = self._jobs.up
+        if job is None or job.due > now or not self._jobs.paths_known(now):
             return
         peers = self._fan(job, self._config.up_fan)
-        left = self._left(self._up_budget, self._gauges.up, self._up, now)
+        left = self._left(self._up_budget, self._gauges.up, self._jobs.up, now)
         if not peers or left < self._config.least * (len(peers) + 1):
-            self._put_off(job, now, self._config.tired)
+            self._jobs.put_off(job, now, self._config.tired)
             return
         token = self._rng.getrandbits(32)
         self._sending = _Sending(job, token, now + GRACE, self._steady(peers), offered=set(peers))
@@ -412,44 +404,28 @@ class Prober:
             job, self._asking.job = self._asking.job, None
             self._end_asking(self._asking, now)
             if job is not None:
-                self._put_off(job, now, self._config.pause)
+                self._jobs.put_off(job, now, self._config.pause)
         if self._sending is not None:
             job, self._sending.job = self._sending.job, None
             if job is not None:
-                self._put_off(job, now, self._config.pause)
+                self._jobs.put_off(job, now, self._config.pause)
             if self._sending.pumping:
                 self._actions += [StopPump(name) for name in sorted(self._sending.granted)]
             else:
                 self._call_off(self._sending, now)
 
-    def _judge(self, job: _Job, done: bool, now: float) -> None:
-        """A probe has ended."""
-        if done:
-            # A first look may have met other traffic, and one with fewer peers than it takes shows too little.
-            sure = job.done and job.tries <= self._config.tries
-            pause = self._config.stale if sure else self._config.again
-            job.due = now + pause * (0.75 + 0.5 * self._rng.random())
-            job.tries, job.done = 0, True
-        else:
-            self._put_off(job, now, self._config.pause)
-
-    def _put_off(self, job: _Job, now: float, pause: float) -> None:
-        job.due = now + pause * (0.5 + self._rng.random())
-
-    def _job(self, due: float) -> _Job:
-        return _Job(due + self._config.spread * self._rng.random())
-
-    def _left(self, budget: Budget, best: Best, job: _Job | None, now: float) -> int:
+    def _left(self, budget: Budget, best: Best, job: Job | None, now: float) -> int:
         return budget.left(best.value, now, known=job is not None and job.done)
 
     def _plan_regions(self, now: float) -> None:
         """A job for each region that a peer is in, later the later this node is in line for it."""
         regions = {self._region_of(name) for name in self._peers} - {self._region}
-        for region in [region for region in self._regions if region not in regions]:
-            del self._regions[region]
-        for region in sorted(regions - self._regions.keys()):
+        jobs = self._jobs.regions
+        for region in [region for region in jobs if region not in regions]:
+            del jobs[region]
+        for region in sorted(regions - jobs.keys()):
             line = _line([self._node, *self._mates], self._region, region)
-            self._regions[region] = self._job(now + line.index(self._node) * self._config.rank_wait)
+            jobs[region] = self._jobs.new(now + line.index(self._node) * self._config.rank_wait)
 
     def _in_line(self, region: str) -> list[str]:
         """The peers of a region, in the order in which that region's nodes probe this one's."""
@@ -462,7 +438,7 @@ class Prober:
             return region
         return self._region if self._rtt(name) <= NEAR else f"?{name}"
 
-    def _fan(self, job: _Job, count: int) -> list[str]:
+    def _fan(self, job: Job, count: int) -> list[str]:
         """Peers to measure this node's own links with: near ones first, then those that give most, else at random."""
 
         def order(name: str) -> tuple[bool, float, float]:

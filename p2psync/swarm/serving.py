@@ -47,8 +47,12 @@ class Serving:
         return True
 
     def has_room(self, peer: Peer, transfer: Transfer) -> bool:
-        """Whether a chunk that is pushed now would leave at once."""
-        return not peer.pushes and peer.flushing < self._limit(transfer)
+        """Whether little waits for this peer, so that a chunk that is pushed now leaves soon."""
+        if not transfer.held.all():
+            # Other roots have the rest, and feed the same first hops: what each lets wait would add up there.
+            return not peer.pushes and peer.flushing < self._limit(transfer)
+        waiting = len(peer.pushes) * transfer.typical + peer.flushing
+        return waiting < max(self._ground.config.push_room, 2 * transfer.typical)
 
     def serve(self, peer: Peer) -> None:
         """Hand out what there is room for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import aiohttp
 import pytest
@@ -11,6 +12,7 @@ from hub_parts import KEY, RUN, TRAINER, TRUSTED, Clock, manifest, node, until
 
 from p2psync.errors import HubError, P2PSyncError, TrustError
 from p2psync.membership.hub import HubConfig
+from p2psync.net import tcp
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 
@@ -151,3 +153,25 @@ async def test_stopping_twice_or_unstarted_is_nothing(hub: HubService) -> None:
     await hub.stop()
     await hub.stop()
     await HubService(HubConfig(trusted=TRUSTED)).stop()
+
+
+@pytest.mark.skipif(not tcp.offers("bbr"), reason="BBR is not offered here")
+async def test_who_waits_from_far_away_is_answered_over_a_window_that_no_silence_shrinks(
+    client: HubClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    keep_awake = tcp.keep_awake
+
+    def seen(sock: object) -> None:
+        keep_awake(sock)
+        names.append(tcp.congestion_of(sock))
+
+    monkeypatch.setattr(tcp, "keep_awake", seen)
+    usual = tcp.congestion_of(socket.socket())
+    view = await client.view()
+    assert names == []
+    await client.view(view.instance, view.revision - 1, 5.0)
+    assert names == [usual], "a near one is left as it is"
+    monkeypatch.setattr(tcp, "NEAR_RTT", 0.0)
+    await client.view(view.instance, view.revision - 1, 5.0)
+    assert names == [usual, "bbr"]

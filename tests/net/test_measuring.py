@@ -126,6 +126,28 @@ def test_junk_ends_at_what_was_granted_and_a_greedy_peer_gets_no_more(run: Run) 
     run(check())
 
 
+def test_junk_is_sent_no_faster_than_asked_for_and_what_comes_after_it_is_not_held_back(run: Run) -> None:
+    async def check() -> None:
+        a = await Told("a").listen()
+        one = measured(a, config=POOR)
+        raw = await Raw.dial(a.port, hello("x"))
+        await until(lambda: a.up)
+        (stream,) = a.table.streams("x")
+        raw.say(Probe(7, 1 << 30, 60.0, 3e6))
+        await until(lambda: one._pumps._flows)
+        await until(lambda: tcp.most(stream._socket) == 3_000_000)
+        assert list(one._pumps.held) == ["x"]
+        raw.say(Probe(7, 0, 0.0))
+        await until(lambda: not one._pumps._flows)
+        assert tcp.most(stream._socket) == 0
+        raw.say(Probe(8, 1 << 30, 60.0, 1e-3))  # who wants it that slow would wait for what is under way for ever
+        await until(lambda: one._pumps._flows)
+        await until(lambda: tcp.most(stream._socket) == 64 << 10)
+        await stop(one, a)
+
+    run(check())
+
+
 def test_chunks_end_junk(run: Run) -> None:
     async def check() -> None:
         a = await Told("a").listen()

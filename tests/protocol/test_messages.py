@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
@@ -16,6 +18,7 @@ from p2psync.protocol.messages import (
     Have,
     HaveMore,
     Hello,
+    Probe,
     Request,
     decode_control,
     encode_control,
@@ -45,6 +48,9 @@ def decode(message: Control) -> Control:
         HaveMore(SHORT, [-1]),
         Request(SHORT, [0] * (MAX_REQUEST + 1)),
         Gone(b"123456789"),
+        Probe(1, 1, 1.0, -1.0),
+        Probe(1, 1, 1.0, math.inf),
+        Probe(1, 1, 1.0, math.nan),
     ],
 )
 def test_out_of_bounds_is_refused(message: Control) -> None:

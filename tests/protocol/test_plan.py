@@ -23,6 +23,8 @@ SHARES = st.lists(st.integers(1, 10**6), min_size=1, max_size=40)
 def test_fractions_follow_from_places() -> None:
     assert PLAN.fractions_from() == {"x": 0.6, "y": 0.4}
     assert PLAN.fractions_to() == {"y": 0.6, "z": 0.6}
+    assert PLAN.rates_from() == {"x": 60.0, "y": 40.0}
+    assert PLAN.rates_to() == {"y": 60.0, "z": 60.0}
 
 
 def test_a_plan_travels_small_and_comes_back_whole() -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from p2psync.protocol.messages import Junk, Probe, ProbeEnd, ProbeOffer
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauges import Gauges, Reading
-from p2psync.swarm.probing import Expel, Prober, Pump, StopPump, Tell
+from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
+from p2psync.swarm.probing import Prober
 
 STEP = 0.05
 MBIT = 125_000.0
@@ -19,11 +20,15 @@ _JUNK = Junk(memoryview(bytes(_FRAME)))
 
 @dataclass
 class Flow:
-    """Junk from one node to another. rate: bytes a second that its window allows; it doubles with each round trip."""
+    """Junk from one node to another. rate: bytes a second that its window allows; it doubles with each round trip.
+
+    most: bytes a second that were asked for, 0: any.
+    """
 
     left: float
     until: float
     rate: float
+    most: float = 0.0
     sent: float = 0.0
     told: float = 0.0
 
@@ -92,6 +97,10 @@ class World:
                 self._tick()
             each()
 
+    def moved(self, source: str, target: str) -> float:
+        """Bytes so far."""
+        return self._moved.get((source, target), 0.0)
+
     def send(self, source: str, target: str, message: object) -> None:
         """A message takes half a round trip."""
         delay = self.rtt(self.hosts[source], self.hosts[target]) / 2
@@ -114,7 +123,7 @@ class World:
                     self.send(host.name, action.peer, action.message)
                 case Pump():
                     rtt = self.rtt(host, self.hosts[action.peer])
-                    host.flows[action.peer] = Flow(action.size, action.until, 15_000 / max(rtt, 0.01))
+                    host.flows[action.peer] = Flow(action.size, action.until, 15_000 / max(rtt, 0.01), action.rate)
                 case StopPump():
                     self._end(host, action.peer)
                 case Expel():
@@ -151,7 +160,8 @@ class World:
         uses: list[list[Hashable]] = []
         for i, (host, peer, flow) in enumerate(flows):
             ways: list[Hashable] = [("up", host.name), ("down", peer.name), ("flow", i)]
-            caps[ways[0]], caps[ways[1]], caps[ways[2]] = host.up * MBIT, peer.down * MBIT, flow.rate
+            caps[ways[0]], caps[ways[1]] = host.up * MBIT, peer.down * MBIT
+            caps[ways[2]] = min(flow.rate, flow.most or flow.rate)
             if host.region != peer.region:
                 way = (host.region, peer.region)
                 ways.append(way)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2psync.swarm.lag import FIRST, LEAST, Lag
+from p2psync.swarm.lag import FIRST, LEAST, SPURIOUS_MOST, Lag
 
 
 def test_nothing_is_known_before_the_first_push() -> None:
@@ -22,3 +22,16 @@ def test_short_lags_are_waited_for_a_second_in_any_case() -> None:
     lag.sample(0.01)
     assert lag.patience == LEAST
     assert lag.usual < 0.1
+
+
+def test_what_was_pulled_too_soon_is_remembered_for_a_while_and_up_to_a_bound() -> None:
+    lag = Lag()
+    lag.sample(0.01)
+    lag.came_late(2.0)
+    lag.came_late(1.5)
+    assert lag.patience == 2.0
+    lag.came_late(60.0)
+    assert lag.patience == SPURIOUS_MOST
+    for _ in range(1500):
+        lag.sample(0.01)
+    assert lag.patience == LEAST

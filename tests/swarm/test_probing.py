@@ -11,7 +11,8 @@ from probing_parts import MBIT, Host, World
 from p2psync.protocol.messages import Junk, Probe, ProbeEnd, ProbeOffer
 from p2psync.swarm.budget import Budget, ProbeConfig, Steady
 from p2psync.swarm.gauges import Gauges
-from p2psync.swarm.probing import Expel, Prober, Pump, StopPump, Tell
+from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
+from p2psync.swarm.probing import Prober
 
 FOUR_REGIONS = {
     ("r0", "r1"): (100.0, 0.07),
@@ -116,6 +117,37 @@ def test_nobody_probes_while_chunks_flow_and_what_runs_ends() -> None:
         host.flowing = False
     world.run(30)
     assert all(host.gauges.up.value for host in world.hosts.values())
+
+
+def test_a_way_that_the_plan_counts_on_is_tried_at_a_little_more_than_the_planned_rate_and_only_once() -> None:
+    world = four_regions()
+    world.run(80)  # all others are done
+    source, target = world.hosts["r0-2"], world.hosts["r3-1"]
+    assert target.gauges.paths["r0-2"].received.value == 0  # another pair measured the link
+    expected = {"r0-2": 12 * MBIT, "r3-0": 12 * MBIT}  # the second is near: its connection needs no warming up
+    target.prober.planned(expected, world.now)
+    near = target.gauges.paths["r3-0"].received.value
+    world.run(10)
+    assert target.gauges.paths["r0-2"].received.value / MBIT == pytest.approx(15, rel=0.1)
+    assert source.gauges.paths["r3-1"].sent.value / MBIT == pytest.approx(15, rel=0.1)
+    assert target.gauges.paths["r3-0"].received.value == near
+    cost = world.moved("r0-2", "r3-1")
+    assert cost < 15 * MBIT * 4
+    target.prober.planned(dict(expected), world.now)
+    world.run(60)
+    assert world.moved("r0-2", "r3-1") == cost
+
+
+def test_a_way_that_gives_less_than_the_plan_counts_on_is_not_tried_again_and_again() -> None:
+    world = four_regions()
+    world.run(80)  # all others are done
+    target = world.hosts["r3-1"]
+    target.prober.planned({"r2-1": 40 * MBIT}, world.now)
+    world.run(40)
+    assert target.gauges.paths["r2-1"].received.value / MBIT == pytest.approx(10, rel=0.15)
+    moved = world.moved("r2-1", "r3-1")
+    world.run(120)
+    assert world.moved("r2-1", "r3-1") == moved
 
 
 def test_the_same_seed_probes_alike() -> None:

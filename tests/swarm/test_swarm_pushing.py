@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from p2psync.protocol.messages import Cancel, Chunk, Gone, Have, HaveMore, Ready, Request, Want
 from p2psync.protocol.plan import NodePlan, Place
@@ -19,7 +20,9 @@ from p2psync.swarm.trees import tag_of
 from tests.swarm.swarm_parts import CHUNK, Bench, chunk_data, flags
 
 #: Two chunks at a time for each peer.
-CONFIG = SwarmConfig(window_least=1000, window_most=4000, flush_limit=2 * CHUNK, late_after=5.0, horizon=0.5)
+CONFIG = SwarmConfig(
+    window_least=1000, window_most=4000, flush_limit=2 * CHUNK, push_room=2 * CHUNK, late_after=5.0, horizon=0.5
+)
 
 
 def root_plan(*first_hops: str, revision: int = 1, shares: tuple[int, ...] = ()) -> NodePlan:
@@ -86,6 +89,18 @@ def test_room_that_is_made_is_used_at_once_for_the_next_chunk() -> None:
     bench.actions()
     bench.swarm.flushed("b", CHUNK, 0.1)
     assert bench.served() == [("b", 4)]
+
+
+def test_a_tree_of_two_first_hops_does_not_wait_until_both_have_nothing_left_to_do() -> None:
+    bench = Bench(40, config=SwarmConfig(flush_limit=2 * CHUNK, push_room=6 * CHUNK))
+    for name in "ab":
+        bench.peer(name)
+        bench.say(name, Want(bench.short, True))
+    bench.swarm.follow(root_plan("a+b"), 0.0)
+    bench.seed_all()
+    assert [index for name, index in bench.served() if name == "a"] == [0, 1]
+    bench.swarm.flushed("a", 2 * CHUNK, 0.1)
+    assert bench.served() == [("a", 2), ("a", 3)], "b has sent nothing yet"
 
 
 def test_trees_get_chunks_by_their_shares() -> None:
@@ -414,6 +429,35 @@ def test_pushes_that_come_late_as_a_rule_are_waited_for_longer() -> None:
     assert bench.sent(Request) == []
     bench.swarm.poll(306.0)
     assert bench.sent(Request)
+
+
+@pytest.mark.parametrize("pushed_first", [False, True])
+def test_what_was_pulled_too_soon_and_is_pushed_after_all_is_waited_for_longer_next_time(pushed_first: bool) -> None:
+    bench = Bench(600, config=replace(CONFIG, flight_least=0))
+    bench.swarm.follow(relay_plan(("p", "")), 0.0)
+    bench.peer("p")
+    bench.fetch_all()
+    for index in range(200):
+        push(bench, "p", index, now=0.0)  # as a rule pushes come at once
+    bench.peer("x", 200, now=10.0)
+    bench.swarm.poll(10.0 + LEAST + 0.01)
+    assert [request.chunks for _, request in bench.sent(Request)] == [[200]]
+    if not pushed_first:
+        bench.chunk("x", 200, now=11.1)
+    push(bench, "p", 200, now=11.9)
+    bench.have("x", 200, 201, now=20.0)
+    bench.swarm.poll(20.0 + LEAST + 0.5)
+    assert bench.sent(Request) == []
+    bench.swarm.poll(20.0 + 1.91)
+    assert [request.chunks for _, request in bench.sent(Request)] == [[201]]
+
+
+def test_a_chunk_that_there_is_not_is_no_late_push() -> None:
+    bench = relay(("p", ""))
+    bench.say("p", Chunk(bench.short, 99, b"x", tag_of(1, 0)), 50.0)
+    bench.peer("x", 0, now=60.0)
+    bench.swarm.poll(60.0 + FIRST + 0.01)
+    assert [request.chunks for _, request in bench.sent(Request)] == [[0]]
 
 
 def test_of_a_small_manifest_what_is_held_up_is_asked_of_others_at_once() -> None:

@@ -1,0 +1,45 @@
+"""What a `Prober` has its shell do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from p2psync.protocol.messages import Probe, ProbeEnd, ProbeOffer
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a message to a peer."""
+
+    peer: str
+    message: Probe | ProbeEnd | ProbeOffer
+
+
+@dataclass(frozen=True, slots=True)
+class Pump:
+    """Send junk to a peer: so many bytes, and none after `until`; rate: bytes a second at most, 0: as fast as may be.
+    Say `pumped` when it is done."""
+
+    peer: str
+    size: int
+    until: float
+    rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StopPump:
+    """Send no more junk to a peer; say `pumped`."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expel:
+    """Hang up on a peer that sends junk nobody asked for."""
+
+    peer: str
+    reason: str
+
+
+ProbeAction: TypeAlias = Tell | Pump | StopPump | Expel

@@ -1,0 +1,82 @@
+"""What a node wants to measure, and when: the jobs of its `Prober`. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from p2psync.swarm.budget import ProbeConfig
+from p2psync.swarm.gauges import NEAR, Gauges
+
+#: A way that carried this part of what the plan counts on has shown that it can.
+CARRIED = 0.7
+
+
+@dataclass(slots=True)
+class Job:
+    """Something to measure, when it is due, and how often that came to nothing since it was done."""
+
+    due: float
+    tries: int = 0
+    done: bool = False
+
+
+class Jobs:
+    """The jobs of one node: the path to each other region, its own links (None before it has a peer), and the ways on
+    which the plan counts, by parent."""
+
+    def __init__(self, config: ProbeConfig, gauges: Gauges, rng: random.Random) -> None:
+        self.regions: dict[str, Job] = {}
+        self.down: Job | None = None
+        self.up: Job | None = None
+        self.ways: dict[str, Job] = {}
+        #: Bytes a second that the plan has each parent send to this node.
+        self.expected: Mapping[str, float] = {}
+        self._config = config
+        self._gauges = gauges
+        self._rng = rng
+
+    def begin(self, now: float) -> None:
+        """This node has a peer, and so links to measure."""
+        if self.down is None:
+            self.down = self.new(now + self._config.settle)
+            self.up = self.new(now + self._config.settle)
+
+    def new(self, due: float) -> Job:
+        """A job that is due about then."""
+        return Job(due + self._config.spread * self._rng.random())
+
+    def planned(self, expected: Mapping[str, float], now: float) -> None:
+        """There is another plan: `expected` as above."""
+        self.expected = expected
+        due = now + self._config.settle
+        self.ways = {name: self.ways.get(name) or self.new(due) for name in sorted(expected)}
+
+    def paths_known(self, now: float) -> bool:
+        """Whether each path to a region was measured once, or is not to be in the next seconds."""
+        return all(job.done or job.due > now + self._config.settle for job in self.regions.values())
+
+    def measured(self, now: float) -> bool:
+        """Whether this holds, and this node's own links were measured, too."""
+        return self.paths_known(now) and all(job is not None and job.done for job in (self.down, self.up))
+
+    def lacking(self, name: str) -> bool:
+        """Whether a parent is far away and never sent this node about what the plan has it send."""
+        gauge = self._gauges.paths.get(name)
+        return gauge is not None and gauge.rtt > NEAR and gauge.received.value < CARRIED * self.expected[name]
+
+    def judge(self, job: Job, done: bool, now: float) -> None:
+        """A probe has ended; done: it showed something."""
+        if done:
+            # A first look may have met other traffic, and one with fewer peers than it takes shows too little.
+            sure = job.done and job.tries <= self._config.tries
+            pause = self._config.stale if sure else self._config.again
+            job.due = now + pause * (0.75 + 0.5 * self._rng.random())
+            job.tries, job.done = 0, True
+        else:
+            self.put_off(job, now, self._config.pause)
+
+    def put_off(self, job: Job, now: float, pause: float) -> None:
+        """Not now, but in about `pause` seconds."""
+        job.due = now + pause * (0.5 + self._rng.random())
