@@ -37,6 +37,7 @@ from p2psync.engines.vllm.bell import Bell
 from p2psync.engines.vllm.crossing import Crossing
 from p2psync.engines.vllm.engine import LiveEngine
 from p2psync.engines.vllm.hand import Hand
+from p2psync.engines.vllm.leftovers import forget_wild
 from p2psync.engines.vllm.livemap import check_whole
 from p2psync.engines.vllm.probing import learn
 from p2psync.engines.vllm.ranks import Ranks
@@ -243,6 +244,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
 
     def _commit(self) -> None:
         self._commits += 1  # also if it fails: the weights were touched
+        wild = self._ranks.hand.wild
         try:
             if self._engine is not None:
                 self._crossing.take()
@@ -251,6 +253,14 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         except UnvouchedError as error:
             self.refuse(str(error))
             raise
+        if wild:
+            layers = self.vllm_config.compilation_config.static_forward_context.values()
+            caches = [getattr(layer, "kv_cache", None) for layer in layers]
+            cleared = forget_wild(caches, self.vllm_config.cache_config.cache_dtype)
+            logger.warning(
+                "p2psync: the version before had %d weights that are not finite; %d values that it left in the cache "
+                "were cleared", wild, cleared,
+            )  # fmt: skip
 
     def refuse(self, reason: str) -> None:
         """Serve nothing any more from these weights: a worker process ends, which turns vLLM's health red; within

@@ -105,6 +105,35 @@ def _lose(hand: Hand) -> None:
     raise ZeroDivisionError("and could not be undone")
 
 
+def test_what_a_version_of_nan_left_in_the_cache_spoils_nothing_later(
+    tmp_path: Path, start: Callable[..., Any]
+) -> None:
+    sound = save("llama", tmp_path / "0")
+    wild = stepped(sound, tmp_path / "1", 1, nan=True)
+    with trainer(tmp_path / "run") as source:
+        source.publish(sound)
+        llm = start(sound)
+        llm.init_weight_transfer_engine({"init_info": source.join()})
+        commit_now(llm, 0, PATIENCE)
+        before = outputs(llm)
+        source.publish(wild)
+        commit_now(llm, 1, PATIENCE)
+        fill(llm)
+        source.publish(sound)
+        commit_now(llm, 2, PATIENCE)
+        assert outputs(llm) == before
+        llm.shutdown_weight_transfer_engine()
+
+
+def fill(llm: Any) -> None:
+    """Have every block of the cache written by prompts of the tokens whose rows `stepped` makes wild."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+    prompts = [{"prompt_token_ids": [500 + k % 15] * 500} for k in range(400)]
+    llm.generate(prompts, params, use_tqdm=False)
+
+
 def test_what_cannot_be_kept_exact_is_refused_at_the_start(tmp_path: Path, start: Callable[..., Any]) -> None:
     model = save("qwen2", tmp_path / "0")
     with pytest.raises(EngineError, match="in the checkpoint's dtype"):

@@ -14,6 +14,7 @@ from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines import device_move
 from p2psync.engines.device_move import Place
 from p2psync.engines.staging import Change, grouped_writes
+from p2psync.engines.vllm.leftovers import count_wild
 from p2psync.engines.vllm.livemap import LiveMap
 from p2psync.engines.vllm.pieces import Part, rows
 from p2psync.engines.weights import host_units, live_tensor
@@ -45,10 +46,12 @@ class Hand:
         self._tensors = [live_tensor(parameter) for parameter in parameters]
         self._writer = Writer(threads, least=4)  # each of some hundred microseconds
         self._sum = self._measure()
-        #: What was prepared; the calls that write it; what that adds to the sum.
+        #: Live units that are infinite or NaN.
+        self.wild = sum(in_parallel(self._count_wild, range(len(live.tensors))))
+        #: What was prepared; the calls that write it; what that adds to the sum, and to the wild.
         self._changes: list[Change] = []
         self._writes: list[Write] = []
-        self._gain = 0
+        self._gain = self._wilder = 0
 
     @property
     def tensors(self) -> Sequence[TensorSpec]:
@@ -67,32 +70,31 @@ class Hand:
         """
         self.drop()
         changes: list[Change] = []
-        gain = 0
-        for mine, gained in in_parallel(self._translate, edits):
+        gain = wilder = 0
+        for mine, gained, more in in_parallel(self._translate, edits):
             changes += mine
             gain += gained
+            wilder += more
         for change, bits in zip(changes, self._gather(changes), strict=True):
             if not np.array_equal(bits, change.old):
                 raise EngineError("the live weights are not those of the version that this one builds on")
         self._writes = grouped_writes(changes, [change.new for change in changes])
-        self._changes, self._gain = changes, gain
+        self._changes, self._gain, self._wilder = changes, gain, wilder
 
     def write(self) -> None:
         """Write what was prepared; nothing may read the parameters meanwhile. Raises `EngineError` if that failed and
         all is as it was; anything else if it is not."""
         self._writer.write(self._changes, self._writes, [change.old for change in self._changes])
-        self._sum = (self._sum + self._gain) % MODULUS
-        self._gain = -self._gain
+        self._count()
 
     def undo(self) -> None:
         """Take the last `write` back."""
         undo_writes(self._changes, [change.old for change in self._changes])
-        self._sum = (self._sum + self._gain) % MODULUS
-        self._gain = -self._gain
+        self._count()
 
     def drop(self) -> None:
         """Forget what was prepared."""
-        self._changes, self._writes, self._gain = [], [], 0
+        self._changes, self._writes, self._gain, self._wilder = [], [], 0, 0
 
     def sound(self) -> bool:
         """Whether every live unit that the map knows is what was loaded or written last: reads all of them."""
@@ -100,20 +102,25 @@ class Hand:
 
     def gather_into(self, tensor: int, units: Units) -> None:
         """Put the live bits of what this rank has of a tensor to their places in `units`, the whole tensor."""
-        for held in self._live.held[tensor]:
-            bits, length = host_units(self._parameters[held.parameter]), held.piece.length
-            for start, at in rows(held.piece):
-                units[start : start + length] = bits[at : at + length]
+        for start, bits in self._rows(tensor):
+            units[start : start + bits.size] = bits
 
-    def _translate(self, edit: Edit) -> tuple[list[Change], int]:
-        """The edit's part here, and what it adds to the digest."""
+    def _count(self) -> None:
+        """What was prepared is live now; or, the next time, no more."""
+        self._sum = (self._sum + self._gain) % MODULUS
+        self.wild += self._wilder
+        self._gain, self._wilder = -self._gain, -self._wilder
+
+    def _translate(self, edit: Edit) -> tuple[list[Change], int, int]:
+        """The edit's part here, what it adds to the digest, and to the wild."""
         spec = self._live.tensors[edit.tensor]
-        changes, gain = [], 0
+        changes, gain, wilder = [], 0, 0
         for parameter, part in self._live.parts(edit.tensor, edit.start, edit.count, edit.positions):
             old, new = edit.old[part.entries], edit.new[part.entries]
             changes.append(Change(self._tensors[parameter], part.start, part.count, part.positions, old, new))
             gain += _gain(spec, edit, part, old, new)
-        return changes, gain
+            wilder += count_wild(spec, new) - count_wild(spec, old)
+        return changes, gain, wilder
 
     def _gather(self, changes: Sequence[Change]) -> Iterator[Units]:
         """The live bits where the changes are, in order."""
@@ -127,11 +134,19 @@ class Hand:
         return sum(in_parallel(self._digest, range(len(self._live.tensors)))) % MODULUS
 
     def _digest(self, tensor: int) -> int:
-        spec, total = self._live.tensors[tensor], 0
+        spec = self._live.tensors[tensor]
+        return sum(digest_units(spec, bits, start) for start, bits in self._rows(tensor))
+
+    def _count_wild(self, tensor: int) -> int:
+        spec = self._live.tensors[tensor]
+        return sum(count_wild(spec, bits) for _, bits in self._rows(tensor))
+
+    def _rows(self, tensor: int) -> Iterator[tuple[int, Units]]:
+        """What this rank has of a tensor, as (first unit, live bits)."""
         for held in self._live.held[tensor]:
             bits, length = host_units(self._parameters[held.parameter]), held.piece.length
-            total += sum(digest_units(spec, bits[at : at + length], start) for start, at in rows(held.piece))
-        return total
+            for start, at in rows(held.piece):
+                yield start, bits[at : at + length]
 
 
 def _gain(spec: TensorSpec, edit: Edit, part: Part, old: Units, new: Units) -> int:
