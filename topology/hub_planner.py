@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, Member
 from p2psync.protocol.plan import NodePlan
@@ -20,6 +22,7 @@ from topology.network import Network
 from topology.plan import Plan
 from topology.planner import PAYLOAD, make_plan, replan
 from topology.remarks import remarks
+from topology.spare import Spare
 
 #: The region of members that name none and of whom no round trip is known yet.
 UNKNOWN = "unknown"
@@ -30,6 +33,8 @@ MAX_REGIONS = 32
 SMALLEST_PAYLOAD = 4 << 20
 #: Regions are looked for again once this share more of the round trips is known.
 _MORE_KNOWN = 1.1
+#: JSON and its like have no infinity.
+_MOST_SPARE = 1000.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class HubBook:
     plan: Plan
     remarks: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, float] = field(default_factory=dict)
+    spare: Spare | None = None
 
     @property
     def revision(self) -> int:
@@ -50,15 +56,21 @@ class HubBook:
         """What this node must know, None if it is not in the plan: it came later, or nothing can reach it."""
         trainer = self.plan.names[self.plan.trainer]
         if node in self.beside:
-            return with_rates(self.plan.node_plan(trainer), self.beside[node])
+            return with_rates(self._part(trainer), self.beside[node])
         if node not in self.plan.index:
             return None
-        plan = self.plan.node_plan(node)
+        plan = self._part(node)
         if not self.beside:
             return plan
         if node == trainer:
             return with_rates(plan, 1 - sum(self.beside.values()))
         return with_roots(plan, trainer, sorted(self.beside))
+
+    def _part(self, node: str) -> NodePlan:
+        plan = self.plan.node_plan(node)
+        if self.spare is None:
+            return plan
+        return structs.replace(plan, spare=[min(s, _MOST_SPARE) for s in self.spare.of(node, plan.peers)])
 
 
 class HubPlanner:
@@ -92,7 +104,7 @@ class HubPlanner:
             plan = replan(last, network, payload=payload)
         self._plan, self._next = plan, plan.revision + 1
         self._falls.planned(plan)
-        return HubBook(plan, remarks(task, network, plan.unreachable), shares_beside(task))
+        return HubBook(plan, remarks(task, network, plan.unreachable), shares_beside(task), Spare(plan, network))
 
 
 class _Regions:

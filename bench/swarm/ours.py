@@ -17,8 +17,8 @@ from p2psync.protocol.keys import public_text
 from topology.network import from_topology
 
 HUB_PORT, PORT = 7070, 7071
-#: A plan that has not changed for so long (seconds) is taken for settled.
-QUIET = 12.0
+#: A plan that has not changed for so long (seconds) is taken for settled: paths that are measured late change it late.
+QUIET = 20.0
 #: What a delta before the one that is timed carries of it.
 _TRIAL = 0.25
 #: Of the trainers of races, which nobody else trusts.

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from p2psync.membership.records import Measures, NodeInfo
 from p2psync.net.junk import JunkPumps
+from p2psync.net.paces import Paces
 from p2psync.net.peers import PeerTable
 from p2psync.net.stream import PeerStream
 from p2psync.protocol.messages import MAX_STREAMS, Junk, Message, Probe, ProbeEnd, ProbeOffer, WantStreams
@@ -57,15 +58,18 @@ class Measuring:
         streams: int,
         congestion: str,
         on_measures: Callable[[Measures], None] = lambda measures: None,
+        others_fetch: Callable[[], bool] = lambda: False,
     ) -> None:
         """streams: connections to each peer, 0: as measurements say. congestion: their algorithm, "" for the kernel's.
 
-        on_measures: told when something has really moved.
+        on_measures: told when something has really moved. others_fetch: whether peers still get what is here, over
+        links that probes would take from them.
         """
         self._node, self._region = info.node, info.region
         self._peers = peers
         self._config = config
         self._on_measures = on_measures
+        self._others_fetch = others_fetch
         self.gauges = Gauges()
         self._prober = Prober(info.node, info.region, config.probing, self.gauges, rng)
         self._adapt = streams == 0
@@ -78,6 +82,7 @@ class Measuring:
         self._up: set[str] = set()
         self._fresh: dict[str, str] = {}
         self._seen: dict[PeerStream, tuple[int, float, float]] = {}
+        self._paces = Paces(peers)
         #: Bytes of junk so far.
         self.junk_received = 0
         self._measures = Measures()
@@ -115,6 +120,7 @@ class Measuring:
     def planned(self, plan: NodePlan) -> None:
         """This is the plan now."""
         self.gauges.expected = {name: rate / MBIT for name, rate in plan.rates_to().items()}
+        self._paces.planned(plan)
         from_parents = {name: rate / MBIT for name, rate in plan.rates_from().items()}
         self._prober.planned(from_parents, self._loop.time())
 
@@ -161,7 +167,9 @@ class Measuring:
         now = self._loop.time()
         self._read(now)
         span, self._ticked_at = now - self._ticked_at, now
-        flowing = now - self._peers.chunk_at < self._config.probing.quiet
+        silent = now - self._peers.chunk_at
+        flowing = silent < self._config.probing.quiet
+        flowing = flowing or (silent < self._config.probing.courtesy and self._others_fetch())
         for name in list(self._fresh):
             self._meet(name)
         if self._config.probe:
@@ -189,7 +197,7 @@ class Measuring:
     def _read(self, now: float) -> None:
         """Read what moves; look at the rest now and then."""
         seen: dict[PeerStream, tuple[int, float, float]] = {}
-        readings: dict[Hashable, Reading] = {}
+        readings: dict[PeerStream, Reading] = {}
         for stream in self._peers.all_streams():
             moved = stream.written + stream.got
             before, moved_at, read_at = self._seen.pop(stream, (0, now, float("-inf")))
@@ -202,6 +210,7 @@ class Measuring:
         for stream in self._seen:
             self.gauges.closed(stream)
         self._seen = seen
+        self._paces.read(readings, now, self._pumps.peers)
         self.gauges.read(readings, now, self._pumps.peers)
 
     def _watch_streams(self, span: float, now: float) -> None:

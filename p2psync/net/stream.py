@@ -158,8 +158,16 @@ class PeerStream(asyncio.BufferedProtocol):
         A connection that carried little has a small window. Where rates are not known they are taken for equal.
         """
         notsent, rate = tcp.pace(self._socket) if self._socket is not None else (0, 0.0)
+        if self._held_to:
+            rate = min(rate, self._held_to)
         self._rate = rate
         return (self.backlog + notsent + size) / (rate or _RATE)
+
+    @property
+    def far(self) -> bool:
+        """Whether the other side is not near."""
+        info = tcp.tcp_info(self._socket) if self._socket is not None else None
+        return info is not None and info.rtt > tcp.NEAR_RTT
 
     @property
     def address(self) -> str:
@@ -245,6 +253,7 @@ class PeerStream(asyncio.BufferedProtocol):
             info.rtt or self.round_trip,
             info.held,
             self.dried,
+            self._held_to,
         )
 
     def idle(self, seconds: float) -> bool:

@@ -36,7 +36,9 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
     """A node's own rows of the plan. revision: rises with each plan. peers: the nodes that it deals with.
 
     shares: of each tree, in parts of their sum. places: of this node, in the same order. roots: of a node that has the
-    trainer for a parent, the nodes that put other chunks into the same trees, and are parents beside it.
+    trainer for a parent, the nodes that put other chunks into the same trees, and are parents beside it. spare: of each
+    peer as a child, how many times the rates foreseen may be sent to it before something on the way is full; none: it
+    is not known.
     """
 
     revision: int
@@ -44,6 +46,7 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
     shares: list[int]
     places: list[Place]
     roots: list[int] = []
+    spare: list[float] = []
 
     def fractions_from(self) -> dict[str, float]:
         """The fraction of all chunks that each parent should send this node first."""
@@ -61,11 +64,17 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
         """Mbit/s that the plan foresees to each child."""
         return self._rates(lambda place: place.children)
 
+    def limits_to(self) -> dict[str, float]:
+        """Mbit/s that may be sent to each child before something on the way is full, as far as the plan tells."""
+        spare = dict(zip(self.peers, self.spare, strict=False))
+        return {name: rate * spare[name] for name, rate in self.rates_to().items() if name in spare}
+
     def check(self) -> None:
         """Raise `FormatError` for what no planner makes."""
         fine = 0 < len(self.shares) <= MAX_TREES and len(self.places) == len(self.shares) and min(self.shares) > 0
         known = range(len(self.peers))
         fine = fine and all(root in known for root in self.roots)
+        fine = fine and len(self.spare) <= len(self.peers) and all(spare > 0 for spare in self.spare)
         for place in self.places:
             fine = fine and len(place.children) <= MAX_CHILDREN and all(child in known for child in place.children)
             fine = fine and (place.parent == -1 or place.parent in known)

@@ -34,6 +34,10 @@ _LOOK_EVERY = 0.02
 #: Once the source has put everything in: for how long somebody must hold a chunk that is asked for, near peers at most;
 #: and how often to look (seconds).
 ENDGAME_HELD, ENDGAME_NEAR, _ENDGAME_EVERY = 0.3, 1.0, 0.1
+#: For how many times as long a far peer that is no parent must.
+STRANGERS = 3.0
+#: For how many times as long one must be known to hold a chunk that a node nearby should bring into the region.
+OTHERS_PART = 2.0
 #: For how long a parent must have pushed nothing until it seems to be through: one that holds all, and any (seconds).
 SPENT_AFTER, IDLE_AFTER = 0.25, 1.0
 
@@ -123,7 +127,15 @@ class Asking:
             patience = min(self._endgame_patience, ENDGAME_NEAR)
         elif transfer.told and self._is_through(peer, transfer, now):
             patience = min(patience, ENDGAME_HELD)
+        elif transfer.told and not peer.near and self._is_stranger(peer):
+            # Its way here is that of a push that comes, or of one that may soon be asked of a parent.
+            patience *= STRANGERS
         return patience if peer.source else self._unless_stalled(patience, transfer, now)
+
+    def _is_stranger(self, peer: Peer) -> bool:
+        """Whether others than this peer push to this node."""
+        trees = self._ground.trees
+        return bool(trees.above) and peer.name not in trees.parents
 
     def _is_through(self, peer: Peer, transfer: Transfer, now: float) -> bool:
         """Whether a peer seems to have pushed here all that it was to push."""
@@ -159,10 +171,11 @@ class Asking:
         self, peer: Peer, transfer: Transfer, theirs: Bits, ripe: Bits | None, room: int, now: float
     ) -> list[int]:
         open_ones = transfer.open if ripe is None else transfer.open & ripe
-        if transfer.pushed and transfer.told and not peer.near:
-            part = transfer.open & self._part(transfer)
-            # Of what the region lacks each node fetches its part first, and then what the others have not fetched yet.
-            open_ones = open_ones & part if part.any() else open_ones
+        if ripe is not None and not peer.near:
+            # Of what the region lacks each node fetches its part first, and of the rest what should be here by now.
+            part = open_ones & self._part(transfer)
+            rest = transfer.ripe(now - OTHERS_PART * self._patience(peer, transfer, now))
+            open_ones = part if rest is None or (part & theirs).any() else open_ones & rest
         chosen = transfer.pick(open_ones & theirs, room)
         if chosen or peer.snubbed or open_ones.any():
             return chosen

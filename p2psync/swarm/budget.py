@@ -26,7 +26,8 @@ class ProbeConfig:
     region comes after the one before it. spread: how far first probes are spread at random. stale: after which a figure
     is measured again; again: after which it is the first time, or where it was found with fewer peers. pause: after a
     probe that came to nothing, about. tired: when there is nothing left to spend. cooling: for which a peer is not
-    served again. quiet: for which no chunk may have flowed.
+    served again. quiet: for which no chunk may have flowed. courtesy: for how long after its last chunk a node waits
+    for others who still fetch what it has.
     """
 
     share: float = 0.01
@@ -52,6 +53,7 @@ class ProbeConfig:
     tired: float = 30.0
     cooling: float = 1.0
     quiet: float = 1.0
+    courtesy: float = 30.0
 
 
 class Budget:

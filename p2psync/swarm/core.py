@@ -212,6 +212,11 @@ class Swarm:
         """Bytes of chunks handed out."""
         return self._ground.sent_bytes
 
+    @property
+    def others_fetch(self) -> bool:
+        """Whether a peer is known to be in the middle of what is all here."""
+        return self._ground.others_fetch
+
     def progress(self, id: bytes) -> tuple[int, int]:
         """(held, all) chunks of a manifest; (0, 0) if it is unknown."""
         transfer = self._transfers.get(id[:SHORT_ID_BYTES])

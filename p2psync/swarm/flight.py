@@ -6,7 +6,8 @@ chunk that nobody has. What may be on its way in all is what the trees carry in 
 around when no other is in its way, and a little for every way on, so that no relay is idle: whatever is more than that
 stands in queues, and at last the last chunk has to get through them. What the trees carry is what was planned, or what
 was seen of late if that is more. By Little's law the time is the mean, over those who receive, of how long each lacked
-the chunk; the least one seen is nearest to that of empty queues.
+the chunk; the least one seen is nearest to that of empty queues. It is that of the shortest way, too: where less
+arrives than was planned, more is let out, up to a limit.
 
 Ways are the first hops of trees: trees that begin at the same hops share what is let onto them. A small manifest goes
 out without waiting for news.
@@ -34,6 +35,8 @@ DEEPER = 0.7
 FIRST_LAG, MOST_LAG = 0.25, 1.0
 #: What the trees carry is the best of so many spans, each of so long (seconds).
 SPANS, SPAN = 4, 0.5
+#: How many times that may be let out where less than planned arrives.
+MOST_SLACK = 2.0
 #: What one way may have, as a multiple of its part of all, and at least (chunks).
 WAY_SLACK, LEAST_IN_WAY = 2.0, 2.0
 #: Seconds after which a chunk is waited for no more; how often is looked.
@@ -96,8 +99,15 @@ class Flight:
     def window(self) -> float:
         """Chunks that may be on their way in all."""
         rate = max(self._rate, *self._spans) if self._spans else self._rate
-        carried = min(MOST_LAG, self._least_lag or FIRST_LAG) * rate
+        carried = min(MOST_LAG, self._least_lag or FIRST_LAG) * rate * self._slack
         return carried + max(EACH_WAY * len(self._shares), DEEPER * carried)
+
+    @property
+    def _slack(self) -> float:
+        """By how much more than planned is let out because less arrives: ways differ in how long they take."""
+        if len(self._spans) < SPANS:
+            return 1.0
+        return max(1.0, min(MOST_SLACK, self._rate / max(1e-9, *self._spans)))
 
     def load(self, tree: int) -> float:
         """What the way of a tree has with one chunk more, as a part of what it may have."""

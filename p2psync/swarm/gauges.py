@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from p2psync.membership.records import Measures, Path
 
@@ -48,8 +49,12 @@ RAMP, RAMP_TRIPS = 1.0, 3.0
 #: A figure that moves by less than this part of itself is no news.
 NEWS = 0.06
 
+#: A flow that gives this part of what it may send gave no less than its path could.
+LIMITED = 0.85
+
 #: Mbit/s of a byte a second.
 MBIT = 8e-6
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ class Reading:
 
     delivered: what the peer's machine has confirmed, in order or not. received: what has come in order. rtt: the least
     round trip (seconds; 0: not known). held: seconds so far in which the peer's window was full. dried: how often so
-    far nothing waited any more.
+    far nothing waited any more. limit: bytes a second that it may send, 0: any number.
     """
 
     peer: str
@@ -70,6 +75,7 @@ class Reading:
     rtt: float = 0.0
     held: float = 0.0
     dried: int = 0
+    limit: float = 0.0
 
 
 class _Run:
@@ -224,7 +230,7 @@ class Gauge:
 @dataclass(slots=True)
 class _Flow:
     """What happened with one peer in an interval (bytes). pressed, touched: its connections that were at both ends, at
-    one end at least.
+    one end at least. limited: one sent about all that it may.
     """
 
     delivered: int = 0
@@ -234,6 +240,7 @@ class _Flow:
     connections: int = 0
     pressed: int = 0
     touched: int = 0
+    limited: bool = False
 
 
 class Gauges:
@@ -253,7 +260,7 @@ class Gauges:
         self._junk: Collection[str] = ()
         self._told = Measures()
 
-    def read(self, readings: Mapping[Hashable, Reading], now: float, junk: Collection[str] = ()) -> None:
+    def read(self, readings: Mapping[_Key, Reading], now: float, junk: Collection[str] = ()) -> None:
         """The counters of all connections that do anything, by whatever names connections; now: seconds.
 
         junk: peers to whom junk is sent. It may be one of several that probe their downlink together, so that little
@@ -331,7 +338,8 @@ class Gauges:
         self._take_sent(flows, pressed, span, now)
         sure = self._longest_lasting(pressed)
         if pressed:
-            self.up.add(delivered, span, lasting=sure, conclusive=len(pressed) > 1)
+            free = sum(not flow.limited for flow in pressed.values())
+            self.up.add(delivered, span, lasting=sure, conclusive=free > 1)
             self._notice_changes(pressed)
         elif any(flow.touched for flow in flows.values()):
             self.up.lull(delivered, span, sure)
@@ -366,8 +374,9 @@ class Gauges:
                 continue
             if gauge.pressed_since is None:
                 gauge.pressed_since = now
-            conclusive = peer not in self._junk and not (crowded and gauge.sending >= fair)
-            gauge.sent.add(pressed[peer].delivered, span, lasting=self._lasting(peer), conclusive=conclusive)
+            flow = pressed[peer]
+            conclusive = peer not in self._junk and not flow.limited and not (crowded and gauge.sending >= fair)
+            gauge.sent.add(flow.delivered, span, lasting=self._lasting(peer), conclusive=conclusive)
             gauge.rise()
 
     def _notice_changes(self, pressed: Iterable[str]) -> None:
@@ -408,6 +417,7 @@ def _count(flow: _Flow, before: Reading, after: Reading, since: float) -> None:
     if after.held - before.held < since / 2:
         flow.pressed += bool(before.backlog and after.backlog and before.dried == after.dried)
         flow.touched += bool(before.backlog or after.backlog)
+        flow.limited |= 0 < LIMITED * after.limit < (after.delivered - before.delivered) / since
 
 
 def _take_received(best: Best, received: int, span: float, lasting: float) -> None:

@@ -34,6 +34,13 @@ class Ground:
         """Whether any request is out."""
         return any(transfer.asked for transfer in self.transfers.values())
 
+    @property
+    def others_fetch(self) -> bool:
+        """Whether a peer is known to have some of what is all here, and not the rest yet."""
+        mine = [short for short, transfer in self.transfers.items() if transfer.complete]
+        theirs = [peer.holds[short] for peer in self.peers.values() for short in mine if short in peer.holds]
+        return any(flags.any() and not flags.all() for flags in theirs)
+
     def send(self, name: str, message: Control) -> None:
         """Send a control message to a peer."""
         self.actions.append(Send(name, message))

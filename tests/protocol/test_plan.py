@@ -27,6 +27,12 @@ def test_fractions_follow_from_places() -> None:
     assert PLAN.rates_to() == {"y": 60.0, "z": 60.0}
 
 
+def test_what_may_be_sent_is_what_is_foreseen_and_what_the_way_has_to_spare() -> None:
+    assert PLAN.limits_to() == {}, "the plan does not say"
+    assert msgspec.structs.replace(PLAN, spare=[1.0, 1.5, 2.0]).limits_to() == {"y": 90.0, "z": 120.0}
+    assert msgspec.structs.replace(PLAN, spare=[1.0, 1.5]).limits_to() == {"y": 90.0}
+
+
 def test_a_plan_travels_small_and_comes_back_whole() -> None:
     wire = msgspec.msgpack.encode(PLAN)
     assert len(wire) < 60
@@ -44,6 +50,9 @@ def test_a_plan_travels_small_and_comes_back_whole() -> None:
         NodePlan(0, ["x"], [1], [Place(0, [7], 1, 1.0)]),
         NodePlan(0, ["x"], [1] * 300, [Place(0, [], 1, 1.0)] * 300),
         NodePlan(0, ["x"], [1], [Place(0, [0] * 2000, 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[1.0, 1.0]),
+        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[0.0]),
+        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[float("nan")]),
     ],
 )
 def test_what_no_planner_makes_is_refused(wrong: NodePlan) -> None:

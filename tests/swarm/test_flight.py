@@ -69,6 +69,20 @@ def test_a_chunk_counts_for_the_share_of_those_who_lack_it() -> None:
     assert fill(f, 0, 0.1, 100) - 100 == pytest.approx(0.75 * len(chunks), abs=1)
 
 
+@pytest.mark.parametrize(("arriving", "let_out"), [(80, 100 / 80), (50, 2.0), (10, 2.0), (100, 1.0), (200, 2.0)])
+def test_where_less_arrives_than_was_planned_more_is_let_out_up_to_a_limit(arriving: int, let_out: float) -> None:
+    f = flight(100.0)
+    chunk, now = 0, 0.0
+    while now < 3.0:
+        f.look([holding(*range(chunk))], now)  # all that was put in a tenth of a second ago
+        for _ in range(arriving // 10):
+            f.add(chunk, 0, now)
+            chunk += 1
+        now += 0.1
+    # Of what arrives faster than was planned so much is let out anyway.
+    assert f.window == pytest.approx(window(1, 0.1 * 100 * let_out), rel=0.1)
+
+
 def test_the_window_follows_the_least_mean_time_a_chunk_took() -> None:
     f = flight(100.0)
     f.add(0, 0, 0.0)

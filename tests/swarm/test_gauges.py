@@ -33,6 +33,7 @@ class Feed:
         rtt: float = 0.02,
         held: bool = False,
         dry: bool = False,
+        limit: float = 0.0,
         tick: float = TICK,
     ) -> Gauges:
         sent, received = sent or {}, received or {}
@@ -51,6 +52,7 @@ class Feed:
                     rtt=rtt,
                     held=before.held + tick * held,
                     dried=before.dried + dry,
+                    limit=limit * MBIT,
                 )
             self.gauges.read(dict(self.counters), self.now, self.junk)
         return self.gauges
@@ -91,6 +93,15 @@ def test_a_path_that_changed_tells_what_is_left_until_it_gives_a_good_deal_more(
     assert feed.gauges.measures().paths[0].fallen == a.fallen
     feed.run(3, {"a": 40, "b": 10})
     assert feed.gauges.measures().paths[0].fallen == 0
+
+
+def test_one_who_sends_all_that_he_may_refutes_nothing_and_one_who_gives_less_does() -> None:
+    feed = Feed()
+    feed.run(3, {"a": 50})
+    assert mbit(feed.run(120, {"a": 10}, limit=10).paths["a"].sent) == pytest.approx(50)
+    assert not feed.gauges.paths["a"].fallen
+    assert mbit(feed.run(3, {"a": 60}, limit=60).paths["a"].sent) == pytest.approx(60), "what came through is a rate"
+    assert feed.run(5, {"a": 5}, limit=10).paths["a"].fallen
 
 
 def test_talk_is_no_transfer() -> None:

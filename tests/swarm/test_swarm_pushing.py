@@ -9,7 +9,7 @@ import pytest
 
 from p2psync.protocol.messages import Cancel, Chunk, Gone, Have, HaveMore, Ready, Request, Want
 from p2psync.protocol.plan import NodePlan, Place
-from p2psync.swarm.asking import ENDGAME_HELD, IDLE_AFTER, SPENT_AFTER
+from p2psync.swarm.asking import ENDGAME_HELD, IDLE_AFTER, SPENT_AFTER, STRANGERS
 from p2psync.swarm.core import Ban, Save, Send, SendChunk, SwarmConfig
 from p2psync.swarm.early import MAX_EARLY_CHUNK_BYTES
 from p2psync.swarm.lag import FIRST, LEAST
@@ -590,6 +590,50 @@ def test_nodes_of_a_region_take_different_chunks_from_far_parents() -> None:
     assert not first[0] & first[1]
 
 
+def test_what_is_late_is_fetched_into_a_region_by_one_node_and_by_others_only_later() -> None:
+    soon, later = [], []
+    for me, mate in (("a", "b"), ("b", "a")):
+        bench = relay(("p", ""), ("slow", ""), node=me)
+        bench.peer(mate, near=True)
+        push(bench, "p", 7, now=1.0)
+        bench.have(mate, 7, now=1.0)
+        bench.have("p", *range(8), now=1.0)
+        bench.actions()
+        wakes: list[set[int]] = []
+        while len(wakes) < 2:
+            due = bench.swarm.next_wake()
+            assert due is not None
+            bench.swarm.poll(due)
+            if requests := bench.sent(Request):
+                wakes.append({index for name, request in requests if name == "p" for index in request.chunks})
+        soon.append(wakes[0])
+        later.append(wakes[1])
+    assert not soon[0] & soon[1]
+    assert soon[0] | soon[1] == set(range(7)), "the trainer says nothing: these chunks are still being pushed"
+    assert later[0] <= soon[1]
+    assert later[1] <= soon[0]
+
+
+def test_far_peers_who_are_no_parents_are_asked_last_once_everything_is_on_its_way() -> None:
+    bench = relay(("p", ""), ("other", ""))
+    assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
+    bench.peer("stranger")
+    push(bench, "p", 7, now=1.0)
+    bench.have("stranger", *range(8), now=1.0)
+    bench.have("other", 0, 1, 2, 3, now=1.0)
+    bench.have("trainer", *range(8), now=1.0)
+    bench.actions()
+    asked: dict[tuple[str, int], float] = {}
+    while ("stranger", 4) not in asked:
+        now = bench.swarm.next_wake()
+        assert now is not None
+        bench.swarm.poll(now)
+        for name, request in bench.sent(Request):
+            asked |= {(name, index): now - 1.0 for index in request.chunks if (name, index) not in asked}
+    assert asked["other", 0] < 1.5 * ENDGAME_HELD
+    assert asked["stranger", 4] >= STRANGERS * LEAST
+
+
 def test_without_any_parent_at_hand_everything_is_pulled_at_once() -> None:
     bench = Bench(config=CONFIG)
     bench.swarm.follow(relay_plan(("p", "")), 0.0)
@@ -717,3 +761,22 @@ def test_only_once_the_sources_together_have_told_of_all_chunks_near_peers_are_a
     bench.have("third", 5, 6, 7, now=1.4)
     bench.swarm.poll(1.4 + ENDGAME_HELD)
     assert "near" in {name for name, _ in bench.sent(Request)}
+
+
+def test_others_fetch_while_one_of_them_has_some_of_what_is_all_here() -> None:
+    bench = Bench(4, config=CONFIG)
+    bench.peer("a")
+    bench.peer("b")
+    bench.seed_all()
+    assert not bench.swarm.others_fetch
+    bench.have("a", 0, 1)
+    assert bench.swarm.others_fetch
+    bench.have("a", 0, 1, 2, 3)
+    assert not bench.swarm.others_fetch, "one has all, and the other has not begun"
+
+
+def test_a_node_that_fetches_itself_does_not_wait_for_others() -> None:
+    bench = Bench(4, config=CONFIG)
+    bench.peer("a", 0, 1)
+    bench.fetch_all()
+    assert not bench.swarm.others_fetch

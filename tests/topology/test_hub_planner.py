@@ -129,6 +129,21 @@ def test_regions_are_found_and_slow_links_between_them_carry_one_copy() -> None:
     assert across < 1.2
 
 
+def test_each_node_is_told_what_the_ways_to_its_children_have_to_spare() -> None:
+    regions = {i: "ab"[i % 2] for i in range(8)}
+    members = [member(i, regions[i]) for i in range(8)]
+    book = plan(task(members, measured(8, {}, regions, far=(0.1, 10.0))))
+    across = []
+    for i in range(8):
+        part = book.node_plan(name(i))
+        assert part is not None
+        part.check()
+        limits, rates = part.limits_to(), part.rates_to()
+        assert limits.keys() == rates.keys()
+        across += [limits[peer] / rate for peer, rate in rates.items() if regions[int(peer, 16)] != regions[i]]
+    assert min(across) == pytest.approx(1.0), "the link between the regions binds"
+
+
 def test_a_plan_is_kept_while_it_is_good_and_revisions_rise_when_it_is_not() -> None:
     planner = HubPlanner(first_revision=100)
     members = [member(i) for i in range(8)]

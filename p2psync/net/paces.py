@@ -1,0 +1,55 @@
+"""Holds connections to the parts that the plan gives them, where they lose much: the shell of `swarm.pacing`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from p2psync.net.peers import PeerTable
+from p2psync.net.stream import PeerStream
+from p2psync.protocol.plan import NodePlan
+from p2psync.swarm.gauges import MBIT, Reading
+from p2psync.swarm.pacing import Pace
+
+
+class Paces:
+    """The paces of one node's children. Near ones are not held: between them nothing is lost for long."""
+
+    def __init__(self, peers: PeerTable) -> None:
+        self._peers = peers
+        self._paces: dict[str, Pace] = {}
+        self._last: dict[PeerStream, tuple[Reading, float]] = {}
+        self._held: set[str] = set()
+
+    def planned(self, plan: NodePlan) -> None:
+        """This is the plan now."""
+        parts = {name: rate / MBIT for name, rate in plan.limits_to().items()}
+        self._paces = {name: self._paces.get(name) or Pace(part) for name, part in parts.items()}
+        for name, part in parts.items():
+            self._paces[name].planned(part)
+
+    def read(self, readings: Mapping[PeerStream, Reading], now: float, pumped: Collection[str]) -> None:
+        """The counters of what moves; now: seconds. pumped: peers to whom junk is sent, at a rate of its own."""
+        flows: dict[str, list[tuple[float, Reading, Reading]]] = {}
+        for stream, reading in readings.items():
+            before, at = self._last.get(stream, (reading, now))
+            if now > at and reading.peer in self._paces and stream.far:
+                flows.setdefault(reading.peer, []).append((now - at, before, reading))
+        for name, moved in flows.items():
+            self._paces[name].seen(
+                max(seconds for seconds, _, _ in moved),
+                sum(after.sent - before.sent for _, before, after in moved),
+                sum(after.resent - before.resent for _, before, after in moved),
+                sum(after.delivered - before.delivered for _, before, after in moved),
+                any(before.backlog and after.backlog for _, before, after in moved),
+            )
+        alive = set(self._peers.all_streams())
+        self._last = {stream: last for stream, last in self._last.items() if stream in alive}
+        self._last |= {stream: (reading, now) for stream, reading in readings.items()}
+        self._hold(pumped)
+
+    def _hold(self, pumped: Collection[str]) -> None:
+        wanted = {name for name, pace in self._paces.items() if pace.rate}
+        for name in (wanted | self._held).difference(pumped):
+            for stream in self._peers.streams(name):
+                stream.hold_to(self._paces[name].rate if name in wanted else 0.0)
+        self._held = wanted | self._held.intersection(pumped)

@@ -1,0 +1,99 @@
+"""Which connections are held to what the plan has for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from p2psync.net.paces import Paces
+from p2psync.protocol.plan import NodePlan, Place
+from p2psync.swarm.gauges import Reading
+from p2psync.swarm.pacing import FIRST
+
+PART = 125_000 * 10.0
+PLAN = NodePlan(1, ["far", "near"], [1], [Place(-1, [0, 1], 0, 10.0)], spare=[1.0, 1.0])
+
+
+@dataclass(eq=False)
+class Line:
+    """Stands for a connection: what it was held to last."""
+
+    peer: str
+    far: bool = True
+    rates: list[float] = field(default_factory=list)
+
+    def hold_to(self, rate: float) -> None:
+        self.rates.append(rate)
+
+
+class Table:
+    """Stands for the connections of a node."""
+
+    def __init__(self, *lines: Line) -> None:
+        self.lines = lines
+
+    def streams(self, name: str) -> list[Line]:
+        return [line for line in self.lines if line.peer == name]
+
+    def all_streams(self) -> tuple[Line, ...]:
+        return self.lines
+
+
+class Node:
+    """Paces whose connections all send as much as the plan has for them."""
+
+    def __init__(self) -> None:
+        self.far, self.near = Line("far"), Line("near", far=False)
+        self.paces = Paces(cast(Any, Table(self.far, self.near)))
+        self.paces.planned(PLAN)
+        self.now = 0.0
+        self._readings = {line: Reading(line.peer) for line in (self.far, self.near)}
+
+    def run(self, seconds: float, lost: float, pumped: tuple[str, ...] = ()) -> None:
+        for _ in range(round(seconds / 0.25)):
+            self.now += 0.25
+            for line, before in self._readings.items():
+                came, again = int(PART / 4), int(lost * PART / 4)
+                self._readings[line] = Reading(
+                    line.peer,
+                    delivered=before.delivered + came,
+                    sent=before.sent + came + again,
+                    resent=before.resent + again,
+                    backlog=1,
+                )
+            self.paces.read(cast(Any, dict(self._readings)), self.now, pumped)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_who_loses_little_is_held_to_nothing(node: Node) -> None:
+    node.run(5, 0.01)
+    assert not node.far.rates
+
+
+def test_a_far_child_that_loses_much_is_held_and_a_near_one_never(node: Node) -> None:
+    node.run(1, 0.2)
+    assert node.far.rates[-1] == pytest.approx(FIRST * PART, rel=0.05)
+    assert not node.near.rates
+
+
+def test_who_is_not_fed_by_this_node_any_more_is_let_go(node: Node) -> None:
+    node.run(1, 0.2)
+    node.paces.planned(NodePlan(2, ["near"], [1], [Place(-1, [0], 0, 10.0)], spare=[1.0]))
+    node.run(0.25, 0.0)
+    assert node.far.rates[-1] == 0.0
+
+
+def test_a_probe_has_a_rate_of_its_own_and_what_was_held_is_held_again_after_it(node: Node) -> None:
+    node.run(1, 0.2)
+    held = node.far.rates[-1]
+    count = len(node.far.rates)
+    node.run(1, 0.2, pumped=("far",))
+    assert len(node.far.rates) == count
+    node.run(0.25, 0.03)
+    assert 0 < node.far.rates[-1] <= held

@@ -1,0 +1,75 @@
+"""How much more than planned flows may send before something on their way is full."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from topology.model import load
+from topology.network import Network, from_topology
+from topology.planner import make_plan
+from topology.spare import Spare
+
+TWO = """
+trainer = "a-0"
+[region]
+a = { hosts = 2, up = 1000 }
+b = { hosts = 2, up = 1000 }
+c = { hosts = 1, up = 1000 }
+[[link]]
+between = ["a", "b"]
+rate = 100
+delay_ms = 30
+[[link]]
+between = ["a", "c"]
+rate = 20
+delay_ms = 30
+"""
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Network:
+    file = tmp_path / "two.toml"
+    file.write_text(TWO)
+    return from_topology(load(file))
+
+
+def across(network: Network, spare: Spare, to: str) -> list[float]:
+    """Of all flows of the plan into a region."""
+    plan = make_plan(network)
+    region = {name: network.regions[network.region[i]] for i, name in enumerate(network.names)}
+    pairs = {
+        (plan.names[parent], plan.names[child])
+        for row in plan.parents
+        for child, parent in enumerate(row)
+        if parent >= 0 and region[plan.names[child]] == to != region[plan.names[parent]]
+    }
+    return [spare.of(parent, [child])[0] for parent, child in pairs]
+
+
+def test_the_link_that_binds_leaves_nothing_and_a_wide_one_what_it_has_left(network: Network) -> None:
+    spare = Spare(make_plan(network), network)
+    assert across(network, spare, "c") == pytest.approx([1.0])
+    assert across(network, spare, "b") == pytest.approx([5.0] * len(across(network, spare, "b")))
+
+
+def test_of_what_was_not_measured_nothing_is_known(network: Network) -> None:
+    measured = network.measured.copy()
+    a, c = network.regions.index("a"), network.regions.index("c")
+    measured[a, c] = False
+    unknown = replace(network, measured=measured)
+    assert across(unknown, Spare(make_plan(unknown), unknown), "c") == [math.inf]
+
+
+def test_an_uplink_that_all_ways_share_leaves_what_it_has_to_each(network: Network) -> None:
+    tight = replace(network, up=np.full(network.size, 40.0))
+    plan = make_plan(tight)
+    spare = Spare(plan, tight)
+    i = plan.trainer
+    load = plan.rate * plan.egress(i)
+    children = [plan.names[c] for c in np.flatnonzero((plan.parents == i).any(axis=0))]
+    assert max(spare.of(plan.names[i], children)) <= 40.0 / load + 1e-6

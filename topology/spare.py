@@ -1,0 +1,50 @@
+"""How much more than the plan foresees its flows may send before something on their way is full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from topology.network import Floats, Network
+from topology.plan import Plan, demands
+
+
+class Spare:
+    """Of one plan, what its flows leave of the uplinks, downlinks and links between regions that they take."""
+
+    def __init__(self, plan: Plan, network: Network) -> None:
+        """network: of the plan's nodes, and perhaps of others."""
+        self._index = {name: i for i, name in enumerate(network.names)}
+        self._region, self._measured = network.region, network.measured
+        regions = len(network.regions)
+        up, down, between = np.zeros(network.size), np.zeros(network.size), np.zeros(regions * regions)
+        known = np.array([self._index[name] for name in plan.names], np.int64)
+        demand = demands(network, plan.slow, plan.rate) * plan.rate
+        for row, share in zip(plan.parents, plan.shares, strict=True):
+            child = np.flatnonzero(row >= 0)
+            parent, child = known[row[child]], known[child]
+            load = share * demand[child]
+            np.add.at(up, parent, load)
+            np.add.at(down, child, load)
+            np.add.at(between, network.region[parent] * regions + network.region[child], load)
+        self._up, self._down = _parts(network.up, up), _parts(network.down, down)
+        self._between = _parts(network.rate.ravel(), between).reshape(regions, regions)
+
+    def of(self, parent: str, children: Sequence[str]) -> list[float]:
+        """How many times its planned rate the parent may send each child; at least 1, inf where nothing binds, or what
+        binds was not measured."""
+        i, js = self._index[parent], [self._index[child] for child in children]
+        return [self._of(i, j) for j in js]
+
+    def _of(self, i: int, j: int) -> float:
+        a, b = self._region[i], self._region[j]
+        if a != b and not self._measured[a, b]:
+            return float("inf")
+        return max(1.0, float(min(self._up[i], self._down[j], self._between[a, b])))
+
+
+def _parts(capacity: Floats, load: Floats) -> Floats:
+    found = np.full(capacity.shape, np.inf)
+    np.divide(capacity, load, out=found, where=load > 0)
+    return found
