@@ -253,13 +253,14 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         except UnvouchedError as error:
             self.refuse(str(error))
             raise
-        if wild:
+        # What one rank's part of the weights made reaches the caches of all.
+        if self._ranks.any(wild > 0):
             layers = self.vllm_config.compilation_config.static_forward_context.values()
             caches = [getattr(layer, "kv_cache", None) for layer in layers]
             cleared = forget_wild(caches, self.vllm_config.cache_config.cache_dtype)
             logger.warning(
-                "p2psync: the version before had %d weights that are not finite; %d values that it left in the cache "
-                "were cleared", wild, cleared,
+                "p2psync: the version before had weights that are not finite (%d on this rank); %d values that it left "
+                "in the cache were cleared", wild, cleared,
             )  # fmt: skip
 
     def refuse(self, reason: str) -> None:

@@ -20,11 +20,11 @@ class Spare:
         regions = len(network.regions)
         up, down, between = np.zeros(network.size), np.zeros(network.size), np.zeros(regions * regions)
         known = np.array([self._index[name] for name in plan.names], np.int64)
-        demand = demands(network, plan.slow, plan.rate) * plan.rate
+        self._demand = demands(network, plan.slow, plan.rate)
         for row, share in zip(plan.parents, plan.shares, strict=True):
             child = np.flatnonzero(row >= 0)
             parent, child = known[row[child]], known[child]
-            load = share * demand[child]
+            load = share * plan.rate * self._demand[child]
             np.add.at(up, parent, load)
             np.add.at(down, child, load)
             np.add.at(between, network.region[parent] * regions + network.region[child], load)
@@ -32,8 +32,8 @@ class Spare:
         self._between = _parts(network.rate.ravel(), between).reshape(regions, regions)
 
     def of(self, parent: str, children: Sequence[str]) -> list[float]:
-        """How many times its planned rate the parent may send each child; at least 1, inf where nothing binds, or what
-        binds was not measured."""
+        """How many times the rate of its trees the parent may send each child; at least 1, or what a slow one takes of
+        it; inf where nothing binds, or what binds was not measured."""
         i, js = self._index[parent], [self._index[child] for child in children]
         return [self._of(i, j) for j in js]
 
@@ -41,7 +41,7 @@ class Spare:
         a, b = self._region[i], self._region[j]
         if a != b and not self._measured[a, b]:
             return float("inf")
-        return max(1.0, float(min(self._up[i], self._down[j], self._between[a, b])))
+        return float(self._demand[j] * max(1.0, min(self._up[i], self._down[j], self._between[a, b])))
 
 
 def _parts(capacity: Floats, load: Floats) -> Floats:

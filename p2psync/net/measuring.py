@@ -164,7 +164,12 @@ class Measuring:
     # ---- ticking ---------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        now = self._loop.time()
+        try:
+            self._look(self._loop.time())
+        finally:
+            self._timer = self._loop.call_later(TICK_PROBING if self._prober.busy else TICK, self._tick)
+
+    def _look(self, now: float) -> None:
         self._read(now)
         span, self._ticked_at = now - self._ticked_at, now
         silent = now - self._peers.chunk_at
@@ -179,7 +184,6 @@ class Measuring:
         if now - self._tended_at >= TEND_EVERY:
             self._tended_at = now
             self._tend()
-        self._timer = self._loop.call_later(TICK_PROBING if self._prober.busy else TICK, self._tick)
 
     def _meet(self, name: str) -> None:
         """Tell the prober of a peer, once its first connection is there to show whether it is on this machine."""
@@ -215,7 +219,7 @@ class Measuring:
 
     def _watch_streams(self, span: float, now: float) -> None:
         # What is held to a rate tells nothing of how many connections it takes.
-        for name in self._up.difference(self._pumps.held):
+        for name in self._up.difference(self._pumps.held, self._paces.held):
             gauge = self.gauges.paths.get(name)
             if gauge is not None and (gauge.pressed_since is not None or gauge.sending):
                 self._policy.seen(name, len(self._peers.streams(name)), gauge, span, now)

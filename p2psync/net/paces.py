@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from p2psync.net.peers import PeerTable
 from p2psync.net.stream import PeerStream
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.gauges import MBIT, Reading
+from p2psync.swarm.gauges import LONGEST, MBIT, Reading
 from p2psync.swarm.pacing import Pace
 
 
@@ -18,7 +18,8 @@ class Paces:
         self._peers = peers
         self._paces: dict[str, Pace] = {}
         self._last: dict[PeerStream, tuple[Reading, float]] = {}
-        self._held: set[str] = set()
+        #: Whom a limit was set for.
+        self.held: frozenset[str] = frozenset()
 
     def planned(self, plan: NodePlan) -> None:
         """This is the plan now."""
@@ -28,28 +29,38 @@ class Paces:
             self._paces[name].planned(part)
 
     def read(self, readings: Mapping[PeerStream, Reading], now: float, pumped: Collection[str]) -> None:
-        """The counters of what moves; now: seconds. pumped: peers to whom junk is sent, at a rate of its own."""
+        """The counters of what moves; now: seconds. pumped: peers to whom junk is sent, at a rate of its own, and of
+        which some is meant to be lost."""
         flows: dict[str, list[tuple[float, Reading, Reading]]] = {}
         for stream, reading in readings.items():
             before, at = self._last.get(stream, (reading, now))
-            if now > at and reading.peer in self._paces and stream.far:
+            if now > at and stream.far:
                 flows.setdefault(reading.peer, []).append((now - at, before, reading))
-        for name, moved in flows.items():
-            self._paces[name].seen(
-                max(seconds for seconds, _, _ in moved),
-                sum(after.sent - before.sent for _, before, after in moved),
-                sum(after.resent - before.resent for _, before, after in moved),
-                sum(after.delivered - before.delivered for _, before, after in moved),
-                any(before.backlog and after.backlog for _, before, after in moved),
-            )
+        for name, pace in self._paces.items():
+            _look(pace, [] if name in pumped else flows.get(name, []))
         alive = set(self._peers.all_streams())
         self._last = {stream: last for stream, last in self._last.items() if stream in alive}
         self._last |= {stream: (reading, now) for stream, reading in readings.items()}
         self._hold(pumped)
 
     def _hold(self, pumped: Collection[str]) -> None:
-        wanted = {name for name, pace in self._paces.items() if pace.rate}
-        for name in (wanted | self._held).difference(pumped):
-            for stream in self._peers.streams(name):
-                stream.hold_to(self._paces[name].rate if name in wanted else 0.0)
-        self._held = wanted | self._held.intersection(pumped)
+        wanted = {name: pace.rate for name, pace in self._paces.items() if pace.rate}
+        for name in (wanted.keys() | self.held).difference(pumped):
+            streams = self._peers.streams(name)
+            for stream in streams:
+                stream.hold_to(wanted[name] / len(streams) if name in wanted else 0.0)
+        self.held = frozenset(wanted) | self.held.intersection(pumped)
+
+
+def _look(pace: Pace, flows: list[tuple[float, Reading, Reading]]) -> None:
+    """What the connections to one peer did since they were read last."""
+    seconds = max((seconds for seconds, _, _ in flows), default=0.0)
+    if not any(before.backlog and after.backlog for _, before, after in flows) or seconds > LONGEST:
+        pace.pause()
+        return
+    pace.seen(
+        seconds,
+        sum(after.sent - before.sent for _, before, after in flows),
+        sum(after.resent - before.resent for _, before, after in flows),
+        sum(after.delivered - before.delivered for _, before, after in flows),
+    )

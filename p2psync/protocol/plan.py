@@ -18,6 +18,9 @@ from p2psync.errors import FormatError
 #: Trees of any plan, and children of a node in one tree: what a receiver of a plan accepts.
 MAX_TREES = 256
 MAX_CHILDREN = 1024
+#: Mbit/s of a tree, and how many times as much a way may have.
+MAX_RATE = 1e9
+MAX_SPARE = 1e6
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -74,10 +77,10 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
         fine = 0 < len(self.shares) <= MAX_TREES and len(self.places) == len(self.shares) and min(self.shares) > 0
         known = range(len(self.peers))
         fine = fine and all(root in known for root in self.roots)
-        fine = fine and len(self.spare) <= len(self.peers) and all(spare > 0 for spare in self.spare)
+        fine = fine and len(self.spare) <= len(self.peers) and all(0 < spare <= MAX_SPARE for spare in self.spare)
         for place in self.places:
             fine = fine and len(place.children) <= MAX_CHILDREN and all(child in known for child in place.children)
-            fine = fine and (place.parent == -1 or place.parent in known)
+            fine = fine and (place.parent == -1 or place.parent in known) and 0 <= place.rate <= MAX_RATE
         if not fine:
             raise FormatError("a plan whose trees do not fit together")
 

@@ -133,9 +133,9 @@ class Asking:
         return patience if peer.source else self._unless_stalled(patience, transfer, now)
 
     def _is_stranger(self, peer: Peer) -> bool:
-        """Whether others than this peer push to this node."""
+        """Whether others than this peer, who are up, push to this node."""
         trees = self._ground.trees
-        return bool(trees.above) and peer.name not in trees.parents
+        return peer.name not in trees.parents and not trees.above.isdisjoint(self._ground.peers)
 
     def _is_through(self, peer: Peer, transfer: Transfer, now: float) -> bool:
         """Whether a peer seems to have pushed here all that it was to push."""
@@ -174,7 +174,8 @@ class Asking:
         if ripe is not None and not peer.near:
             # Of what the region lacks each node fetches its part first, and of the rest what should be here by now.
             part = open_ones & self._part(transfer)
-            rest = transfer.ripe(now - OTHERS_PART * self._patience(peer, transfer, now))
+            wait = max(self._patience(peer, transfer, now), OTHERS_PART * self._ground.lag.patience)
+            rest = transfer.ripe(now - wait)
             open_ones = part if rest is None or (part & theirs).any() else open_ones & rest
         chosen = transfer.pick(open_ones & theirs, room)
         if chosen or peer.snubbed or open_ones.any():
@@ -225,7 +226,8 @@ class Asking:
         self.fill_all(now)
         patience = self._ground.lag.patience
         pushed = [t for t in self._ground.transfers.values() if t.pushed and not t.complete]
-        self._ripe_due = min((t.next_ripe(now - patience) + patience for t in pushed), default=_NEVER)
+        waits = [patience, OTHERS_PART * patience, STRANGERS * patience]
+        self._ripe_due = min((t.next_ripe(now - wait) + wait for t in pushed for wait in waits), default=_NEVER)
         self._ripe_due = max(now + _LOOK_EVERY, self._ripe_due)
         if any(t.told for t in pushed):
             self._ripe_due = min(self._ripe_due, now + _ENDGAME_EVERY)

@@ -53,7 +53,7 @@ class ProbeConfig:
     tired: float = 30.0
     cooling: float = 1.0
     quiet: float = 1.0
-    courtesy: float = 30.0
+    courtesy: float = 10.0
 
 
 class Budget:

@@ -36,9 +36,11 @@ class Ground:
 
     @property
     def others_fetch(self) -> bool:
-        """Whether a peer is known to have some of what is all here, and not the rest yet."""
-        mine = [short for short, transfer in self.transfers.items() if transfer.complete]
-        theirs = [peer.holds[short] for peer in self.peers.values() for short in mine if short in peer.holds]
+        """Whether a peer is known to have some of the newest manifest, which is all here, and not the rest yet."""
+        newest = max(self.transfers, key=lambda short: self.transfers[short].manifest.version, default=None)
+        if newest is None or not self.transfers[newest].held.all():
+            return False
+        theirs = [peer.holds[newest] for peer in self.peers.values() if newest in peer.holds]
         return any(flags.any() and not flags.all() for flags in theirs)
 
     def send(self, name: str, message: Control) -> None:

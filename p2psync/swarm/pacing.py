@@ -4,17 +4,21 @@ Theory of operation. A window of two round trips, which is what BBR lets out, is
 several flows meet at a link: each of them alone overflows it, a fifth of what is sent is lost, and what was sent after
 it waits behind holes for a second. The plan has told each flow its part of the link, though: flows that keep to their
 parts fill the link and leave its queue empty. So a flow that loses much is held to its part, or to what just came
-through, if that is more. A plan errs by some percent, and links change: a flow that is held and loses little may send a
-little more at each look; once that has gone on for long it is held no more.
+through, if that is more. A plan errs by some percent, and links change: a flow that is held and does not lose much may
+send a little more at each look; once that has gone on for long it is held no more. Where sending less does not help,
+the link loses by itself, and the flow is let alone for a while.
 """
 
 from __future__ import annotations
 
-#: What a flow that is held may send, of its part or of what came through; by how much that changes at each look with
-#: few losses, and with many; and from which on it is held no more, of what it was held to at first.
+#: What a flow that is held may send, of its part or of what came through; by how much that changes at each look without
+#: many losses, and with them; and from which on it is held no more, of what it was held to last.
 FIRST, RISE, FALL, FREE = 0.97, 1.004, 0.93, 1.25
-#: Losses, as a share of what was sent, that are none, and that are many: links lose up to a percent by themselves.
-FEW, MANY = 0.02, 0.04
+#: Losses that are many, as a share of what was sent: links lose up to some percent by themselves.
+MANY = 0.04
+#: After so many looks in a row with many losses these should be less than this part of what they were at first; if not,
+#: it is let alone for so many looks.
+PATIENCE, BETTER, ALONE = 6, 0.75, 240
 #: Bytes that must have been sent for losses to be a share of anything.
 LEAST = 192 << 10
 
@@ -28,35 +32,57 @@ class Pace:
         #: Bytes a second; 0: as much as may be.
         self.rate = 0.0
         self._free = 0.0
-        self._forget()
+        self._lost_first = 0.0
+        self._cuts = 0
+        self._alone = 0
+        self.pause()
 
     def planned(self, part: float) -> None:
-        """The plan has so much for this path now."""
-        if self.rate and part != self._part:
+        """The plan has so much for this path now. What it takes back shows in losses, if anybody else sends it."""
+        if self.rate and 0 < self._part < part:
             self.rate *= part / self._part
             self._free *= part / self._part
         self._part = part
 
-    def seen(self, seconds: float, sent: int, resent: int, delivered: int, pressed: bool) -> None:
-        """Since the last look, so long ago: bytes sent, these of them again, bytes that came through; pressed: more
-        waited all the time."""
+    def pause(self) -> None:
+        """What was seen since the last look tells nothing."""
+        self._seconds, self._sent, self._resent, self._delivered = 0.0, 0, 0, 0
+
+    def seen(self, seconds: float, sent: int, resent: int, delivered: int) -> None:
+        """In an interval in which more waited to be sent all the time: bytes sent, these of them again, and bytes that
+        came through."""
         self._seconds += seconds
         self._sent += sent
         self._resent += resent
         self._delivered += delivered
-        self._pressed &= pressed
         if self._sent < LEAST:
             return
-        lost = self._resent / self._sent
-        if lost > MANY:
-            came = self._delivered / self._seconds
-            self.rate = FIRST * max(self._part, came) if not self.rate else max(FIRST * self._part, FALL * self.rate)
-            self._free = max(self._free, FREE * self.rate)
-        elif self.rate and lost < FEW and self._pressed:
+        lost, came = self._resent / self._sent, self._delivered / self._seconds
+        self.pause()
+        if self._alone:
+            self._alone -= 1
+        elif lost > MANY:
+            self._cut(lost, came)
+        elif self.rate:
+            self._cuts = 0
             self.rate *= RISE
             if self.rate > self._free:
-                self.rate = self._free = 0.0
-        self._forget()
+                self._let_go()
 
-    def _forget(self) -> None:
-        self._seconds, self._sent, self._resent, self._delivered, self._pressed = 0.0, 0, 0, 0, True
+    def _cut(self, lost: float, came: float) -> None:
+        if not self._cuts:
+            self._lost_first = lost
+        self._cuts += 1
+        if self._cuts > PATIENCE and lost > BETTER * self._lost_first:
+            self._let_go()
+            self._alone = ALONE
+            return
+        if self.rate:
+            self.rate = max(min(self.rate, FIRST * self._part), FALL * self.rate)
+        else:
+            self.rate = FIRST * max(self._part, came)
+        self._free = FREE * self.rate
+
+    def _let_go(self) -> None:
+        self.rate = self._free = 0.0
+        self._cuts = 0

@@ -74,6 +74,19 @@ def test_of_a_cache_only_what_is_wild_is_forgotten(kind: torch.dtype, dtype: str
     assert cache.float().tolist() == [[1.0, 0.0, -0.5], [0.0, 2.0, 0.25]]
 
 
+def test_a_cache_of_a_float_of_one_byte_is_searched_as_what_it_is() -> None:
+    cache = torch.tensor([1.0, float("nan")]).to(torch.float8_e5m2)
+    assert forget_wild([cache], "auto") == 1
+    assert cache.float().tolist() == [1.0, 0.0]
+
+
+def test_layers_of_several_kinds_in_the_same_memory_are_all_searched() -> None:
+    memory = torch.zeros(4, 8, dtype=torch.bfloat16)
+    memory[3, 7] = float("nan")
+    assert forget_wild([memory[:2], memory], "auto") == 1
+    assert memory.float().abs().sum() == 0
+
+
 def test_a_cache_of_unknown_bytes_is_left_alone() -> None:
     cache = torch.full((4, 8), 0xFF, dtype=torch.uint8)
     assert forget_wild([cache], "fp8_ds_mla") == 0

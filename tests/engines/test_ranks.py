@@ -58,6 +58,7 @@ def rank_main(rank: int, port: int, pipe: Connection) -> None:
         "damage": lambda: parameters(model)["norm"].view(torch.int16).bitwise_xor_(1),
         "sound": ranks.sound,
         "troubles": lambda: troubles,
+        "any": lambda: (ranks.any(rank == 1), ranks.any(False)),
         "stop": ranks.stop,
         "join": lambda: thread.join(10) if thread is not None else None,
     }
@@ -137,6 +138,7 @@ def test_all_ranks_write_or_none(group: Group) -> None:
     assert group.one(0, "prepare") == ok
     assert group.all("old") == [("ok", True)] * 2, "nothing is written beside generation"
     assert group.all("decide") == [("ok", 7)] * 2
+    assert group.all("any") == [("ok", (True, False))] * 2, "what is so at one rank all know"
     # One rank cannot write: neither does.
     assert group.one(1, "break") == ok
     failed = group.all("write")

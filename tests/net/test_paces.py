@@ -44,18 +44,21 @@ class Table:
 class Node:
     """Paces whose connections all send as much as the plan has for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *more: Line) -> None:
         self.far, self.near = Line("far"), Line("near", far=False)
-        self.paces = Paces(cast(Any, Table(self.far, self.near)))
+        lines = (self.far, self.near, *more)
+        self.paces = Paces(cast(Any, Table(*lines)))
         self.paces.planned(PLAN)
         self.now = 0.0
-        self._readings = {line: Reading(line.peer) for line in (self.far, self.near)}
+        self._readings = {line: Reading(line.peer) for line in lines}
 
-    def run(self, seconds: float, lost: float, pumped: tuple[str, ...] = ()) -> None:
-        for _ in range(round(seconds / 0.25)):
-            self.now += 0.25
+    def run(
+        self, seconds: float, lost: float, pumped: tuple[str, ...] = (), *, rate: float = PART, tick: float = 0.25
+    ) -> None:
+        for _ in range(round(seconds / tick)):
+            self.now += tick
             for line, before in self._readings.items():
-                came, again = int(PART / 4), int(lost * PART / 4)
+                came, again = int(rate * tick), int(lost * rate * tick)
                 self._readings[line] = Reading(
                     line.peer,
                     delivered=before.delivered + came,
@@ -91,9 +94,28 @@ def test_who_is_not_fed_by_this_node_any_more_is_let_go(node: Node) -> None:
 
 def test_a_probe_has_a_rate_of_its_own_and_what_was_held_is_held_again_after_it(node: Node) -> None:
     node.run(1, 0.2)
-    held = node.far.rates[-1]
-    count = len(node.far.rates)
+    held, count = node.far.rates[-1], len(node.far.rates)
     node.run(1, 0.2, pumped=("far",))
     assert len(node.far.rates) == count
-    node.run(0.25, 0.03)
-    assert 0 < node.far.rates[-1] <= held
+    assert node.paces.held == {"far"}
+    node.run(0.25, 0.0)
+    assert node.far.rates[-1] == pytest.approx(held, rel=0.05)
+
+
+def test_what_a_probe_loses_holds_nobody(node: Node) -> None:
+    node.run(2, 0.3, pumped=("far",))
+    node.run(1, 0.0)
+    assert not node.far.rates
+
+
+def test_several_connections_share_what_their_peer_may_have() -> None:
+    other = Line("far")
+    node = Node(other)
+    node.run(1, 0.2, rate=PART / 4)
+    assert node.far.rates[-1] == other.rates[-1] == pytest.approx(FIRST * PART / 2, rel=0.3)
+
+
+def test_what_came_through_is_not_measured_over_a_silence(node: Node) -> None:
+    node.run(10, 0.0, rate=1000.0, tick=5.0)
+    node.run(1, 0.2, rate=4 * PART)
+    assert node.far.rates[0] == pytest.approx(4 * FIRST * PART, rel=0.05)

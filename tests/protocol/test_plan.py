@@ -53,6 +53,9 @@ def test_a_plan_travels_small_and_comes_back_whole() -> None:
         NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[1.0, 1.0]),
         NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[0.0]),
         NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[float("nan")]),
+        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[1e300]),
+        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1e300)]),
+        NodePlan(0, ["x"], [1], [Place(0, [], 1, -1.0)]),
     ],
 )
 def test_what_no_planner_makes_is_refused(wrong: NodePlan) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from p2psync.protocol.messages import Cancel, Chunk, Gone, Have, HaveMore, Ready, Request, Want
 from p2psync.protocol.plan import NodePlan, Place
-from p2psync.swarm.asking import ENDGAME_HELD, IDLE_AFTER, SPENT_AFTER, STRANGERS
+from p2psync.swarm.asking import ENDGAME_HELD, IDLE_AFTER, OTHERS_PART, SPENT_AFTER, STRANGERS
 from p2psync.swarm.core import Ban, Save, Send, SendChunk, SwarmConfig
 from p2psync.swarm.early import MAX_EARLY_CHUNK_BYTES
 from p2psync.swarm.lag import FIRST, LEAST
@@ -57,9 +57,9 @@ def root(*first_hops: str, chunks: int = 8, shares: tuple[int, ...] = ()) -> Ben
     return bench
 
 
-def relay(*trees: tuple[str, str], chunks: int = 8, node: str = "") -> Bench:
+def relay(*trees: tuple[str, str], chunks: int = 8, node: str = "", config: SwarmConfig = CONFIG) -> Bench:
     """An actor that was told its plan and wants everything; all whom the plan names are up."""
-    bench = Bench(chunks, config=CONFIG, node=node)
+    bench = Bench(chunks, config=config, node=node)
     bench.swarm.follow(relay_plan(*trees), 0.0)
     for name in sorted({name for parent, hops in trees for name in [parent, *filter(None, hops.split("+"))]}):
         bench.peer(name)
@@ -612,6 +612,39 @@ def test_what_is_late_is_fetched_into_a_region_by_one_node_and_by_others_only_la
     assert soon[0] | soon[1] == set(range(7)), "the trainer says nothing: these chunks are still being pushed"
     assert later[0] <= soon[1]
     assert later[1] <= soon[0]
+
+
+def test_what_a_mate_does_not_fetch_is_fetched_all_the_same_though_nobody_says_a_word() -> None:
+    bench = relay(("p", ""), node="a", config=replace(CONFIG, flight_least=0))
+    bench.peer("b", near=True)
+    push(bench, "p", 7, now=1.0)
+    bench.have("b", 7, now=1.0)
+    bench.have("p", *range(8), now=1.0)
+    bench.actions()
+    now = 1.0
+    while bench.swarm.progress(bench.id)[0] < 8:
+        due = bench.swarm.next_wake()
+        assert due is not None, "it sleeps, and the mate does, too"
+        now = max(now, due)
+        bench.swarm.poll(now)
+        for name, request in bench.sent(Request):
+            for index in request.chunks:
+                bench.chunk(name, index, now)
+    assert now < 1.0 + OTHERS_PART * FIRST + 1.0
+
+
+def test_without_a_parent_at_hand_nobody_is_a_stranger() -> None:
+    bench = relay(("p", ""), ("other", ""))
+    assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
+    bench.peer("stranger")
+    push(bench, "p", 7, now=1.0)
+    bench.have("stranger", *range(8), now=1.0)
+    bench.have("trainer", *range(8), now=1.0)
+    bench.swarm.peer_down("p", 1.1)
+    bench.swarm.peer_down("other", 1.1)
+    bench.actions()
+    bench.swarm.poll(1.05 + FIRST)
+    assert [name for name, _ in bench.sent(Request)] == ["stranger"]
 
 
 def test_far_peers_who_are_no_parents_are_asked_last_once_everything_is_on_its_way() -> None:

@@ -65,6 +65,18 @@ def test_of_what_was_not_measured_nothing_is_known(network: Network) -> None:
     assert across(unknown, Spare(make_plan(unknown), unknown), "c") == [math.inf]
 
 
+def test_one_who_takes_less_than_the_others_is_sent_no_more_than_that(network: Network) -> None:
+    down = network.down.copy()
+    slow = network.names.index("b-1")
+    down[slow] = 5.0
+    uneven = replace(network, down=down)
+    plan = make_plan(uneven)
+    assert plan.slow.keys() == {"b-1"}
+    parents = {plan.names[p] for p in plan.parents[:, plan.names.index("b-1")]}
+    for parent in parents:
+        assert Spare(plan, uneven).of(parent, ["b-1"])[0] * plan.rate <= 5.0 + 1e-6
+
+
 def test_an_uplink_that_all_ways_share_leaves_what_it_has_to_each(network: Network) -> None:
     tight = replace(network, up=np.full(network.size, 40.0))
     plan = make_plan(tight)

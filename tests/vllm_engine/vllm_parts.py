@@ -179,6 +179,11 @@ async def greedy(llm: Any, prompt: list[int], tokens: int = 12) -> tuple[list[in
     return list(last.token_ids), found
 
 
+async def spoil(llm: Any) -> None:
+    """Have every block of the cache written by prompts of tokens whose rows `stepped` makes wild."""
+    await asyncio.gather(*(greedy(llm, [500 + k % 15] * 500, 1) for k in range(150)))
+
+
 async def status(llm: Any) -> dict[str, Any]:
     """What rank 0 says of itself."""
     found: dict[str, Any] = (await llm.collective_rpc("p2psync_status"))[0]

@@ -45,19 +45,23 @@ def forget_wild(caches: Iterable[object], dtype: str) -> int:
         if kind is None:
             logger.warning("p2psync: a cache of %s (%s) cannot be searched for NaN", cache.dtype, dtype)
             continue
-        rows = max(1, _AT_ONCE * cache.shape[0] // cache.numel())
-        for part in torch.split(cache, rows):
+        longest = max(range(cache.dim()), key=cache.shape.__getitem__)
+        rows = max(1, _AT_ONCE * cache.shape[longest] // cache.numel())
+        for part in torch.split(cache, rows, dim=longest):
             wild = ~torch.isfinite(part.view(kind).float())
             found += int(wild.sum())
-            part.masked_fill_(wild, 0)
+            # Formats of a byte know no masks.
+            (part.view(torch.uint8) if part.itemsize == 1 else part).masked_fill_(wild, 0)
     return found
 
 
 def _tensors(caches: Iterable[object]) -> Iterator[torch.Tensor]:
-    """Each memory once."""
-    seen: set[int] = set()
+    """Each once. Caches of several kinds of layers may lie in the same memory, as other shapes."""
+    seen: set[object] = set()
     for cache in caches:
         for tensor in cache if isinstance(cache, (list, tuple)) else [cache]:
-            if isinstance(tensor, torch.Tensor) and tensor.numel() and tensor.data_ptr() not in seen:
-                seen.add(tensor.data_ptr())
-                yield tensor
+            if isinstance(tensor, torch.Tensor) and tensor.numel():
+                view = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+                if view not in seen:
+                    seen.add(view)
+                    yield tensor

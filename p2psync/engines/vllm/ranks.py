@@ -142,6 +142,10 @@ class Ranks:
         dist.broadcast(said, 0, group=self._front)
         return int(said)
 
+    def any(self, mine: bool) -> bool:
+        """Whether it is so at some rank. To be asked at all of them."""
+        return not _all(self._front, not mine)
+
     def write(self) -> None:
         """Write what was prepared, on all ranks or on none.
 
