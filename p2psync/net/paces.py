@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from p2psync.net.peers import PeerTable
 from p2psync.net.stream import PeerStream
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.gauges import LONGEST, MBIT, Reading
+from p2psync.swarm.gauges import LONGEST, MBIT, TALK, Reading
 from p2psync.swarm.pacing import Pace
 
 
@@ -18,6 +18,8 @@ class Paces:
         self._peers = peers
         self._paces: dict[str, Pace] = {}
         self._last: dict[PeerStream, tuple[Reading, float]] = {}
+        #: How many connections to a peer carried what was sent to it last.
+        self._carrying: dict[str, int] = {}
         #: Whom a limit was set for.
         self.held: frozenset[str] = frozenset()
 
@@ -38,17 +40,22 @@ class Paces:
                 flows.setdefault(reading.peer, []).append((now - at, before, reading))
         for name, pace in self._paces.items():
             _look(pace, [] if name in pumped else flows.get(name, []))
+        for name, moved in flows.items():
+            if carrying := sum(after.sent - before.sent > TALK * seconds for seconds, before, after in moved):
+                self._carrying[name] = carrying
         alive = set(self._peers.all_streams())
         self._last = {stream: last for stream, last in self._last.items() if stream in alive}
         self._last |= {stream: (reading, now) for stream, reading in readings.items()}
+        self._carrying = {name: count for name, count in self._carrying.items() if name in self._paces}
         self._hold(pumped)
 
     def _hold(self, pumped: Collection[str]) -> None:
         wanted = {name: pace.rate for name, pace in self._paces.items() if pace.rate}
         for name in (wanted.keys() | self.held).difference(pumped):
-            streams = self._peers.streams(name)
-            for stream in streams:
-                stream.hold_to(wanted[name] / len(streams) if name in wanted else 0.0)
+            # Where one has found its rate, others are hardly used: each may have the part of those that are.
+            rate = wanted[name] / self._carrying.get(name, 1) if name in wanted else 0.0
+            for stream in self._peers.streams(name):
+                stream.hold_to(rate)
         self.held = frozenset(wanted) | self.held.intersection(pumped)
 
 

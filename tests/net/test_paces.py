@@ -22,6 +22,7 @@ class Line:
 
     peer: str
     far: bool = True
+    carries: bool = True
     rates: list[float] = field(default_factory=list)
 
     def hold_to(self, rate: float) -> None:
@@ -59,6 +60,8 @@ class Node:
             self.now += tick
             for line, before in self._readings.items():
                 came, again = int(rate * tick), int(lost * rate * tick)
+                if not line.carries:
+                    came = again = 0
                 self._readings[line] = Reading(
                     line.peer,
                     delivered=before.delivered + came,
@@ -108,11 +111,18 @@ def test_what_a_probe_loses_holds_nobody(node: Node) -> None:
     assert not node.far.rates
 
 
-def test_several_connections_share_what_their_peer_may_have() -> None:
+def test_connections_that_carry_share_what_their_peer_may_have() -> None:
     other = Line("far")
     node = Node(other)
     node.run(1, 0.2, rate=PART / 4)
     assert node.far.rates[-1] == other.rates[-1] == pytest.approx(FIRST * PART / 2, rel=0.3)
+
+
+def test_one_that_carries_alone_has_all_of_it() -> None:
+    other = Line("far", carries=False)
+    node = Node(other)
+    node.run(0.5, 0.2)
+    assert node.far.rates[-1] == pytest.approx(FIRST * PART, rel=0.05)
 
 
 def test_what_came_through_is_not_measured_over_a_silence(node: Node) -> None:
