@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauges import NEAR, Gauges
@@ -15,11 +15,16 @@ CARRIED = 0.7
 
 @dataclass(slots=True)
 class Job:
-    """Something to measure, when it is due, and how often that came to nothing since it was done."""
+    """Something to measure, when it is due, and how often that came to nothing since it was done.
+
+    asked: the peer that was asked last, where it is one at a time. shown: those that showed what they give.
+    """
 
     due: float
     tries: int = 0
     done: bool = False
+    asked: str = ""
+    shown: set[str] = field(default_factory=set)
 
 
 class Jobs:

@@ -5,7 +5,8 @@ stop as soon as the rate is steady. What is seen of it is seen by the gauges of 
 decides that junk flows. A node is asked by one other at a time, and asks for one purpose at a time:
 
 - *paths*: of each other region, one peer. All nodes order the nodes of a region alike, differently for each pair of
-  regions; the first in line probes at once, the next one later, so that they do not measure each other's shares.
+  regions; the first in line probes at once, the next one later, so that they do not measure each other's shares. Each
+  asks another peer every time, and begins where the one before it left off: an uplink slower than the link hides it.
 - its *downlink*: several peers at a time, near ones first.
 - its *uplink*: it offers its junk to several peers, and those that have time ask for it.
 - a *way* that the plan counts on and that never carried about so much: of that parent, at a little above the planned
@@ -30,6 +31,8 @@ from p2psync.swarm.probe_jobs import Job, Jobs
 
 #: Seconds of grace after which an answer will not come any more.
 GRACE = 1.0
+#: Peers of another region that a node asks soon after it joined; the next node in line goes on behind them.
+LOOKS = 2
 #: By how much faster than planned a way that the plan counts on is tried.
 PRESS = 1.25
 #: A probe has shown its rate when it was steady, or after this part of its time, or this part of the most bytes.
@@ -129,6 +132,7 @@ class Prober:
         job = self._jobs.regions.get(self._region_of(name)) if peer is not None else None
         if job is not None and peer is not None and peer.asked:
             job.due = min(job.due, now + self._config.pause)
+            job.shown = {*self._in_line(self._region_of(name))} - {name}
 
     def peer_down(self, name: str, now: float) -> None:
         """A peer is gone."""
@@ -198,9 +202,17 @@ class Prober:
         if job is jobs.down:
             self._ask(job, self._fan(job, self._config.down_fan), now)
         else:
-            line = self._in_line(region)
-            # Whoever has no time is passed over.
-            self._ask(job, [line[job.tries % len(line)]], now)
+            self._ask(job, [self._next_in_line(region, job)], now)
+
+    def _next_in_line(self, region: str, job: Job) -> str:
+        """Another peer of a region each time; whoever has no time is passed over until the next time."""
+        line = self._in_line(region)
+        begin = LOOKS * self._rank(region) % len(line)
+        if job.shown.issuperset(line):
+            job.shown.clear()
+        left = [name for name in line[begin:] + line[:begin] if name not in job.shown]
+        job.asked = left[job.tries % len(left)]
+        return job.asked
 
     def _try_ways(self, now: float) -> None:
         """Once this node's part of the network is measured, and so the plan is no guess."""
@@ -255,6 +267,8 @@ class Prober:
         if came and now < asking.enough_at and asking.got < _MUCH * self._config.most:
             self._jobs.put_off(job, now, self._config.tired)
         else:
+            if came and job.asked:
+                job.shown.add(job.asked)
             self._jobs.judge(job, came, now)
 
     def _answered(self, asking: _Asking, name: str, *, refused: bool, now: float) -> None:
@@ -424,8 +438,11 @@ class Prober:
         for region in [region for region in jobs if region not in regions]:
             del jobs[region]
         for region in sorted(regions - jobs.keys()):
-            line = _line([self._node, *self._mates], self._region, region)
-            jobs[region] = self._jobs.new(now + line.index(self._node) * self._config.rank_wait)
+            jobs[region] = self._jobs.new(now + self._rank(region) * self._config.rank_wait)
+
+    def _rank(self, region: str) -> int:
+        """This node's place among those of its region who probe another."""
+        return _line([self._node, *self._mates], self._region, region).index(self._node)
 
     def _in_line(self, region: str) -> list[str]:
         """The peers of a region, in the order in which that region's nodes probe this one's."""

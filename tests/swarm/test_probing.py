@@ -82,6 +82,30 @@ def test_a_way_between_regions_is_probed_by_one_pair_at_a_time() -> None:
     assert set(most.values()) == {1}
 
 
+@pytest.mark.parametrize("fast", range(6))
+def test_a_link_wider_than_most_uplinks_shows_through_the_widest_whoever_has_it(fast: int) -> None:
+    ups = [40.0, 10.0, 40.0, 20.0, 40.0]
+    ups.insert(fast, 100.0)
+    hosts = [Host(f"a{i}", "a", up, 250) for i, up in enumerate(ups)]
+    hosts += [Host(f"b{i}", "b", up, 300) for i, up in enumerate([5.0, 20.0, 20.0, 35.0, 20.0])]
+    world = World(hosts, {("a", "b"): (80.0, 0.1)}, seed=fast)
+    world.run(75)
+    assert best_way(world, "a", "b") > 1.2 * 40
+
+
+def test_a_peer_whose_connections_changed_is_measured_again_itself() -> None:
+    hosts = [Host("a0", "a", 100, 100), *(Host(f"b{i}", "b", 100, 100) for i in range(4))]
+    world = World(hosts, {("a", "b"): (50.0, 0.05)})
+    world.run(20)
+    asked = [name for name in world.hosts if world.moved(name, "a0") > 0]
+    assert len(asked) > 1
+    for name in asked:
+        before = world.moved(name, "a0")
+        world.hosts["a0"].prober.again(name, world.now)
+        world.run(8)
+        assert world.moved(name, "a0") > before, name
+
+
 def test_nodes_without_given_regions_probe_those_far_away_each() -> None:
     hosts = [Host("a0", "x", 100, 100), Host("b0", "y", 100, 100), Host("c0", "z", 100, 100)]
     world = World(hosts, {("x", "y"): (20.0, 0.05), ("x", "z"): (30.0, 0.08), ("y", "z"): (40.0, 0.02)}, named=False)
@@ -122,20 +146,20 @@ def test_nobody_probes_while_chunks_flow_and_what_runs_ends() -> None:
 def test_a_way_that_the_plan_counts_on_is_tried_at_a_little_more_than_the_planned_rate_and_only_once() -> None:
     world = four_regions()
     world.run(80)  # all others are done
-    source, target = world.hosts["r0-2"], world.hosts["r3-1"]
+    source, target = world.hosts["r0-2"], world.hosts["r3-2"]
     assert target.gauges.paths["r0-2"].received.value == 0  # another pair measured the link
     expected = {"r0-2": 12 * MBIT, "r3-0": 12 * MBIT}  # the second is near: its connection needs no warming up
     target.prober.planned(expected, world.now)
     near = target.gauges.paths["r3-0"].received.value
     world.run(10)
     assert target.gauges.paths["r0-2"].received.value / MBIT == pytest.approx(15, rel=0.1)
-    assert source.gauges.paths["r3-1"].sent.value / MBIT == pytest.approx(15, rel=0.1)
+    assert source.gauges.paths["r3-2"].sent.value / MBIT == pytest.approx(15, rel=0.1)
     assert target.gauges.paths["r3-0"].received.value == near
-    cost = world.moved("r0-2", "r3-1")
+    cost = world.moved("r0-2", "r3-2")
     assert cost < 15 * MBIT * 4
     target.prober.planned(dict(expected), world.now)
     world.run(60)
-    assert world.moved("r0-2", "r3-1") == cost
+    assert world.moved("r0-2", "r3-2") == cost
 
 
 def test_a_way_that_gives_less_than_the_plan_counts_on_is_not_tried_again_and_again() -> None:
