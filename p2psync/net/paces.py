@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from p2psync.net import tcp
 from p2psync.net.peers import PeerTable
 from p2psync.net.stream import PeerStream
 from p2psync.protocol.plan import NodePlan
@@ -36,7 +37,7 @@ class Paces:
         flows: dict[str, list[tuple[float, Reading, Reading]]] = {}
         for stream, reading in readings.items():
             before, at = self._last.get(stream, (reading, now))
-            if now > at and stream.far:
+            if now > at and reading.rtt > tcp.NEAR_RTT:
                 flows.setdefault(reading.peer, []).append((now - at, before, reading))
         for name, pace in self._paces.items():
             _look(pace, [] if name in pumped else flows.get(name, []))

@@ -164,12 +164,6 @@ class PeerStream(asyncio.BufferedProtocol):
         return (self.backlog + notsent + size) / (rate or _RATE)
 
     @property
-    def far(self) -> bool:
-        """Whether the other side is not near."""
-        info = tcp.tcp_info(self._socket) if self._socket is not None else None
-        return info is not None and info.rtt > tcp.NEAR_RTT
-
-    @property
     def address(self) -> str:
         """The other side's address, for people."""
         name = self._transport.get_extra_info("peername") if self._transport else None

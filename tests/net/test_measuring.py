@@ -17,6 +17,7 @@ from p2psync.net import measuring as measuring_module
 from p2psync.net import peers, tcp
 from p2psync.net.measuring import MeasureConfig, Measuring
 from p2psync.protocol.messages import Chunk, Junk, Message, Probe, ProbeEnd, WantStreams
+from p2psync.protocol.plan import NodePlan, Place
 from p2psync.swarm.budget import ProbeConfig
 
 
@@ -32,7 +33,13 @@ SOON = ProbeConfig(settle=0.0, spread=0.0, shortest=0.9, most=1 << 30, allowance
 POOR = ProbeConfig(settle=1e6, allowance=16 << 20, share=0.0, cooling=0.0)
 
 
-def measured(told: Told, *, loopback: bool = True, config: ProbeConfig = SOON) -> Measuring:
+def measured(
+    told: Told,
+    *,
+    loopback: bool = True,
+    config: ProbeConfig = SOON,
+    others_fetch: Callable[[], bool] = lambda: False,
+) -> Measuring:
     """Measuring put to a peer table, as a runner does it."""
     made = Measuring(
         told.info,
@@ -41,6 +48,7 @@ def measured(told: Told, *, loopback: bool = True, config: ProbeConfig = SOON) -
         MeasureConfig(loopback=loopback, probing=config),
         streams=0,
         congestion="",
+        others_fetch=others_fetch,
     )
     events, up, down, message = told.table._events, told._up, told.down.append, told.messages.append
 
@@ -101,6 +109,42 @@ def test_nodes_on_one_machine_do_not_probe_each_other(run: Run, monkeypatch: pyt
             one._prober.poll(False, 1e9)
         assert one._prober.actions() == []
         await stop(one, other, a, b)
+
+    run(check())
+
+
+def test_while_others_fetch_what_is_here_nobody_is_probed_for_some_while(run: Run) -> None:
+    async def check() -> None:
+        a = await Told("a").listen()
+        fetching = [True]
+        one = measured(a, config=ProbeConfig(quiet=0.0, courtesy=1e6), others_fetch=lambda: fetching[0])
+        told: list[bool] = []
+        one._prober.poll = lambda flowing, now: told.append(flowing)  # type: ignore[method-assign]
+        await until(lambda: len(told) >= 2)
+        assert not any(told), "nothing flowed here"
+        a.table.chunk_at = asyncio.get_running_loop().time()
+        told.clear()
+        await until(lambda: len(told) >= 2)
+        assert all(told)
+        fetching[0] = False
+        told.clear()
+        await until(lambda: len(told) >= 2)
+        assert not any(told)
+        await stop(one, a)
+
+    run(check())
+
+
+def test_what_the_plan_has_for_a_child_and_what_it_gets_is_watched(run: Run) -> None:
+    async def check() -> None:
+        a, b = await Told("a").listen(), await Told("b").listen()
+        one = measured(a, config=POOR)
+        a.table.dial(b.info)
+        await until(lambda: a.up)
+        one.planned(NodePlan(1, ["b"], [1], [Place(-1, [0], 0, 8.0)], spare=[2.0]))
+        await until(lambda: {stream.peer for stream in one._paces._last} == {"b"})
+        assert {name: pace._part for name, pace in one._paces._paces.items()} == {"b": 2e6}
+        await stop(one, a, b)
 
     run(check())
 

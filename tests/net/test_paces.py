@@ -21,7 +21,7 @@ class Line:
     """Stands for a connection: what it was held to last."""
 
     peer: str
-    far: bool = True
+    rtt: float = 0.1
     carries: bool = True
     rates: list[float] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ class Node:
     """Paces whose connections all send as much as the plan has for them."""
 
     def __init__(self, *more: Line) -> None:
-        self.far, self.near = Line("far"), Line("near", far=False)
+        self.far, self.near = Line("far"), Line("near", rtt=0.001)
         lines = (self.far, self.near, *more)
         self.paces = Paces(cast(Any, Table(*lines)))
         self.paces.planned(PLAN)
@@ -68,6 +68,7 @@ class Node:
                     sent=before.sent + came + again,
                     resent=before.resent + again,
                     backlog=1,
+                    rtt=line.rtt,
                 )
             self.paces.read(cast(Any, dict(self._readings)), self.now, pumped)
 
