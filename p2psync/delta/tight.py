@@ -45,7 +45,7 @@ NAME = "tight"
 CODE, CODE_HISTORY = 2, 3
 #: A chunk's first changes, so many, are coded both ways; where that saves less than this share of the bytes, all of the
 #: chunk is.
-_SAMPLE, _SURE = 4096, 0.93
+_SAMPLE, _SURE = 1024, 0.93
 #: A body of fewer bytes than this is always coded both ways.
 _SMALL = 1 << 13
 #: Bytes that a change of the first chunk takes, about.
