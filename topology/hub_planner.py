@@ -90,6 +90,9 @@ class HubPlanner:
             nodes = [NodeFigures(name=str(i), region=f"region {i % regions}", dialable=i > 0) for i in range(6)]
             make_plan(from_measurements("0", nodes, []))
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
     def plan(self, task: PlanTask) -> HubBook:
         """See `Planner`."""
         network = network_of(task, self._regions, self._falls)

@@ -405,10 +405,10 @@ class TrainerNode:
 
 
 def _hub_planner() -> Planner:
-    from topology.hub_planner import HubPlanner  # scipy and compiled loops: only where a hub plans
+    from topology.plan_process import PlanProcess
 
     # Above the revisions of an earlier life of this hub, which nodes may still follow.
-    return HubPlanner(int(time.time()))
+    return PlanProcess(int(time.time()))
 
 
 def published(made: Made) -> Published:

@@ -30,9 +30,9 @@ def hub(
 
         planner = None
         if plan:
-            from topology.hub_planner import HubPlanner
+            from topology.plan_process import PlanProcess
 
-            planner = HubPlanner(int(time.time()))
+            planner = PlanProcess(int(time.time()))
 
         service = HubService(
             HubConfig(trusted=trusted, ttl=ttl),

@@ -70,6 +70,9 @@ class Planner(Protocol):
     def plan(self, task: PlanTask) -> PlanBook:
         """The plan; with the revision of the one before if nothing changes. May raise anything."""
 
+    def close(self) -> None:
+        """No plan is wanted any more. The one call that may come from another thread, while a plan is being made."""
+
 
 class PlanKeeper:
     """Decides when a plan is made, and holds the one in use."""

@@ -1,4 +1,4 @@
-"""The hub's planner in a thread of its own, so that planning does not keep nodes waiting."""
+"""The hub's planner in a thread of its own, so that waiting for a plan does not keep nodes waiting."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class PlanWorker:
         for task in self._tasks:
             task.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._planner.close()
 
     async def _make(self, task: PlanTask) -> None:
         try:

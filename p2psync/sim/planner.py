@@ -50,6 +50,9 @@ class SimPlanner:
     def warm(self) -> None:
         """There is nothing to compile."""
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
     def plan(self, task: PlanTask) -> SimBook:
         """See `Planner`. Raises `ArithmeticError` now and then."""
         rng = self._rng

@@ -1,0 +1,138 @@
+"""Planning in another process: the same plans, and a process that is never left behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from p2psync.membership.planning import PlanTask
+from p2psync.membership.records import Measures, Member, NodeInfo, Path
+from topology.hub_planner import HubPlanner
+from topology.plan_process import PlanningError, PlanProcess
+
+PARENT = """
+import os, signal, sys
+from topology.plan_process import PlanProcess
+planner = PlanProcess()
+planner.warm()
+print(planner.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def name(number: int) -> str:
+    return f"{number:032x}"
+
+
+def task(count: int = 6, slow: dict[int, float] | None = None, beside: int | None = None) -> PlanTask:
+    """All have measured each other, with 100 Mbit/s each unless told otherwise."""
+    ups = [(slow or {}).get(i, 100.0) for i in range(count)]
+    roles = ["trainer"] + ["actor"] * (count - 1)
+    infos = [NodeInfo(node=name(i), role=roles[i], region="eu", host="h", port=7) for i in range(count)]  # type: ignore[arg-type]
+    told = {
+        name(i): Measures(ups[i], 1000.0, [Path(name(j), 0.01, ups[i], ups[j]) for j in range(count) if j != i])
+        for i in range(count)
+    }
+    sides = frozenset() if beside is None else frozenset([name(beside)])
+    return PlanTask(name(0), [Member(info=info) for info in infos], told, sides, payload=64 << 20)
+
+
+@pytest.fixture
+def planner() -> Iterator[PlanProcess]:
+    made = PlanProcess(first_revision=50)
+    yield made
+    made.close()
+
+
+def ended(pid: int) -> bool:
+    """Whether the process with this number is gone, or goes within a minute."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], 60)[0])
+    finally:
+        os.close(handle)
+
+
+def test_its_plans_are_those_of_the_planner_itself_each_in_the_light_of_the_one_before(planner: PlanProcess) -> None:
+    planner.warm()
+    own = HubPlanner(first_revision=50)
+    for given in (task(), task(), task(slow={2: 5.0}), task(8), task(8, beside=3)):
+        mine, theirs = own.plan(given), planner.plan(given)
+        assert mine.revision == theirs.revision
+        assert dict(mine.remarks) == dict(theirs.remarks)
+        assert [mine.node_plan(name(i)) for i in range(9)] == [theirs.node_plan(name(i)) for i in range(9)]
+
+
+def test_what_planning_raises_is_told_and_the_next_plan_is_made(planner: PlanProcess) -> None:
+    nobody = PlanTask(name(99), task().members, {})
+    with pytest.raises(PlanningError, match="FormatError"):
+        planner.plan(nobody)
+    assert planner.plan(task()).revision >= 50
+
+
+def test_a_process_that_was_killed_fails_one_plan_and_is_replaced_by_one_whose_revisions_go_on(
+    planner: PlanProcess,
+) -> None:
+    first = planner.plan(task())
+    killed = planner.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    assert ended(killed)
+    with pytest.raises(PlanningError, match="ended"):
+        planner.plan(task())
+    assert planner.plan(task(slow={1: 5.0})).revision > first.revision
+    assert planner.pid not in (None, killed)
+
+
+def test_what_stops_a_terminals_processes_does_not_stop_it(planner: PlanProcess) -> None:
+    planner.warm()
+    assert planner.pid is not None
+    os.kill(planner.pid, signal.SIGINT)
+    assert planner.plan(task()).revision == 50
+
+
+def test_closing_ends_it_and_whoever_waits_for_a_plan(planner: PlanProcess) -> None:
+    planner.warm()
+    pid = planner.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    raised: list[Exception] = []
+    asked = threading.Event()
+
+    def ask() -> None:
+        asked.set()
+        try:
+            planner.plan(task())
+        except PlanningError as error:
+            raised.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asked.wait()
+    planner.close()
+    asking.join(60)
+    assert ended(pid) and not asking.is_alive() and len(raised) == 1
+    with pytest.raises(PlanningError, match="closed"):
+        planner.plan(task())
+
+
+def test_it_does_not_outlive_its_parent_however_that_ends() -> None:
+    parent = subprocess.run([sys.executable, "-c", PARENT], capture_output=True, text=True, check=False)
+    assert parent.returncode == -signal.SIGKILL
+    assert ended(int(parent.stdout))
+
+
+def test_where_no_process_can_be_started_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(PlanningError, match="no process"):
+        PlanProcess().plan(task())
