@@ -3,8 +3,8 @@
 Theory of operation. The hub's core tells of changes (`members_changed`, `measured`); whoever drives it calls
 `HubCore.begin_plan` at `due` and has a `Planner` carry the task out, in a thread or in virtual time, and then says
 `made` or `failed`. A plan stays in use until another one replaces it: nodes that left are simply not there, and the
-swarm pulls what a plan gets wrong. After a plan the keeper rests for as long as it took, so that planning never takes
-more than half of a core.
+swarm pulls what a plan gets wrong. After a plan the keeper rests for some times as long as it took, so that planning
+takes little of a core, and the least where cores are busy with chunks.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ SETTLE_PER_MEMBER = 0.0005
 SETTLE_AT_MOST = 1.0
 #: Seconds between two plans that only measures call for.
 DRIFT_EVERY = 1.0
+#: How many times as long as a plan took no other one is begun.
+REST = 3.0
 #: Pauses after failures grow from the first to the last of these (seconds).
 RETRY_FIRST = 1.0
 RETRY_LAST = 10.0
@@ -147,7 +149,7 @@ class PlanKeeper:
     def made(self, book: PlanBook, now: float) -> bool:
         """The plan that was under way; True if it is another one than that in use."""
         self._under_way = False
-        self._rest_until = now + (now - self._started)
+        self._rest_until = now + REST * (now - self._started)
         self._trouble, self._pause = "", RETRY_FIRST
         if book.revision <= self.revision:
             return False

@@ -24,6 +24,8 @@ WRITE_LOW = 16 << 10
 MAX_BACKLOG = 16 << 20
 #: Reads and writes up to this size (bytes) leave a connection idle.
 _SMALL = 2048
+#: Bytes of a chunk that are waited for at a time: few enough that the peer's window stays open.
+_PART = 16 << 10
 #: What connections are taken to carry where nobody knows (bytes a second).
 _RATE = 1e6
 #: A connection that has not greeted by then is closed (seconds).
@@ -73,6 +75,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self._rate = 0.0
         self._may_wait = tcp.LEAST_NOTSENT
         self._held_to = 0.0
+        self._least = 1
         self._retired = False
         self._socket: Any = None
         self._pinged: tuple[int, float] | None = None
@@ -116,11 +119,21 @@ class PeerStream(asyncio.BufferedProtocol):
         except FormatError as error:
             self.close(str(error))
             return
+        self._await_rest()
         for message in messages:
             if isinstance(message, Hello):
                 self._on_hello(message)
             else:
                 self._owner.received(self, message)
+
+    def _await_rest(self) -> None:
+        """Be woken for a part of the chunk that is coming in, not for each packet: on a slow path, waking costs more
+        time than all else that is done for a chunk."""
+        missing = self._reader.missing
+        least = min(missing, _PART) if missing > _SMALL else 1
+        if least != self._least and self._socket is not None:
+            self._least = least
+            tcp.set_least(self._socket, least)
 
     def eof_received(self) -> bool:
         """asyncio: the other side is done; so are we, once what was written has left."""

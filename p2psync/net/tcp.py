@@ -214,6 +214,12 @@ def set_notsent(sock: Any, nbytes: int) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, nbytes)
 
 
+def set_least(sock: Any, nbytes: int) -> None:
+    """How many bytes there must be before the socket can be read; what is less can be once the peer is done."""
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+
+
 def set_most(sock: Any, rate: float) -> None:
     """Have a socket send at most so many bytes a second; 0: no limit. Where the kernel cannot, nothing happens."""
     if _TCP_INFO is not None:

@@ -46,6 +46,11 @@ class FrameReader:
         self._chunk_name = (b"", 0, 0)
         self._greeted = False
 
+    @property
+    def missing(self) -> int:
+        """Bytes of a chunk that are still to come; 0 while none is received."""
+        return self._chunk_size - self._chunk_filled if self._chunk is not None else 0
+
     def get_buffer(self) -> memoryview:
         """Where the next received bytes go; never empty."""
         if self._chunk is not None:

@@ -33,6 +33,9 @@ class StarPlanner:
         self.odd = False
         self._before = before
 
+    def close(self) -> None:
+        pass
+
     def plan(self, task: PlanTask) -> StarBook:
         self.tasks.append(task)
         self.threads.add(threading.get_ident())
