@@ -70,8 +70,8 @@ class MembershipClient:
     def __init__(self, info: NodeInfo, rng: random.Random) -> None:
         self.info = info
         self.view: View | None = None
-        #: Told with each renewal: see `Member.fetch_rate`.
-        self.fetch_rate = 0
+        #: Two digits of it are told with each renewal: see `Member.fetch_rate`.
+        self.fetch_rate = 0.0
         self._rng = rng
         self._version: int | None = None
         self._digest = ""
@@ -230,7 +230,7 @@ class MembershipClient:
             lease=lease,
             version=self._version,
             digest=self._digest,
-            fetch_rate=self.fetch_rate,
+            fetch_rate=int(float(f"{self.fetch_rate:.1e}")),
             measures=measures,
         )
 

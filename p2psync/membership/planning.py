@@ -3,8 +3,8 @@
 Theory of operation. The hub's core tells of changes (`members_changed`, `measured`); whoever drives it calls
 `HubCore.begin_plan` at `due` and has a `Planner` carry the task out, in a thread or in virtual time, and then says
 `made` or `failed`. A plan stays in use until another one replaces it: nodes that left are simply not there, and the
-swarm pulls what a plan gets wrong. After a plan the keeper rests for some times as long as it took, so that planning
-takes little of a core, and the least where cores are busy with chunks.
+swarm pulls what a plan gets wrong. After a plan the keeper rests for longer than it took, so that planning takes little of
+a core, and the least where cores are busy with chunks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ SETTLE_PER_MEMBER = 0.0005
 SETTLE_AT_MOST = 1.0
 #: Seconds between two plans that only measures call for.
 DRIFT_EVERY = 1.0
-#: How many times as long as a plan took no other one is begun.
-REST = 3.0
+#: How many times as long as a plan took no other one is begun, while that is not longer than so many seconds; after a
+#: plan that took longer, as long as it took.
+REST, REST_AT_MOST = 3.0, 3.0
 #: Pauses after failures grow from the first to the last of these (seconds).
 RETRY_FIRST = 1.0
 RETRY_LAST = 10.0
@@ -149,7 +150,8 @@ class PlanKeeper:
     def made(self, book: PlanBook, now: float) -> bool:
         """The plan that was under way; True if it is another one than that in use."""
         self._under_way = False
-        self._rest_until = now + REST * (now - self._started)
+        took = now - self._started
+        self._rest_until = now + max(took, min(REST * took, REST_AT_MOST))
         self._trouble, self._pause = "", RETRY_FIRST
         if book.revision <= self.revision:
             return False

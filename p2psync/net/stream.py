@@ -8,7 +8,8 @@ are handed to the transport as they are; `flushed` is called once the transport 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol, cast
+import socket
+from typing import Protocol, cast
 
 from p2psync.errors import FormatError
 from p2psync.net import tcp
@@ -77,7 +78,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self._held_to = 0.0
         self._least = 1
         self._retired = False
-        self._socket: Any = None
+        self._socket: socket.socket | None = None
         self._pinged: tuple[int, float] | None = None
         self._owner = owner
         self._hello = hello
@@ -95,8 +96,9 @@ class PeerStream(asyncio.BufferedProtocol):
         """asyncio: the connection stands; greet."""
         # uvloop's transports are no subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
-        self._socket = transport.get_extra_info("socket")
-        if self._socket is not None:
+        given = transport.get_extra_info("socket")
+        if given is not None:
+            self._socket = tcp.handle(given)
             tcp.tune(self._socket, self._congestion)
         self._transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
         self.heard_at = self.moved_at = self._loop.time()
@@ -153,6 +155,8 @@ class PeerStream(asyncio.BufferedProtocol):
         """asyncio: the end."""
         if self._greeting is not None:
             self._greeting.cancel()
+        if self._socket is not None:
+            self._socket.close()
         self._transport = self._socket = None
         self._paused = False
         self._flush()

@@ -7,6 +7,7 @@ then, and needs no privilege once the module is there.
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import struct
 import termios
@@ -189,6 +190,12 @@ def tune(sock: Any, congestion: Congestion) -> None:
     if name and congestion_of(sock) != name:
         set_congestion(sock, name)
     set_notsent(sock, LEAST_NOTSENT)
+
+
+def handle(sock: Any) -> socket.socket:
+    """A socket for the same connection, to be closed by the caller: a transport's own is made anew for each call, which
+    takes longer than the call."""
+    return socket.socket(sock.family, sock.type, sock.proto, os.dup(sock.fileno()))
 
 
 def keep_awake(sock: Any | None) -> None:

@@ -153,7 +153,7 @@ class Asking:
         return min(patience, transfer.stalls_after) if self._stalls(transfer, now) else patience
 
     def _is_small(self, transfer: Transfer) -> bool:
-        return transfer.manifest.payload_bytes <= self._ground.config.flight_least
+        return transfer.size <= self._ground.config.flight_least
 
     def _stalls(self, transfer: Transfer, now: float) -> bool:
         """Whether most of a small manifest was pushed here, and then nothing more."""

@@ -202,10 +202,9 @@ class Swarm:
         self._pushing.inject(now)
 
     @property
-    def fetch_rate(self) -> int:
-        """See `Downlink.rate`; two digits of it."""
-        rate = self._ground.downlink.rate
-        return int(float(f"{rate:.1e}"))
+    def fetch_rate(self) -> float:
+        """See `Downlink.rate`."""
+        return self._ground.downlink.rate
 
     @property
     def sent_bytes(self) -> int:

@@ -125,7 +125,7 @@ class Pushing:
         if self._ground.trees.is_root and held:
             transfer.silent = True
             least = self._ground.config.flight_least
-            first = least // transfer.typical if transfer.manifest.payload_bytes <= least else 0
+            first = least // transfer.typical if transfer.size <= least else 0
             self._injections[short] = Injection(deque(held), len(held), now, now, Flight(first))
             self.next_wake = min(self.next_wake, now + TELL_AFTER)
             self.inject(now)

@@ -45,11 +45,11 @@ class Transfer:
     node, which breaks ties between equally rare chunks differently at each node, so that nodes fetch different ones.
     asked: the outstanding requests of each chunk that has any. sent: how often each was handed out. losses: how often
     each was lost here. resting: lost chunks that are not asked for before a time (seconds).
-    missing: how many are needed. typical: bytes of one on average. pushed: chunks are expected down the plan's trees,
-    so that only overdue ones are asked for. heard: since when some peer is known to hold each chunk (seconds). tags: of
-    chunks that came, or go, down a tree. silent: peers are not told what is held, as long as this node is putting it
-    into the trees. told: the sources say to hold everything, so that nothing more is put into the trees. began_at,
-    gained_at: when the first and the last of `gains` chunks came (seconds).
+    missing: how many are needed. typical: bytes of one on average. size: of all. pushed: chunks are expected down the
+    plan's trees, so that only overdue ones are asked for. heard: since when some peer is known to hold each chunk
+    (seconds). tags: of chunks that came, or go, down a tree. silent: peers are not told what is held, as long as this
+    node is putting it into the trees. told: the sources say to hold everything, so that nothing more is put into the
+    trees. began_at, gained_at: when the first and the last of `gains` chunks came (seconds).
     """
 
     id: bytes
@@ -70,6 +70,7 @@ class Transfer:
     silent: bool = False
     told: bool = False
     typical: int = 1
+    size: int = 0
     began_at: float = 0.0
     gained_at: float = 0.0
     gains: int = 0
@@ -82,7 +83,8 @@ class Transfer:
         spread = default_rng(rng.getrandbits(63)).random(n)
         begun = cls(id, manifest, held.copy(), needed, needed.copy(), np.zeros(n, np.int32), spread)
         begun.missing, begun.heard = int(needed.sum()), np.full(n, np.inf)
-        begun.typical = max(1, manifest.payload_bytes // max(1, n))
+        begun.size = manifest.payload_bytes
+        begun.typical = max(1, begun.size // max(1, n))
         return begun
 
     def widen(self, held: Bits, wanted: Bits) -> None:

@@ -147,12 +147,13 @@ def test_no_plan_is_begun_while_one_is_under_way_and_what_changed_meanwhile_make
     assert made.begin(made.keeper.due) is not None
 
 
-def test_after_a_long_plan_it_rests_as_long() -> None:
+@pytest.mark.parametrize(("took", "rest"), [(0.5, 1.5), (2.0, 3.0), (5.0, 5.0)])
+def test_after_a_plan_it_rests_for_some_times_as_long_and_after_a_long_one_as_long(took: float, rest: float) -> None:
     made = Keeper()
     made.change(0.0)
-    ended = made.make(0.0, took=5.0)
+    ended = made.make(0.0, took=took)
     made.change(ended)
-    assert made.keeper.due == ended + 5.0
+    assert made.keeper.due == ended + rest
 
 
 def test_measures_that_changed_much_make_a_plan_but_at_most_one_a_second() -> None:
