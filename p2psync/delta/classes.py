@@ -178,6 +178,19 @@ def _choose_other(
     return bool(_cost(sums, window) > (1 + _BETTER) * _best_cut(sums, other) + 4096)
 
 
+def empty_changes() -> Counts:
+    """A histogram of changes: (256 scales, 17 kinds of steps)."""
+    return np.zeros((256, _KINDS), np.int64)
+
+
+def best_window(units: Counts, changes: Counts) -> NDArray[np.uint8]:
+    """The classes that suit histograms of units (256 scales) and of changes best: a scale, and the classes of it and
+    the next 15."""
+    window = np.empty(1 + WINDOW, np.uint8)
+    _choose(units, changes, np.empty((257, 1 + _KINDS)), window)
+    return window
+
+
 class Classes:
     """The classes in use, and the histograms that they come from: one for each encoder.
 
@@ -186,7 +199,7 @@ class Classes:
 
     def __init__(self) -> None:
         self.window: NDArray[np.uint8] | None = None
-        self._units, self._changes = np.zeros(256, np.int64), np.zeros((256, _KINDS), np.int64)
+        self._units, self._changes = np.zeros(256, np.int64), empty_changes()
         self._seen = np.zeros(3, np.int64)
         self._sums = np.empty((257, 1 + _KINDS))
 
@@ -238,5 +251,4 @@ class Classes:
         self._seen[1:] = self._changes.sum()
 
     def _take_best(self) -> None:
-        self.window = np.empty(1 + WINDOW, np.uint8)
-        _choose(self._units, self._changes, self._sums, self.window)
+        self.window = best_window(self._units, self._changes)

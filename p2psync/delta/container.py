@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from p2psync.delta import fast, tight, tight_read
+from p2psync.delta import fast, past_read, tight, tight_past, tight_read
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import Block, block_count, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
 from p2psync.delta.extract import Extraction, Found
+from p2psync.delta.history import Past
 from p2psync.delta.kernels import address
 from p2psync.delta.sampling import sample_blocks, sample_copies
 from p2psync.delta.tensors import Row, Units
@@ -70,9 +71,10 @@ class ChunkEncoder:
         block_units: int,
         chunk_bytes: int,
         profile: str = fast.NAME,
-        history: tight.Past | None = None,
+        history: Past | None = None,
     ) -> None:
-        """history: of each row's units, for profile `tight`, where all who are to decode have the same.
+        """history: of each row's units, for profile `tight`, where all who are to decode have the same. With one, it
+        and the old units that are added are read until `finish` has been run to its end.
 
         Raises `FormatError` for a block size or profile that there is not, `ValueError` for a `chunk_bytes` outside
         [MIN_TARGET_BYTES, MAX_TARGET_BYTES]."""
@@ -84,11 +86,8 @@ class ChunkEncoder:
         self._rows = rows
         self._block_units = block_units
         self._place = (-1, -1)
-        self._writer: _Writer = (
-            tight.TightWriter(block_units, chunk_bytes, history)
-            if profile == tight.NAME
-            else fast.FastWriter(block_units, chunk_bytes)
-        )
+        self._profile = profile
+        self._writer = _writer(profile, block_units, chunk_bytes, history)
         self._first_row = self._last_row = -1
         self._blocks = 0
         #: What all added rows add to the digest, mod 2^128. Blocks do not tell it: after `add_block` it is not known.
@@ -146,6 +145,8 @@ class ChunkEncoder:
         if isinstance(self._writer, tight.TightWriter) and self._writer.ranks(row):
             yield from self._rank(self._writer, row_index, extraction.addresses, first, stop)
             return
+        if isinstance(self._writer, tight_past.PastWriter):
+            self._writer.begin_row(row_index, row, old)
         for start in range(first, stop, span):
             block, change = extraction.block_with_digest(spec, start, min(span, stop - start))
             self.digest_change = (self.digest_change + change) % MODULUS
@@ -163,12 +164,14 @@ class ChunkEncoder:
         row = self._rows[row_index]
         if row_index <= self._place[0] or not (row.before and row.after):
             raise ValueError(f"{row.spec.name}: rows must come in rising order, and exist before and after")
-        if old is None and isinstance(self._writer, tight.TightWriter):
+        if old is None and self._profile == tight.NAME:
             raise ValueError(f"{row.spec.name}: profile {tight.NAME} codes against the old weights, which are missing")
         if old is not None:
             self._check(row_index, row, old, old, range(0))
         self._place = (row_index, 0)
         self.total += row.spec.count
+        if isinstance(self._writer, tight_past.PastWriter):
+            self._writer.begin_row(row_index, row, old)
         for one in found:
             if one.block.row != row_index:
                 raise ValueError(f"{row.spec.name}: a block of another row")
@@ -184,7 +187,7 @@ class ChunkEncoder:
         Run the iterator to its end. Raises `ValueError` for a block off the grid, of a wrong unit, or out of order, and
         if the profile is one that codes against the old weights, which a block does not hold.
         """
-        if isinstance(self._writer, tight.TightWriter):
+        if self._profile == tight.NAME:
             raise ValueError(f"profile {tight.NAME} codes against old weights: blocks alone take profile {fast.NAME}")
         self._check_block(block)
         yield from self._code(block)
@@ -272,12 +275,20 @@ class ChunkEncoder:
         return chunk
 
 
+def _writer(profile: str, block_units: int, limit: int, history: Past | None) -> _Writer:
+    if profile == fast.NAME:
+        return fast.FastWriter(block_units, limit)
+    if history is None:
+        return tight.TightWriter(block_units, limit)
+    return tight_past.PastWriter(block_units, limit, history)
+
+
 def decode_chunk(
     data: bytes | bytearray | memoryview,
     rows: Sequence[Row],
     block_units: int,
     base: Callable[[int], Units] | None = None,
-    history: tight.Past | None = None,
+    history: Past | None = None,
 ) -> list[Block]:
     """The blocks of a chunk, in rising order of (row, start).
 
@@ -294,7 +305,7 @@ def iter_chunk(
     rows: Sequence[Row],
     block_units: int,
     base: Callable[[int], Units] | None = None,
-    history: tight.Past | None = None,
+    history: Past | None = None,
 ) -> Iterator[Block]:
     """`decode_chunk`, block by block: for who can undo what came before a `FormatError`.
 
@@ -311,9 +322,9 @@ def iter_chunk(
         yield from fast.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
     elif code == tight.CODE:
         yield from tight_read.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
-    elif code == tight.CODE_HISTORY and history is not None:
-        yield from tight_read.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base, history)
-    elif code == tight.CODE_HISTORY:
+    elif code == tight_past.CODE and history is not None:
+        yield from past_read.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base, history)
+    elif code == tight_past.CODE:
         raise FormatError("a chunk that was made with a history, which is missing here")
     else:
         raise FormatError(f"a chunk of unknown profile {code}; update p2psync")

@@ -1,31 +1,34 @@
-"""Which way each unit changed last, and signs of steps told by it.
+"""Which way each unit changed last, and the units of a block parted by whether they changed before.
 
-With Adam a weight drifts: most elements that changed before change the same way again, and some are thrown back. Who
-went along the same deltas knows the last direction of each unit, so the sign of its next step costs less than a bit:
-only the *surprises*, steps against what is usual, are told, as gaps between them in a Rice code (R. F. Rice 1979). The
-sign of a unit without a history is one bit.
+With Adam a weight drifts: an element that changed before is likely to change again, and mostly the same way. Who went
+along the same deltas knows which these are, so a chunk may code changes among *known* units, which changed before, and
+among the others apart, each by frequencies of their own (`tight_past`).
 
 A history is counted from some version on and takes two bits a unit of a tensor of 16-bit units.
+
+Loops of other files are compiled into those here: where one of those is changed, this file must be compiled anew too.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.block import Block
-from p2psync.delta.kernels import kernel
+from p2psync.delta.kernels import GROUP, inline, kernel, load, popcount, store
+from p2psync.delta.lanes import compress, select
 from p2psync.delta.tensors import Units
-from p2psync.errors import FormatError
 
 _U = np.uint64
 _ONE = _U(1)
+_UNIT = np.empty(0, np.uint16)
 Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
-#: Highest parameter of the Rice code.
-MAX_RICE = 20
+#: Of so many groups one is looked at, to learn how frequent each scale is.
+_SAMPLED = 64
 
 
 class History:
@@ -51,76 +54,8 @@ class History:
         _record(self.known, self.down, block.start, positions, block.steps)
 
 
-class Signs(NamedTuple):
-    """Signs of the steps of a chunk: bits of units without a history, and surprises among those with one.
-
-    raw: a bit for each, lowest first, 1 for downwards. usual: 1 if a change in the last direction is usual, else 0.
-    surprises: how many there are; gaps: the Rice code with parameter `rice` of the gaps between them.
-    """
-
-    raw: bytes
-    usual: int
-    rice: int
-    surprises: int
-    gaps: bytes
-
-
-class SignWriter:
-    """Collects the signs of a chunk's blocks, one after the other."""
-
-    def __init__(self) -> None:
-        self._raw: list[Bytes] = []
-        self._same: list[Bytes] = []
-
-    def add(self, history: History | None, start: int, positions: NDArray[np.uint32], steps: Units) -> None:
-        """Take one block's steps; None for a tensor that has no history."""
-        down = (steps >> 15).astype(np.uint8)
-        if history is None:
-            self._raw.append(down)
-            return
-        known, last = np.empty(positions.size, np.uint8), np.empty(positions.size, np.uint8)
-        _look_up(history.known, history.down, start, positions, known, last)
-        self._raw.append(down[known == 0])
-        self._same.append((down == last)[known == 1].astype(np.uint8))
-
-    def finish(self) -> Signs:
-        """What says all signs."""
-        raw = np.concatenate(self._raw) if self._raw else np.empty(0, np.uint8)
-        same = np.concatenate(self._same) if self._same else np.empty(0, np.uint8)
-        usual = int(2 * np.count_nonzero(same) >= same.size)
-        gaps = np.diff(np.flatnonzero(same != usual), prepend=-1) - 1
-        rice = _parameter(int(gaps.sum()), gaps.size)
-        packed = np.packbits(raw, bitorder="little").tobytes()
-        return Signs(packed, usual, rice, gaps.size, _rice_bytes(gaps, rice))
-
-
-class SignReader:
-    """Gives the signs of a chunk's blocks, one after the other."""
-
-    def __init__(self, signs: Signs, changed: int) -> None:
-        """changed: steps of all blocks together. Raises `FormatError`."""
-        if signs.rice > MAX_RICE or signs.usual > 1 or signs.surprises > min(changed, 8 * len(signs.gaps)):
-            raise FormatError("a chunk has signs that nothing could have")
-        self._raw = np.frombuffer(signs.raw, np.uint8)
-        self._usual = signs.usual
-        places = np.full(signs.surprises + 1, -1, np.int64)
-        if not _read_rice(np.frombuffer(signs.gaps, np.uint8), signs.rice, changed, places[:-1]):
-            raise FormatError("a chunk has broken signs")
-        self._places = places
-        self._at = np.zeros(3, np.int64)
-
-    def apply(self, history: History | None, start: int, positions: NDArray[np.uint32], steps: Units) -> None:
-        """Negate the steps of one block, which are all upwards, where they should be. Raises `FormatError`."""
-        empty = np.empty(0, np.uint64)
-        known, down = (empty, empty) if history is None else (history.known, history.down)
-        if not _apply(known, down, start, positions, self._raw, self._usual, self._places, self._at, steps):
-            raise FormatError("a chunk has fewer signs than steps")
-
-    def finish(self) -> None:
-        """Raises `FormatError` if signs are left."""
-        raw, _, surprises = self._at
-        if self._raw.size != -(-int(raw) // 8) or self._places[surprises] != -1:
-            raise FormatError("a chunk has more signs than steps")
+#: Gives the history of a row; None where it has none.
+Past = Callable[[int], History | None]
 
 
 @kernel
@@ -137,92 +72,100 @@ def _record(known: Words, down: Words, start: int, positions: NDArray[np.uint32]
 
 
 @kernel
-def _look_up(
-    known: Words, down: Words, start: int, positions: NDArray[np.uint32], is_known: Bytes, was_down: Bytes
-) -> None:
+def part_changes(
+    known: Words, start: int, positions: NDArray[np.uint32], steps: Units, places: NDArray[np.uint32], moves: Units
+) -> int:
+    """Part the changes of a block that begins at unit `start`: to rows 0 of `places` and `moves`, which have room for
+    all, those of other units, to rows 1 those of known ones. Returns how many these are."""
+    counts = np.zeros(2, np.uint64)
     for j in range(_U(positions.size)):
         place = _U(start) + _U(positions[j])
-        is_known[j] = (known[place >> _U(6)] >> (place & _U(63))) & _ONE
-        was_down[j] = (down[place >> _U(6)] >> (place & _U(63))) & _ONE
+        bit = (known[place >> _U(6)] >> (place & _U(63))) & _ONE
+        places[bit, counts[bit]], moves[bit, counts[bit]] = positions[j], steps[j]
+        counts[bit] += _ONE
+    return int(counts[1])
+
+
+@inline
+def _chosen(known: Any, start: Any, count: Any, group: Any, flip: Any) -> Any:
+    """Of a group of 64 units of a block the mask of those to be chosen. `start` is a multiple of 64."""
+    word = known[(start >> _U(6)) + group] ^ flip
+    left = count - (group << _U(6))
+    return word & ((_ONE << left) - _ONE) if left < _U(GROUP) else word
 
 
 @kernel
-def _apply(
-    known: Words,
-    down: Words,
-    start: int,
-    positions: NDArray[np.uint32],
-    raw: Bytes,
-    usual: int,
-    places: NDArray[np.int64],
-    at: NDArray[np.int64],
-    steps: Units,
-) -> bool:
-    """`at`: bits of `raw` used, units with a history passed, surprises used; moved on."""
+def count_chosen(known: Words, start: int, count: int, wanted: int) -> int:
+    """How many of `count` units from unit `start` on, a multiple of 64, have the bit `wanted` in `known`."""
+    found, flip = _U(0), _U(wanted) - _ONE
+    for group in range(_U(count + GROUP - 1) >> _U(6)):
+        found += popcount(_chosen(known, _U(start), _U(count), group, flip))
+    return int(found)
+
+
+@kernel
+def choose_units(base: int, known: Words, start: int, count: int, wanted: int, out: Units) -> int:
+    """Copy those units that `count_chosen` counts to `out`, which has room for `count + GROUP`; returns how many.
+
+    base: the address of unit `start`.
+    """
+    flip, whole = _U(wanted) - _ONE, _U(count) >> _U(6)
+    place, first = _U(base), _U(out.ctypes.data)
+    at = first
+    for group in range(whole):
+        mask = _chosen(known, _U(start), _U(count), group, flip)
+        compress(place, mask, at)
+        at += popcount(mask) << _ONE
+        place += _U(2 * GROUP)
+    rest = _chosen(known, _U(start), _U(count), whole, flip) if _U(count) & _U(GROUP - 1) else _U(0)
+    for k in range(_U(GROUP)):
+        if (rest >> k) & _ONE:
+            store(at, 0, load(place, np.int64(k), _UNIT), _UNIT)
+            at += _U(2)
+    return int((at - first) >> _ONE)
+
+
+@kernel
+def add_chosen(
+    known: Words, start: int, wanted: int, positions: NDArray[np.uint32], steps: Units, target: Units
+) -> None:
+    """Add steps at rising positions of a block, all of units that `choose_units` copies, to its copy."""
+    flip, group, before = _U(wanted) - _ONE, _U(0), _U(0)
+    first = _U(start) >> _U(6)
     for j in range(_U(positions.size)):
-        place = _U(start) + _U(positions[j])
-        if known.size and (known[place >> _U(6)] >> (place & _U(63))) & _ONE:
-            same = usual
-            if places[at[2]] == at[1]:
-                same = 1 - usual
-                at[2] += 1
-            at[1] += 1
-            last = (down[place >> _U(6)] >> (place & _U(63))) & _ONE
-            turn = last if same else _ONE - last
-        else:
-            if at[0] >= 8 * raw.size:
+        place = _U(positions[j])
+        while group < place >> _U(6):
+            before += popcount(known[first + group] ^ flip)
+            group += _ONE
+        below = (_ONE << (place & _U(63))) - _ONE
+        target[before + popcount((known[first + group] ^ flip) & below)] += steps[j]
+
+
+@kernel
+def put_back(known: Words, start: int, count: int, wanted: int, positions: NDArray[np.uint32]) -> bool:
+    """Turn rising positions among the units that `choose_units` copies into those in the block, in place; False if one
+    is beyond them."""
+    groups, flip = _U(count + GROUP - 1) >> _U(6), _U(wanted) - _ONE
+    group, before, end, mask = _U(0), _U(0), _U(0), _U(0)
+    for j in range(_U(positions.size)):
+        place = _U(positions[j])
+        while place >= end:
+            if group == groups:
                 return False
-            turn = _U(raw[at[0] >> 3] >> (at[0] & 7)) & _ONE
-            at[0] += 1
-        if turn:
-            steps[j] = _U(65536) - _U(steps[j])
+            mask = _chosen(known, _U(start), _U(count), group, flip)
+            before = end
+            end += popcount(mask)
+            group += _ONE
+        positions[j] = ((group - _ONE) << _U(6)) + select(mask, place - before)
     return True
 
 
-def _parameter(total: int, count: int) -> int:
-    """The Rice parameter that suits `count` gaps which add up to `total`: bits of about 0.69 of the mean."""
-    mean = total / count if count else 0.0
-    return min(MAX_RICE, max(0, int(np.ceil(np.log2(max(0.69 * mean, 1e-9))))))
-
-
-def _rice_bytes(gaps: NDArray[np.int64], rice: int) -> bytes:
-    out = np.zeros((int((gaps >> rice).sum()) + (rice + 1) * gaps.size + 7) // 8, np.uint8)
-    _write_rice(gaps, rice, out)
-    return out.tobytes()
-
-
 @kernel
-def _write_rice(gaps: NDArray[np.int64], rice: int, out: Bytes) -> None:
-    """Of each gap the high part in ones, a zero, and the low bits, lowest first."""
-    at = 0
-    for gap in gaps:
-        for _ in range(gap >> rice):
-            out[at >> 3] |= np.uint8(1 << (at & 7))
-            at += 1
-        at += 1
-        for k in range(rice):
-            out[at >> 3] |= np.uint8(((gap >> k) & 1) << (at & 7))
-            at += 1
-
-
-@kernel
-def _read_rice(data: Bytes, rice: int, limit: int, places: NDArray[np.int64]) -> bool:
-    """The places of the surprises, all below `limit`; False if the code is broken, or not as long as the data."""
-    at, end, place = 0, 8 * data.size, -1
-    for found in range(places.size):
-        high = 0
-        while at < end and (data[at >> 3] >> (at & 7)) & 1:
-            high += 1
-            at += 1
-        at += 1
-        if at + rice > end:
-            return False
-        low = 0
-        for k in range(rice):
-            low |= ((int(data[at >> 3]) >> (at & 7)) & 1) << k
-            at += 1
-        place += (high << rice) + low + 1
-        if place >= limit:
-            return False
-        places[found] = place
-    return end - at < 8
+def count_both_scales(base: int, known: Words, start: int, count: int, totals: NDArray[np.int64]) -> None:
+    """Add to `totals` (2, 256) about how often each scale occurs among the other units and among those that changed
+    before, by one group of 64. base: the address of unit `start`."""
+    for begin in range(_U(0), _U(count), _U(GROUP * _SAMPLED)):
+        word = known[(_U(start) + begin) >> _U(6)]
+        for k in range(min(_U(GROUP), _U(count) - begin)):
+            scale = (load(base, np.int64(begin + k), _UNIT) >> _U(7)) & _U(255)
+            totals[(word >> k) & _ONE, scale] += _SAMPLED

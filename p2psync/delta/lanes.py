@@ -222,6 +222,40 @@ def count_before(typing_context: Any, words: Any, counts: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def compress(typing_context: Any, units: Any, mask: Any, out: Any) -> Any:
+    """Copy those of the 64 units at `units` whose bits are set in `mask` to `out`, in order; 64 units there are scratch
+    from then on but for these."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        units, mask, out = args
+        if "+avx512vbmi2" not in context.codegen()._tm_features.split(","):
+            return _move_each(context, builder, *args)
+        half = ir.VectorType(_I16, GROUP // 2)
+        chosen = ir.VectorType(_I1, GROUP // 2)
+        squeeze = builder.module.declare_intrinsic(
+            "llvm.x86.avx512.mask.compress.v32i16", [], ir.FunctionType(half, [half, half, chosen])
+        )
+        for shift in (0, GROUP // 2):
+            bits = builder.trunc(builder.lshr(mask, _I64(shift)), ir.IntType(GROUP // 2))
+            loaded = _load(builder, builder.add(units, _I64(2 * shift)), half)
+            _store(builder, builder.call(squeeze, [loaded, loaded, builder.bitcast(bits, chosen)]), out)
+            count = _call(builder, "llvm.ctpop", _I64, [builder.zext(bits, _I64)])
+            out = builder.add(out, builder.shl(count, _I64(1)))
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64, types.uint64), generate
+
+
+def _move_each(context: Any, builder: Any, units: Any, mask: Any, out: Any) -> Any:
+    """The same, unit by unit: stores without asking are cheaper than branches that nobody can predict."""
+    for k in range(GROUP):
+        _store(builder, _load(builder, builder.add(units, _I64(2 * k)), _I16), out)
+        bit = builder.and_(builder.lshr(mask, _I64(k)), _I64(1))
+        out = builder.add(out, builder.shl(bit, _I64(1)))
+    return context.get_dummy_value()
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def select(typing_context: Any, mask: Any, rank: Any) -> Any:
     """`select(mask, rank) -> u64`: the place of set bit number `rank` of `mask`, which has more than `rank` set."""
 

@@ -15,6 +15,7 @@ from p2psync.delta.block import Block, block_span
 from p2psync.delta.container import ChunkEncoder, EncodedChunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.extract import Found
+from p2psync.delta.history import Past
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import HASH_BYTES, Manifest, pack_table
@@ -123,7 +124,7 @@ class Encoding:
         *,
         anchor: bool = False,
         profile: str = "fast",
-        history: tight.Past | None = None,
+        history: Past | None = None,
         segments: Container[int] | None = None,
     ) -> None:
         """history: see `ChunkEncoder`; read by all threads. segments: those that are encoded here, by default all;

@@ -14,10 +14,9 @@ from delta_parts import random_units
 from fuzz_samples import Sample, other_rows
 
 from p2psync.delta.container import MAX_CHUNK_BYTES
-from p2psync.delta.history import History
+from p2psync.delta.history import History, Past
 from p2psync.delta.streams import pack_streams, read_varint, unpack_streams, varint
 from p2psync.delta.tensors import Row, Units
-from p2psync.delta.tight import Past
 
 #: Numbers at the edges of what a varint, a block, a chunk or a table can hold.
 EXTREMES = (0, 1, 2, 3, 47, 127, 128, 255, 65535, 65536, 1 << 20, (1 << 20) + 1, 1 << 31, (1 << 32) - 1, (1 << 35) - 1)

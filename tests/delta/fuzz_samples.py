@@ -12,9 +12,8 @@ from blake3 import blake3
 from delta_parts import DTYPES, GRID, change, random_units, spec
 
 from p2psync.delta.container import PROFILES, ChunkEncoder
-from p2psync.delta.history import History
+from p2psync.delta.history import History, Past
 from p2psync.delta.tensors import DTYPE_BITS, Row, TensorSpec, Units
-from p2psync.delta.tight import Past
 from p2psync.protocol.manifest import Manifest, pack_table
 
 _STATES = ((True, True), (True, True), (True, True), (True, True), (False, True), (True, False))
@@ -68,7 +67,7 @@ def make_sample(seed: int, *, large: bool = False) -> Sample:
         new.append(after if row.after else None)
     block_units = choice.choice((GRID, GRID, 1 << 17, 1 << 19, 1 << 20))
     chunk_bytes = choice.choice((4096, 1 << 14, 1 << 18, 4 << 20))
-    history = _past(rows, choice, rng) if profile == "tight" and choice.random() < 0.3 else None
+    history = _past(rows, choice, rng) if profile == "tight" and choice.random() < 0.4 else None
     encoder = ChunkEncoder(rows, block_units=block_units, chunk_bytes=chunk_bytes, profile=profile, history=history)
     chunks, first_rows = [], []
     for k in range(len(rows)):
@@ -83,13 +82,13 @@ def make_sample(seed: int, *, large: bool = False) -> Sample:
 
 
 def _past(rows: Sequence[Row], choice: random.Random, rng: np.random.Generator) -> Past:
-    """Any directions of any units; some tensors have none."""
+    """Any directions of none, few, many or all units; some tensors have none."""
     found: dict[int, History] = {}
     for index, row in enumerate(rows):
         if row.spec.width == 2 and choice.random() < 0.8:
             history = found[index] = History(row.spec.count)
-            for words in (history.known, history.down):
-                words[:] = rng.integers(0, 1 << 64, words.size, np.uint64, endpoint=False)
+            for words, share in ((history.known, choice.choice((0.0, 0.02, 0.5, 0.5, 0.95, 1.0))), (history.down, 0.5)):
+                words[:] = np.packbits(rng.random(64 * words.size) < share).view(np.uint64)
     return found.get
 
 

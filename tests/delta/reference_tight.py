@@ -10,20 +10,67 @@ import zstandard
 from p2psync.delta.tensors import Row
 
 Steps = dict[tuple[int, int], int]
+#: Of a row, which may have none: for each unit whether it is known, and whether it went down last.
+Past = Callable[[int], Sequence[Sequence[int]] | None]
 
 
-def read_chunk(data: bytes, rows: Sequence[Row], block_units: int, base: Callable[[int], Sequence[int]]) -> list[Steps]:
+def read_chunk(
+    data: bytes,
+    rows: Sequence[Row],
+    block_units: int,
+    base: Callable[[int], Sequence[int]],
+    past: Past = lambda row: None,
+) -> list[Steps]:
     """For each block, in rising order, the steps, as {(row, unit): step}."""
     if data[1] == 1:
         return reference.read_chunk(data, rows, block_units)
-    assert data[:2] == b"\x70\x02"
-    meta_size, at = varint(data, 2)
-    bits_size, at = varint(data, at)
-    rest_size, at = varint(data, at)
-    tables, heads = streams(data[at : at + meta_size])
-    at += meta_size
-    symbols = data[at : at + bits_size]
-    found = []
+    assert data[:2] in (b"\x70\x02", b"\x70\x03")
+    given = rows, block_units, base
+    if data[1] == 2:
+        meta, symbols, rest = cut(data, 3)
+        found = read_part(meta, symbols, *given, lambda row, unit: True)
+    else:
+        meta, symbols, known_meta, known_symbols, signs, rest = cut(data, 6)
+
+        def known(row: int, unit: int) -> bool:
+            bits = past(row)
+            return bits is not None and bits[0][unit] == 1
+
+        found = read_part(meta, symbols, *given, lambda row, unit: not known(row, unit))
+        steps = read_part(known_meta, known_symbols, *given, known, signed=not signs)
+        found = join(found, turn(steps, signs, past) if signs else steps, min(block_units, 1 << 20))
+    if rest:
+        found += reference.read_chunk(b"\x70\x01" + rest, rows, block_units)
+    return sorted(found, key=min)
+
+
+def cut(data: bytes, count: int) -> list[bytes]:
+    at, lengths, parts = 2, [], []
+    for _ in range(count):
+        length, at = varint(data, at)
+        lengths.append(length)
+    for length in lengths:
+        parts.append(data[at : at + length])
+        at += length
+    assert at == len(data)
+    return parts
+
+
+def read_part(
+    meta: bytes,
+    symbols: bytes,
+    rows: Sequence[Row],
+    block_units: int,
+    base: Callable[[int], Sequence[int]],
+    meant: Callable[[int, int], bool],
+    *,
+    signed: bool = True,
+) -> list[Steps]:
+    """Of each block the steps of units that are `meant`."""
+    found: list[Steps] = []
+    if not meta:
+        return found
+    tables, heads = streams(meta)
     window, shifts, owners, extra_owners = read_tables(tables)
     for row, start, units, sizes, first, last in read_heads(heads, rows, block_units, len(shifts)):
         old = [int(unit) for unit in base(row)[start : start + units]]
@@ -31,22 +78,54 @@ def read_chunk(data: bytes, rows: Sequence[Row], block_units: int, base: Callabl
         while bits.take(1) == 0:
             pass
         bits.state = bits.take(11)
+        places: list[list[int]] = [[] for _ in sizes]
+        for unit in range(start, start + units):
+            if meant(row, unit):
+                places[class_of(old[unit - start], window)].append(unit)
         steps: Steps = {}
         for c, size in enumerate(sizes):
-            places = [k for k, unit in enumerate(old) if class_of(unit, window) == c]
             rank = -1
             for _ in range(size):
-                gap, step = read_change(bits, shifts[c], owners[c], extra_owners[c])
+                gap, step = read_change(bits, shifts[c], owners[c], extra_owners[c], signed)
                 rank += gap + 1
-                steps[row, start + places[rank]] = step
+                steps[row, places[c][rank]] = step
         assert bits.at == 8 * len(bits.data)
         assert bits.state == 0
-        found.append(steps)
-    rest = data[at + bits_size :]
-    assert len(rest) == rest_size
-    if rest:
-        found += reference.read_chunk(b"\x70\x01" + rest, rows, block_units)
-    return sorted(found, key=min)
+        found.append(dict(sorted(steps.items())))
+    return found
+
+
+def turn(blocks: list[Steps], signs: bytes, past: Past) -> list[Steps]:
+    """The blocks, whose steps are all positive, with their signs."""
+    rice, usual = divmod(signs[0], 2)
+    count, at = varint(signs, 1)
+    bits, place, surprises = Bits(signs[at:]), -1, set()
+    for _ in range(count):
+        high = 0
+        while bits.take(1):
+            high += 1
+        place += (high << rice) + bits.take(rice) + 1
+        surprises.add(place)
+    turned, passed = [], 0
+    for steps in blocks:
+        turned.append({})
+        for (row, unit), step in steps.items():
+            bits_of = past(row)
+            assert bits_of is not None
+            goes_on = usual == 1 if passed not in surprises else usual == 0
+            down = (bits_of[1][unit] == 1) == goes_on
+            turned[-1][row, unit] = -step % 65536 if down else step
+            passed += 1
+    return turned
+
+
+def join(others: list[Steps], known: list[Steps], span: int) -> list[Steps]:
+    """Blocks of both; those of one place as one."""
+    found: dict[tuple[int, int], Steps] = {}
+    for steps in others + known:
+        row, unit = min(steps)
+        found.setdefault((row, unit // span), {}).update(steps)
+    return list(found.values())
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
@@ -159,8 +238,8 @@ class Bits:
         return symbol
 
 
-def read_change(bits: Bits, shift: int, owners: list[int], extra_owners: list[int]) -> tuple[int, int]:
-    sign, near = bits.take(1), bits.take(shift)
+def read_change(bits: Bits, shift: int, owners: list[int], extra_owners: list[int], signed: bool) -> tuple[int, int]:
+    sign, near = bits.take(signed), bits.take(shift)
     kind, bucket = divmod(bits.symbol(owners), 48)
     if bucket == 47:
         bucket += bits.take(20 - shift)
@@ -168,9 +247,11 @@ def read_change(bits: Bits, shift: int, owners: list[int], extra_owners: list[in
     if kind == 2:
         extra = bits.symbol(extra_owners)
         b = (extra + 1) // 2
-        if b:
+        if b and signed:
             low, sign = 2 * bits.take(b - 1) + sign, int(extra % 2 == 0)
             magnitude = 2 + (1 << b) + low
+        elif b:
+            magnitude = 2 + (1 << b) + bits.take(b)
         else:
             magnitude = 3
     return (bucket << shift) + near, (-magnitude if sign else magnitude) % 65536

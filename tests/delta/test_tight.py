@@ -14,6 +14,7 @@ import reference
 import reference_tight
 from delta_parts import GRID, apply_all, change, misaligned, pairs, random_units, spec, special
 from hypothesis import given, settings
+from test_tight_past import drifting
 
 from bench.bounds import measure_bounds
 from bench.policy import draw_step, model_rows
@@ -371,13 +372,18 @@ def test_room_for_changes_grows_with_the_chunk(monkeypatch):
 
 
 def digest_of_chunks() -> str:
-    """SHA-256 of chunks that were read back, of all of `mixed` whose units are of 16 bits."""
+    """SHA-256 of chunks that were read back: all of `mixed` whose units are of 16 bits, and one with a history."""
     digest = hashlib.sha256()
     for seed in range(2):
         rows, old, new = mixed(seed)
         half = [k for k, row in enumerate(rows) if row.spec.width == WIDTH]
         for data in round_trip(*([part[k] for k in half] for part in (rows, old, new)), chunk_bytes=5000):
             digest.update(data)
+    case = drifting(GRID + 77)
+    chunks = case.encode()
+    case.assert_exact(chunks)
+    for data in chunks:
+        digest.update(data)
     return digest.hexdigest()
 
 
