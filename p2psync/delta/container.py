@@ -73,8 +73,8 @@ class ChunkEncoder:
         profile: str = fast.NAME,
         history: Past | None = None,
     ) -> None:
-        """history: of each row's units, for profile `tight`, where all who are to decode have the same. With one, it
-        and the old units that are added are read until `finish` has been run to its end.
+        """history: of each row's units, for profile `tight`, where all who are to decode have the same. With one, it,
+        and old units and found blocks that are added, are read until `finish` has been run to its end.
 
         Raises `FormatError` for a block size or profile that there is not, `ValueError` for a `chunk_bytes` outside
         [MIN_TARGET_BYTES, MAX_TARGET_BYTES]."""

@@ -3,24 +3,22 @@ against. Every mutation draws from `random.Random` alone, so that an input can b
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import fuzz_tight
 import numpy as np
 import zstandard
 from delta_parts import random_units
+from fuzz_pieces import BYTES, EXTREMES, apart, number, pack, some_stream
 from fuzz_samples import Sample, other_rows
 
 from p2psync.delta.container import MAX_CHUNK_BYTES
 from p2psync.delta.history import History, Past
-from p2psync.delta.streams import pack_streams, read_varint, unpack_streams, varint
+from p2psync.delta.streams import pack_streams, read_varint, varint
 from p2psync.delta.tensors import Row, Units
 
-#: Numbers at the edges of what a varint, a block, a chunk or a table can hold.
-EXTREMES = (0, 1, 2, 3, 47, 127, 128, 255, 65535, 65536, 1 << 20, (1 << 20) + 1, 1 << 31, (1 << 32) - 1, (1 << 35) - 1)
-_BYTES = (0, 1, 2, 11, 12, 15, 16, 20, 21, 47, 48, 49, 127, 128, 254, 255)
 #: Bytes that a bomb unpacks to; small ones are enough mostly.
 _BOMBS = (1 << 10,) * 6 + (1 << 16,) * 6 + (1 << 20, MAX_CHUNK_BYTES - 16, MAX_CHUNK_BYTES, 16 << 20)
 _FAST, _TIGHT = b"\x70\x01", b"\x70\x02"
@@ -112,7 +110,7 @@ def flip(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
 def poke(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
     """Set a byte to a value at some edge."""
     forged = bytearray(data)
-    forged[choice.randrange(min(len(forged), 400))] = choice.choice(_BYTES)
+    forged[choice.randrange(min(len(forged), 400))] = choice.choice(BYTES)
     return bytes(forged)
 
 
@@ -163,7 +161,7 @@ def lengths(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes
         value, end = read_varint(view, at)
     except Exception:
         return data
-    return data[:at] + varint(_number(choice, value)) + data[end:]
+    return data[:at] + varint(number(choice, value)) + data[end:]
 
 
 # --- parts before they are packed
@@ -173,90 +171,15 @@ def streams(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes
     """Profile `fast`: change one stream before compression. Others: as `parts`."""
     if data[:2] != _FAST:
         return parts(choice, data, pool)
-    found = _apart(data[2:], 13)
-    return _FAST + _pack(choice, _streams(choice, list(found))) if found else data
-
-
-def _streams(choice: random.Random, found: list[bytes]) -> list[bytes]:
-    k = choice.choice([k for k, stream in enumerate(found) if stream] or [0])
-    if choice.random() < 0.35:
-        found[0] = _numbers(choice, found[0])
-    elif choice.random() < 0.1:
-        other = choice.randrange(len(found))
-        found[k], found[other] = found[other], found[k]
-    else:
-        found[k] = _content(choice, found[k])
-    return found
+    found = apart(data[2:], 13)
+    return _FAST + pack(choice, some_stream(choice, list(found))) if found else data
 
 
 def parts(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
-    """Profile `tight`: change tables, heads, symbols or the rest. Others: as `streams`."""
-    if data[:2] != _TIGHT:
-        return streams(choice, data, pool) if data[:2] == _FAST else flip(choice, data, pool)
-    split = take_apart(data)
-    if split is None:
-        return data
-    tables, heads, bits, rest = split
-    match choice.randrange(7):
-        case 0:
-            tables = _content(choice, tables)
-        case 1 | 2:
-            tables = _tables(choice, tables)
-        case 3 | 4:
-            heads = _numbers(choice, heads)
-        case 5:
-            bits = _content(choice, bits)
-        case _:
-            rest = _rest(choice, rest, pool)
-    return put_together(tables, heads, bits, rest)
-
-
-def _rest(choice: random.Random, rest: bytes, pool: Sequence[Sample]) -> bytes:
-    found = _apart(rest, 13) if rest else None
-    if found is not None and choice.random() < 0.7:
-        return _pack(choice, _streams(choice, list(found)))
-    return choice.choice((b"", b"\0", bytes(13), choice.choice(choice.choice(pool).chunks)[2:]))
-
-
-def _tables(choice: random.Random, tables: bytes) -> bytes:
-    """Classes and levels that do not exist, are too high, too low, or missing."""
-    forged = bytearray(tables)
-    if choice.random() < 0.25:
-        forged[choice.randrange(min(9, len(forged)))] = choice.choice(
-            (0, 7, 8, 0x88, 0x78, 0xFF, choice.randrange(256))
-        )
-        return bytes(forged)
-    # A class: shift, buckets, differences of levels, extras, levels.
-    at, places = 9, []
-    while at + 1 < len(forged):
-        used = forged[at + 1]
-        end = at + 2 + 3 * used
-        if end >= len(forged):
-            break
-        places.append((at, end))
-        at = end + 1 + forged[end]
-    if not places:
-        return _content(choice, tables)
-    begin, end = choice.choice(places)
-    levels = range(begin + 2, end)
-    match choice.randrange(6):
-        case 0:
-            forged[begin] = choice.choice((0, 1, 19, 20, 21, 63, 64, 255))
-        case 1:
-            forged[begin + 1] = choice.choice((0, 1, 47, 48, 49, 255))
-        case 2:
-            forged[end] = choice.choice((0, 1, 28, 29, 30, 255))
-        case 3 if len(levels):
-            for k in levels:
-                forged[k] = choice.choice((0, 1, 2, 49, 50, 206, 207, 255)) if choice.random() < 0.3 else forged[k]
-        case 4 if len(levels):
-            rise = choice.choice((0, 1, 2, 49, 50, 128, 255))
-            for k in levels:
-                forged[k] = rise
-        case _:
-            for k in range(end + 1, min(end + 1 + forged[end], len(forged))):
-                forged[k] = choice.choice((0, 1, 2, 48, 49, 50, 255))
-    return bytes(forged)
+    """Profile `tight`: change tables, heads, symbols, signs or the rest. Others: as `streams`."""
+    if data[0] == 0x70 and len(data) > 1 and data[1] in fuzz_tight.CODES:
+        return fuzz_tight.parts(choice, data, pool)
+    return streams(choice, data, pool) if data[:2] == _FAST else flip(choice, data, pool)
 
 
 def bomb(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
@@ -271,11 +194,12 @@ def bomb(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
     if choice.random() < 0.3:
         count = size // 5
         return _FAST + pack_streams([piece * count, bytes(count), b"\1" * count, *[b""] * 10])
-    if data[:2] == _TIGHT and choice.random() < 0.5 and (split := take_apart(data)):
-        tables, heads, bits, rest = split
-        if choice.random() < 0.5:
-            return put_together(tables, raw, bits, b"")
-        return put_together(tables, heads, raw[:size], rest)
+    if data[1:2] in (b"\2", b"\3") and choice.random() < 0.5 and (split := fuzz_tight.take_apart(data)):
+        found = list(split)
+        first = choice.choice((0, 3)) if len(found) > 4 else 0
+        # Heads or symbols.
+        found[first + choice.choice((1, 2))] = raw
+        return fuzz_tight.put_together(found)
     many = [b""] * 13
     many[0] = choice.choice((raw, b"\0\0" + varint(choice.choice(EXTREMES)), b"\0\0\1" * 3))
     for k in range(1, 13):
@@ -313,94 +237,3 @@ _MUTATIONS = [
     )
     for _ in range(weight)
 ] + [("bomb", bomb)]
-
-
-# --- helpers
-
-
-@functools.lru_cache(maxsize=64)
-def take_apart(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
-    """Tables, heads, symbols and rest of a chunk of profile `tight`; None if it has been mutated too much for that."""
-    try:
-        view = memoryview(data)
-        meta, at = read_varint(view, 2)
-        bits, at = read_varint(view, at)
-        _, at = read_varint(view, at)
-        tables, heads = unpack_streams(view[at : at + meta], 2, MAX_CHUNK_BYTES)
-    except Exception:
-        return None
-    at += meta
-    return tables.tobytes(), heads.tobytes(), data[at : at + bits], data[at + bits :]
-
-
-def put_together(tables: bytes, heads: bytes, bits: bytes, rest: bytes) -> bytes:
-    """The inverse of `take_apart`."""
-    meta = pack_streams([tables, heads])
-    return _TIGHT + varint(len(meta)) + varint(len(bits)) + varint(len(rest)) + meta + bits + rest
-
-
-@functools.lru_cache(maxsize=64)
-def _apart(body: bytes, count: int) -> tuple[bytes, ...] | None:
-    try:
-        return tuple(stream.tobytes() for stream in unpack_streams(memoryview(body), count, MAX_CHUNK_BYTES))
-    except Exception:
-        return None
-
-
-def _pack(choice: random.Random, found: Sequence[bytes]) -> bytes:
-    """Streams as an encoder packs them, or, which is faster, each as it is."""
-    if choice.random() < 0.2:
-        return pack_streams(found)
-    head = b"".join(varint(len(stream)) + (b"\0" if stream else b"") for stream in found)
-    return b"".join([head, *found])
-
-
-def _number(choice: random.Random, value: int) -> int:
-    return choice.choice((*EXTREMES, max(value - 1, 0), value + 1, 2 * value)) & ((1 << 35) - 1)
-
-
-def _numbers(choice: random.Random, data: bytes) -> bytes:
-    """Varints, one of which is changed, left out, or there twice."""
-    view, at, found = memoryview(data), 0, []
-    while at < len(data) and len(found) < 1 << 16:
-        try:
-            value, at = read_varint(view, at)
-        except Exception:
-            break
-        found.append(value)
-    if not found:
-        return varint(choice.choice(EXTREMES))
-    k = choice.randrange(len(found))
-    match choice.randrange(6):
-        case 0:
-            del found[k]
-        case 1:
-            found.insert(k, choice.choice(found))
-        case 2:
-            return (
-                b"".join(map(varint, found[:k])) + b"\x80" * choice.randrange(1, 7) + b"".join(map(varint, found[k:]))
-            )
-        case _:
-            found[k] = _number(choice, found[k])
-    return b"".join(map(varint, found)) + data[at:]
-
-
-def _content(choice: random.Random, stream: bytes) -> bytes:
-    """Change some of a stream's bytes, or its length."""
-    forged = bytearray(stream or b"\0")
-    for _ in range(choice.choice((1, 1, 2, 5))):
-        at = choice.randrange(len(forged)) if forged else 0
-        match choice.randrange(6):
-            case 0:
-                del forged[at : at + choice.choice((1, 4))]
-            case 1:
-                forged[at:at] = choice.randbytes(choice.choice((1, 4)))
-            case 2 if forged:
-                forged[at] ^= 1 << choice.randrange(8)
-            case 3:
-                forged[at : at + 20] = bytes((choice.choice(_BYTES),)) * len(forged[at : at + 20])
-            case _ if forged:
-                forged[at] = choice.choice(_BYTES)
-            case _:
-                forged += b"\0"
-    return bytes(forged)

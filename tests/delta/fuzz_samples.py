@@ -67,7 +67,7 @@ def make_sample(seed: int, *, large: bool = False) -> Sample:
         new.append(after if row.after else None)
     block_units = choice.choice((GRID, GRID, 1 << 17, 1 << 19, 1 << 20))
     chunk_bytes = choice.choice((4096, 1 << 14, 1 << 18, 4 << 20))
-    history = _past(rows, choice, rng) if profile == "tight" and choice.random() < 0.4 else None
+    history = _past(rows, choice, rng) if profile == "tight" and choice.random() < 0.5 else None
     encoder = ChunkEncoder(rows, block_units=block_units, chunk_bytes=chunk_bytes, profile=profile, history=history)
     chunks, first_rows = [], []
     for k in range(len(rows)):

@@ -1,6 +1,7 @@
 """A short run of the fuzzer; `python -m tests.delta.fuzz` is the long one."""
 
 import fuzz
+import fuzz_tight
 import pytest
 from fuzz_samples import make_pool
 
@@ -19,6 +20,13 @@ def test_an_input_follows_from_seed_and_number_alone():
     pool = make_pool(3, 4)
     made = [fuzz.fuzz_mutations.draw(fuzz.random.Random(9), pool) for _ in range(2)]
     assert made[0].data == made[1].data and made[0].how == made[1].how
+
+
+def test_tight_chunks_with_and_without_a_history_are_taken_apart():
+    found = [data for seed in range(3) for sample in make_pool(seed, 12) for data in sample.chunks if data[1] in (2, 3)]
+    assert {data[1] for data in found} == {2, 3}
+    for data in found:
+        assert fuzz_tight.put_together(fuzz_tight.take_apart(data)) == data
 
 
 def test_a_fault_is_found():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import reference_tight
-from delta_parts import GRID, apply_all, change, random_units, spec
+from delta_parts import GRID, apply_all, change, misaligned, random_units, spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -91,7 +91,8 @@ def random_case(seed: int, shares: Sequence[float], counts: Sequence[int], densi
         old = weights(rng, count) if k % 2 else random_units(rng, np.dtype("<u2"), count)
         known, down = rng.random(count) < share, rng.random(count) < 0.5
         past = None if k % 3 == 2 else history_of(count, known, down)
-        case.add(Row(spec("BF16", (count,), f"{k}"), True, True), old, change(rng, old, density, kind), past)
+        new = change(rng, old, density, kind)
+        case.add(Row(spec("BF16", (count,), f"{k}"), True, True), misaligned(old), misaligned(new), past)
     return case
 
 
@@ -278,6 +279,16 @@ def test_the_history_of_another_tensor_is_not_encoded_with() -> None:
     case.pasts[0] = History(64)
     with pytest.raises(ValueError, match="another tensor"):
         case.encode()
+
+
+def test_positions_outside_a_block_that_was_found_elsewhere_are_refused() -> None:
+    case = drifting(GRID)
+    encoder = ChunkEncoder(
+        case.rows, block_units=GRID, chunk_bytes=1 << 16, profile="tight", history=case.pasts.__getitem__
+    )
+    block = Block(0, 0, GRID, np.array([1, 1 << 31], np.uint32), np.ones(2, np.uint16))
+    with pytest.raises(ValueError, match="outside"):
+        list(encoder.add_found(0, [Found(block, np.zeros(2, np.uint16))], case.old[0]))
 
 
 def test_old_weights_are_wanted_and_blocks_alone_are_refused() -> None:
