@@ -8,6 +8,7 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fuzz_tight
 import numpy as np
 import pytest
 import reference
@@ -21,9 +22,9 @@ from bench.policy import draw_step, model_rows
 from p2psync.delta import rooms
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import Block
-from p2psync.delta.container import MAX_CHUNK_BYTES, ChunkEncoder, decode_chunk, iter_chunk
+from p2psync.delta.container import ChunkEncoder, decode_chunk, iter_chunk
 from p2psync.delta.extract import Found, extract_block
-from p2psync.delta.streams import pack_streams, unpack_streams, varint
+from p2psync.delta.streams import varint
 from p2psync.delta.tensors import Row
 from p2psync.delta.tight import MAX_BLOCKS, WIDTH
 from p2psync.errors import FormatError
@@ -258,17 +259,11 @@ def test_mutations_are_refused_or_decode_to_valid_blocks(seed):
 
 
 def taken_apart(data):
-    meta, at = reference_tight.varint(data, 2)
-    bits, at = reference_tight.varint(data, at)
-    _, at = reference_tight.varint(data, at)
-    tables, heads = unpack_streams(memoryview(data)[at : at + meta], 2, MAX_CHUNK_BYTES)
-    at += meta
-    return [bytearray(tables), bytearray(heads), bytearray(data[at : at + bits]), bytearray(data[at + bits :])]
+    return [bytearray(part) for part in fuzz_tight.take_apart(data)]
 
 
-def put_together(tables, heads, bits, rest):
-    meta = pack_streams([tables, heads])
-    return b"\x70\x02" + varint(len(meta)) + varint(len(bits)) + varint(len(rest)) + meta + bits + rest
+def put_together(*parts):
+    return fuzz_tight.put_together(parts)
 
 
 @pytest.mark.parametrize("seed", range(4))
