@@ -3,8 +3,8 @@
 Theory of operation. The hub's core tells of changes (`members_changed`, `measured`); whoever drives it calls
 `HubCore.begin_plan` at `due` and has a `Planner` carry the task out, in a thread or in virtual time, and then says
 `made` or `failed`. A plan stays in use until another one replaces it: nodes that left are simply not there, and the
-swarm pulls what a plan gets wrong. After a plan the keeper rests for longer than it took, so that planning takes little of
-a core, and the least where cores are busy with chunks.
+swarm pulls what a plan gets wrong. After a plan the keeper rests for longer than it took, so that planning takes little
+of a core, and the least where cores are busy with chunks.
 """
 
 from __future__ import annotations
