@@ -1,4 +1,5 @@
-"""Holds connections to the parts that the plan gives them, where they lose much: the shell of `swarm.pacing`."""
+"""Holds connections to the parts that the plan gives them, where they lose much, and has those begin anew that bring
+far less: the shell of `swarm.pacing` and `swarm.vigour`."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from p2psync.net.stream import PeerStream
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.gauges import LONGEST, MBIT, TALK, Reading
 from p2psync.swarm.pacing import Pace
+from p2psync.swarm.vigour import Vigour
 
 
 class Paces:
@@ -18,6 +20,7 @@ class Paces:
     def __init__(self, peers: PeerTable) -> None:
         self._peers = peers
         self._paces: dict[str, Pace] = {}
+        self._vigours: dict[str, Vigour] = {}
         self._last: dict[PeerStream, tuple[Reading, float]] = {}
         #: How many connections to a peer carried what was sent to it last.
         self._carrying: dict[str, int] = {}
@@ -30,6 +33,10 @@ class Paces:
         self._paces = {name: self._paces.get(name) or Pace(part) for name, part in parts.items()}
         for name, part in parts.items():
             self._paces[name].planned(part)
+        rates = {name: rate / MBIT for name, rate in plan.rates_to().items()}
+        self._vigours = {name: self._vigours.get(name) or Vigour(rate) for name, rate in rates.items()}
+        for name, rate in rates.items():
+            self._vigours[name].planned(rate)
 
     def read(self, readings: Mapping[PeerStream, Reading], now: float, pumped: Collection[str]) -> None:
         """The counters of what moves; now: seconds. pumped: peers to whom junk is sent, at a rate of its own, and of
@@ -41,6 +48,11 @@ class Paces:
                 flows.setdefault(reading.peer, []).append((now - at, before, reading))
         for name, pace in self._paces.items():
             _look(pace, [] if name in pumped else flows.get(name, []))
+        for name, vigour in self._vigours.items():
+            # One that is held has found what it may send.
+            if _look(vigour, [] if name in pumped or name in self.held else flows.get(name, [])):
+                for stream in self._peers.streams(name):
+                    stream.begin_anew()
         for name, moved in flows.items():
             if carrying := sum(after.sent - before.sent > TALK * seconds for seconds, before, after in moved):
                 self._carrying[name] = carrying
@@ -60,13 +72,13 @@ class Paces:
         self.held = frozenset(wanted) | self.held.intersection(pumped)
 
 
-def _look(pace: Pace, flows: list[tuple[float, Reading, Reading]]) -> None:
-    """What the connections to one peer did since they were read last."""
+def _look(pace: Pace | Vigour, flows: list[tuple[float, Reading, Reading]]) -> bool | None:
+    """Tell what the connections to one peer did since they were read last; returns the answer."""
     seconds = max((seconds for seconds, _, _ in flows), default=0.0)
     if not any(before.backlog and after.backlog for _, before, after in flows) or seconds > LONGEST:
         pace.pause()
-        return
-    pace.seen(
+        return None
+    return pace.seen(
         seconds,
         sum(after.sent - before.sent for _, before, after in flows),
         sum(after.resent - before.resent for _, before, after in flows),

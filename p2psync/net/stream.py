@@ -228,6 +228,11 @@ class PeerStream(asyncio.BufferedProtocol):
             self._held_to = rate
             tcp.set_most(self._socket, rate)
 
+    def begin_anew(self) -> None:
+        """Have the congestion control look for the path's rate as on a new connection."""
+        if self._socket is not None:
+            tcp.begin_anew(self._socket)
+
     def send_frame(self, frame: bytes) -> None:
         """Send a message that stands in its frame already."""
         if self._transport is not None and not self._transport.is_closing():

@@ -192,6 +192,14 @@ def tune(sock: Any, congestion: Congestion) -> None:
     set_notsent(sock, LEAST_NOTSENT)
 
 
+def begin_anew(sock: Any) -> bool:
+    """Have BBR forget what it knows of a path and look for its rate as on a new connection; False without BBR."""
+    # It begins where it comes after another one; reno is in every kernel, and takes over the window as it is.
+    if congestion_of(sock) != PREFERRED[0] or not set_congestion(sock, "reno"):
+        return False
+    return set_congestion(sock, PREFERRED[0])
+
+
 def handle(sock: Any) -> socket.socket:
     """A socket for the same connection, to be closed by the caller: a transport's own is made anew for each call, which
     takes longer than the call."""

@@ -24,6 +24,10 @@ class Line:
     rtt: float = 0.1
     carries: bool = True
     rates: list[float] = field(default_factory=list)
+    begun: int = 0
+
+    def begin_anew(self) -> None:
+        self.begun += 1
 
     def hold_to(self, rate: float) -> None:
         self.rates.append(rate)
@@ -130,3 +134,20 @@ def test_what_came_through_is_not_measured_over_a_silence(node: Node) -> None:
     node.run(10, 0.0, rate=1000.0, tick=5.0)
     node.run(1, 0.2, rate=4 * PART)
     assert node.far.rates[0] == pytest.approx(4 * FIRST * PART, rel=0.05)
+
+
+def test_a_path_that_brings_far_less_than_planned_begins_anew_on_all_its_connections() -> None:
+    other = Line("far", carries=False)
+    node = Node(other)
+    node.run(1, 0.0, rate=0.3 * PART)
+    assert (node.far.begun, other.begun, node.near.begun) == (1, 1, 0)
+
+
+def test_a_path_that_is_held_or_probed_or_brings_what_is_planned_does_not_begin_anew(node: Node) -> None:
+    node.run(3, 0.0)
+    node.run(3, 0.0, ("far",), rate=0.1 * PART)
+    assert node.far.begun == 0
+    node.run(1, 0.2)
+    assert node.paces.held
+    node.run(1, 0.0, rate=0.1 * PART)
+    assert node.far.begun == 0

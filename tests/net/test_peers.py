@@ -12,7 +12,7 @@ from peer_parts import SHORT, Raw, Run, Told, hello, until
 
 from p2psync.errors import P2PSyncError
 from p2psync.net import peers, stream, tcp
-from p2psync.protocol.messages import Chunk, Ping, Pong, Request
+from p2psync.protocol.messages import Chunk, Ping, Pong, Request, encode_chunk_header, encode_control
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -377,6 +377,49 @@ def test_every_chunk_is_flushed_even_when_the_connection_is_lost(run: Run) -> No
         raw.writer.close()
         await until(lambda: a.down)
         assert a.flushed == 40 << 20
+        await a.table.close()
+
+    run(check())
+
+
+def test_a_node_is_woken_for_parts_of_a_chunk_and_at_once_for_its_end_and_for_all_else(run: Run) -> None:
+    async def check() -> None:
+        a = await Told("a").listen()
+        raw = await Raw.dial(a.port, hello("b"))
+        await until(lambda: a.up == ["b"])
+        (link,) = a.table.streams("b")
+
+        def least() -> int:
+            return link._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)  # type: ignore[union-attr]
+
+        async def write(data: bytes) -> None:
+            wanted = link.got + len(data)
+            raw.writer.write(data)
+            await until(lambda: link.got == wanted)
+
+        assert least() == 1
+        data = bytes(range(256)) * 256
+        await write(encode_chunk_header(SHORT, 3, len(data)) + data[:1000])
+        assert least() == stream._PART
+        await write(data[1000:50_000])
+        assert least() == len(data) - 50_000
+        await write(data[50_000:] + encode_control(Ping(5)))
+        assert least() == 1
+        assert [m for _, m in a.messages if isinstance(m, Chunk)] == [Chunk(SHORT, 3, data)]
+        await write(encode_control(Ping(6)))
+        await a.table.close()
+
+    run(check())
+
+
+def test_a_peer_that_goes_within_a_chunk_is_noticed(run: Run) -> None:
+    async def check() -> None:
+        a = await Told("a").listen()
+        raw = await Raw.dial(a.port, hello("b"))
+        await until(lambda: a.up == ["b"])
+        raw.writer.write(encode_chunk_header(SHORT, 3, 1 << 20) + bytes(1000))
+        raw.writer.close()
+        await until(lambda: a.down == ["b"])
         await a.table.close()
 
     run(check())
