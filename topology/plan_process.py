@@ -3,8 +3,9 @@
 In a thread it would take turns with the event loop that sends the chunks: while one version was on its way, eight plans
 of a third of a second each held the interpreter a quarter of the time, and what the trainer sent fell by as much.
 
-Through pipes go a task, or None to warm the planner, as msgpack after 8 bytes that tell its length; and back, pickled,
-an outcome or what was raised. The child ends with its input, and so never outlives the parent.
+Through pipes go a task, or None to warm the planner, as msgpack; and back, pickled, an outcome or what was raised; each
+after 8 bytes that tell its length. Answers have a pipe of their own: whatever prints at a Python's start is none. The
+child ends with its input, or when it has another parent, for a fork of the parent may hold its input open.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
+import select
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import IO, Any
 
 import msgspec
@@ -27,8 +29,10 @@ from p2psync.membership.planning import PlanBook, PlanTask
 _NICE = 5
 #: One thread is enough for small programs, and leaves the other cores alone.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-#: Bytes of the length of a task.
+#: Bytes of a length.
 _LENGTH = 8
+#: How often the child sees whether its parent lives (seconds).
+_LOOK_EVERY = 2.0
 _PICKLE = pickle.HIGHEST_PROTOCOL
 
 
@@ -43,6 +47,8 @@ class PlanProcess:
         """first_revision: see `HubPlanner`."""
         self._next = first_revision
         self._child: subprocess.Popen[bytes] | None = None
+        #: What it answers.
+        self._answers: IO[bytes] | None = None
         self._closed = False
         #: Held while the child is used, and while it is made or put away.
         self._using, self._making = threading.Lock(), threading.Lock()
@@ -72,22 +78,29 @@ class PlanProcess:
                 # It has nothing that is worth keeping; a call that waits for it ends at once.
                 child.kill()
                 child.wait()
-        if child is not None:
-            with self._using:
-                _shut(child)
+        with self._using:
+            self._shut(child)
 
     def _ask(self, task: PlanTask | None) -> Any:
         with self._using:
             child = self._started()
-            assert child.stdin is not None and child.stdout is not None
+            assert child.stdin is not None and self._answers is not None
+            answer = None
             try:
-                data = msgspec.msgpack.encode(task)
-                child.stdin.write(len(data).to_bytes(_LENGTH) + data)
-                child.stdin.flush()
-                good, outcome = pickle.load(child.stdout)
-            except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
-                self._put_away(child)
-                raise PlanningError("the process that plans has ended") from error
+                _put(child.stdin, msgspec.msgpack.encode(task))
+                answer = _next(self._answers)
+            except OSError:
+                pass
+            finally:
+                # Whatever kept the answer away, the next one must not be taken for it.
+                if answer is None:
+                    self._put_away(child)
+            if answer is None:
+                raise PlanningError("the process that plans has ended")
+            try:
+                good, outcome = pickle.loads(answer)
+            except Exception as error:  # another version of the code, perhaps
+                raise PlanningError(f"an answer that cannot be read: {error}") from error
         if not good:
             raise PlanningError(outcome)
         return outcome
@@ -97,11 +110,9 @@ class PlanProcess:
             if self._closed:
                 raise PlanningError("the planner is closed")
             if self._child is None:
-                command = [sys.executable, "-m", __name__, str(self._next)]
-                env = {**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
                 try:
-                    self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
-                except OSError as error:
+                    self._child, self._answers = _start(self._next)
+                except (OSError, TypeError) as error:  # no interpreter is a TypeError
                     raise PlanningError(f"no process to plan in: {error}") from error
             return self._child
 
@@ -111,29 +122,69 @@ class PlanProcess:
                 self._child = None
                 child.kill()
                 child.wait()
-                _shut(child)
+                self._shut(child)
+
+    def _shut(self, child: subprocess.Popen[bytes] | None) -> None:
+        """Close the pipes of a child that has ended; what was left to write is nobody's loss."""
+        answers, self._answers = self._answers, None
+        for pipe in (answers, child.stdin if child is not None else None):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
 
-def _shut(child: subprocess.Popen[bytes]) -> None:
-    """Close the pipes of a child that has ended; what was left to write is nobody's loss."""
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
+def _start(first_revision: int) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """The process, and its answers."""
+    # What this process imports is what the child shall import, not what happens to lie where it was started.
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path if isinstance(entry, str))
+    env = {**os.environ, **_ONE_THREAD, "PYTHONPATH": path}
+    answers, end = os.pipe()
+    try:
+        # A terminal's Ctrl-C is for the parent, which ends the child by its input.
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, str(first_revision), str(end), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=env,
+            pass_fds=(end,),
+            process_group=0,
+        )
+    except BaseException:
+        os.close(answers)
+        raise
+    finally:
+        os.close(end)
+    return child, os.fdopen(answers, "rb")
 
 
-def _serve(first_revision: int) -> None:
-    """Answer tasks until the input ends."""
+def _put(pipe: IO[bytes], data: bytes) -> None:
+    pipe.write(len(data).to_bytes(_LENGTH) + data)
+    pipe.flush()
+
+
+def _next(pipe: IO[bytes]) -> bytes | None:
+    """What comes next; None at the end."""
+    head = pipe.read(_LENGTH)
+    size = int.from_bytes(head)
+    data = pipe.read(size)
+    return data if len(head) == _LENGTH and len(data) == size else None
+
+
+def _serve(first_revision: int, answers: IO[bytes], parent: int) -> None:
+    """Answer tasks until the input ends, or `parent` does."""
     from topology.hub_planner import HubPlanner  # scipy and compiled loops, which the parent does without
 
-    # What prints goes where errors go; what stops the parent's group of processes is the parent's to act on.
-    tasks, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
+    tasks = os.fdopen(0, "rb", closefd=False)
     planner = HubPlanner(first_revision)
-    while (data := _next(tasks)) is not None:
+    while True:
+        while not select.select([tasks], [], [], _LOOK_EVERY)[0]:
+            if os.getppid() != parent:
+                return
+        data = _next(tasks)
+        if data is None:
+            return
         try:
             task = msgspec.msgpack.decode(data, type=PlanTask | None)
             book = None
@@ -144,17 +195,11 @@ def _serve(first_revision: int) -> None:
             answer = pickle.dumps((True, book), _PICKLE)
         except Exception as error:
             answer = pickle.dumps((False, f"{type(error).__name__}: {error}"), _PICKLE)
-        answers.write(answer)
-        answers.flush()
-
-
-def _next(tasks: IO[bytes]) -> bytes | None:
-    """What comes next; None at the end."""
-    head = tasks.read(_LENGTH)
-    size = int.from_bytes(head)
-    data = tasks.read(size)
-    return data if len(head) == _LENGTH and len(data) == size else None
+        try:
+            _put(answers, answer)
+        except BrokenPipeError:
+            return
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))
+    _serve(int(sys.argv[1]), os.fdopen(int(sys.argv[2]), "wb"), int(sys.argv[3]))

@@ -295,7 +295,7 @@ def decode_chunk(
     `base` gives the old units of a row to profiles that need them (`fast` does not), `history` a row's history, to
     chunks that were made with one. The arrays of the blocks may share
     memory with one another, not with `data`. Everything is checked; every failure is a `FormatError`, and no more
-    memory is used than some 12 times `MAX_CHUNK_BYTES`.
+    memory is used than some 12 times `MAX_CHUNK_BYTES`, 20 times where a history is given.
     """
     return list(iter_chunk(data, rows, block_units, base, history))
 

@@ -108,13 +108,16 @@ class PastWriter:
             raise ValueError(f"the history of {row.spec.name} is that of another tensor")
 
     def prepare(self, block: Block, row: Row) -> Piece:
-        """Find out how a block of the row that was begun is to be coded. Raises `ValueError` for places outside it."""
+        """Find out how a block of the row that was begun is to be coded. Raises `ValueError` for places outside it, and
+        steps of 0."""
         changed = block.changed
         if not may_be_ranked(row) or block.positions is None or changed > DENSE * block.count:
             coded = fast.code_block(block, row)
             return Piece(block, row, coded.changed, coded.size, fast.most_bytes(coded.block), coded)
         if int(block.positions.max()) >= block.count:
             raise ValueError("the block has positions outside its own range")
+        if not block.steps.all():
+            raise ValueError("the block has steps of 0")
         size = _HEAD_BYTES + int(self._rate * changed)
         sides = _parted(block, self._past)
         return Piece(block, row, changed, size, fast.most_bytes(block), None, self._old, self._past, sides)

@@ -302,6 +302,8 @@ class PeerTable:
                     stream.close(f"nothing was heard for {DEAD_AFTER:.0f} s")
                 elif stream.peer is not None:
                     self._ping(stream)
+                if now - stream.heard_at > PING_EVERY:
+                    stream.hasten()
 
     def _ping(self, stream: PeerStream) -> None:
         self._token += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from p2psync.errors import FormatError
 from p2psync.net import tcp
@@ -78,7 +78,8 @@ class PeerStream(asyncio.BufferedProtocol):
         self._held_to = 0.0
         self._least = 1
         self._retired = False
-        self._socket: socket.socket | None = None
+        self._socket: Any = None
+        self._handle: socket.socket | None = None
         self._pinged: tuple[int, float] | None = None
         self._owner = owner
         self._hello = hello
@@ -98,7 +99,8 @@ class PeerStream(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         given = transport.get_extra_info("socket")
         if given is not None:
-            self._socket = tcp.handle(given)
+            self._handle = tcp.handle(given)
+            self._socket = given if self._handle is None else self._handle
             tcp.tune(self._socket, self._congestion)
         self._transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
         self.heard_at = self.moved_at = self._loop.time()
@@ -155,9 +157,9 @@ class PeerStream(asyncio.BufferedProtocol):
         """asyncio: the end."""
         if self._greeting is not None:
             self._greeting.cancel()
-        if self._socket is not None:
-            self._socket.close()
-        self._transport = self._socket = None
+        if self._handle is not None:
+            self._handle.close()
+        self._transport = self._socket = self._handle = None
         self._paused = False
         self._flush()
         self._owner.closed(self, str(exc) if exc else self._reason)
@@ -237,6 +239,12 @@ class PeerStream(asyncio.BufferedProtocol):
         """Send a message that stands in its frame already."""
         if self._transport is not None and not self._transport.is_closing():
             self._write(frame)
+
+    def hasten(self) -> None:
+        """Be woken for whatever has come: a part of a chunk may take long on a path that hardly moves."""
+        if self._least > 1 and self._socket is not None:
+            self._least = 1
+            tcp.set_least(self._socket, 1)
 
     def ping(self, token: int) -> None:
         """Ask for a sign of life, and time it."""

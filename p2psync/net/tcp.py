@@ -200,10 +200,13 @@ def begin_anew(sock: Any) -> bool:
     return set_congestion(sock, PREFERRED[0])
 
 
-def handle(sock: Any) -> socket.socket:
+def handle(sock: Any) -> socket.socket | None:
     """A socket for the same connection, to be closed by the caller: a transport's own is made anew for each call, which
-    takes longer than the call."""
-    return socket.socket(sock.family, sock.type, sock.proto, os.dup(sock.fileno()))
+    takes longer than the call. None if this process may open no more."""
+    try:
+        return socket.socket(sock.family, sock.type, sock.proto, os.dup(sock.fileno()))
+    except OSError:
+        return None
 
 
 def keep_awake(sock: Any | None) -> None:

@@ -423,3 +423,43 @@ def test_a_peer_that_goes_within_a_chunk_is_noticed(run: Run) -> None:
         await a.table.close()
 
     run(check())
+
+
+def test_on_a_path_that_hardly_moves_what_has_come_is_read_before_the_peer_is_taken_for_dead(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "PING_EVERY", 0.01)
+
+    async def check() -> None:
+        a = await Told("a").listen()
+        a.table.watch()
+        raw = await Raw.dial(a.port, hello("b"))
+        await until(lambda: a.up == ["b"])
+        (link,) = a.table.streams("b")
+        raw.writer.write(encode_chunk_header(SHORT, 3, 1 << 20) + bytes(1000))
+        await until(lambda: link.got > 1000)
+        came = link.got
+        # Less than a part, and nothing after it.
+        raw.writer.write(bytes(1000))
+        await until(lambda: link.got == came + 1000)
+        await a.table.close()
+
+    run(check())
+
+
+def test_a_node_that_may_open_no_more_files_still_speaks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("p2psync.net.tcp.os.dup", full)
+
+    async def check() -> None:
+        a, b = await Told("a").listen(), await Told("b").listen()
+        a.table.dial(b.info)
+        await until(lambda: a.up == ["b"] and b.up == ["a"])
+        assert a.table.send_chunk("b", SHORT, 7, memoryview(bytes(100_000)))
+        await until(lambda: b.messages)
+        await a.table.close()
+        await b.table.close()
+
+    run(check())

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from p2psync.membership.planning import PlanTask
-from p2psync.membership.records import Measures, Member, NodeInfo, Path
+from p2psync.membership.records import Measures, Member, NodeInfo
+from p2psync.membership.records import Path as Way
 from topology.hub_planner import HubPlanner
 from topology.plan_process import PlanningError, PlanProcess
 
@@ -23,6 +25,17 @@ from topology.plan_process import PlanProcess
 planner = PlanProcess()
 planner.warm()
 print(planner.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+FORKED = """
+import os, signal
+from topology.plan_process import PlanProcess
+planner = PlanProcess()
+planner.warm()
+fork = os.fork()
+if not fork:
+    signal.pause()
+print(fork, planner.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -37,7 +50,7 @@ def task(count: int = 6, slow: dict[int, float] | None = None, beside: int | Non
     roles = ["trainer"] + ["actor"] * (count - 1)
     infos = [NodeInfo(node=name(i), role=roles[i], region="eu", host="h", port=7) for i in range(count)]  # type: ignore[arg-type]
     told = {
-        name(i): Measures(ups[i], 1000.0, [Path(name(j), 0.01, ups[i], ups[j]) for j in range(count) if j != i])
+        name(i): Measures(ups[i], 1000.0, [Way(name(j), 0.01, ups[i], ups[j]) for j in range(count) if j != i])
         for i in range(count)
     }
     sides = frozenset() if beside is None else frozenset([name(beside)])
@@ -97,7 +110,24 @@ def test_a_process_that_was_killed_fails_one_plan_and_is_replaced_by_one_whose_r
 def test_what_stops_a_terminals_processes_does_not_stop_it(planner: PlanProcess) -> None:
     planner.warm()
     assert planner.pid is not None
-    os.kill(planner.pid, signal.SIGINT)
+    assert os.getpgid(planner.pid) == planner.pid
+
+
+def test_what_prints_when_a_python_starts_is_no_answer(
+    planner: PlanProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('cos\\nsystem', flush=True)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert planner.plan(task()).revision == 50
+
+
+def test_it_imports_what_its_parent_does_not_what_lies_where_it_was_started(
+    planner: PlanProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "topology").mkdir()
+    (tmp_path / "topology" / "__init__.py").write_text("raise ImportError('another topology')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
     assert planner.plan(task()).revision == 50
 
 
@@ -132,7 +162,20 @@ def test_it_does_not_outlive_its_parent_however_that_ends() -> None:
     assert ended(int(parent.stdout))
 
 
-def test_where_no_process_can_be_started_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+def test_a_fork_of_its_parent_does_not_keep_it() -> None:
+    command = [sys.executable, "-c", FORKED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        fork, pid = map(int, parent.stdout.readline().split())
+        try:
+            assert parent.wait(60) == -signal.SIGKILL
+            assert ended(pid)
+        finally:
+            os.kill(fork, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "", None])
+def test_where_no_process_can_be_started_the_plan_says_so(monkeypatch: pytest.MonkeyPatch, python: str | None) -> None:
+    monkeypatch.setattr(sys, "executable", python)
     with pytest.raises(PlanningError, match="no process"):
         PlanProcess().plan(task())
