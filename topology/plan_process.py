@@ -3,27 +3,27 @@
 In a thread it would take turns with the event loop that sends the chunks: while one version was on its way, eight plans
 of a third of a second each held the interpreter a quarter of the time, and what the trainer sent fell by as much.
 
-Through pipes go a task, or None to warm the planner, as msgpack; and back, pickled, an outcome or what was raised; each
-after 8 bytes that tell its length. Answers have a pipe of their own: whatever prints at a Python's start is none. The
-child ends with its input, or when it has another parent, for a fork of the parent may hold its input open.
+Through pipes go a task, or None to warm the planner, and back every member's part of the plan, as msgpack after 8 bytes
+that tell its length. Answers have a pipe of their own: whatever prints at a Python's start is none. The child ends with
+its input, or when it has another parent, for a fork of the parent may hold its input open.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import select
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
 from p2psync.errors import P2PSyncError
-from p2psync.membership.planning import PlanBook, PlanTask
+from p2psync.membership.planning import PlanBook, Planner, PlanTask
+from p2psync.protocol.plan import NodePlan
 
 #: How much the child gives way to others: chunks go before plans where there are few cores.
 _NICE = 5
@@ -33,11 +33,24 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _LENGTH = 8
 #: How often the child sees whether its parent lives (seconds).
 _LOOK_EVERY = 2.0
-_PICKLE = pickle.HIGHEST_PROTOCOL
 
 
 class PlanningError(P2PSyncError):
     """There is no plan; the message says why."""
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """A plan as every member must know it (`PlanBook`); or what kept it from being made, in `error`."""
+
+    error: str = ""
+    revision: int = 0
+    remarks: dict[str, str] = {}
+    parts: dict[str, msgspec.Raw] = {}
+
+    def node_plan(self, node: str) -> NodePlan | None:
+        """See `PlanBook`."""
+        part = self.parts.get(node)
+        return None if part is None else msgspec.msgpack.decode(part, type=NodePlan)
 
 
 class PlanProcess:
@@ -65,7 +78,7 @@ class PlanProcess:
 
     def plan(self, task: PlanTask) -> PlanBook:
         """See `Planner`. Raises `PlanningError` where the planner raised anything, or its process ended."""
-        book: PlanBook = self._ask(task)
+        book = self._ask(task)
         self._next = max(self._next, book.revision + 1)
         return book
 
@@ -81,7 +94,7 @@ class PlanProcess:
         with self._using:
             self._shut(child)
 
-    def _ask(self, task: PlanTask | None) -> Any:
+    def _ask(self, task: PlanTask | None) -> Parts:
         with self._using:
             child = self._started()
             assert child.stdin is not None and self._answers is not None
@@ -97,13 +110,10 @@ class PlanProcess:
                     self._put_away(child)
             if answer is None:
                 raise PlanningError("the process that plans has ended")
-            try:
-                good, outcome = pickle.loads(answer)
-            except Exception as error:  # another version of the code, perhaps
-                raise PlanningError(f"an answer that cannot be read: {error}") from error
-        if not good:
-            raise PlanningError(outcome)
-        return outcome
+        found = msgspec.msgpack.decode(answer, type=Parts)
+        if found.error:
+            raise PlanningError(found.error)
+        return found
 
     def _started(self) -> subprocess.Popen[bytes]:
         with self._making:
@@ -186,19 +196,22 @@ def _serve(first_revision: int, answers: IO[bytes], parent: int) -> None:
         if data is None:
             return
         try:
-            task = msgspec.msgpack.decode(data, type=PlanTask | None)
-            book = None
-            if task is None:
-                planner.warm()
-            else:
-                book = planner.plan(task)
-            answer = pickle.dumps((True, book), _PICKLE)
-        except Exception as error:
-            answer = pickle.dumps((False, f"{type(error).__name__}: {error}"), _PICKLE)
-        try:
-            _put(answers, answer)
+            _put(answers, msgspec.msgpack.encode(_answer(planner, msgspec.msgpack.decode(data, type=PlanTask | None))))
         except BrokenPipeError:
             return
+
+
+def _answer(planner: Planner, task: PlanTask | None) -> Parts:
+    try:
+        if task is None:
+            planner.warm()
+            return Parts()
+        book = planner.plan(task)
+    except Exception as error:
+        return Parts(f"{type(error).__name__}: {error}")
+    names = [member.info.node for member in task.members]
+    parts = {name: msgspec.Raw(msgspec.msgpack.encode(part)) for name in names if (part := book.node_plan(name))}
+    return Parts("", book.revision, dict(book.remarks), parts)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from itertools import pairwise
 from p2psync.delta.block import block_count, block_span
 from p2psync.delta.tensors import Row
 
-#: Bytes of a model that a segment spans at most: at 1 % changed, not quite the largest chunk of a delta. Each costs a
-#: look at a sample of it, and a chunk that is not full.
-MAX_SEGMENT = 48 << 20
+#: Bytes of a model that a segment spans at most. Each costs a look at a sample of it, and a chunk that is not full. A
+#: power of two: where tensors are halved and quartered among ranks, most segments are one rank's.
+MAX_SEGMENT = 64 << 20
 #: Less than this is not worth a chunk with tables of its own.
 MIN_SEGMENT = 8 << 20
 #: Between these bounds a segment spans this share of the model; each of the first few, this smaller share.

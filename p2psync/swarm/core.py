@@ -465,7 +465,7 @@ class Swarm:
         peer.holds[short] = flags
         transfer.rarity += flags
         transfer.told |= peer.source and self._sources_hold_all(short)
-        self._pushing.holds_flags(short, flags, now)
+        self._pushing.holds_flags(short, flags if before is None else flags & ~before, now)
         self._hear(peer, transfer, flags, now)
 
     def _sources_hold_all(self, short: bytes) -> bool:

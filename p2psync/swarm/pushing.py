@@ -135,11 +135,14 @@ class Pushing:
         self._injections.pop(short, None)
 
     def held_by_peer(self, short: bytes, chunks: Iterable[int], now: float) -> None:
-        """A peer says to hold these chunks."""
+        """A peer says to hold these chunks, which it did not before."""
         injection = self._injections.get(short)
         if injection is not None:
-            injection.held_by_others(chunks, now)
-            injection.heard = now
+            # Who says to hold what nobody was given yet, or the same over and over, would keep the root silent.
+            given = [index for index in chunks if index in self._ground.transfers[short].tags]
+            if given:
+                injection.held_by_others(given, now)
+                injection.heard = now
             self._tell_if_over(short, injection, now)
 
     def holds_flags(self, short: bytes, flags: Bits, now: float) -> None:

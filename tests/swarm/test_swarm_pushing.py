@@ -154,6 +154,20 @@ def test_a_publisher_whom_nobody_asks_to_push_tells_what_it_holds_after_a_moment
     assert [name for name, _ in bench.sent(Have)] == ["a"]
 
 
+def test_a_publisher_does_not_keep_silent_for_one_who_says_over_and_over_to_hold_what_nobody_was_given() -> None:
+    bench = root("a")
+    bench.peer("liar")
+    bench.seed_all()
+    bench.actions()
+    last = max(bench.swarm._ground.transfers[bench.short].tags)
+    claims = [Have(bench.short, flags(8, *range(8))), HaveMore(bench.short, list(range(last + 1, 8)))]
+    for turn in range(12):
+        bench.say("liar", claims[turn % 2], turn * TELL_AFTER / 4)
+        bench.swarm.poll(turn * TELL_AFTER / 4)
+    told = [a for a in bench.actions() if isinstance(a, Send) and a.peer == "a" and isinstance(a.message, Have)]
+    assert told
+
+
 def test_a_chunk_that_nobody_holds_after_long_goes_down_another_tree() -> None:
     bench = root("a", "b", chunks=2)
     bench.seed_all()
