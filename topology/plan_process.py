@@ -1,7 +1,7 @@
 """A `HubPlanner` in a process of its own.
 
 In a thread it would take turns with the event loop that sends the chunks: while one version was on its way, eight plans
-of a third of a second each held the interpreter a quarter of the time, and what the trainer sent fell by as much.
+of a third of a second each held the interpreter a quarter of the time.
 
 Through pipes go a task, or None to warm the planner, and back every member's part of the plan, as msgpack after 8 bytes
 that tell its length. Answers have a pipe of their own: whatever prints at a Python's start is none. The child ends with
