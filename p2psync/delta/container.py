@@ -21,6 +21,7 @@ from p2psync.delta.extract import Extraction, Found
 from p2psync.delta.history import Past
 from p2psync.delta.kernels import address
 from p2psync.delta.sampling import sample_blocks, sample_copies
+from p2psync.delta.streams import Parts
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
@@ -38,7 +39,7 @@ class _Writer(Protocol):
     def prepare(self, block: Block, row: Row) -> Any: ...
     def fits(self, prepared: Any, /) -> bool: ...
     def add(self, prepared: Any, /) -> None: ...
-    def close(self) -> tuple[int, bytes]: ...
+    def close(self) -> tuple[int, Parts]: ...
 
 
 #: Profiles by name, in the order of their introduction.
@@ -269,8 +270,8 @@ class ChunkEncoder:
         self._blocks += blocks
 
     def _close(self) -> EncodedChunk:
-        code, body = self._writer.close()
-        chunk = EncodedChunk(bytes((_MAGIC, code)) + body, self._first_row, self._last_row, self._blocks)
+        code, parts = self._writer.close()
+        chunk = EncodedChunk(b"".join([bytes((_MAGIC, code)), *parts]), self._first_row, self._last_row, self._blocks)
         self._blocks = 0
         return chunk
 

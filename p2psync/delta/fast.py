@@ -26,7 +26,7 @@ from p2psync.delta.algebra import densify
 from p2psync.delta.block import Block, block_span
 from p2psync.delta.heads import MAX_BLOCKS, Head, HeadWriter, Mode, read_heads
 from p2psync.delta.kernels import kernel, plain
-from p2psync.delta.streams import Bytes, pack_streams, stored_bytes, unpack_streams
+from p2psync.delta.streams import Bytes, Parts, packed_parts, stored_bytes, unpack_streams
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
@@ -158,15 +158,11 @@ class FastWriter:
             for stream, plane in zip(streams[4:], coded.planes, strict=False):
                 stream += plane.data
 
-    def close(self) -> tuple[int, bytes]:
-        """The profile's code, and the body of the chunk at hand; a new one begins."""
-        return CODE, self.finish()
-
-    def finish(self) -> bytes:
-        """The body alone."""
-        body = pack_streams([self._heads.data, *self._streams])
+    def close(self) -> tuple[int, Parts]:
+        """The profile's code, and the parts of the body of the chunk at hand; a new one begins."""
+        parts = packed_parts([self._heads.data, *self._streams])
         self._begin()
-        return body
+        return CODE, parts
 
 
 def read_body(

@@ -40,10 +40,7 @@ class Sample(NamedTuple):
 
 def sample_copies(old: int, new: int, row: int, first: int, stop: int, every: int) -> Sample:
     """Of units `first` to `stop` of a row whose copies' first units are at these addresses; `first` begins a piece."""
-    units, size = _scales(old, row, first, stop, every)
-    olds, steps = np.empty(size, np.uint16), np.empty(size, np.uint16)
-    found = _changes(old, new, row, first, stop, every, olds, steps)
-    return Sample(units, size, olds[:found], steps[:found])
+    return Sample(*_both(old, new, row, first, stop, every))
 
 
 def sample_blocks(old: int, row: int, first: int, stop: int, every: int, blocks: Iterable[Block]) -> Sample:
@@ -113,6 +110,16 @@ def _changes(old: int, new: int, row: int, first: int, stop: int, every: int, ol
                 found += 1
                 rest &= rest - _ONE
     return found
+
+
+@kernel
+def _both(
+    old: int, new: int, row: int, first: int, stop: int, every: int
+) -> tuple[NDArray[np.int64], int, Units, Units]:
+    units, size = _scales(old, row, first, stop, every)
+    olds, steps = np.empty(size, np.uint16), np.empty(size, np.uint16)
+    found = _changes(old, new, row, first, stop, every, olds, steps)
+    return units, size, olds[:found], steps[:found]
 
 
 @kernel

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from p2psync.errors import FormatError
 
 Bytes = NDArray[np.uint8]
+#: Of some bytes, one after another: what is large is put together once, where it is whole.
+Parts = Sequence[bytes | bytearray | memoryview]
 
 _LEVEL = 1
 _MIN_COMPRESSED = 64
@@ -52,6 +54,11 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
 
 def pack_streams(streams: Sequence[bytes | bytearray]) -> bytes:
     """Pack byte streams; `unpack_streams` must be told how many there are."""
+    return b"".join(packed_parts(streams))
+
+
+def packed_parts(streams: Sequence[bytes | bytearray]) -> Parts:
+    """`pack_streams`, in parts."""
     head = bytearray()
     stored: list[bytes | bytearray] = []
     for stream in streams:
@@ -61,7 +68,7 @@ def pack_streams(streams: Sequence[bytes | bytearray]) -> bytes:
         packed = _compress(stream)
         head += varint(0 if packed is None else len(packed))
         stored.append(stream if packed is None else packed)
-    return b"".join([bytes(head), *stored])
+    return [head, *stored]
 
 
 def stored_bytes(stream: bytes | bytearray) -> int:

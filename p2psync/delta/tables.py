@@ -66,26 +66,9 @@ class Tables:
         # Over many blocks the mean gap of a class may be larger than any block, and so than any gap.
         gaps = np.clip(_BUCKET * totals / np.maximum(sizes.sum(axis=0), 1), 1, 1 << MAX_SHIFT)
         shifts = np.log2(gaps).astype(np.uint8)
-        counts, extras = np.zeros((classes, SYMBOLS), np.int64), np.zeros((classes, EXTRAS), np.int64)
-        symbols.count_symbols(sizes, items, shifts, signs, counts, extras)
-        levels, extra_levels = np.empty(counts.shape, np.uint8), np.empty(extras.shape, np.uint8)
-        ans.choose_all(counts, levels)
-        ans.choose_all(extras, extra_levels)
-        return cls.of(window, shifts, levels, extra_levels)
-
-    @classmethod
-    def of(
-        cls,
-        window: NDArray[np.uint8],
-        shifts: NDArray[np.uint8],
-        levels: NDArray[np.uint8],
-        extra_levels: NDArray[np.uint8],
-    ) -> Tables:
-        """With the frequencies that follow from the levels. Raises `FormatError` where none do."""
+        levels, extra_levels = np.empty((classes, SYMBOLS), np.uint8), np.empty((classes, EXTRAS), np.uint8)
         frequencies = np.empty(levels.shape, np.int64), np.empty(extra_levels.shape, np.int64)
-        for both in zip((levels, extra_levels), frequencies, strict=True):
-            if not ans.share_all(*both):
-                raise FormatError("a chunk has symbols of no weight")
+        _choose(sizes, items, shifts, signs, levels, extra_levels, *frequencies)
         return cls(window, shifts, levels, extra_levels, *frequencies)
 
     def to_bytes(self) -> bytes:
@@ -117,13 +100,48 @@ class Tables:
 
     def writers(self, signs: bool) -> Writers:
         """What the writing loop needs."""
-        return self.shifts, signs, *_writers(self.frequencies), *_writers(self.extra_frequencies)
+        own, extra = _writer_room(self.frequencies), _writer_room(self.extra_frequencies)
+        _fill_writers(self.frequencies, self.extra_frequencies, *own, *extra)
+        return self.shifts, signs, *own, *extra
 
 
-def _writers(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint16]]:
-    book, follow = np.empty(frequencies.shape, np.uint64), np.empty((len(frequencies), STATES), np.uint16)
+def _writer_room(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint16]]:
+    return np.empty(frequencies.shape, np.uint64), np.empty((len(frequencies), STATES), np.uint16)
+
+
+@kernel
+def _choose(
+    sizes: Counts,
+    items: NDArray[np.uint64],
+    shifts: NDArray[np.uint8],
+    signs: bool,
+    levels: NDArray[np.uint8],
+    extra_levels: NDArray[np.uint8],
+    frequencies: NDArray[np.int64],
+    extra_frequencies: NDArray[np.int64],
+) -> None:
+    """Count the symbols of changes, note them, and tell the levels that suit them, with the frequencies that follow."""
+    counts, extras = np.zeros(levels.shape, np.int64), np.zeros(extra_levels.shape, np.int64)
+    symbols.count_symbols(sizes, items, shifts, signs, counts, extras)
+    ans.choose_all(counts, levels)
+    ans.choose_all(extras, extra_levels)
+    # The most frequent symbol always has a weight.
+    ans.share_all(levels, frequencies)
+    ans.share_all(extra_levels, extra_frequencies)
+
+
+@kernel
+def _fill_writers(
+    frequencies: NDArray[np.int64],
+    extra_frequencies: NDArray[np.int64],
+    book: NDArray[np.uint64],
+    follow: NDArray[np.uint16],
+    extra_book: NDArray[np.uint64],
+    extra_follow: NDArray[np.uint16],
+) -> None:
+    """`ans.fill_writers`, of symbols and of extra symbols."""
     ans.fill_writers(frequencies, book, follow)
-    return book, follow
+    ans.fill_writers(extra_frequencies, extra_book, extra_follow)
 
 
 @kernel

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
+from functools import cached_property
 from typing import Annotated
 
 import msgspec
@@ -68,7 +69,7 @@ class Kind(IntEnum):
     TENSOR = 2
 
 
-class TensorSpec(msgspec.Struct, frozen=True, array_like=True, order=True):
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True, order=True, dict=True):
     """One tensor's identity: two tensors with equal specs hold equally many units of equal width.
 
     `name` of a HEADER or FILE is the path of the file within the checkpoint, with `/` between its parts.
@@ -79,17 +80,17 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, order=True):
     dtype: str
     shape: _Shape
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Bytes of one unit: 1, 2, 4 or 8."""
         return max(1, _bits(self.dtype) // 8)
 
-    @property
+    @cached_property
     def unit(self) -> np.dtype[np.unsignedinteger]:
         """The numpy dtype of one unit, little-endian."""
         return _UNITS[self.width]
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Units in the tensor; 1 for a scalar, 0 if a dimension is 0. Raises `FormatError` for a broken packed size."""
         elements = math.prod(self.shape)
@@ -100,7 +101,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, order=True):
             raise FormatError(f"{self.name[:200]!a}: {elements} elements of {self.dtype} do not fill whole bytes")
         return elements * bits // 8
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the whole tensor."""
         return self.count * self.width

@@ -29,7 +29,7 @@ from p2psync.delta.heads import MAX_BLOCKS as MOST_BLOCKS
 from p2psync.delta.ranking import MAX_CHANGED, WIDTH, Ranking, Step
 from p2psync.delta.rooms import MAX_BLOCKS
 from p2psync.delta.sampling import Sample
-from p2psync.delta.streams import pack_streams, varint
+from p2psync.delta.streams import Parts, pack_streams, varint
 from p2psync.delta.tables import Tables, write_heads
 from p2psync.delta.tensors import Row
 
@@ -90,20 +90,20 @@ class TightWriter:
         self._coded.append(coded)
         self._ranking.add_other(coded.size, fast.most_bytes(coded.block))
 
-    def close(self) -> tuple[int, bytes]:
-        """The profile's code and the body of the chunk at hand; a new one begins."""
+    def close(self) -> tuple[int, Parts]:
+        """The profile's code and the parts of the body of the chunk at hand; a new one begins."""
         ranking = self._ranking
-        found = (CODE, self._body()) if ranking.blocks else (fast.CODE, self._fast_body())
+        code, parts = (CODE, self._body()) if ranking.blocks else (fast.CODE, [self._fast_body()])
         if ranking.blocks:
-            size = len(found[1])
+            size = sum(map(len, parts))
             self._rate = min(3.0, size / ranking.changed)
             if not surely_less(size, ranking.changed, ranking.worst, self._ranked(), self._block_units):
                 body = self._fast_body()
                 if len(body) <= size:
-                    found = fast.CODE, body
+                    code, parts = fast.CODE, [body]
         ranking.begin()
         self._coded, self._rows = [], {}
-        return found
+        return code, parts
 
     def _ranked(self) -> Iterator[tuple[Block, Row]]:
         blocks = (self._ranking.block(number) for number in range(self._ranking.blocks))
@@ -114,13 +114,13 @@ class TightWriter:
         coded = [*self._coded, *(fast.code_block(*ranked) for ranked in self._ranked())]
         return fast_body(sorted(coded, key=lambda one: (one.block.row, one.block.start)), self._block_units)
 
-    def _body(self) -> bytes:
+    def _body(self) -> Parts:
         ranking = self._ranking
         assert ranking.window is not None
         found = ranking.window, ranking.places[:, :2], ranking.counts, ranking.items
         meta, bits = code_ranked(*found, self._block_units)
         rest = fast_body(self._coded, self._block_units) if self._coded else b""
-        return b"".join([*(varint(len(part)) for part in (meta, bits, rest)), meta, bits, rest])
+        return [*(varint(len(part)) for part in (meta, bits, rest)), meta, bits, rest]
 
 
 def may_be_ranked(row: Row) -> bool:
@@ -157,7 +157,7 @@ def fast_body(coded: Iterable[fast.Coded], block_units: int) -> bytes:
     writer = fast.FastWriter(block_units)
     for one in coded:
         writer.add(one)
-    return writer.finish()
+    return b"".join(writer.close()[1])
 
 
 def surely_less(size: int, changed: int, worst: int, blocks: Iterator[tuple[Block, Row]], block_units: int) -> bool:

@@ -27,7 +27,7 @@ from p2psync.delta.lanes import MAX_CLASSES
 from p2psync.delta.ranking import DENSE
 from p2psync.delta.ranks import SCAN_BYTES, scan_ranked
 from p2psync.delta.rooms import Room
-from p2psync.delta.streams import varint
+from p2psync.delta.streams import Parts, varint
 from p2psync.delta.surprises import SignWriter
 from p2psync.delta.tensors import Row, Units
 from p2psync.delta.tight import (
@@ -138,8 +138,8 @@ class PastWriter:
         self._size += piece.size
         self._worst += piece.worst
 
-    def close(self) -> tuple[int, bytes]:
-        """The code of its profile and the body of the chunk at hand; a new one begins."""
+    def close(self) -> tuple[int, Parts]:
+        """The code of its profile and the parts of the body of the chunk at hand; a new one begins."""
         found = None
         if self._ranked:
             body, changed = self._body(), sum(piece.changed for piece in self._ranked)
@@ -152,7 +152,7 @@ class PastWriter:
             body = fast_body(coded, self._block_units)
             found = (fast.CODE, body) if found is None or len(body) <= len(found[1]) else found
         self._begin()
-        return found
+        return found[0], [found[1]]
 
     def _see(self, piece: Piece) -> None:
         """Add a block to the histograms, while its old units are in the cache."""

@@ -30,7 +30,7 @@ DELTA_BLOCK, _LARGEST_ANCHOR_BLOCK = 1 << 20, 1 << 17
 SMALLEST_DELTA_CHUNK, DELTA_CHUNK, _DELTA_PART = 32 << 10, 256 << 10, 1 << 13
 SMALLEST_ANCHOR_CHUNK, LARGEST_ANCHOR_CHUNK, _ANCHOR_PART = 64 << 10, 512 << 10, 1 << 10
 #: Bytes of each segment that are looked at before it is encoded: 2 to this.
-_LOOK_BITS = 18
+_LOOK_BITS = 17
 
 
 class Sink(Protocol):
