@@ -11,6 +11,8 @@ the link loses by itself, and the flow is let alone for a while.
 
 from __future__ import annotations
 
+from p2psync.swarm.tally import Tally
+
 #: What a flow that is held may send, of its part or of what came through; by how much that changes at each look without
 #: many losses, and with them; and from which on it is held no more, of what it was held to last.
 FIRST, RISE, FALL, FREE = 0.97, 1.004, 0.93, 1.25
@@ -35,7 +37,7 @@ class Pace:
         self._lost_first = 0.0
         self._cuts = 0
         self._alone = 0
-        self.pause()
+        self._tally = Tally()
 
     def planned(self, part: float) -> None:
         """The plan has so much for this path now. What it takes back shows in losses, if anybody else sends it."""
@@ -46,19 +48,17 @@ class Pace:
 
     def pause(self) -> None:
         """What was seen since the last look tells nothing."""
-        self._seconds, self._sent, self._resent, self._delivered = 0.0, 0, 0, 0
+        self._tally.clear()
 
     def seen(self, seconds: float, sent: int, resent: int, delivered: int) -> None:
         """In an interval in which more waited to be sent all the time: bytes sent, these of them again, and bytes that
         came through."""
-        self._seconds += seconds
-        self._sent += sent
-        self._resent += resent
-        self._delivered += delivered
-        if self._sent < LEAST:
+        tally = self._tally
+        tally.add(seconds, sent, resent, delivered)
+        if tally.sent < LEAST:
             return
-        lost, came = self._resent / self._sent, self._delivered / self._seconds
-        self.pause()
+        lost, came = tally.lost, tally.came
+        tally.clear()
         if self._alone:
             self._alone -= 1
         elif lost > MANY:

@@ -9,6 +9,8 @@ far less than the plan has for it, begins anew. Where that does not help, the pl
 
 from __future__ import annotations
 
+from p2psync.swarm.tally import Tally
+
 #: A path lacks vigour that brings less than this part of what is planned.
 LACK = 0.65
 #: Losses from which on (as a share of what was sent) more would not come through.
@@ -31,7 +33,7 @@ class Vigour:
         #: What came before the last new beginning (bytes a second), and how long ago that is.
         self._before, self._since = 0.0, GROWS
         self._lacking = 0
-        self.pause()
+        self._tally = Tally()
 
     def planned(self, planned: float) -> None:
         """The plan has so much for this path now."""
@@ -40,20 +42,18 @@ class Vigour:
 
     def pause(self) -> None:
         """What was seen since the last look tells nothing."""
-        self._seconds, self._sent, self._resent, self._delivered = 0.0, 0, 0, 0
+        self._tally.clear()
 
     def seen(self, seconds: float, sent: int, resent: int, delivered: int) -> bool:
         """In an interval in which more waited to be sent all the time: bytes sent, these of them again, and bytes that
         came through. Returns whether to begin anew."""
-        self._seconds += seconds
-        self._sent += sent
-        self._resent += resent
-        self._delivered += delivered
-        if self._seconds < LOOK:
+        tally = self._tally
+        tally.add(seconds, sent, resent, delivered)
+        if tally.seconds < LOOK:
             return False
-        came, lost = self._delivered / self._seconds, self._resent / max(1, self._sent)
-        self._since += self._seconds
-        self.pause()
+        came, lost = tally.came, tally.lost
+        self._since += tally.seconds
+        tally.clear()
         lacks = came < LACK * self._planned and lost < LOSES
         self._lacking = self._lacking + 1 if lacks else 0
         if self._lacking < ENOUGH or self._since < GROWS or self._tries >= TRIES:
