@@ -43,6 +43,7 @@ class CallView:
 
     instance: str
     revision: int
+    lease: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,8 @@ class MembershipClient:
                 self._telling = _Said(self._version, self._digest, self._measures)
             self._lease_call = bool(calls)
         if self._lease is not None and not self._view_call and now >= self._view_wait_until:
-            calls.append(CallView(self.view.instance if self.view else "", self.view.revision if self.view else -1))
+            known = (self.view.instance, self.view.revision) if self.view else ("", -1)
+            calls.append(CallView(*known, self._lease.lease))
             self._view_call = True
         if self._lease is not None and self._wants_plan and now >= self._plan_wait_until:
             calls.append(CallPlan(self._lease.lease))

@@ -29,6 +29,7 @@ from p2psync.membership.checks import (
     check_running,
     is_hex,
 )
+from p2psync.membership.doubts import Doubts
 from p2psync.membership.fencing import Claimant, Fence
 from p2psync.membership.leases import MAX_MEMBERS, Ended, Held, LeaseTable
 from p2psync.membership.lineage import Entry, Lineage, entry_of
@@ -93,6 +94,7 @@ class HubCore:
         self._news = 0
         self._acknowledged = 0
         self._leases = LeaseTable(config.ttl, config.max_members)
+        self._doubts = Doubts()
         self._fence = Fence(config.trusted, config.max_nonces, config.nonce_ttl)
         self._lineage = Lineage(config.max_manifests, config.max_manifest_bytes)
         self._planning = PlanKeeper()
@@ -147,6 +149,7 @@ class HubCore:
         ended = self._leases.join(lease, member, now)
         if ended is not None:
             self._ended.append(ended)
+            self.is_there(ended.lease, now)
         if earlier is None or earlier.info != info:
             self._members_changed(1, now)
         elif earlier != member:
@@ -167,6 +170,7 @@ class HubCore:
         after = self._leases.renew(
             request.lease, request.version, request.digest, now, request.fetch_rate, request.measures
         )
+        self.is_there(request.lease, now)
         if request.measures is not None:
             self._planning.measured(after.info.node, request.measures, now)
         if (after.version, after.digest) != (before.version, before.digest):
@@ -177,7 +181,21 @@ class HubCore:
         """End a lease. Raises `LeaseError` if it has ended before."""
         self._sweep(now)
         self._ended.append(self._leases.leave(request.lease, now))
-        self._members_changed(1, now)
+        self._doubts.heard(request.lease)
+        self._members_changed(1, now, gone=True)
+
+    def is_there(self, lease: str, now: float) -> bool:
+        """Who holds `lease`, if anybody does, is heard of. Returns whether it was missing, so that a plan is due."""
+        was_missing = self._doubts.heard(lease)
+        if was_missing:
+            self._planning.members_changed(len(self), now)
+        return was_missing
+
+    def broke_off(self, lease: str, now: float) -> None:
+        """A poll under this lease ended before it was answered. If its holder does not come back soon, plans are made
+        without it, long before the lease ends: it was killed, most likely."""
+        if self._leases.is_held(lease):
+            self._doubts.broke_off(lease, now)
 
     def lease(self, lease: str) -> Lease:
         """What a holder of `lease` is told: its length, and the revision as it is now."""
@@ -195,7 +213,8 @@ class HubCore:
 
     def next_expiry(self) -> float | None:
         """When `expire` is due next (seconds on the clock of `now`), None while there are no members."""
-        return self._leases.next_expiry()
+        times = self._leases.next_expiry(), self._doubts.next()
+        return min((time for time in times if time is not None), default=None)
 
     def challenge(self, *, nonce: str, now: float) -> Challenge:
         """Give out `nonce`, a fresh random string, for one claim."""
@@ -281,7 +300,9 @@ class HubCore:
             return None
         self._sweep(now)
         trainer = None if self._fence.claimant is None else self._fence.claimant.node
-        return self._planning.begin(trainer, self._leases.members(), self.measures(), now, self._beside)
+        there = [held.member for held in self._leases.held() if held.lease not in self._doubts]
+        there.sort(key=lambda member: member.info.node)
+        return self._planning.begin(trainer, there, self.measures(), now, self._beside)
 
     def plan_made(self, book: PlanBook, now: float) -> None:
         """The plan that was begun: shown from now on, if it is another one than before."""
@@ -332,12 +353,15 @@ class HubCore:
     def _sweep(self, now: float) -> None:
         expired = self._leases.expire(now)
         self._ended.extend(expired)
+        self._doubts.ended(ended.lease for ended in expired)
         if expired:
-            self._members_changed(len(expired), now)
+            self._members_changed(len(expired), now, gone=True)
+        if self._doubts.sweep(now):
+            self._planning.members_changed(len(self), now, gone=True)
 
-    def _members_changed(self, changes: int, now: float) -> None:
+    def _members_changed(self, changes: int, now: float, *, gone: bool = False) -> None:
         self._revision += changes
-        self._planning.members_changed(len(self), now)
+        self._planning.members_changed(len(self), now, gone=gone)
 
     def _open(self, data: bytes, claimant: Claimant) -> Entry:
         manifest, signed = open_signed(data, self.config.trusted)

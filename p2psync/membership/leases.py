@@ -112,6 +112,10 @@ class LeaseTable:
             raise LeaseError("this lease has ended or was never granted; join again")
         return held
 
+    def is_held(self, lease: str) -> bool:
+        """Whether there is such a lease; whose time is up counts until `expire`."""
+        return lease in self._held
+
     def of_node(self, node: str) -> Member | None:
         """The member of this node id, None if there is none."""
         lease = self._by_node.get(node)

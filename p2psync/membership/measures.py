@@ -21,6 +21,16 @@ def changed_much(before: Measures | None, after: Measures) -> bool:
     return any(_path_changed(known.get(path.peer) or Path(path.peer), path) for path in after.paths)
 
 
+def fell(before: Measures | None, after: Measures) -> bool:
+    """Whether some path failed, or brings far less than it did, of which nothing was told before."""
+    known = {} if before is None else {path.peer: path for path in before.paths}
+    for path in after.paths:
+        last = known.get(path.peer) or Path(path.peer)
+        if path.failed > last.failed or 0 < FACTOR * path.fallen < (last.fallen or 1.0):
+            return True
+    return False
+
+
 def _path_changed(before: Path, after: Path) -> bool:
     if before.failed != after.failed or (after.rtt > 0 and before.rtt <= 0):
         return True

@@ -4,7 +4,8 @@ Theory of operation. The hub's core tells of changes (`members_changed`, `measur
 `HubCore.begin_plan` at `due` and has a `Planner` carry the task out, in a thread or in virtual time, and then says
 `made` or `failed`. A plan stays in use until another one replaces it: nodes that left are simply not there, and the
 swarm pulls what a plan gets wrong. After a plan the keeper rests for longer than it took, so that planning takes little
-of a core, and the least where cores are busy with chunks.
+of a core, and the least where cores are busy with chunks; but only as long as it took where trees bring nothing any
+more, because someone is gone or a way has fallen.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from p2psync.membership.measures import changed_much
+from p2psync.membership.measures import changed_much, fell
 from p2psync.membership.records import Measures, Member
 from p2psync.protocol.plan import NodePlan
 
@@ -84,7 +85,8 @@ class PlanKeeper:
         #: The plan in use, None before the first.
         self.book: PlanBook | None = None
         self._wanted_at = _NEVER
-        self._rest_until = 0.0
+        self._rest_until = self._pause_until = 0.0
+        self._urgent = False
         self._started = -_NEVER
         self._under_way = False
         # What the last plan was made from: small steps add up until they count.
@@ -101,10 +103,13 @@ class PlanKeeper:
     @property
     def due(self) -> float:
         """When the next plan should be begun; inf while one is under way or none is wanted."""
-        return _NEVER if self._under_way else max(self._wanted_at, self._rest_until)
+        if self._under_way:
+            return _NEVER
+        return max(self._wanted_at, self._pause_until if self._urgent else self._rest_until)
 
-    def members_changed(self, members: int, now: float) -> None:
-        """Someone came, went or claimed the run; so many are members now."""
+    def members_changed(self, members: int, now: float, *, gone: bool = False) -> None:
+        """Someone came, went or claimed the run; so many are members now. gone: somebody is not there any more."""
+        self._urgent |= gone
         settle = min(SETTLE_AT_MOST, SETTLE + SETTLE_PER_MEMBER * members)
         self._wanted_at = min(self._wanted_at, now + settle)
 
@@ -112,6 +117,9 @@ class PlanKeeper:
         """A member told what it measured."""
         if changed_much(self._used.get(node), measures):
             self._wanted_at = min(self._wanted_at, max(now + SETTLE, self._started + DRIFT_EVERY))
+        if fell(self._used.get(node), measures):
+            self._wanted_at = min(self._wanted_at, max(now + SETTLE, self._started + DRIFT_EVERY))
+            self._urgent = True
 
     def announced(self, payload: int) -> None:
         """The newest version is a payload of so many bytes for those who keep up."""
@@ -135,7 +143,7 @@ class PlanKeeper:
         """
         if now < self.due:
             return None
-        self._wanted_at = _NEVER
+        self._wanted_at, self._urgent = _NEVER, False
         planned = [m for m in members if m.info.role != "trainer" or m.info.node == trainer or m.info.node in beside]
         names = {m.info.node for m in planned}
         beside = beside & names - {trainer or ""}
@@ -151,6 +159,7 @@ class PlanKeeper:
         """The plan that was under way; True if it is another one than that in use."""
         self._under_way = False
         took = now - self._started
+        self._pause_until = now + took
         self._rest_until = now + max(took, min(REST * took, REST_AT_MOST))
         self._trouble, self._pause = "", RETRY_FIRST
         if book.revision <= self.revision:
@@ -161,7 +170,7 @@ class PlanKeeper:
     def failed(self, message: str, now: float) -> bool:
         """The planner could not; it will be asked again. True if people have not been told of this yet."""
         self._under_way = False
-        self._rest_until = now + self._pause
+        self._rest_until = self._pause_until = now + self._pause
         self._wanted_at = min(self._wanted_at, self._rest_until)
         self._pause = min(RETRY_LAST, 2 * self._pause)
         news = message != self._trouble

@@ -140,12 +140,16 @@ class HubService:
         if self._may_plan and self.core.next_plan() < float("inf"):
             self._alarm.set(self.core.next_plan())
 
-    async def wait_view(self, instance: str, revision: int, wait: float, *, packed: bool = False) -> bytes:
+    async def wait_view(
+        self, instance: str, revision: int, wait: float, *, packed: bool = False, lease: str = ""
+    ) -> bytes:
         """The encoded view: at once if it is news to one who knows `revision` of `instance`, else after a change.
 
-        wait: seconds after which it is given in any case. packed: see `hub_wire.pack`. Raises `HubError` when too many
-        wait already.
+        wait: seconds after which it is given in any case. packed: see `hub_wire.pack`. lease: of who asks, if known; a
+        wait that is cancelled puts its holder in doubt. Raises `HubError` when too many wait already.
         """
+        if self.core.is_there(lease, self._clock()):
+            self.tick()
         if instance == self.core.instance and wait > 0:
             if self._waiting >= self.core.config.max_members + _SPARE_WAITERS:
                 raise HubError("too many nodes wait for this hub's view; ask again later")
@@ -156,11 +160,19 @@ class HubService:
                         await self._woken.wait()
             except TimeoutError:
                 pass  # the view is given in any case
+            except asyncio.CancelledError:
+                self._broke_off(lease)
+                raise
             finally:
                 self._waiting -= 1
         # Who knows a hub that was here before has seen what its trainer announces again, but perhaps not the newest.
         known = revision if instance == self.core.instance else 0 if instance else -1
         return self._views.get(known, self._clock(), packed=packed)
+
+    def _broke_off(self, lease: str) -> None:
+        if not self._closing:
+            self.core.broke_off(lease, self._clock())
+            self.tick()
 
     def status(self) -> Status:
         """The hub at a glance, for people."""

@@ -130,7 +130,8 @@ class _Routes:
         packed = PACKED in request.headers.get("Accept-Encoding", "")
         if wait and request.transport is not None:
             tcp.keep_awake(request.transport.get_extra_info("socket"))
-        body = await self._hub.wait_view(query.get("instance", ""), int(revision), wait, packed=packed)
+        asked = query.get("instance", ""), int(revision), wait
+        body = await self._hub.wait_view(*asked, packed=packed, lease=query.get("lease", ""))
         headers = {"Content-Encoding": PACKED} if packed else {}
         return web.Response(body=body, content_type="application/json", headers=headers)
 

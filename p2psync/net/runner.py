@@ -449,7 +449,7 @@ class NodeRunner:
                 self.core.planned(plan, self._loop.time())
                 self.measuring.planned(plan)
             else:
-                view = await self._hub.view(call.instance, call.revision, VIEW_WAIT)
+                view = await self._hub.view(call.instance, call.revision, VIEW_WAIT, call.lease)
                 same = (view.instance, view.revision) == (call.instance, call.revision)
                 self.core.viewed(None if same else view, self._loop.time())
                 if not same:

@@ -33,6 +33,7 @@ class _Waiting:
     host: Host
     known: int
     answer: Answer[View | None]
+    lease: str
 
 
 class SimHub:
@@ -81,12 +82,24 @@ class SimHub:
         else:
             self._clock.after(self._delay(host), self._carry_out, host, operation, answer)
 
-    def view(self, host: Host, instance: str, revision: int, answer: Answer[View | None]) -> None:
+    def view(self, host: Host, instance: str, revision: int, answer: Answer[View | None], lease: str = "") -> None:
         """Long-poll the view: at once if it differs from what the caller has, else when it does, or None in the end."""
         if self._is_lost(host):
             self._clock.after(CALL_LIMIT + VIEW_WAIT, _answer, host, answer, HubError("no answer"))
         else:
-            self._clock.after(self._delay(host), self._poll, host, instance, revision, answer)
+            self._clock.after(self._delay(host), self._poll, host, instance, revision, answer, lease)
+
+    def crashed(self, host: Host) -> None:
+        """A host's process has ended, and its connections with it; who is cut off, or lost just now, is not heard."""
+        if self.up and not self._is_lost(host):
+            self._clock.after(self._delay(host), self._broke_off, host)
+
+    def _broke_off(self, host: Host) -> None:
+        mine = [poll for poll in self._waiting if poll.host is host]
+        self._waiting = [poll for poll in self._waiting if poll.host is not host]
+        for poll in mine:
+            self.core.broke_off(poll.lease, self._clock.now)
+        self._settle()
 
     def _start(self) -> HubCore:
         self._starts += 1
@@ -110,17 +123,20 @@ class SimHub:
         self._reply(host, answer, result)
         self._settle()
 
-    def _poll(self, host: Host, instance: str, revision: int, answer: Answer[View | None]) -> None:
+    def _poll(self, host: Host, instance: str, revision: int, answer: Answer[View | None], lease: str) -> None:
         if not self.up:
             self._clock.after(REFUSED, _answer, host, answer, HubError("connection refused"))
-        elif (instance, revision) != (self.core.instance, self.core.revision):
+            return
+        self.core.is_there(lease, self._clock.now)
+        if (instance, revision) != (self.core.instance, self.core.revision):
             known = revision if instance == self.core.instance else 0 if instance else -1
             self._reply(host, answer, self.core.view(known))
         else:
-            poll = _Waiting(host, revision, answer)
+            poll = _Waiting(host, revision, answer, lease)
             self._shown = revision
             self._waiting.append(poll)
             self._clock.after(VIEW_WAIT, self._end_poll, poll)
+        self._settle()
 
     def _end_poll(self, poll: _Waiting) -> None:
         if poll in self._waiting:

@@ -140,6 +140,7 @@ class SimNode:
         self.world.clock.note("crash", self.info.node)
         self.links.close_all()
         self.world.network.crash(self.host)
+        self.world.hub.crashed(self.host)
 
     # ---- driving the core ------------------------------------------------------------------------------------------
 
@@ -286,7 +287,7 @@ class SimNode:
 
         hub, now = self.world.hub, self.world.clock
         if isinstance(call, CallView):
-            hub.view(self.host, call.instance, call.revision, answer)
+            hub.view(self.host, call.instance, call.revision, answer, call.lease)
         elif isinstance(call, CallJoin):
             request, lease = call.request, hub.secret()
             hub.request(self.host, lambda core: core.join(request, lease=lease, now=now.now), answer)

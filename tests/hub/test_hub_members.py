@@ -8,6 +8,7 @@ import pytest
 from hub_parts import TRUSTED, Clock, node, until
 
 from p2psync.errors import FormatError, HubError, LeaseError
+from p2psync.membership.doubts import DOUBT
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.leases import Ended
 from p2psync.membership.records import Member
@@ -93,6 +94,32 @@ async def test_a_poller_that_hangs_up_is_not_waited_for(hub: HubService, client:
     await until(lambda: hub.waiting == 1)
     poll.cancel()
     await until(lambda: hub.waiting == 0)
+
+
+async def test_who_hangs_up_is_in_doubt_at_once_and_not_if_it_asks_again(hub: HubService, client: HubClient) -> None:
+    lease = (await client.join(node(1))).lease
+    begun = hub.now()
+    assert hub.core.next_expiry() == begun + 10
+    for ending in (begun + DOUBT, begun + 10):
+        poll = asyncio.create_task(client.view(hub.core.instance, 1, wait=30, lease=lease))
+        await until(lambda: hub.waiting == 1)
+        assert hub.core.next_expiry() == begun + 10
+        poll.cancel()
+        await until(lambda: hub.waiting == 0)
+        assert hub.core.next_expiry() == begun + DOUBT
+        if ending > begun + DOUBT:
+            await client.view(lease=lease)
+            assert hub.core.next_expiry() == ending
+
+
+async def test_a_poll_that_is_answered_leaves_no_doubt(hub: HubService, client: HubClient) -> None:
+    lease = (await client.join(node(1))).lease
+    await client.view(hub.core.instance, 1, wait=0.01, lease=lease)
+    poll = asyncio.create_task(client.view(hub.core.instance, 1, wait=30, lease=lease))
+    await until(lambda: hub.waiting == 1)
+    await client.join(node(2))
+    assert len((await poll).members) == 2
+    assert hub.core.next_expiry() == hub.now() + 10
 
 
 async def test_a_long_poll_is_answered_after_its_wait(hub: HubService, client: HubClient) -> None:

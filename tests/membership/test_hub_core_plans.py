@@ -7,7 +7,9 @@ import pytest
 from membership_parts import LATER_RUN, announce, claim, fresh, make_core, manifest, node
 
 from p2psync.errors import FormatError, HubError, LeaseError
+from p2psync.membership.doubts import DOUBT
 from p2psync.membership.hub import HubCore
+from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Announce, Join, Leave, Measures, Renew
 from p2psync.protocol.plan import NodePlan, Place, outside
 
@@ -175,3 +177,59 @@ def test_nodes_beside_the_trainer_are_planned_with_it_until_another_trainer_clai
     claim(core, epoch=2, claimant=3, now=4)
     task = core.begin_plan(max(5, core.next_plan()))
     assert task is not None and (task.trainer, task.beside) == (node(3).node, frozenset())
+
+
+def members_of(task: object) -> list[str]:
+    """Who is planned for."""
+    assert isinstance(task, PlanTask)
+    return [member.info.node for member in task.members]
+
+
+def test_who_breaks_off_and_does_not_come_back_is_planned_for_no_more() -> None:
+    core, leases = planned_hub()
+    core.broke_off(leases[1], 2)
+    core.expire(2)
+    assert core.next_plan() == float("inf") and core.next_expiry() == 2 + DOUBT
+    core.expire(2 + DOUBT)
+    task = core.begin_plan(core.next_plan())
+    assert members_of(task) == [TRAINER, node(3).node]
+    assert len(core) == 3, "it holds its lease, and is a member to all"
+    core.plan_made(Book(2), 4)
+    for there in (lambda: core.is_there(leases[1], 5), lambda: core.renew(Renew(lease=leases[1]), now=8)):
+        there()
+        assert node(2).node in members_of(core.begin_plan(core.next_plan()))
+        core.plan_made(Book(3), 7)
+        core.broke_off(leases[1], 7)
+        core.expire(8)
+        assert node(2).node not in members_of(core.begin_plan(core.next_plan()))
+        core.plan_made(Book(4), 8)
+
+
+def test_who_breaks_off_and_asks_again_is_in_the_plan_all_the_time() -> None:
+    core, leases = planned_hub()
+    core.broke_off(leases[1], 2)
+    assert not core.is_there(leases[1], 2.5)
+    core.expire(9)
+    assert core.next_plan() == float("inf")
+
+
+def test_a_new_process_of_a_missing_node_is_planned_for_at_once() -> None:
+    core, leases = planned_hub()
+    core.broke_off(leases[1], 2)
+    core.expire(3)
+    core.plan_made(Book(2), 3) if core.begin_plan(core.next_plan()) else None
+    core.join(Join(info=node(2)), lease=fresh(), now=4)
+    assert node(2).node in members_of(core.begin_plan(core.next_plan()))
+
+
+def test_a_lease_that_has_ended_is_in_no_doubt() -> None:
+    core, leases = planned_hub()
+    core.broke_off(leases[1], 2)
+    core.leave(Leave(lease=leases[1]), now=2.1)
+    core.broke_off(leases[1], 2.2)
+    core.broke_off("nobody's", 2.2)
+    assert core.begin_plan(core.next_plan()) is not None
+    core.plan_made(Book(2), 2.3)
+    assert core.next_expiry() == 10
+    core.expire(9)
+    assert core.next_plan() == float("inf")

@@ -156,6 +156,23 @@ def test_after_a_plan_it_rests_for_some_times_as_long_and_after_a_long_one_as_lo
     assert made.keeper.due == ended + rest
 
 
+def test_where_trees_bring_nothing_any_more_it_rests_only_as_long_as_the_plan_took() -> None:
+    made = Keeper()
+    made.change(0.0)
+    ended = made.make(0.0, took=1.0)
+    made.keeper.members_changed(3, ended, gone=True)
+    assert made.keeper.due == ended + 1.0
+    made.members = made.members[:3]
+    peer, took = node(2).node, 1.0
+    for path in (Path(peer, sent=9.0, fallen=0.1), Path(peer, sent=9.0, fallen=0.1, failed=True)):
+        ended = made.make(ended, took=took)
+        made.measure(1, Measures(paths=[path]), ended)
+        assert made.keeper.due == ended + took, path
+    ended = made.make(ended, took=took)
+    made.measure(1, Measures(paths=[Path(peer, sent=30.0, fallen=0.1, failed=True)]), ended)
+    assert made.keeper.due == ended + 3.0, "what was told before is nothing new"
+
+
 def test_measures_that_changed_much_make_a_plan_but_at_most_one_a_second() -> None:
     made = Keeper()
     made.change(0.0)

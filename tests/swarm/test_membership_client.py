@@ -49,7 +49,7 @@ def test_once_in_it_keeps_one_long_poll_open() -> None:
     assert calls(made, 1.0) == []
     made.viewed(view_of(revision=4), 1.0)
     (call,) = made.poll(1.0)
-    assert call == CallView("hub", 4)
+    assert call == CallView("hub", 4, "l")
 
 
 def test_an_unchanged_view_keeps_the_last_one() -> None:
