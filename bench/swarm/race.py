@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import random
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,6 +34,8 @@ from topology.model import Region, Topology
 READY = 120.0
 #: How often it is looked whether a receiver has all.
 _GLANCE = 0.005
+#: How often the links' counters are read until it goes.
+_LOOK = 0.01
 #: Samples of the links' counters in a run that takes as long as the floor, and the shortest time between two.
 _SAMPLES, _LEAST_STEP = 20, 0.05
 
@@ -181,13 +185,32 @@ class _Timing:
                 heat.start(False)
                 heat.ready(time.monotonic() + READY)
                 cpu = heat.children.cpu_seconds()
-                begin = heat.go(time.monotonic() + READY)
-                # Not before: ours seals for seconds, in which its nodes may still measure the links.
-                self._before = self._sent()
+                begin = self._go()
             trouble, fault = self._until_done(begin)
         except P2PSyncError as error:
             trouble = str(error)
         return self._result(begin, heat.children.cpu_seconds() - cpu, trouble, fault)
+
+    def _go(self) -> float:
+        """Let it go, and note what links had carried when it did: not before, for ours seals for seconds, in which its
+        nodes may still measure the links; nor when that is told here, for then chunks are on their way."""
+        seen, over = [(0.0, self._sent())], threading.Event()
+
+        def look() -> None:
+            while not over.wait(_LOOK):
+                with suppress(P2PSyncError):
+                    sent = self._sent()
+                    seen.append((time.monotonic(), sent))
+
+        watch = threading.Thread(target=look, name="counters")
+        watch.start()
+        try:
+            begin = self._heat.go(time.monotonic() + READY)
+        finally:
+            over.set()
+            watch.join()
+        self._before = next(sent for at, sent in reversed(seen) if at <= begin)
+        return begin
 
     def _until_done(self, begin: float) -> tuple[str, str]:
         """Until the last receiver has everything: what went wrong, and what was done."""
