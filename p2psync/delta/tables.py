@@ -120,7 +120,10 @@ def _choose(
     frequencies: NDArray[np.int64],
     extra_frequencies: NDArray[np.int64],
 ) -> None:
-    """Count the symbols of changes, note them, and tell the levels that suit them, with the frequencies that follow."""
+    """Count the symbols of changes, note them, and tell the levels that suit them, with the frequencies that follow.
+
+    One call, since the interpreter finds nothing of its own in the caches here; see `ranking` on loops of other files.
+    """
     counts, extras = np.zeros(levels.shape, np.int64), np.zeros(extra_levels.shape, np.int64)
     symbols.count_symbols(sizes, items, shifts, signs, counts, extras)
     ans.choose_all(counts, levels)

@@ -115,11 +115,11 @@ class PlanKeeper:
 
     def measured(self, node: str, measures: Measures, now: float) -> None:
         """A member told what it measured."""
-        if changed_much(self._used.get(node), measures):
+        before = self._used.get(node)
+        fallen = fell(before, measures)
+        self._urgent |= fallen
+        if fallen or changed_much(before, measures):
             self._wanted_at = min(self._wanted_at, max(now + SETTLE, self._started + DRIFT_EVERY))
-        if fell(self._used.get(node), measures):
-            self._wanted_at = min(self._wanted_at, max(now + SETTLE, self._started + DRIFT_EVERY))
-            self._urgent = True
 
     def announced(self, payload: int) -> None:
         """The newest version is a payload of so many bytes for those who keep up."""

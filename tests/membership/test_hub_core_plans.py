@@ -217,7 +217,8 @@ def test_a_new_process_of_a_missing_node_is_planned_for_at_once() -> None:
     core, leases = planned_hub()
     core.broke_off(leases[1], 2)
     core.expire(3)
-    core.plan_made(Book(2), 3) if core.begin_plan(core.next_plan()) else None
+    assert core.begin_plan(core.next_plan()) is not None
+    core.plan_made(Book(2), 3)
     core.join(Join(info=node(2)), lease=fresh(), now=4)
     assert node(2).node in members_of(core.begin_plan(core.next_plan()))
 
