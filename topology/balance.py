@@ -10,6 +10,9 @@ from topology.network import Floats, Ints, Network
 
 #: A move must leave the fuller uplink with so much less (a share of it).
 _GAIN = 1e-6
+#: Relays that are not overfull are relieved, too, as long as they have less room than this, among so few nodes: what
+#: acknowledges, and what is sent again, has no place in a plan.
+ROOMY, _FEW = 0.85, 128
 #: What counts against a place, in hops: to be in another region, to relay nothing there yet, to be overfull (times the
 #: share of it). How many places are tried for a node.
 _ABROAD, _NEW, _FULL, _TRIED = 4.0, 0.5, 100.0, 6
@@ -55,16 +58,35 @@ class _Loads:
 
 
 def balance(network: Network, parents: Ints, shares: Floats, rate: float, demand: Floats, most_children: int) -> Ints:
-    """The same trees with nodes moved, as far as that brings the fullest uplink nearer to what it has at this rate."""
+    """The same trees with nodes moved, as far as that brings the fullest uplink nearer to what it has at this rate.
+
+    Once none is overfull, relays have children in their own region moved, until all have about as much room.
+    """
     loads = _loads(network, parents.copy(), shares, rate, demand)
-    fullness = loads.used / np.maximum(loads.free, 1e-12)
-    for _ in range(parents.size):
-        full = int(fullness.argmax())
-        if fullness[full] <= 1 or (moved := _relieve(loads, full, fullness, most_children)) is None:
-            break
-        for i in (full, moved):
-            fullness[i] = loads.used[i] / max(loads.free[i], 1e-12)
+    _until(loads, 1.0, most_children)
+    if network.size <= _FEW:
+        _until(loads, ROOMY, most_children)
     return loads.parents
+
+
+def _until(loads: _Loads, enough: float, most_children: int) -> None:
+    """Move children until no uplink is fuller than this; below 1 that of the trainer, who has the most to do, is left
+    alone, and so is whoever cannot be relieved."""
+    fullness = loads.used / np.maximum(loads.free, 1e-12)
+    if enough < 1:
+        if fullness.max() > 1 + _GAIN:
+            return
+        fullness[loads.network.trainer] = 0.0
+    for _ in range(loads.parents.size):
+        full = int(fullness.argmax())
+        if fullness[full] <= enough:
+            return
+        moved = _relieve(loads, full, fullness, most_children, abroad=enough >= 1)
+        if moved is None and enough >= 1:
+            return
+        fullness[full] = loads.used[full] / max(loads.free[full], 1e-12) if moved is not None else 0.0
+        if moved is not None:
+            fullness[moved] = loads.used[moved] / max(loads.free[moved], 1e-12)
 
 
 def depths(row: Ints) -> Ints:
@@ -76,13 +98,21 @@ def depths(row: Ints) -> Ints:
     return depth
 
 
-def _relieve(loads: _Loads, full: int, fullness: Floats, most_children: int) -> int | None:
-    """Move one child away from this node; returns where to, None if there is no better place for any."""
+def _relieve(loads: _Loads, full: int, fullness: Floats, most_children: int, *, abroad: bool) -> int | None:
+    """Move one child away from this node; returns where to, None if there is no better place for any.
+
+    abroad: to other regions, too, and from such.
+    """
+    region, deepest = loads.network.region, loads.depth.max()
     trees, children = np.nonzero(loads.parents == full)
     # Leaves first, and of them the deepest; then whoever has the fewest children.
     order = np.lexsort((-loads.depth[trees, children], loads.children[trees, children]))
     for tree, child in zip(trees[order].tolist(), children[order].tolist(), strict=True):
+        if not abroad and region[child] != region[full]:
+            continue
         for parent in _places(loads, tree, child, full, fullness[full] * (1 - _GAIN), most_children):
+            if not abroad and (region[parent] != region[full] or loads.depth[tree, parent] >= deepest):
+                continue
             if loads.network.connects(parent, child) and not loads.is_below(tree, parent, child):
                 loads.move(tree, child, parent)
                 return parent

@@ -23,7 +23,7 @@ from topology.capacities import by_node, by_region
 from topology.expand import expand
 from topology.network import Floats, Ints, Network
 from topology.packing import pack
-from topology.plan import Plan, demands, predicted_makespan, usage
+from topology.plan import Plan, demands, fullest_relay, predicted_makespan, usage
 from topology.repair import repair, with_members, without_crowds
 from topology.shallow import shallow_packing
 from topology.stars import stars
@@ -41,8 +41,10 @@ FULL_RATE = 0.97
 #: How much later than by the best of them a payload may be everywhere for fewer flows between regions; among so few
 #: nodes, since where there are many it is the uplinks that count.
 SOON, _FEW = 1.03, 32
-#: An old plan is kept while it has this share of the new one's rate.
-KEPT_ABOVE = 0.9
+#: An old plan is kept while it has this share of the new one's rate. Where only uplinks count, in one region, it is also
+#: left once a relay is fuller than `ROOMY` and the fullest of the new plan clearly is not: acknowledgements, and what is
+#: sent again, have no place in a plan.
+KEPT_ABOVE, ROOMY = 0.95, 0.96
 
 
 def make_plan(
@@ -108,8 +110,8 @@ def replan(
     """A plan for a network that changed: the old trees as they are as long as they are about as good as new ones.
 
     Nodes that left are taken out, and what hung below them hangs elsewhere; nodes that joined are added as leaves. If
-    that reaches `kept_above` of the new plan's rate, or has a small payload everywhere as much later at most, it is the
-    plan; with its old revision if nothing in it changed.
+    that reaches `kept_above` of the new plan's rate, or has a small payload everywhere as much later at most, and crowds
+    no relay where that need not be, it is the plan; with its old revision if nothing in it changed.
     """
     new = make_plan(network, most_children=most_children, revision=old.revision + 1, payload=payload)
     patched = _patched(old, network, new, most_children)
@@ -119,10 +121,15 @@ def replan(
         worse = kept_above * _time(patched, network, payload) > _time(new, network, payload)
     else:
         worse = patched.lowest_rate < kept_above * new.lowest_rate
-    if worse:
+    if worse or (len(network.regions) == 1 and _is_crowded(patched, new, network, kept_above)):
         return new
     same = patched.names == old.names and np.array_equal(patched.parents, old.parents)
     return replace(patched, revision=old.revision if same else old.revision + 1)
+
+
+def _is_crowded(patched: Plan, new: Plan, network: Network, kept_above: float) -> bool:
+    fullest = fullest_relay(patched, network)
+    return fullest > ROOMY and kept_above * fullest > fullest_relay(new, network)
 
 
 def changed_places(old: Plan, new: Plan) -> float:

@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from p2psync.membership.measures import changed_much
+from p2psync.membership.measures import changed_much, fell
 from p2psync.membership.records import RENEWALS_PER_TTL, Join, Lease, Measures, NodeInfo, Renew, View
 
 #: Pauses after failures grow from the first to the last of these (seconds), with jitter so that nodes do not all
@@ -21,6 +21,8 @@ FIRST_PAUSE = 0.2
 LAST_PAUSE = 5.0
 #: Measures that changed much are told without waiting for the next renewal, but not more often than this (seconds).
 MEASURES_EVERY = 1.0
+#: The same of measures that show that a way brings next to nothing any more, which others wait for.
+FALLS_EVERY = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class MembershipClient:
         self._version: int | None = None
         self._digest = ""
         self._measures: Measures | None = None
-        self._measures_urgent = False
+        self._measures_urgent = self._fell = False
         self._measures_told_at = -MEASURES_EVERY
         self._telling = _Said()
         self._told = _Said()
@@ -222,7 +224,8 @@ class MembershipClient:
     def _renewal_due(self) -> float:
         if not self._measures_urgent:
             return self._renew_at
-        return min(self._renew_at, self._measures_told_at + MEASURES_EVERY)
+        every = FALLS_EVERY if self._fell else MEASURES_EVERY
+        return min(self._renew_at, self._measures_told_at + every)
 
     def _renewal(self, lease: str, now: float) -> Renew:
         measures = self._measures if self._measures != self._told.measures else None
@@ -237,7 +240,9 @@ class MembershipClient:
         )
 
     def _weigh_measures(self) -> None:
-        self._measures_urgent = self._measures is not None and changed_much(self._told.measures, self._measures)
+        told, known = self._told.measures, self._measures
+        self._fell = known is not None and fell(told, known)
+        self._measures_urgent = self._fell or (known is not None and changed_much(told, known))
 
     def _granted(self, lease: Lease, now: float) -> None:
         self._lease_call = False

@@ -118,7 +118,9 @@ class PlanKeeper:
         before = self._used.get(node)
         fallen = fell(before, measures)
         self._urgent |= fallen
-        if fallen or changed_much(before, measures):
+        if fallen:
+            self._wanted_at = min(self._wanted_at, now + SETTLE)
+        elif changed_much(before, measures):
             self._wanted_at = min(self._wanted_at, max(now + SETTLE, self._started + DRIFT_EVERY))
 
     def announced(self, payload: int) -> None:

@@ -184,6 +184,8 @@ class Measuring:
         if now - self._tended_at >= TEND_EVERY:
             self._tended_at = now
             self._tend()
+        elif self.gauges.fell:
+            self._tell()
 
     def _meet(self, name: str) -> None:
         """Tell the prober of a peer, once its first connection is there to show whether it is on this machine."""
@@ -230,6 +232,9 @@ class Measuring:
             self._tend_streams(name)
             if self._peers.dialled(name):
                 self.gauges.failed(name, False)
+        self._tell()
+
+    def _tell(self) -> None:
         measures = self.gauges.measures()
         if measures is not self._measures:
             self._measures = measures

@@ -7,7 +7,7 @@ peer's rate is the sum over its connections, the node's the sum over all.
 
 A rate counts once it has lasted for some round trips, so that what a filled hole in the sequence releases at once is no
 rate. The best one is kept for a minute in which the path was pressed, however long it
-takes until such a minute has gone by. A path that for two pressed seconds gives less than three tenths of its best has
+takes until such a minute has gone by. A path that for a pressed second gives less than three tenths of its best has
 changed, unless the uplink was what all its users shared; if all pressed paths fell so, it is the uplink that changed.
 Links are shared with the paths of other nodes, too. So where a plan says what to expect of a path, it has changed only
 if it gives less than three tenths of that, and then by as much as it falls short; what no plan asks of it tells nothing
@@ -33,7 +33,7 @@ NEAR, LASTING_NEAR = 0.005, 0.2
 _SLACK = 0.02
 #: Seconds under pressure for which a best rate is kept, in so many parts; after which a path is known to have changed.
 MEMORY, PARTS = 60.0, 10
-SETTLE = 2.0
+SETTLE = 1.0
 #: A path that gives less than this part of its best has changed, and is not only shared for a while.
 CHANGED = 0.3
 #: One that fell and gives so many times what was left has changed again.
@@ -252,6 +252,8 @@ class Gauges:
         self.expected: Mapping[str, float] | None = None
         self.up = Best()
         self.down = Best()
+        #: Whether a path has fallen since `measures` was asked.
+        self.fell = False
         #: Bytes that were delivered and received in all intervals so far.
         self.delivered = 0
         self.received = 0
@@ -304,6 +306,7 @@ class Gauges:
 
     def measures(self) -> Measures:
         """What the hub is to know, to two digits. The same object as last time as long as nothing has really moved."""
+        self.fell = False
         paths = [
             Path(
                 peer,
@@ -394,6 +397,7 @@ class Gauges:
         for peer, rate in fallen.items():
             if rate is not None:
                 self.paths[peer].fall(rate)
+                self.fell = True
 
     def _take_loss(self, gauge: Gauge, flow: _Flow, now: float) -> None:
         since = gauge.pressed_since
