@@ -41,9 +41,9 @@ FULL_RATE = 0.97
 #: How much later than by the best of them a payload may be everywhere for fewer flows between regions; among so few
 #: nodes, since where there are many it is the uplinks that count.
 SOON, _FEW = 1.03, 32
-#: An old plan is kept while it has this share of the new one's rate. Where only uplinks count, in one region, it is also
-#: left once a relay is fuller than `ROOMY` and the fullest of the new plan clearly is not: acknowledgements, and what is
-#: sent again, have no place in a plan.
+#: An old plan is kept while it has this share of the new one's rate. In one region, where uplinks alone count, it is
+#: also left once a relay is fuller than `ROOMY` and the fullest of the new plan clearly is not: acknowledgements, and
+#: what is sent again, have no place in a plan.
 KEPT_ABOVE, ROOMY = 0.95, 0.96
 
 
@@ -110,8 +110,8 @@ def replan(
     """A plan for a network that changed: the old trees as they are as long as they are about as good as new ones.
 
     Nodes that left are taken out, and what hung below them hangs elsewhere; nodes that joined are added as leaves. If
-    that reaches `kept_above` of the new plan's rate, or has a small payload everywhere as much later at most, and crowds
-    no relay where that need not be, it is the plan; with its old revision if nothing in it changed.
+    that reaches `kept_above` of the new plan's rate, or has a small payload everywhere as much later at most, and no
+    relay is crowded that need not be, it is the plan; with its old revision if nothing in it changed.
     """
     new = make_plan(network, most_children=most_children, revision=old.revision + 1, payload=payload)
     patched = _patched(old, network, new, most_children)

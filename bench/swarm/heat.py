@@ -106,6 +106,10 @@ class Heat(ABC):
     def result(self, host: str) -> Path:
         """The file that a receiver has got."""
 
+    def planned(self) -> list[float]:
+        """When another plan came into use, while the payload was carried."""
+        return []
+
     def more(self, end: float) -> dict[str, float]:
         """Seconds until `end` from other moments that are worth telling."""
         return {}

@@ -41,6 +41,7 @@ class Ours(Heat):
         #: By version: who has it, and since when.
         self._at: dict[int, dict[str, float]] = {}
         self._peers: dict[str, int] = {}
+        self._planned: list[float] = []
         if cold:
             self._publish_before()
         self.began = time.monotonic()
@@ -71,7 +72,12 @@ class Ours(Heat):
 
     def finished(self) -> dict[str, float]:
         """See `Heat`."""
+        self._listen_for_plans()
         return self._holders(self._told.version) if self._told is not None else {}
+
+    def planned(self) -> list[float]:
+        """See `Heat`."""
+        return self._planned
 
     def trouble(self) -> str:
         """See `Heat`."""
@@ -201,6 +207,12 @@ class Ours(Heat):
                     self._peers[host] = said["peers"]
                 elif said.get("version") is not None:
                     self._at.setdefault(said["version"], {})[host] = said["at"]
+
+    def _listen_for_plans(self) -> None:
+        """Hear what the trainer has said meanwhile."""
+        while (said := self._trainer.next(0.0)) is not None:
+            if "plan" in said:
+                self._planned.append(said["at"])
 
     def _pause(self, deadline: float, what: str) -> None:
         if time.monotonic() > deadline:

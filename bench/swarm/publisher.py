@@ -32,7 +32,7 @@ from trainer.versions import Made
 #: Units of one tensor.
 _TENSOR = 1 << 22
 #: How often the node is asked which plan it follows (seconds).
-_GLANCE = 0.25
+_GLANCE = 0.1
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -150,7 +150,7 @@ class Publisher:
             plan = self._node.runner.core.plan
             if plan is not None and plan.revision != told:
                 told = plan.revision
-                say({"plan": told})
+                say({"plan": told, "at": time.monotonic()})
             await asyncio.sleep(_GLANCE)
 
     async def _base(self, nbytes: int) -> None:

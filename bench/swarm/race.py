@@ -170,6 +170,7 @@ class _Timing:
         self._samples: list[Sample] = []
         self._before: dict[str, int] = {}
         self._over_limit = False
+        self._struck_at = 0.0
 
     def run(self) -> Run:
         """Whatever goes wrong is told in the figures."""
@@ -236,6 +237,7 @@ class _Timing:
 
     def _strike(self, fault: Fault) -> str:
         topology, sent = self._heat.track.topology, self._since()
+        self._struck_at = time.monotonic()
         if fault.name == faults.CUT:
             faults.cut_link(topology, self._network, sent)
             return fault.name
@@ -269,9 +271,15 @@ class _Timing:
             cpu_seconds=cpu,
             unsound=unsound,
             over_limit=self._over_limit,
+            replanned=self._replanned(),
             trouble=trouble or (f"other bytes on {', '.join(unsound)}" if unsound else ""),
             progress=self._samples,
         )
+
+    def _replanned(self) -> float | None:
+        if not self._struck_at:
+            return None
+        return next((at - self._struck_at for at in self._heat.planned() if at > self._struck_at), None)
 
     def _sent(self) -> dict[str, int]:
         return {name: counter.bytes for name, counter in self._network.counters().links.items()}

@@ -26,7 +26,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     finished: of each receiver that came to an end, in seconds. more_seconds: the same as `seconds` from other moments,
     such as the call to publish. trainer_copies: bytes that left the trainer, headers included, by the payload.
     region_copies: the same for what came over links into each other region. cpu_seconds: of all processes of the run,
-    meanwhile. unsound: receivers whose bytes are not the published ones. over_limit: it was given up for time.
+    meanwhile. replanned: seconds from the fault until the trainer followed another plan; None: it did not. unsound:
+    receivers whose bytes are not the published ones. over_limit: it was given up for time.
     """
 
     contender: str
@@ -44,6 +45,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     unsound: list[str] = []
     trouble: str = ""
     over_limit: bool = False
+    replanned: float | None = None
     progress: list[Sample] = []
 
     @property
@@ -94,6 +96,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     trainer_copies: float
     region_copies: float | None
     cpu_seconds: float
+    replanned: float | None = None
 
 
 def lines(runs: Sequence[Run]) -> list[Line]:
@@ -120,6 +123,7 @@ def _line(contender: str, cold: bool, fault: str, runs: Sequence[Run]) -> Line:
         trainer_copies=median(run.trainer_copies for run in runs),
         region_copies=median(copies) if copies else None,
         cpu_seconds=median(run.cpu_seconds for run in runs),
+        replanned=_median(runs, lambda run: run.replanned),
     )
 
 

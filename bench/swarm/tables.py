@@ -29,7 +29,7 @@ def print_swarm_report(report: SwarmReport, console: Console | None = None) -> N
     for start, seconds in longer_times(report).items():
         console.print(f"{OURS}, from when: {start}: {seconds:.2f} s", style="dim")
     for fault, ratio in fault_ratios(found).items():
-        console.print(f"{OURS}, {fault}: {ratio:.2f} times the run without")
+        console.print(f"{OURS}, {fault}: {ratio:.2f} times the run without{_replanned(found, fault)}")
     for text in [*report.skipped, *(_trouble(report))]:
         console.print(text, style="dim")
     console.print(
@@ -52,6 +52,11 @@ def fault_ratios(found: list[Line]) -> dict[str, float]:
     if not plain:
         return {}
     return {line.fault: line.seconds / plain for line in found if line.fault and line.seconds}
+
+
+def _replanned(found: list[Line], fault: str) -> str:
+    after = next((line.replanned for line in found if (line.contender, line.fault) == (OURS, fault)), None)
+    return "" if after is None else f", planned anew {after:.1f} s after it"
 
 
 def _trouble(report: SwarmReport) -> list[str]:

@@ -209,10 +209,20 @@ class Gauge:
     failed: bool = False
     fallen: float = 0.0
     fell_to: float = 0.0
+    _planned: float = 0.0
+    _left: float = 1.0
+
+    def fallen_to(self, planned: float) -> float | None:
+        """What is left of the rate sent if it has changed, else None. planned: what is expected of it (bytes a second),
+        which is still that of before a fall until a plan says something else."""
+        if planned != self._planned:
+            self._planned, self._left = planned, 1.0
+        return self.sent.fallen_to(planned * self._left)
 
     def fall(self, rate: float) -> None:
         """The way changed: it gives so much now."""
-        self.fallen = (self.fallen or 1.0) * rate / self.sent.value
+        left = rate / self.sent.value
+        self.fallen, self._left = (self.fallen or 1.0) * left, self._left * left
         self.fell_to = rate
         self.sent.drop_to(rate)
 
@@ -385,7 +395,7 @@ class Gauges:
     def _notice_changes(self, pressed: Iterable[str]) -> None:
         expected = self.expected
         fallen = {
-            peer: self.paths[peer].sent.fallen_to(float("inf") if expected is None else expected.get(peer, 0.0))
+            peer: self.paths[peer].fallen_to(float("inf") if expected is None else expected.get(peer, 0.0))
             for peer in pressed
         }
         whole = self.up.fallen_to(float("inf") if expected is None else sum(expected.values()))

@@ -186,6 +186,14 @@ def test_measures_that_changed_much_make_a_plan_but_at_most_one_a_second() -> No
     assert made.keeper.due == pytest.approx(began + 5.0 + SETTLE)
 
 
+def test_a_way_that_fell_is_planned_for_at_once() -> None:
+    made = Keeper()
+    made.change(0.0)
+    began = made.make(0.0)
+    made.measure(1, Measures(paths=[Path(node(2).node, sent=4.0, fallen=0.1)]), began + 0.1)
+    assert made.keeper.due == began + 0.1 + SETTLE
+
+
 def test_small_steps_add_up() -> None:
     made = Keeper()
     made.measure(1, Measures(up=50.0), 0.0)

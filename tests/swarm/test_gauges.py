@@ -144,6 +144,32 @@ def test_a_path_cut_to_a_tenth_shows_within_three_seconds() -> None:
     assert mbit(feed.gauges.paths["a"].sent) == pytest.approx(50)
 
 
+def test_a_path_that_gives_a_tenth_is_found_out_in_a_second_and_a_half_and_not_a_second_time() -> None:
+    feed = Feed()
+    feed.gauges.expected = {"a": 40 * MBIT}
+    feed.run(5, {"a": 40})
+    feed.gauges.measures()
+    feed.run(1.5, {"a": 4})
+    assert feed.gauges.fell
+    assert feed.gauges.measures().paths[0].fallen == pytest.approx(0.1, rel=0.3)
+    assert not feed.gauges.fell, "until it is asked for"
+    feed.run(5, {"a": 4})
+    assert not feed.gauges.fell, "the plan still expects what was before"
+    feed.gauges.expected = {"a": 4 * MBIT}
+    feed.run(5, {"a": 4})
+    feed.run(1.5, {"a": 0.4})
+    assert feed.gauges.fell
+
+
+def test_a_pause_of_a_second_is_no_fall() -> None:
+    feed = Feed()
+    feed.gauges.expected = {"a": 40 * MBIT}
+    for _ in range(5):
+        feed.run(3, {"a": 40})
+        feed.run(1, {"a": 0})
+    assert not feed.gauges.fell
+
+
 def test_an_uplink_cut_to_a_tenth_is_not_blamed_on_the_paths() -> None:
     feed = Feed()
     feed.run(10, {"a": 50, "b": 20})

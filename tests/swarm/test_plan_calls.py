@@ -10,6 +10,7 @@ from swarm_parts import view_of
 
 from p2psync.errors import FormatError
 from p2psync.membership.client import (
+    FALLS_EVERY,
     FIRST_PAUSE,
     LAST_PAUSE,
     MEASURES_EVERY,
@@ -19,7 +20,7 @@ from p2psync.membership.client import (
     CallView,
     MembershipClient,
 )
-from p2psync.membership.records import Lease, Measures, NodeInfo, Renew, View
+from p2psync.membership.records import Lease, Measures, NodeInfo, Path, Renew, View
 from p2psync.protocol.plan import NodePlan, Place, outside
 from p2psync.swarm.node import Dial, NodeConfig, NodeCore
 
@@ -80,6 +81,18 @@ def test_a_great_change_is_told_at_once_but_not_all_the_time() -> None:
     assert renewal(made, MEASURES_EVERY / 2) is None
     told = renewal(made, MEASURES_EVERY)
     assert told is not None and told.measures == Measures(up=5.0)
+
+
+def test_a_way_that_fell_is_told_almost_at_once_and_once() -> None:
+    made = member()
+    made.measures = Measures(up=50.0, paths=[Path("p", sent=40.0)])
+    assert renewal(made, 0.0) is not None
+    made.measures = Measures(up=50.0, paths=[Path("p", sent=4.0, fallen=0.1)])
+    assert made.next_wake() == FALLS_EVERY
+    told = renewal(made, FALLS_EVERY)
+    assert told is not None and told.measures is not None and told.measures.paths[0].fallen == 0.1
+    made.measures = Measures(up=50.0, paths=[Path("p", sent=30.0, fallen=0.1)])
+    assert made.next_wake() == FALLS_EVERY + MEASURES_EVERY, "it was told"
 
 
 def test_what_was_not_confirmed_is_told_again() -> None:

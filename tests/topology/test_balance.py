@@ -42,6 +42,20 @@ def test_a_relay_moves_with_all_below_it_and_never_below_itself() -> None:
     assert depths(balanced[0])[1:].min() > 0
 
 
+def test_relays_have_about_as_much_room_where_there_is_some_and_the_way_is_no_longer() -> None:
+    network = region_of(6)
+    # 1 and 2 relay everything, which is what they have; 3, 4 and 5 nothing.
+    parents = np.array([[-1, 0, 1, 1, 1, 1], [-1, 2, 0, 2, 2, 2]])
+    shares, relays = np.array([0.5, 0.5]), np.arange(6) != network.trainer
+    fine = np.repeat(parents, 24, axis=0)
+    balanced = balance(network, fine, np.full(48, 1 / 48), 50.0, np.ones(6), 16)
+    used = usage(network, balanced, np.ones(6)).per_tree.mean(axis=1)
+    assert fullness(network, parents, 50.0) == pytest.approx(1)
+    assert used[relays].max() * 50.0 <= 0.85 * 100
+    assert max(depths(row).max() for row in balanced) == 2
+    assert np.array_equal(balance(network, parents, shares, 40.0, np.ones(6), 16), parents), "there is room enough"
+
+
 def test_what_is_not_overfull_is_left_as_it_is() -> None:
     network = from_topology(large(200, 5))
     rate = float(network.up.min()) / 2
