@@ -18,7 +18,7 @@ from topology.draw import draw_topology
 from topology.model import Host, Link, Region, Topology
 from topology.model import load as read
 from topology.network import Network, from_topology
-from topology.plan import Plan, link_loads, predicted_makespan
+from topology.plan import Plan, fullest_relay, link_loads, predicted_makespan
 from topology.planner import MOST_CHILDREN, changed_places, make_plan, replan
 
 #: The same networks for all properties: each is planned for once.
@@ -284,6 +284,18 @@ def test_one_node_joining_hangs_on_as_a_leaf() -> None:
     again = replan(plan, network)
     assert changed_places(plan, again) == 0
     assert not again.children[:, again.names.index("a-17")].any()
+
+
+def test_relays_that_turn_out_to_have_more_take_their_part_from_full_ones() -> None:
+    network = example("lan-12")
+    believed = network.up.copy()
+    believed[[3, 7]] = 55
+    plan = make_plan(replace(network, up=believed))
+    assert plan.lowest_rate == pytest.approx(100)
+    again = replan(plan, network)
+    assert fullest_relay(again, network) < 0.93
+    assert again.lowest_rate == pytest.approx(100)
+    assert replan(again, network).revision == again.revision
 
 
 def test_a_link_cut_to_a_tenth_is_planned_around() -> None:
