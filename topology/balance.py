@@ -13,6 +13,8 @@ _GAIN = 1e-6
 #: Relays that are not overfull are relieved, too, as long as they have less room than this, among so few nodes: what
 #: acknowledges, and what is sent again, has no place in a plan.
 ROOMY, _FEW = 0.85, 128
+#: Hops that it may take for that in any case; else no more than it did before.
+_SHALLOW = 3
 #: What counts against a place, in hops: to be in another region, to relay nothing there yet, to be overfull (times the
 #: share of it). How many places are tried for a node.
 _ABROAD, _NEW, _FULL, _TRIED = 4.0, 0.5, 100.0, 6
@@ -103,7 +105,7 @@ def _relieve(loads: _Loads, full: int, fullness: Floats, most_children: int, *, 
 
     abroad: to other regions, too, and from such.
     """
-    region, deepest = loads.network.region, loads.depth.max()
+    region, deepest = loads.network.region, max(_SHALLOW, int(loads.depth.max()))
     trees, children = np.nonzero(loads.parents == full)
     # Leaves first, and of them the deepest; then whoever has the fewest children.
     order = np.lexsort((-loads.depth[trees, children], loads.children[trees, children]))
@@ -111,7 +113,11 @@ def _relieve(loads: _Loads, full: int, fullness: Floats, most_children: int, *, 
         if not abroad and region[child] != region[full]:
             continue
         for parent in _places(loads, tree, child, full, fullness[full] * (1 - _GAIN), most_children):
-            if not abroad and (region[parent] != region[full] or loads.depth[tree, parent] >= deepest):
+            if not abroad and (
+                region[parent] != region[full]
+                or parent == loads.network.trainer
+                or loads.depth[tree, parent] >= deepest
+            ):
                 continue
             if loads.network.connects(parent, child) and not loads.is_below(tree, parent, child):
                 loads.move(tree, child, parent)

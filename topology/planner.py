@@ -42,8 +42,8 @@ FULL_RATE = 0.97
 #: nodes, since where there are many it is the uplinks that count.
 SOON, _FEW = 1.03, 32
 #: An old plan is kept while it has this share of the new one's rate. In one region, where uplinks alone count, it is
-#: also left once a relay is fuller than `ROOMY` and the fullest of the new plan clearly is not: acknowledgements, and
-#: what is sent again, have no place in a plan.
+#: also left once a relay is fuller than `ROOMY` and the fullest of the new plan clearly is not (see
+#: `topology.balance`): acknowledgements, and what is sent again, have no place in a plan.
 KEPT_ABOVE, ROOMY = 0.95, 0.96
 
 
@@ -121,13 +121,15 @@ def replan(
         worse = kept_above * _time(patched, network, payload) > _time(new, network, payload)
     else:
         worse = patched.lowest_rate < kept_above * new.lowest_rate
-    if worse or (len(network.regions) == 1 and _is_crowded(patched, new, network, kept_above)):
+    if worse or _is_crowded(patched, new, network, kept_above):
         return new
     same = patched.names == old.names and np.array_equal(patched.parents, old.parents)
     return replace(patched, revision=old.revision if same else old.revision + 1)
 
 
 def _is_crowded(patched: Plan, new: Plan, network: Network, kept_above: float) -> bool:
+    if len(network.regions) > 1 or network.size > _BY_NODES:
+        return False
     fullest = fullest_relay(patched, network)
     return fullest > ROOMY and kept_above * fullest > fullest_relay(new, network)
 

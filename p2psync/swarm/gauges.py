@@ -229,7 +229,7 @@ class Gauge:
     def rise(self) -> None:
         """Once it gives a good deal more, it has changed again."""
         if self.fallen and self.sent.value >= RISEN * self.fell_to:
-            self.fallen = 0.0
+            self.fallen, self._left = 0.0, 1.0
 
     @property
     def loss(self) -> float:

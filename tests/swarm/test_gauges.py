@@ -159,6 +159,10 @@ def test_a_path_that_gives_a_tenth_is_found_out_in_a_second_and_a_half_and_not_a
     feed.run(5, {"a": 4})
     feed.run(1.5, {"a": 0.4})
     assert feed.gauges.fell
+    feed.run(3, {"a": 4})
+    feed.gauges.measures()
+    feed.run(1.5, {"a": 0.4})
+    assert feed.gauges.fell, "it had risen again meanwhile"
 
 
 def test_a_pause_of_a_second_is_no_fall() -> None:

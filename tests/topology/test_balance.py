@@ -7,7 +7,7 @@ import pytest
 from drawn_networks import large
 
 from topology.balance import balance, depths
-from topology.model import Region, Topology
+from topology.model import Host, Region, Topology
 from topology.network import Ints, Network, from_topology
 from topology.plan import usage
 
@@ -42,7 +42,7 @@ def test_a_relay_moves_with_all_below_it_and_never_below_itself() -> None:
     assert depths(balanced[0])[1:].min() > 0
 
 
-def test_relays_have_about_as_much_room_where_there_is_some_and_the_way_is_no_longer() -> None:
+def test_relays_have_about_as_much_room_where_there_is_some_within_three_hops() -> None:
     network = region_of(6)
     # 1 and 2 relay everything, which is what they have; 3, 4 and 5 nothing.
     parents = np.array([[-1, 0, 1, 1, 1, 1], [-1, 2, 0, 2, 2, 2]])
@@ -52,8 +52,16 @@ def test_relays_have_about_as_much_room_where_there_is_some_and_the_way_is_no_lo
     used = usage(network, balanced, np.ones(6)).per_tree.mean(axis=1)
     assert fullness(network, parents, 50.0) == pytest.approx(1)
     assert used[relays].max() * 50.0 <= 0.85 * 100
-    assert max(depths(row).max() for row in balanced) == 2
+    assert max(depths(row).max() for row in balanced) == 3
     assert np.array_equal(balance(network, parents, shares, 40.0, np.ones(6), 16), parents), "there is room enough"
+
+
+def test_a_trainer_with_room_is_not_asked_for_more_copies() -> None:
+    network = from_topology(Topology("a-0", {"a": Region(4, 100)}, host={"a-0": Host(1000)}))
+    parents = np.array([[-1, 0, 1, 1], [-1, 2, 0, 2], [-1, 3, 3, 0]])
+    shares = np.array([0.5, 0.3, 0.2])
+    balanced = balance(network, parents, shares, 95.0, np.ones(4), 16)
+    assert all((row == 0).sum() == 1 for row in balanced)
 
 
 def test_what_is_not_overfull_is_left_as_it_is() -> None:
