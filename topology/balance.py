@@ -84,11 +84,13 @@ def _until(loads: _Loads, enough: float, most_children: int) -> None:
         if fullness[full] <= enough:
             return
         moved = _relieve(loads, full, fullness, most_children, abroad=enough >= 1)
-        if moved is None and enough >= 1:
-            return
-        fullness[full] = loads.used[full] / max(loads.free[full], 1e-12) if moved is not None else 0.0
-        if moved is not None:
-            fullness[moved] = loads.used[moved] / max(loads.free[moved], 1e-12)
+        if moved is None:
+            if enough >= 1:
+                return
+            fullness[full] = 0.0
+            continue
+        for i in (full, moved):
+            fullness[i] = loads.used[i] / max(loads.free[i], 1e-12)
 
 
 def depths(row: Ints) -> Ints:
@@ -103,14 +105,14 @@ def depths(row: Ints) -> Ints:
 def _relieve(loads: _Loads, full: int, fullness: Floats, most_children: int, *, abroad: bool) -> int | None:
     """Move one child away from this node; returns where to, None if there is no better place for any.
 
-    abroad: to other regions, too, and from such.
+    abroad: to other regions, too, and from such; else only leaves move, for what is below a node would be farther away.
     """
     region, deepest = loads.network.region, max(_SHALLOW, int(loads.depth.max()))
     trees, children = np.nonzero(loads.parents == full)
     # Leaves first, and of them the deepest; then whoever has the fewest children.
     order = np.lexsort((-loads.depth[trees, children], loads.children[trees, children]))
     for tree, child in zip(trees[order].tolist(), children[order].tolist(), strict=True):
-        if not abroad and region[child] != region[full]:
+        if not abroad and (region[child] != region[full] or loads.children[tree, child]):
             continue
         for parent in _places(loads, tree, child, full, fullness[full] * (1 - _GAIN), most_children):
             if not abroad and (

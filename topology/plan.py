@@ -206,11 +206,9 @@ def link_loads(plan: Plan, network: Network) -> list[LinkLoad]:
 
 def fullest_relay(plan: Plan, network: Network) -> float:
     """What the fullest uplink but the trainer's carries, as a share of what it has."""
-    network = network.only(_in_plan(plan, network))
-    used = usage(network, plan.parents, demands(network, plan.slow, plan.rate))
-    load = (used.per_tree @ plan.shares)[: network.size] * plan.rate
-    load[plan.trainer] = 0.0
-    return float((load / np.maximum(network.up, 1e-9)).max(initial=0.0))
+    trainer = plan.names[plan.trainer]
+    relays = [load for load in link_loads(plan, network) if load.kind == "up" and load.load and load.name != trainer]
+    return max((load.share for load in relays), default=0.0)
 
 
 def predicted_makespan(plan: Plan, network: Network, payload_bytes: int, chunk_bytes: int = CHUNK) -> float:

@@ -42,9 +42,9 @@ FULL_RATE = 0.97
 #: nodes, since where there are many it is the uplinks that count.
 SOON, _FEW = 1.03, 32
 #: An old plan is kept while it has this share of the new one's rate. In one region, where uplinks alone count, it is
-#: also left once a relay is fuller than `ROOMY` and the fullest of the new plan clearly is not (see
+#: also left once a relay is fuller than `CROWDED` and the fullest of the new plan clearly is not (see
 #: `topology.balance`): acknowledgements, and what is sent again, have no place in a plan.
-KEPT_ABOVE, ROOMY = 0.95, 0.96
+KEPT_ABOVE, CROWDED = 0.95, 0.96
 
 
 def make_plan(
@@ -131,7 +131,7 @@ def _is_crowded(patched: Plan, new: Plan, network: Network, kept_above: float) -
     if len(network.regions) > 1 or network.size > _BY_NODES:
         return False
     fullest = fullest_relay(patched, network)
-    return fullest > ROOMY and kept_above * fullest > fullest_relay(new, network)
+    return fullest > CROWDED and kept_above * fullest > fullest_relay(new, network)
 
 
 def changed_places(old: Plan, new: Plan) -> float:

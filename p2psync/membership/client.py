@@ -23,6 +23,7 @@ LAST_PAUSE = 5.0
 MEASURES_EVERY = 1.0
 #: The same of measures that show that a way brings next to nothing any more, which others wait for.
 FALLS_EVERY = 0.2
+_NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class MembershipClient:
         self._version: int | None = None
         self._digest = ""
         self._measures: Measures | None = None
-        self._measures_urgent = self._fell = False
+        self._tell_after = _NEVER
         self._measures_told_at = -MEASURES_EVERY
         self._telling = _Said()
         self._told = _Said()
@@ -222,10 +223,7 @@ class MembershipClient:
         self._plan_pause = min(LAST_PAUSE, self._plan_pause * 2)
 
     def _renewal_due(self) -> float:
-        if not self._measures_urgent:
-            return self._renew_at
-        every = FALLS_EVERY if self._fell else MEASURES_EVERY
-        return min(self._renew_at, self._measures_told_at + every)
+        return min(self._renew_at, self._measures_told_at + self._tell_after)
 
     def _renewal(self, lease: str, now: float) -> Renew:
         measures = self._measures if self._measures != self._told.measures else None
@@ -241,8 +239,11 @@ class MembershipClient:
 
     def _weigh_measures(self) -> None:
         told, known = self._told.measures, self._measures
-        self._fell = known is not None and fell(told, known)
-        self._measures_urgent = self._fell or (known is not None and changed_much(told, known))
+        self._tell_after = _NEVER
+        if known is not None and fell(told, known):
+            self._tell_after = FALLS_EVERY
+        elif known is not None and changed_much(told, known):
+            self._tell_after = MEASURES_EVERY
 
     def _granted(self, lease: Lease, now: float) -> None:
         self._lease_call = False
