@@ -58,17 +58,19 @@ class Measuring:
         streams: int,
         congestion: str,
         on_measures: Callable[[Measures], None] = lambda measures: None,
+        on_connections: Callable[[str, int], None] = lambda peer, count: None,
         others_fetch: Callable[[], bool] = lambda: False,
     ) -> None:
         """streams: connections to each peer, 0: as measurements say. congestion: their algorithm, "" for the kernel's.
 
-        on_measures: told when something has really moved. others_fetch: whether peers still get what is here, over
-        links that probes would take from them.
+        on_measures: told when something has really moved. on_connections: how many a peer has, now and then.
+        others_fetch: whether peers still get what is here, over links that probes would take from them.
         """
         self._node, self._region = info.node, info.region
         self._peers = peers
         self._config = config
         self._on_measures = on_measures
+        self._on_connections = on_connections
         self._others_fetch = others_fetch
         self.gauges = Gauges()
         self._prober = Prober(info.node, info.region, config.probing, self.gauges, rng)
@@ -86,6 +88,8 @@ class Measuring:
         #: Bytes of junk so far.
         self.junk_received = 0
         self._measures = Measures()
+        #: Bytes a second that the plan has this node send to each child; None: no plan.
+        self._planned: dict[str, float] | None = None
         self._ticked_at = self._tended_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -119,7 +123,10 @@ class Measuring:
 
     def planned(self, plan: NodePlan) -> None:
         """This is the plan now."""
-        self.gauges.expected = {name: rate / MBIT for name, rate in plan.rates_to().items()}
+        self._planned = {name: rate / MBIT for name, rate in plan.rates_to().items()}
+        for name in self._up.intersection(self._planned):
+            self._tend_streams(name)
+        self._expect()
         self._paces.planned(plan)
         from_parents = {name: rate / MBIT for name, rate in plan.rates_from().items()}
         self._prober.planned(from_parents, self._loop.time())
@@ -149,6 +156,8 @@ class Measuring:
         """Whether a message was about measuring."""
         if isinstance(message, WantStreams):
             self._wished[name] = message.count
+            if name in self._up:
+                self._tend_streams(name)
             return True
         if not isinstance(message, Probe | Junk | ProbeEnd | ProbeOffer):
             return False
@@ -232,6 +241,7 @@ class Measuring:
             self._tend_streams(name)
             if self._peers.dialled(name):
                 self.gauges.failed(name, False)
+        self._expect()
         self._tell()
 
     def _tell(self) -> None:
@@ -240,14 +250,25 @@ class Measuring:
             self._measures = measures
             self._on_measures(measures)
 
+    def _expect(self) -> None:
+        """A way on which connections are still lacking gives as much less than the plan has for it."""
+        if self._planned is not None:
+            self.gauges.expected = {name: rate * self._share_open(name) for name, rate in self._planned.items()}
+
+    def _share_open(self, name: str) -> float:
+        return min(1.0, len(self._peers.streams(name)) / self._policy.wanted(name)) if self._adapt else 1.0
+
     def _tend_streams(self, name: str) -> None:
         count = len(self._peers.streams(name))
+        self._on_connections(name, count)
         before = self._counts.setdefault(name, count)
         if 2 * count <= before or count >= 2 * before:
             self._counts[name] = count
             self._prober.again(name, self._loop.time())
         if not self._adapt:
             return
+        if (gauge := self.gauges.paths.get(name)) is not None:
+            self._policy.expect(name, gauge, (self._planned or {}).get(name, 0.0))
         wanted = self._policy.wanted(name)
         if self._peers.dialled(name):
             self._peers.set_streams(name, max(wanted, self._wished.get(name, 1)))

@@ -90,6 +90,7 @@ class NodeRunner:
             streams=streams,
             congestion=congestion.far,
             on_measures=self._measured,
+            on_connections=core.swarm.connections,
             others_fetch=lambda: core.swarm.others_fetch,
         )
         self.driver: EngineDriver | None = None

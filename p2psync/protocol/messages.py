@@ -33,7 +33,7 @@ MAX_REQUEST = 1024
 #: What a Probe may ask for at all; how many connections a peer may wish for.
 MAX_PROBE_BYTES = 1 << 30
 MAX_PROBE_SECONDS = 60.0
-MAX_STREAMS = 16
+MAX_STREAMS = 32
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):

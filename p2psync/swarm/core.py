@@ -315,6 +315,12 @@ class Swarm:
             case _:
                 pass
 
+    def connections(self, name: str, count: int) -> None:
+        """A peer has so many connections now: as many chunks may be handed out for it at a time."""
+        peer = self._peers.get(name)
+        if peer is not None:
+            peer.connections = count
+
     def flushed(self, name: str, size: int, now: float) -> None:
         """`size` bytes of chunks handed out for this peer have left: its connections have room again."""
         peer = self._peers.get(name)

@@ -188,8 +188,12 @@ class _Loss:
         self.resent += resent
 
     @property
+    def known(self) -> bool:
+        return self.sent >= LOSS_LEAST
+
+    @property
     def share(self) -> float:
-        return min(1.0, self.resent / self.sent) if self.sent >= LOSS_LEAST else 0.0
+        return min(1.0, self.resent / self.sent) if self.known else 0.0
 
 
 @dataclass(slots=True)

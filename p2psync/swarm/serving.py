@@ -50,15 +50,15 @@ class Serving:
         """Whether little waits for this peer, so that a chunk that is pushed now leaves soon."""
         if not transfer.held.all():
             # Other roots have the rest, and feed the same first hops: what each lets wait would add up there.
-            return not peer.pushes and peer.flushing < self._limit(transfer)
+            return not peer.pushes and peer.flushing < self._limit(peer, transfer)
         waiting = len(peer.pushes) * transfer.typical + peer.flushing
-        return waiting < max(self._ground.config.push_room, 2 * transfer.typical)
+        return waiting < max(self._ground.config.push_room, self._limit(peer, transfer))
 
     def serve(self, peer: Peer) -> None:
         """Hand out what there is room for."""
         while waiting := peer.queue or peer.pushes:
             transfer = self._ground.transfers.get(next(iter(waiting))[0])
-            if transfer is not None and peer.flushing >= self._limit(transfer):
+            if transfer is not None and peer.flushing >= self._limit(peer, transfer):
                 return
             if peer.queue:
                 transfers = self._ground.transfers
@@ -78,9 +78,10 @@ class Serving:
         if not transfer.silent and transfer.held.any():
             self._ground.send(name, Have(short, pack_bitmap(transfer.held)))
 
-    def _limit(self, transfer: Transfer) -> int:
-        """Bytes that may be on their way to the kernel: two chunks, so that one follows the other, or some more."""
-        return max(self._ground.config.flush_limit, 2 * transfer.typical)
+    def _limit(self, peer: Peer, transfer: Transfer) -> int:
+        """Bytes that may be on their way to the kernel: two chunks, so that one follows the other, or one for each
+        connection, where each carries little; or some more."""
+        return max(self._ground.config.flush_limit, max(2, peer.connections) * transfer.typical)
 
     def _hand_out(self, peer: Peer, short: bytes, index: int, *, asked: bool) -> None:
         transfer = self._ground.transfers.get(short)

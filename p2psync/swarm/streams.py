@@ -1,9 +1,11 @@
 """How many parallel connections carry what this node sends to a peer. Pure.
 
 One connection whose congestion control takes each loss for a full queue gets about 1.22 · MSS / (RTT · √loss), whatever
-the path could carry; more of them get more. BBR does not need that. So with BBR there are as many as at first; with
-others a peer to which everything is pressed, and on whose way packets are lost, is given more in a trial: kept if the
-rate rose by a tenth, taken back if not, and then tried again only after growing pauses.
+the path could carry; more of them get more. BBR does not need that. So with BBR there are as many as at first. With
+others a far peer is given as many as what the plan sends to it may take, before it is sent: a way that has too few
+would pass for one that has fallen. Beyond that one to which everything is pressed, and on whose way packets are lost,
+is given more in a trial: kept if the rate rose by a tenth, taken back if not, and then tried again only after growing
+pauses.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import math
 from dataclasses import dataclass, field
 
 from p2psync.protocol.messages import MAX_STREAMS
-from p2psync.swarm.gauges import Best, Gauge
+from p2psync.swarm.gauges import NEAR, Best, Gauge
 
 #: Congestion controls that keep their rate where packets are lost now and then.
 TOLERANT = frozenset({"bbr", "bbr2", "bbr3"})
@@ -26,15 +28,24 @@ GROWTH, GAIN = 3, 1.1
 WATCH = 1.0
 #: Seconds until a trial that failed is repeated: at first, and at most.
 REST, REST_MOST = 60.0, 960.0
+#: Packets that a connection has on its way at least: with fewer it finds out about a lost one by waiting only.
+LEAST_WINDOW = 5
 #: More connections than this times what the loss explains are too many.
 SLACK = 1.5
+#: What a way is taken to lose until more is known, and at most: where flows fill a queue they lose the more, the more
+#: there are.
+ASSUMED = 0.01
+#: Connections to a far peer to which no plan sends anything, for what may yet be measured over them.
+FAR = 6
 _MSS = 1448
 
 
 @dataclass(slots=True)
 class _Peer:
-    """wanted: the number that is watched. before: the number and rate it is compared with, None outside of trials."""
+    """least: what the plan takes. wanted: the number that is watched. before: the number and rate it is compared with,
+    None outside of trials."""
 
+    least: int
     wanted: int
     before: tuple[int, float] | None = None
     best: Best = field(default_factory=Best)
@@ -57,13 +68,27 @@ class StreamPolicy:
         peer = self._peers.get(name)
         return peer.wanted if peer is not None else self._first
 
+    def expect(self, name: str, gauge: Gauge, rate: float) -> None:
+        """The plan sends so much to a peer (bytes a second)."""
+        if self._tolerant or gauge.rtt <= NEAR:
+            return
+        loss = min(ASSUMED, gauge.loss) if gauge.losses.known else ASSUMED
+        least = max(self._first, min(self._most, _needed(rate, gauge.rtt, loss) if rate else FAR))
+        peer = self._peer(name)
+        idle = gauge.pressed_since is None and peer.before is None
+        # What was found while the whole path was free is too many for a part of it.
+        many = peer.wanted > SLACK * least and (rate > 0 or peer.wanted == peer.least)
+        if peer.wanted < least or (idle and many):
+            self._turn(peer, least, None)
+            peer.least = least
+
     def forget(self, name: str) -> None:
         """A peer is gone."""
         self._peers.pop(name, None)
 
     def seen(self, name: str, streams: int, gauge: Gauge, seconds: float, now: float) -> int:
         """What was sent to a peer in an interval of so many seconds, over so many connections; returns `wanted`."""
-        peer = self._peers.setdefault(name, _Peer(self._first))
+        peer = self._peer(name)
         if gauge.pressed_since is None or seconds <= 0:
             peer.best.pause()
             return peer.wanted
@@ -74,6 +99,9 @@ class StreamPolicy:
         if peer.watched >= WATCH and peer.best.value:
             self._judge(peer, gauge, now)
         return peer.wanted
+
+    def _peer(self, name: str) -> _Peer:
+        return self._peers.setdefault(name, _Peer(self._first, self._first))
 
     def _judge(self, peer: _Peer, gauge: Gauge, now: float) -> None:
         rate = peer.best.value
@@ -88,11 +116,12 @@ class StreamPolicy:
                 peer.rest_until, peer.rest = now + peer.rest, min(REST_MOST, 2 * peer.rest)
                 return
             peer.rest = REST
-        needed = _needed(rate, gauge)
-        if peer.wanted > self._first and needed * SLACK < peer.wanted:
-            self._turn(peer, max(self._first, needed), None)
-        elif gauge.loss >= LOSSY and peer.wanted < self._most and now >= peer.rest_until:
-            self._turn(peer, min(self._most, GROWTH * peer.wanted), (peer.wanted, rate))
+        needed = max(self._first, _needed(rate, gauge.rtt, gauge.loss))
+        most = min(self._most, max(self._first, int(rate * gauge.rtt / (LEAST_WINDOW * _MSS))))
+        if min(needed * SLACK, most) < peer.wanted and peer.wanted > peer.least:
+            self._turn(peer, max(peer.least, min(needed, most)), None)
+        elif gauge.loss >= LOSSY and peer.wanted < most and now >= peer.rest_until:
+            self._turn(peer, min(most, GROWTH * peer.wanted), (peer.wanted, rate))
         elif peer.watched > 60:
             self._turn(peer, peer.wanted, None)
 
@@ -110,9 +139,9 @@ class StreamPolicy:
         peer.best, peer.watched = Best(), 0.0
 
 
-def _needed(rate: float, gauge: Gauge) -> int:
-    """Connections that together reach a rate (bytes a second), by the loss and round trip that were measured."""
-    if gauge.rtt <= 0 or gauge.loss <= 0:
+def _needed(rate: float, rtt: float, loss: float) -> int:
+    """Connections that together reach a rate (bytes a second), by the loss (a share) and round trip (seconds)."""
+    if rtt <= 0 or loss <= 0:
         return 1
-    each = 1.22 * _MSS / (gauge.rtt * math.sqrt(gauge.loss))
-    return max(1, math.ceil(1.2 * rate / each))
+    each = 1.22 * _MSS / (rtt * math.sqrt(loss))
+    return max(1, math.ceil(1.3 * rate / each))

@@ -19,6 +19,7 @@ from p2psync.net.measuring import MeasureConfig, Measuring
 from p2psync.protocol.messages import Chunk, Junk, Message, Probe, ProbeEnd, WantStreams
 from p2psync.protocol.plan import NodePlan, Place
 from p2psync.swarm.budget import ProbeConfig
+from p2psync.swarm.gauges import Gauge
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -39,6 +40,7 @@ def measured(
     loopback: bool = True,
     config: ProbeConfig = SOON,
     others_fetch: Callable[[], bool] = lambda: False,
+    on_connections: Callable[[str, int], None] = lambda peer, count: None,
 ) -> Measuring:
     """Measuring put to a peer table, as a runner does it."""
     made = Measuring(
@@ -49,6 +51,7 @@ def measured(
         streams=0,
         congestion="",
         others_fetch=others_fetch,
+        on_connections=on_connections,
     )
     events, up, down, message = told.table._events, told._up, told.down.append, told.messages.append
 
@@ -146,6 +149,29 @@ def test_what_the_plan_has_for_a_child_and_what_it_gets_is_watched(run: Run) -> 
         assert {name: pace._part for name, pace in one._paces._paces.items()} == {"b": 2e6}
         await stop(one, a, b)
 
+    run(check())
+
+
+def test_a_way_that_lacks_connections_is_expected_to_give_as_much_less(run: Run) -> None:
+    async def check() -> None:
+        a, b = await Told("a", streams=2).listen(), await Told("b").listen()
+        one = measured(a, config=POOR, on_connections=lambda peer, count: connections.append((peer, count)))
+        a.table.dial(b.info)
+        await until(lambda: len(a.table.streams("b")) == 2)
+        one.stop()  # the kernel would tell how near the peer is
+        one.gauges.paths["b"] = Gauge(rtt=0.1)
+        plan = NodePlan(1, ["b"], [1], [Place(-1, [0], 0, 20.0)])
+        one.planned(plan)
+        wanted = one._policy.wanted("b")
+        assert wanted > 8
+        assert one.gauges.expected == {"b": pytest.approx(20.0 * 125_000 * 2 / wanted)}
+        await until(lambda: len(a.table.streams("b")) == wanted)
+        one.planned(plan)
+        assert one.gauges.expected == {"b": pytest.approx(20.0 * 125_000)}
+        assert connections[-1] == ("b", wanted)
+        await stop(one, a, b)
+
+    connections: list[tuple[str, int]] = []
     run(check())
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from p2psync.protocol.messages import MAX_STREAMS
 from p2psync.swarm.gauges import Gauge
-from p2psync.swarm.streams import REST, StreamPolicy
+from p2psync.swarm.streams import ASSUMED, FAR, LEAST_WINDOW, REST, StreamPolicy
 
 MBIT = 125_000
 TICK = 0.25
@@ -50,7 +51,47 @@ def test_cubic_with_losses_gets_as_many_as_reach_the_paths_rate() -> None:
 def test_where_even_the_most_do_not_fill_the_path_it_stays_at_the_most() -> None:
     each = mathis(0.01, 0.08)
     seen = drive(StreamPolicy("cubic"), lambda streams: streams * each, 30, loss=lambda streams: 0.01, rtt=0.08)
-    assert seen[-1] == 16
+    assert seen[-1] == MAX_STREAMS
+
+
+def test_what_the_plan_sends_over_a_far_way_gets_its_connections_before_it_flows() -> None:
+    policy, gauge = StreamPolicy("cubic"), Gauge(rtt=0.15)
+    policy.expect("p", gauge, 8.0 * MBIT)
+    assert 8.0 / mathis(ASSUMED, 0.15) <= policy.wanted("p") <= 2 * 8.0 / mathis(ASSUMED, 0.15)
+    gauge.losses.sent, gauge.losses.resent = 1e7, 1e4
+    policy.expect("q", gauge, 8.0 * MBIT)
+    assert 8.0 / mathis(0.001, 0.15) <= policy.wanted("q") <= 2 * 8.0 / mathis(0.001, 0.15)
+    policy.expect("unplanned", gauge, 0.0)
+    assert policy.wanted("unplanned") == FAR
+
+
+def test_near_ways_and_those_of_bbr_begin_with_the_first_whatever_the_plan_sends() -> None:
+    cubic, bbr = StreamPolicy("cubic"), StreamPolicy("bbr")
+    cubic.expect("near", Gauge(rtt=0.001), 100.0 * MBIT)
+    bbr.expect("far", Gauge(rtt=0.15), 100.0 * MBIT)
+    assert cubic.wanted("near") == bbr.wanted("far") == 2
+
+
+def test_a_part_of_a_path_gets_fewer_than_the_whole_path_had() -> None:
+    policy, each = StreamPolicy("cubic"), mathis(0.005, 0.15)
+    found = drive(policy, lambda streams: min(20.0, streams * each), 30)[-1]
+    gauge = Gauge(rtt=0.15)
+    gauge.losses.sent, gauge.losses.resent = 1e7, 1e7 * 0.005
+    policy.expect("p", gauge, 20.0 * MBIT)
+    assert found <= policy.wanted("p") <= 1.3 * found, "what was found to be right for about so much stays"
+    policy.expect("p", gauge, 5.0 * MBIT)
+    assert 5.0 / each <= policy.wanted("p") <= 2 * 5.0 / each
+    gauge.pressed_since = 40.0
+    policy.expect("p", gauge, 1.0 * MBIT)
+    assert policy.wanted("p") >= 5.0 / each, "none is taken from a way while it is full"
+
+
+def test_connections_that_lose_because_they_are_too_many_do_not_become_more() -> None:
+    # A path of 10 Mbit/s and 80 ms holds 69 packets: 32 connections would have two each.
+    seen = drive(
+        StreamPolicy("cubic"), lambda streams: 9.0 + 0.1 * streams, 60, loss=lambda streams: 0.01 * streams, rtt=0.08
+    )
+    assert max(seen) * LEAST_WINDOW * 1448 <= 1.3 * 10.0 * MBIT * 0.08
 
 
 def test_more_that_did_not_help_are_taken_back_and_not_tried_again_soon() -> None:

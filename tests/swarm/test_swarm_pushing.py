@@ -103,6 +103,18 @@ def test_a_tree_of_two_first_hops_does_not_wait_until_both_have_nothing_left_to_
     assert bench.served() == [("a", 2), ("a", 3)], "b has sent nothing yet"
 
 
+def test_one_of_many_connections_gets_as_many_chunks_at_a_time() -> None:
+    bench = Bench(40, config=SwarmConfig(flush_limit=2 * CHUNK, push_room=2 * CHUNK))
+    bench.peer("a")
+    bench.say("a", Want(bench.short, True))
+    bench.swarm.follow(root_plan("a"), 0.0)
+    bench.swarm.connections("a", 6)
+    bench.seed_all()
+    assert [index for _, index in bench.served()] == [0, 1, 2, 3, 4, 5]
+    bench.swarm.flushed("a", CHUNK, 0.1)
+    assert bench.served() == [("a", 6)]
+
+
 def test_trees_get_chunks_by_their_shares() -> None:
     bench = root("a", "b", chunks=400, shares=(3, 1))
     bench.seed_all()
