@@ -76,8 +76,9 @@ class Measuring:
         self._prober = Prober(info.node, info.region, config.probing, self.gauges, rng)
         self._adapt = streams == 0
         self._policy = StreamPolicy(congestion, streams or FIRST_STREAMS)
-        # Two flows of BBR overflow a short queue together, and one fills a path.
-        self._pumps = JunkPumps(peers, 1 if congestion in TOLERANT else MAX_STREAMS, self._pumped)
+        # Two flows of BBR overflow a short queue together, and one fills a path: its probes show the same over any number.
+        self._one_fills = congestion in TOLERANT
+        self._pumps = JunkPumps(peers, 1 if self._one_fills else MAX_STREAMS, self._pumped)
         self._wished: dict[str, int] = {}
         self._told: dict[str, int] = {}
         self._counts: dict[str, int] = {}
@@ -262,7 +263,7 @@ class Measuring:
         count = len(self._peers.streams(name))
         self._on_connections(name, count)
         before = self._counts.setdefault(name, count)
-        if 2 * count <= before or count >= 2 * before:
+        if not self._one_fills and (2 * count <= before or count >= 2 * before):
             self._counts[name] = count
             self._prober.again(name, self._loop.time())
         if not self._adapt:
