@@ -76,7 +76,7 @@ class Measuring:
         self._prober = Prober(info.node, info.region, config.probing, self.gauges, rng)
         self._adapt = streams == 0
         self._policy = StreamPolicy(congestion, streams or FIRST_STREAMS)
-        # Two flows of BBR overflow a short queue together, and one fills a path: its probes show the same over any number.
+        # Two flows of BBR overflow a short queue together, and one fills a path: probes show the same over any number.
         self._one_fills = congestion in TOLERANT
         self._pumps = JunkPumps(peers, 1 if self._one_fills else MAX_STREAMS, self._pumped)
         self._wished: dict[str, int] = {}
