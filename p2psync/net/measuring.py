@@ -257,7 +257,9 @@ class Measuring:
             self.gauges.expected = {name: rate * self._share_open(name) for name, rate in self._planned.items()}
 
     def _share_open(self, name: str) -> float:
-        return min(1.0, len(self._peers.streams(name)) / self._policy.wanted(name)) if self._adapt else 1.0
+        if self._one_fills or not self._adapt:
+            return 1.0
+        return min(1.0, len(self._peers.streams(name)) / self._policy.wanted(name))
 
     def _tend_streams(self, name: str) -> None:
         count = len(self._peers.streams(name))

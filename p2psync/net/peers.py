@@ -24,7 +24,7 @@ MAX_STREAMS_PER_PEER = MAX_STREAMS
 IDLE = 2.0
 #: Pause between dials of further connections to one peer: they may come to nothing again and again (seconds).
 MORE_EVERY = 5.0
-MAX_CONNECTIONS = 512
+MAX_CONNECTIONS = 1024
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from p2psync.protocol.messages import Chunk, Junk, Message, Probe, ProbeEnd, Wan
 from p2psync.protocol.plan import NodePlan, Place
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauges import Gauge
+from p2psync.swarm.probing import Prober
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -39,6 +40,7 @@ def measured(
     *,
     loopback: bool = True,
     config: ProbeConfig = SOON,
+    congestion: str = "",
     others_fetch: Callable[[], bool] = lambda: False,
     on_connections: Callable[[str, int], None] = lambda peer, count: None,
 ) -> Measuring:
@@ -49,7 +51,7 @@ def measured(
         random.Random(told.name),
         MeasureConfig(loopback=loopback, probing=config),
         streams=0,
-        congestion="",
+        congestion=congestion,
         others_fetch=others_fetch,
         on_connections=on_connections,
     )
@@ -172,6 +174,34 @@ def test_a_way_that_lacks_connections_is_expected_to_give_as_much_less(run: Run)
         await stop(one, a, b)
 
     connections: list[tuple[str, int]] = []
+    run(check())
+
+
+@pytest.mark.parametrize(("congestion", "times"), [("cubic", 1), ("bbr", 0)])
+def test_a_path_is_probed_again_over_many_more_connections_unless_one_fills_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, congestion: str, times: int
+) -> None:
+    probed: list[str] = []
+    again = Prober.again
+
+    def noted(prober: Prober, name: str, now: float) -> None:
+        probed.append(name)
+        again(prober, name, now)
+
+    async def check() -> None:
+        a, b = await Told("a", streams=2).listen(), await Told("b").listen()
+        one = measured(a, config=POOR, congestion=congestion)
+        a.table.dial(b.info)
+        await until(lambda: len(a.table.streams("b")) == 2)
+        one.stop()
+        one._tend()
+        a.table.set_streams("b", 6)
+        await until(lambda: len(a.table.streams("b")) == 6)
+        one._tend()
+        assert probed == ["b"] * times
+        await stop(one, a, b)
+
+    monkeypatch.setattr(Prober, "again", noted)
     run(check())
 
 
