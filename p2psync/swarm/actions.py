@@ -15,14 +15,14 @@ class SwarmConfig:
     window_least, window_most: bounds of what is asked of one peer at a time. horizon: how far ahead requests reach.
     flight_least: of what may be on its way in all trees, so that a small delta need not wait. late_after: a request
     counts as late this long after the peer's own pace would have brought it. flush_limit: bytes given to one peer's
-    connections ahead of the kernel, or two chunks, or one for each connection: little, since what was given cannot be
-    called off. push_room: what may wait for a first hop before its trees are passed over; with little, a tree of
-    several first hops waits for the moment in which all of them have room. endgame_copies: peers asked for the same
-    chunk at the end, once it is `endgame_after` and half as much again as the first one's pace would take overdue.
-    have_delay: how long news of held chunks may wait for company; have_delay_pushed: where they come by pushes, so that
-    nobody waits for the news, which cost more than the chunks where each tells all; have_per_peer: and so much for each
-    peer at least, so that news of pushed chunks do not cost more the more peers there are. ban: for how long a liar is
-    shut out.
+    connections ahead of the kernel, or two chunks, or one for each connection up to `flush_most`: little, since what
+    was given cannot be called off. push_room: what may wait for a first hop before its trees are passed over; with
+    little, a tree of several first hops waits for the moment in which all of them have room. endgame_copies: peers
+    asked for the same chunk at the end, once it is `endgame_after` and half as much again as the first one's pace would
+    take overdue. have_delay: how long news of held chunks may wait for company; have_delay_pushed: where they come by
+    pushes, so that nobody waits for the news, which cost more than the chunks where each tells all; have_per_peer: and
+    so much for each peer at least, so that news of pushed chunks do not cost more the more peers there are. ban: for
+    how long a liar is shut out.
     """
 
     window_least: int = 256 << 10
@@ -31,6 +31,7 @@ class SwarmConfig:
     flight_least: int = 4 << 20
     late_after: float = 8.0
     flush_limit: int = 128 << 10
+    flush_most: int = 4 << 20
     push_room: int = 1 << 20
     endgame_copies: int = 2
     endgame_after: float = 0.2

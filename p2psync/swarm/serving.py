@@ -81,7 +81,9 @@ class Serving:
     def _limit(self, peer: Peer, transfer: Transfer) -> int:
         """Bytes that may be on their way to the kernel: two chunks, so that one follows the other, or one for each
         connection, where each carries little; or some more."""
-        return max(self._ground.config.flush_limit, max(2, peer.connections) * transfer.typical)
+        config = self._ground.config
+        for_each = min(config.flush_most, peer.connections * transfer.typical)
+        return max(config.flush_limit, 2 * transfer.typical, for_each)
 
     def _hand_out(self, peer: Peer, short: bytes, index: int, *, asked: bool) -> None:
         transfer = self._ground.transfers.get(short)

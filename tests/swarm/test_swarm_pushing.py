@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from p2psync.net.stream import MAX_BACKLOG
 from p2psync.protocol.messages import Cancel, Chunk, Gone, Have, HaveMore, Ready, Request, Want
 from p2psync.protocol.plan import NodePlan, Place
 from p2psync.swarm.asking import ENDGAME_HELD, IDLE_AFTER, OTHERS_PART, SPENT_AFTER, STRANGERS
@@ -113,6 +114,17 @@ def test_one_of_many_connections_gets_as_many_chunks_at_a_time() -> None:
     assert [index for _, index in bench.served()] == [0, 1, 2, 3, 4, 5]
     bench.swarm.flushed("a", CHUNK, 0.1)
     assert bench.served() == [("a", 6)]
+
+
+def test_however_many_connections_there_are_no_more_is_handed_out_than_a_reader_is_waited_for() -> None:
+    bench = Bench(40, config=SwarmConfig(flush_limit=2 * CHUNK, flush_most=10 * CHUNK))
+    bench.peer("a")
+    bench.say("a", Want(bench.short, True))
+    bench.swarm.follow(root_plan("a"), 0.0)
+    bench.swarm.connections("a", 32)
+    bench.seed_all()
+    assert len(bench.served()) == 10
+    assert SwarmConfig().flush_most < MAX_BACKLOG
 
 
 def test_trees_get_chunks_by_their_shares() -> None:
