@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from p2psync.net.peers import PeerTable
+from p2psync.net.stream import PeerStream
 from p2psync.protocol.messages import Junk, encode_control
 
 #: Of random bytes: a compressing tunnel on the way shall not look faster than it is.
@@ -36,6 +37,8 @@ class JunkPumps:
         #: Bytes so far.
         self.sent = 0
         self._flows: dict[str, _Flow] = {}
+        #: How many bytes of a connection have left once its last junk has.
+        self._ends: dict[PeerStream, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -43,6 +46,12 @@ class JunkPumps:
     def peers(self) -> Collection[str]:
         """To whom junk is sent now."""
         return self._flows.keys()
+
+    @property
+    def leaving(self) -> set[str]:
+        """Those, and to whom junk is sent no more but still waits."""
+        self._ends = {stream: end for stream, end in self._ends.items() if stream.left < end}
+        return {stream.peer for stream in self._ends if stream.peer} | self._flows.keys()
 
     @property
     def held(self) -> Collection[str]:
@@ -62,6 +71,8 @@ class JunkPumps:
         if flow is not None:
             for stream in self._peers.streams(peer):
                 stream.hold_to(0.0)
+            for stream in self._peers.streams(peer)[: self._width]:
+                self._ends[stream] = stream.written
             self._ended(peer, flow.sent)
 
     def close(self) -> None:

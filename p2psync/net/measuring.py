@@ -227,7 +227,7 @@ class Measuring:
             self.gauges.closed(stream)
         self._seen = seen
         self._paces.read(readings, now, self._pumps.peers)
-        self.gauges.read(readings, now, self._pumps.peers)
+        self.gauges.read(readings, now, self._pumps.leaving)
 
     def _watch_streams(self, span: float, now: float) -> None:
         # What is held to a rate tells nothing of how many connections it takes.

@@ -7,6 +7,7 @@ import random
 import socket
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import uvloop
@@ -15,11 +16,12 @@ from peer_parts import SHORT, Raw, Run, Told, hello, until
 from p2psync.errors import UsageError
 from p2psync.net import measuring as measuring_module
 from p2psync.net import peers, tcp
+from p2psync.net.junk import FRAME
 from p2psync.net.measuring import MeasureConfig, Measuring
 from p2psync.protocol.messages import Chunk, Junk, Message, Probe, ProbeEnd, WantStreams
 from p2psync.protocol.plan import NodePlan, Place
 from p2psync.swarm.budget import ProbeConfig
-from p2psync.swarm.gauges import Gauge
+from p2psync.swarm.gauges import Gauge, Gauges
 from p2psync.swarm.probing import Prober
 
 
@@ -267,6 +269,44 @@ def test_chunks_end_junk(run: Run) -> None:
         assert one.junk_sent == sent
         await stop(one, a)
 
+    run(check())
+
+
+def test_junk_that_waits_after_its_end_is_still_junk_and_what_waits_behind_it_is_not(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    junk: list[set[str]] = []
+    read = Gauges.read
+
+    def noted(self: Gauges, readings: Any, now: float, peers: Any) -> None:
+        junk.append(set(peers))
+        read(self, readings, now, peers)
+
+    async def check() -> None:
+        a = await Told("a").listen()
+        one = measured(a, config=POOR)
+        raw = await Raw.dial(a.port, hello("x"))
+        await until(lambda: a.up)
+        (stream,) = a.table.streams("x")
+        raw.say(Probe(7, 1 << 30, 60.0))  # and reads nothing, so that it must wait
+        await until(lambda: stream.backlog)
+        raw.say(Probe(7, 0, 0.0))
+        await until(lambda: not one._pumps._flows)
+        for index in range(8):
+            assert a.table.send_chunk("x", SHORT, index, bytes(4 << 20))
+        junk.clear()
+        await until(lambda: junk)
+        assert junk[-1] == {"x"}
+        got = 0
+        while got < one.junk_sent:
+            got += sum(len(FRAME) for message in await raw.hear() if isinstance(message, Junk))
+        junk.clear()
+        await until(lambda: junk)
+        assert stream.backlog, "chunks wait"
+        assert junk[-1] == set()
+        await stop(one, a)
+
+    monkeypatch.setattr(Gauges, "read", noted)
     run(check())
 
 
