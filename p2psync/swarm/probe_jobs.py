@@ -11,19 +11,23 @@ from p2psync.swarm.gauges import NEAR, Gauges
 
 #: A way that carried this part of what the plan counts on has shown that it can.
 CARRIED = 0.7
+#: A look that finds no more than so many times what those before it found has confirmed them.
+MORE = 1.1
 
 
 @dataclass(slots=True)
 class Job:
     """Something to measure, when it is due, and how often that came to nothing since it was done.
 
-    asked: the peer that was asked last, where it is one at a time. shown: those that showed what they give.
+    asked: the peer that was asked last, where it is one at a time. shown: those that showed what they give. best: bytes
+    a second that had come from its region when it was done last.
     """
 
     due: float
     tries: int = 0
     done: bool = False
     asked: str = ""
+    best: float = 0.0
     shown: set[str] = field(default_factory=set)
 
 
@@ -71,11 +75,12 @@ class Jobs:
         gauge = self._gauges.paths.get(name)
         return gauge is not None and gauge.rtt > NEAR and gauge.received.value < CARRIED * self.expected[name]
 
-    def judge(self, job: Job, done: bool, now: float) -> None:
-        """A probe has ended; done: it showed something."""
+    def judge(self, job: Job, done: bool, now: float, best: float = 0.0) -> None:
+        """A probe has ended; done: it showed something. best: bytes a second that came from a region so far."""
         if done:
-            # A first look may have met other traffic, and one with fewer peers than it takes shows too little.
-            sure = job.done and job.tries <= self._config.tries
+            # Looks may have met other traffic, and those with fewer peers than it takes show too little.
+            sure = job.done and best <= MORE * job.best and job.tries <= self._config.tries
+            job.best = best
             pause = self._config.stale if sure else self._config.again
             job.due = now + pause * (0.75 + 0.5 * self._rng.random())
             job.tries, job.done = 0, True

@@ -269,7 +269,13 @@ class Prober:
         else:
             if came and job.asked:
                 job.shown.add(job.asked)
-            self._jobs.judge(job, came, now)
+            self._jobs.judge(job, came, now, self._came(job))
+
+    def _came(self, job: Job) -> float:
+        """What came at best from the region that a job measures (bytes a second), 0 if it measures something else."""
+        mates = self._in_line(self._region_of(job.asked)) if job.asked in self._peers else []
+        paths = self._gauges.paths
+        return max((paths[name].received.value for name in mates if name in paths), default=0.0)
 
     def _answered(self, asking: _Asking, name: str, *, refused: bool, now: float) -> None:
         if name in asking.peers:

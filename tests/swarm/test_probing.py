@@ -12,6 +12,7 @@ from p2psync.protocol.messages import Junk, Probe, ProbeEnd, ProbeOffer
 from p2psync.swarm.budget import Budget, ProbeConfig, Steady
 from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
+from p2psync.swarm.probe_jobs import Jobs
 from p2psync.swarm.probing import Prober
 
 FOUR_REGIONS = {
@@ -181,6 +182,22 @@ def test_the_same_seed_probes_alike() -> None:
         return [host.junk_sent for host in world.hosts.values()]
 
     assert account(1) == account(1)
+
+
+def test_a_region_is_looked_at_until_a_look_finds_no_more_than_those_before_it() -> None:
+    jobs = Jobs(CONFIG, Gauges(), random.Random(0))
+    job = jobs.new(0.0)
+
+    def rests(best: float) -> float:
+        jobs.judge(job, True, 100.0, best * MBIT)
+        return job.due - 100.0
+
+    soon, late = 1.25 * CONFIG.again, 0.75 * CONFIG.stale
+    assert rests(10) <= soon
+    assert rests(25) <= soon, "something took most of it when it was looked at first"
+    assert rests(31) <= soon
+    assert rests(33) >= late
+    assert rests(50) <= soon
 
 
 # ---- one node, message by message ----------------------------------------------------------------------------------
