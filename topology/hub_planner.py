@@ -15,6 +15,7 @@ from msgspec import structs
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, Member
 from p2psync.protocol.plan import NodePlan
+from topology.acknowledged import beside_acks
 from topology.beside import as_one, shares_beside, with_rates, with_roots
 from topology.falls import Falls
 from topology.measured import NodeFigures, PathFigures, from_measurements, regions_of
@@ -95,7 +96,8 @@ class HubPlanner:
 
     def plan(self, task: PlanTask) -> HubBook:
         """See `Planner`."""
-        network = network_of(task, self._regions, self._falls)
+        told = network_of(task, self._regions, self._falls)
+        network = beside_acks(told)
         # A plan that nothing can be made of is not tried again: the next one begins anew.
         last, self._plan = self._plan, None
         if task.beside != self._beside:
@@ -107,7 +109,7 @@ class HubPlanner:
             plan = replan(last, network, payload=payload)
         self._plan, self._next = plan, plan.revision + 1
         self._falls.planned(plan)
-        return HubBook(plan, remarks(task, network, plan.unreachable), shares_beside(task), Spare(plan, network))
+        return HubBook(plan, remarks(task, told, plan.unreachable), shares_beside(task), Spare(plan, network))
 
 
 class _Regions:

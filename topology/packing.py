@@ -183,7 +183,7 @@ def pack(capacities: Capacities, *, within: float = 1e-3, rounds: int = 60) -> P
         if not grown:
             break
         solution, dual, most = _solve(master)
-    solution = _thinned(master, _spread(master, solution), solution)
+    solution = _thinned(master, _spread(master, solution, dual), solution)
     trees = len(master.trees)
     gifts = {pair: float(w) for pair, w in zip(master.gifts, solution[trees:], strict=True) if w > _TINY * scale}
     used = np.flatnonzero(solution[:trees] > _TINY * scale)
@@ -228,18 +228,32 @@ def _thinned(master: _Master, *solutions: Floats) -> Floats:
     return found
 
 
-def _spread(master: _Master, solution: Floats) -> Floats:
-    """The same weight in all from short trees, and with little load on what need not be full."""
-    columns, right = master.columns(), master.right()
-    trees, gifts = len(master.trees), len(master.gifts)
-    total = float(solution[:trees].sum())
+def _spread(master: _Master, solution: Floats, prices: Floats) -> Floats:
+    """The same weight in all from short trees, and with little load on what need not be full: no row without a price
+    need be, unless several do not bind but together.
+    """
+    total = float(solution[: len(master.trees)].sum())
     if total <= 0:
         return solution
+    columns, limits = master.columns(), master.capacities.all_limits
+    free = np.isfinite(limits) & (prices <= _TINY * prices.max())
+    for _ in range(2):
+        found = _levelled(master, total, np.flatnonzero(free))
+        if found is None:
+            break
+        solution = found
+        full = (columns @ solution)[: len(limits)] >= limits * (1 - 1e-6)
+        if not (free & full).any():
+            break
+        free &= ~full
+    return solution
+
+
+def _levelled(master: _Master, total: float, free: Ints) -> Floats | None:
+    """The shortest trees of this weight in all, and the lowest level that these rows share; None if none is found."""
+    columns, right = master.columns(), master.right()
+    trees, gifts = len(master.trees), len(master.gifts)
     binding = np.flatnonzero(np.isfinite(right))
-    rows = len(master.capacities.all_limits)
-    load = columns @ solution
-    # What is full now stays as it may be; the rest shares one level.
-    free = [row for row in binding if row < rows and load[row] < right[row] * (1 - 1e-6)]
     latency = np.array([_latency(master.capacities, tree) for tree in master.trees])
     objective = np.concatenate([latency / total, np.full(gifts, 1e-3 / total), [_EVEN]])
     level = np.zeros((len(right), 1))
@@ -255,7 +269,7 @@ def _spread(master: _Master, solution: Floats) -> Floats:
         bounds=[(0, None)] * (trees + gifts) + [(0, 1)],
         method="highs-ds",
     )
-    return solution if found.x is None else found.x[:-1]
+    return None if found.x is None else found.x[:-1]
 
 
 def _latency(capacities: Capacities, parents: Ints) -> float:

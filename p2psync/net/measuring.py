@@ -15,7 +15,7 @@ from p2psync.net.junk import JunkPumps
 from p2psync.net.paces import Paces
 from p2psync.net.peers import PeerTable
 from p2psync.net.stream import PeerStream
-from p2psync.protocol.messages import MAX_STREAMS, Junk, Message, Probe, ProbeEnd, ProbeOffer, WantStreams
+from p2psync.protocol.messages import MAX_STREAMS, Junk, Message, Probe, ProbeEnd, ProbeOffer, Uplink, WantStreams
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauges import MBIT, Gauges, Reading
@@ -160,7 +160,7 @@ class Measuring:
             if name in self._up:
                 self._tend_streams(name)
             return True
-        if not isinstance(message, Probe | Junk | ProbeEnd | ProbeOffer):
+        if not isinstance(message, Probe | Junk | ProbeEnd | ProbeOffer | Uplink):
             return False
         self._meet(name)
         if isinstance(message, Junk):

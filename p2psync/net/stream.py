@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 
 from p2psync.errors import FormatError
 from p2psync.net import tcp
+from p2psync.net.fading import Fading
 from p2psync.protocol.frames import FrameReader
 from p2psync.protocol.messages import Control, Hello, Message, Ping, encode_chunk_header, encode_control
 from p2psync.swarm.gauges import Reading
@@ -74,6 +75,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self.dried = 0
         self._congestion = congestion
         self._rate = 0.0
+        self._fading = Fading()
         self._may_wait = tcp.LEAST_NOTSENT
         self._held_to = 0.0
         self._least = 1
@@ -180,12 +182,14 @@ class PeerStream(asyncio.BufferedProtocol):
     def takes(self, size: int) -> float:
         """Seconds until so many more bytes will have been sent, about: what waits before them, at the rate of late.
 
-        A connection that carried little has a small window. Where rates are not known they are taken for equal.
+        A connection that carried little has a small window; one that closes its for a moment is believed to have it
+        again soon. Where rates are not known they are taken for equal.
         """
         notsent, rate = tcp.pace(self._socket) if self._socket is not None else (0, 0.0)
+        self._rate = rate
+        rate = self._fading.seen(rate, self._loop.time())
         if self._held_to:
             rate = min(rate, self._held_to)
-        self._rate = rate
         return (self.backlog + notsent + size) / (rate or _RATE)
 
     @property

@@ -21,7 +21,7 @@ from p2psync.delta.tensors import DIGEST_BYTES
 from p2psync.errors import FormatError
 from p2psync.protocol.manifest import MAX_CHUNK_BYTES, MAX_CHUNKS
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAGIC = "p2psync"
 FRAME_HEADER = struct.Struct("<IB")
 CHUNK_HEADER = struct.Struct("<8sIQ")
@@ -150,6 +150,14 @@ class ProbeOffer(msgspec.Struct, frozen=True, array_like=True):
     token: int
 
 
+class Uplink(msgspec.Struct, frozen=True, array_like=True):
+    """I measured what I can send to all together: `rate` bytes a second. Whoever looks at the way from my region does
+    so best through the widest uplink there.
+    """
+
+    rate: float
+
+
 class WantStreams(msgspec.Struct, frozen=True, array_like=True):
     """So many parallel connections between us would suit what I send to you; for the side that dialled."""
 
@@ -165,7 +173,7 @@ class Chunk(msgspec.Struct, frozen=True):
     tag: int = 0
 
 
-Probing: TypeAlias = Probe | Junk | ProbeEnd | ProbeOffer | WantStreams
+Probing: TypeAlias = Probe | Junk | ProbeEnd | ProbeOffer | Uplink | WantStreams
 Control: TypeAlias = Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want | Ready | Probing
 Message: TypeAlias = Control | Chunk
 
@@ -190,6 +198,7 @@ _TYPES: dict[int, type[Control]] = {
     22: ProbeEnd,
     23: ProbeOffer,
     24: WantStreams,
+    25: Uplink,
 }
 _NUMBERS = {kind: number for number, kind in _TYPES.items()}
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _TYPES.items()}
@@ -237,7 +246,7 @@ def _check(message: Control) -> None:
         return
     if isinstance(message, Ping | Pong | Junk):
         return
-    if isinstance(message, Probe | ProbeEnd | ProbeOffer | WantStreams):
+    if isinstance(message, Probe | ProbeEnd | ProbeOffer | Uplink | WantStreams):
         _check_probing(message)
         return
     if len(message.manifest) != SHORT_ID_BYTES:
@@ -260,7 +269,7 @@ def _check_hello(hello: Hello) -> None:
         raise FormatError("a Hello with a name that is too long or empty")
 
 
-def _check_probing(message: Probe | ProbeEnd | ProbeOffer | WantStreams) -> None:
+def _check_probing(message: Probe | ProbeEnd | ProbeOffer | Uplink | WantStreams) -> None:
     match message:
         case Probe():
             bounded = 0 <= message.size <= MAX_PROBE_BYTES and 0 <= message.seconds <= MAX_PROBE_SECONDS
@@ -269,6 +278,8 @@ def _check_probing(message: Probe | ProbeEnd | ProbeOffer | WantStreams) -> None
             bounded = 0 <= message.sent <= MAX_PROBE_BYTES
         case ProbeOffer():
             bounded = True
+        case Uplink():
+            bounded = 0 < message.rate < math.inf
         case WantStreams():
             bounded = 1 <= message.count <= MAX_STREAMS
     if not bounded or not 0 <= getattr(message, "token", 0) < 1 << 32:

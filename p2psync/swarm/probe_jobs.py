@@ -75,11 +75,14 @@ class Jobs:
         gauge = self._gauges.paths.get(name)
         return gauge is not None and gauge.rtt > NEAR and gauge.received.value < CARRIED * self.expected[name]
 
-    def judge(self, job: Job, done: bool, now: float, best: float = 0.0) -> None:
-        """A probe has ended; done: it showed something. best: bytes a second that came from a region so far."""
+    def judge(self, job: Job, done: bool, now: float, best: float = 0.0, *, hidden: bool = False) -> None:
+        """A probe has ended; done: it showed something. best: bytes a second that what it measures gave at best so far;
+        hidden: whether it is a region, on the way from which narrow uplinks may hide more.
+        """
         if done:
             # Looks may have met other traffic, and those with fewer peers than it takes show too little.
             sure = job.done and best <= MORE * job.best and job.tries <= self._config.tries
+            sure = sure and not hidden
             job.best = best
             pause = self._config.stale if sure else self._config.again
             job.due = now + pause * (0.75 + 0.5 * self._rng.random())

@@ -5,8 +5,9 @@ stop as soon as the rate is steady. What is seen of it is seen by the gauges of 
 decides that junk flows. A node is asked by one other at a time, and asks for one purpose at a time:
 
 - *paths*: of each other region, one peer. All nodes order the nodes of a region alike, differently for each pair of
-  regions; the first in line probes at once, the next one later, so that they do not measure each other's shares. Each
-  asks another peer every time, and begins where the one before it left off: an uplink slower than the link hides it.
+  regions; the first in line probes at once, the next one later, so that they do not measure each other's shares. An
+  uplink slower than the link hides it: so each asks another peer every time, first those that say that they have wider
+  uplinks than what came so far, and begins where the one before it left off.
 - its *downlink*: several peers at a time, near ones first.
 - its *uplink*: it offers its junk to several peers, and those that have time ask for it.
 - a *way* that the plan counts on and that never carried about so much: of that parent, at a little above the planned
@@ -20,14 +21,14 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
-from p2psync.protocol.messages import Junk, Message, Probe, ProbeEnd, ProbeOffer
+from p2psync.protocol.messages import Junk, Message, Probe, ProbeEnd, ProbeOffer, Uplink
 from p2psync.swarm.budget import Budget, ProbeConfig, Steady
 from p2psync.swarm.gauges import NEAR, Best, Gauges
 from p2psync.swarm.probe_actions import Expel, ProbeAction, Pump, StopPump, Tell
-from p2psync.swarm.probe_jobs import Job, Jobs
+from p2psync.swarm.probe_jobs import MORE, Job, Jobs
 
 #: Seconds of grace after which an answer will not come any more.
 GRACE = 1.0
@@ -37,6 +38,8 @@ LOOKS = 2
 PRESS = 1.25
 #: A probe has shown its rate when it was steady, or after this part of its time, or this part of the most bytes.
 _ENOUGH, _MUCH = 0.8, 0.5
+#: An uplink by this factor wider or narrower than it was is told anew.
+_OTHER = 1.25
 _NEVER = float("inf")
 
 
@@ -76,12 +79,14 @@ class _Sending:
 
 @dataclass(slots=True)
 class _Peer:
-    """served_at: when it last got junk. owed: bytes it was asked for and has not sent. asked: whether it ever was."""
+    """served_at: when it last got junk. owed: bytes it was asked for and has not sent. asked: whether it ever was.
+    uplink: bytes a second that it says it can send, 0: it said nothing."""
 
     region: str
     served_at: float = -_NEVER
     owed: int = 0
     asked: bool = False
+    uplink: float = 0.0
 
 
 class Prober:
@@ -101,6 +106,7 @@ class Prober:
         self._up_budget = Budget(config)
         self._down_budget = Budget(config)
         self._flowing = False
+        self._uplink_told = 0.0
         self._actions: list[ProbeAction] = []
 
     @property
@@ -125,6 +131,8 @@ class Prober:
         """A peer is connected; to be said once."""
         self._peers[name] = _Peer(region)
         self._jobs.begin(now)
+        if self._uplink_told and self._region_of(name) != self._region:
+            self._tell(name, Uplink(self._uplink_told))
 
     def again(self, name: str, now: float) -> None:
         """The connections to a peer have changed so much that what was measured over them is no more true."""
@@ -157,6 +165,8 @@ class Prober:
                 self._on_offer(name, message.token, now)
             case ProbeEnd():
                 self._on_end(name, message, now)
+            case Uplink():
+                peer.uplink = message.rate
             case _:
                 pass
 
@@ -181,6 +191,7 @@ class Prober:
             self._ask_due(now)
         if self._sending is None:
             self._offer_due(now)
+        self._tell_uplink()
 
     def actions(self) -> list[ProbeAction]:
         """What is to be done now, in order; empties the list."""
@@ -205,14 +216,27 @@ class Prober:
             self._ask(job, [self._next_in_line(region, job)], now)
 
     def _next_in_line(self, region: str, job: Job) -> str:
-        """Another peer of a region each time; whoever has no time is passed over until the next time."""
+        """Another peer of a region each time; whoever has no time is passed over until the next time.
+
+        First those whose uplinks are known to be wider than what came so far, the widest of them first; then those who
+        said nothing; then the others, of whom the widest is asked again rather than one that cannot show more.
+        """
         line = self._in_line(region)
         begin = LOOKS * self._rank(region) % len(line)
-        if job.shown.issuperset(line):
+        came = self._came_from(line)
+        more = [name for name in line[begin:] + line[:begin] if name not in job.shown and self._may_show(name, came)]
+        if not more:
             job.shown.clear()
-        left = [name for name in line[begin:] + line[:begin] if name not in job.shown]
-        job.asked = left[job.tries % len(left)]
+            more = line[begin:] + line[:begin]
+        widest = max(self._peers[name].uplink for name in more)
+        more = [name for name in more if self._peers[name].uplink >= widest / MORE]
+        job.asked = more[job.tries % len(more)]
         return job.asked
+
+    def _may_show(self, name: str, came: float) -> bool:
+        """Whether more may come from a peer than this (bytes a second), for all that it says of its uplink."""
+        uplink = self._peers[name].uplink
+        return not uplink or uplink > MORE * came
 
     def _try_ways(self, now: float) -> None:
         """Once this node's part of the network is measured, and so the plan is no guess."""
@@ -269,13 +293,20 @@ class Prober:
         else:
             if came and job.asked:
                 job.shown.add(job.asked)
-            self._jobs.judge(job, came, now, self._came(job))
+            # What came at best: from a region, where a job measures one, or at all.
+            mates = self._in_line(self._region_of(job.asked)) if job.asked in self._peers else []
+            best = self._gauges.down.value if job is self._jobs.down else self._came_from(mates)
+            self._jobs.judge(job, came, now, best, hidden=self._hidden(mates, job.shown, best))
 
-    def _came(self, job: Job) -> float:
-        """What came at best from the region that a job measures (bytes a second), 0 if it measures something else."""
-        mates = self._in_line(self._region_of(job.asked)) if job.asked in self._peers else []
+    def _hidden(self, mates: Iterable[str], shown: Set[str], came: float) -> bool:
+        """Whether it was uplinks that hid how much more than this may come from a region, and one there is wider."""
+        wider = {name for name in mates if self._peers[name].uplink > MORE * came}
+        return bool(wider) and wider.isdisjoint(shown)
+
+    def _came_from(self, names: Iterable[str]) -> float:
+        """Bytes a second that came from one of these peers at best, 0: nothing did."""
         paths = self._gauges.paths
-        return max((paths[name].received.value for name in mates if name in paths), default=0.0)
+        return max((paths[name].received.value for name in names if name in paths), default=0.0)
 
     def _answered(self, asking: _Asking, name: str, *, refused: bool, now: float) -> None:
         if name in asking.peers:
@@ -316,7 +347,7 @@ class Prober:
                 self._stop(sending, name, now)
             return
         mine = sending is not None and sending.token == probe.token and name in sending.offered
-        size = self._grant(probe.size, peer, mine, now)
+        size = self._grant(probe.size, name, mine, now)
         if not size:
             self._tell(name, ProbeEnd(probe.token, 0))
             return
@@ -347,8 +378,19 @@ class Prober:
             return
         self._sent(name, 0, now)
 
-    def _grant(self, wished: int, peer: _Peer, mine: bool, now: float) -> int:
+    def _share(self, name: str, offered: Iterable[str]) -> float:
+        """A peer's part of what is left for it and the rest of those offered to: all are to be done at one time."""
+        rates = {other: self._rate_to(other) for other in {name, *offered}}
+        known = sum(rates.values())
+        return rates[name] / known if min(rates.values()) else 1 / len(rates)
+
+    def _rate_to(self, name: str) -> float:
+        path = self._gauges.paths.get(name)
+        return max(path.sent.value, path.received.value) if path is not None else 0.0
+
+    def _grant(self, wished: int, name: str, mine: bool, now: float) -> int:
         """Bytes that a peer may have; 0: none now. mine: it takes up this node's own offer."""
+        peer = self._peers[name]
         free = self._sending is None and now - peer.served_at >= self._config.cooling
         if self._flowing or not (mine or free):
             return 0
@@ -356,7 +398,7 @@ class Prober:
         if mine or peer.region == self._region:
             left = int(left * self._config.own)
         if mine and self._sending is not None:
-            left //= 1 + len(self._sending.offered)
+            left = int(left * self._share(name, self._sending.offered))
         size = min(wished, left, self._config.most)
         return size if size >= min(wished, self._config.least) else 0
 
@@ -388,7 +430,17 @@ class Prober:
     def _end_sending(self, sending: _Sending, now: float) -> None:
         self._sending = None
         if sending.job is not None:
-            self._jobs.judge(sending.job, sending.pumping, now)
+            self._jobs.judge(sending.job, sending.pumping, now, self._gauges.up.value)
+
+    def _tell_uplink(self) -> None:
+        """To those far away, once this node's uplink is known, and when it clearly is another."""
+        known, told = self._gauges.up.value, self._uplink_told
+        if self._jobs.up is None or not self._jobs.up.done or (told and told / _OTHER < known < told * _OTHER):
+            return
+        self._uplink_told = known
+        for name in sorted(self._peers):
+            if known and self._region_of(name) != self._region:
+                self._tell(name, Uplink(known))
 
     def _watch_sending(self, sending: _Sending, now: float) -> None:
         if not sending.pumping:
@@ -488,7 +540,7 @@ class Prober:
     def _steady(self, peers: Iterable[str]) -> Steady:
         return Steady(max((self._rtt(name) for name in peers), default=0.0))
 
-    def _tell(self, name: str, message: Probe | ProbeEnd | ProbeOffer) -> None:
+    def _tell(self, name: str, message: Probe | ProbeEnd | ProbeOffer | Uplink) -> None:
         self._actions.append(Tell(name, message))
 
 

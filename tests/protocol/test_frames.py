@@ -33,6 +33,7 @@ from p2psync.protocol.messages import (
     Ready,
     Reject,
     Request,
+    Uplink,
     Want,
     encode_chunk_header,
     encode_control,
@@ -54,6 +55,7 @@ controls: st.SearchStrategy[Control] = st.one_of(
     st.builds(Ready, st.one_of(st.just(b""), st.binary(min_size=16, max_size=16))),
     st.builds(Ping, st.integers(0, 1 << 60)),
     st.builds(Pong, st.integers(0, 1 << 60)),
+    st.builds(Uplink, st.floats(1, 1e12)),
 )
 chunks = st.builds(
     Chunk, shorts, st.integers(0, (1 << 32) - 1), st.binary(min_size=1, max_size=9000), st.integers(0, 1 << 63)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from p2psync.protocol.messages import Junk, Probe, ProbeEnd, ProbeOffer
+from p2psync.protocol.messages import Junk, Probe, ProbeEnd, ProbeOffer, Uplink
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauges import Gauges, Reading
 from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
@@ -15,6 +16,7 @@ from p2psync.swarm.probing import Prober
 STEP = 0.05
 MBIT = 125_000.0
 _FRAME = 32 << 10
+T = TypeVar("T")
 _JUNK = Junk(memoryview(bytes(_FRAME)))
 
 
@@ -69,6 +71,7 @@ class World:
         self.links = {way: link for (a, b), link in links.items() for way in ((a, b), (b, a))}
         self.now = 0.0
         self._mail: list[tuple[float, str, str, object]] = []
+        self._told: list[tuple[str, str, object]] = []
         self._ticks = 0
         self._moved: dict[tuple[str, str], float] = {}
         config = config or ProbeConfig()
@@ -101,9 +104,18 @@ class World:
         """Bytes so far."""
         return self._moved.get((source, target), 0.0)
 
+    def told(self, source: str, kind: type[T]) -> list[tuple[str, T]]:
+        """The messages of a kind that a node has sent, with whom to."""
+        return [
+            (target, message)
+            for sender, target, message in self._told
+            if sender == source and isinstance(message, kind)
+        ]
+
     def send(self, source: str, target: str, message: object) -> None:
         """A message takes half a round trip."""
         delay = self.rtt(self.hosts[source], self.hosts[target]) / 2
+        self._told.append((source, target, message))
         self._mail.append((self.now + delay, source, target, message))
 
     # ---- inside ----------------------------------------------------------------------------------------------------
@@ -112,7 +124,7 @@ class World:
         due = sorted((mail for mail in self._mail if mail[0] <= self.now), key=lambda mail: mail[:3])
         self._mail = [mail for mail in self._mail if mail[0] > self.now]
         for _, source, target, message in due:
-            assert isinstance(message, Probe | ProbeEnd | ProbeOffer)
+            assert isinstance(message, Probe | ProbeEnd | ProbeOffer | Uplink)
             self.hosts[target].prober.receive(source, message, self.now)
             self._act(self.hosts[target])
 

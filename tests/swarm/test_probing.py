@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from probing_parts import MBIT, Host, World
 
-from p2psync.protocol.messages import Junk, Probe, ProbeEnd, ProbeOffer
+from p2psync.protocol.messages import Junk, Probe, ProbeEnd, ProbeOffer, Uplink
 from p2psync.swarm.budget import Budget, ProbeConfig, Steady
 from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
@@ -84,14 +84,48 @@ def test_a_way_between_regions_is_probed_by_one_pair_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("fast", range(6))
-def test_a_link_wider_than_most_uplinks_shows_through_the_widest_whoever_has_it(fast: int) -> None:
+def test_a_link_wider_than_most_uplinks_shows_soon_through_the_widest_whoever_has_it(fast: int) -> None:
     ups = [40.0, 10.0, 40.0, 20.0, 40.0]
     ups.insert(fast, 100.0)
     hosts = [Host(f"a{i}", "a", up, 250) for i, up in enumerate(ups)]
     hosts += [Host(f"b{i}", "b", up, 300) for i, up in enumerate([5.0, 20.0, 20.0, 35.0, 20.0])]
     world = World(hosts, {("a", "b"): (80.0, 0.1)}, seed=fast)
-    world.run(75)
-    assert best_way(world, "a", "b") > 1.2 * 40
+    world.run(25)
+    assert best_way(world, "a", "b") == pytest.approx(80, rel=0.1)
+
+
+def test_an_uplink_over_unequal_ways_is_measured_with_all_of_them_at_one_time() -> None:
+    hosts = [Host("t0", "t", 300, 300)]
+    hosts += [Host(f"{region}{i}", region, up, 300) for region, up in (("e", 40), ("m", 20)) for i in range(4)]
+    world = World(hosts, {("t", "e"): (250.0, 0.04), ("t", "m"): (120.0, 0.12), ("e", "m"): (100.0, 0.12)})
+    world.run(45)
+    assert world.hosts["t0"].gauges.up.value / MBIT == pytest.approx(300, rel=0.05)
+
+
+def test_those_far_away_are_told_of_an_uplink_once_it_is_known_and_when_it_is_another() -> None:
+    hosts = [Host("a0", "a", 40, 100), Host("a1", "a", 90, 100), Host("b0", "b", 100, 100)]
+    world = World(hosts, {("a", "b"): (200.0, 0.05)})
+    assert world.told("a0", Uplink) == []
+    world.run(15)
+    assert [target for target, _ in world.told("a0", Uplink)] == ["b0"]
+    assert world.told("a0", Uplink)[0][1].rate / MBIT == pytest.approx(40, rel=0.15)
+    world.run(100)
+    assert len(world.told("a0", Uplink)) == 1
+    for _ in range(10):  # a transfer shows more
+        world.hosts["a0"].gauges.up.add(int(8 * MBIT), 0.1)
+    world.run(0.2)
+    assert [round(message.rate / MBIT) for _, message in world.told("a0", Uplink)[1:]] == [80]
+
+
+def test_a_liar_about_its_uplink_is_asked_first_and_hides_nobody() -> None:
+    hosts = [Host(f"a{i}", "a", up, 250) for i, up in enumerate([5.0, 60.0, 30.0])]
+    hosts += [Host(f"b{i}", "b", 30, 300) for i in range(2)]
+    world = World(hosts, {("a", "b"): (80.0, 0.1)})
+    for target in ("b0", "b1"):
+        world.send("a0", target, Uplink(1000 * MBIT))
+    world.run(25)
+    assert world.moved("a0", "b0") + world.moved("a0", "b1") > 0
+    assert best_way(world, "a", "b") == pytest.approx(60, rel=0.1)
 
 
 def test_a_peer_whose_connections_changed_is_measured_again_itself() -> None:
@@ -304,6 +338,40 @@ def test_an_offer_waits_for_all_and_is_called_off_if_one_has_no_time() -> None:
     for name in ("p0", "p1"):
         node.receive(name, Probe(token, 1 << 20, 2.0), 5.1)
     assert [action.peer for action in node.actions() if isinstance(action, Pump)] == ["p0", "p1"]
+
+
+def test_a_nodes_own_uplink_is_looked_at_until_a_look_finds_no_more() -> None:
+    gauges = Gauges()
+    node = Prober("me", "a", ProbeConfig(settle=0.0, spread=0.0), gauges, random.Random(0))
+    for name in ("p0", "p1"):
+        node.peer_up(name, "a", 0.0)
+    now = 0.0
+
+    def next_offer() -> float:
+        """Seconds until the node offers its junk again."""
+        nonlocal now
+        since = now
+        while not (offers := told(node, ProbeOffer)):
+            now += 0.5
+            node.poll(False, now)
+        for offer in offers:
+            node.receive(offer.peer, Probe(offer.message.token, 1 << 20, 2.0), now)
+        return now - since
+
+    def found(rate: float) -> None:
+        for _ in range(10):
+            gauges.up.add(int(rate * MBIT / 10), 0.1)
+        for action in node.actions():
+            if isinstance(action, Pump):
+                node.pumped(action.peer, 1 << 20, now)
+
+    next_offer()
+    soon, late = 1.25 * CONFIG.again + 1, 0.75 * CONFIG.stale
+    for rate in (22, 45, 97):  # the machine was busy at first
+        found(rate)
+        assert next_offer() <= soon
+    found(97)
+    assert next_offer() >= late
 
 
 def test_a_peer_that_goes_leaves_nothing_waiting() -> None:

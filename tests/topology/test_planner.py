@@ -176,6 +176,14 @@ def test_thin_links_between_few_nodes_carry_few_flows_and_no_host_relays_all() -
         assert len(relays) != 1 or region == network.region[plan.trainer]
 
 
+def test_links_that_together_have_room_have_about_as_much_each() -> None:
+    network = example("volunteers")
+    plan = make_plan(network)
+    assert plan.ratio > 0.998
+    # Two links lead to America. What its own uplinks cannot carry fills them to 89 %.
+    assert max(load.share for load in link_loads(plan, network) if load.kind == "link") < 0.93
+
+
 def test_weak_uplinks_get_copies_from_strong_ones_elsewhere() -> None:
     network = from_topology(
         Topology("t-0", {"t": Region(1, 100, 100), "a": Region(9, 10, 100)}, [Link(("t", "a"), 1000)])

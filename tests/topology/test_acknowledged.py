@@ -1,0 +1,34 @@
+"""What acknowledging takes of uplinks."""
+
+from __future__ import annotations
+
+import pytest
+
+from topology.acknowledged import ACKS, beside_acks
+from topology.model import Host, Region, Topology
+from topology.network import from_topology
+from topology.planner import make_plan
+
+
+def test_an_uplink_has_less_for_sending_by_what_it_acknowledges() -> None:
+    network = from_topology(Topology("a-0", {"a": Region(9, 20, 300)}, host={"a-0": Host(up=400), "a-3": Host(up=5)}))
+    left = beside_acks(network)
+    rate = (400 + 7 * 20 + 5) / 8
+    assert left.up[network.names.index("a-1")] == pytest.approx(20 - ACKS * rate)
+    assert left.up[network.names.index("a-3")] == pytest.approx(5 - ACKS * rate)
+    assert left.up[network.trainer] == 400  # to whom nothing comes
+
+
+def test_who_takes_little_acknowledges_little() -> None:
+    network = from_topology(Topology("a-0", {"a": Region(4, 100)}, host={"a-1": Host(down=10), "a-2": Host(up=0.5)}))
+    left = beside_acks(network)
+    assert left.up[1] == pytest.approx(100 - ACKS * 10)
+    assert left.up[2] == pytest.approx(0.05)  # acknowledging would take more than there is
+
+
+def test_a_plan_beside_acknowledgements_leaves_thin_uplinks_room_for_them() -> None:
+    network = from_topology(Topology("a-0", {"a": Region(9, 20, 300)}, host={"a-0": Host(up=400), "a-3": Host(up=5)}))
+    plan = make_plan(beside_acks(network))
+    thin = plan.names.index("a-3")
+    assert plan.egress(thin) * plan.rate + ACKS * plan.lowest_rate <= 5 * (1 + 1e-6)
+    assert plan.lowest_rate > 0.97 * make_plan(network).lowest_rate
