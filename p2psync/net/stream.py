@@ -8,6 +8,7 @@ are handed to the transport as they are; `flushed` is called once the transport 
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from typing import Any, Protocol, cast
 
@@ -185,11 +186,10 @@ class PeerStream(asyncio.BufferedProtocol):
         A connection that carried little has a small window; one that closes its for a moment is believed to have it
         again soon. Where rates are not known they are taken for equal.
         """
-        notsent, rate = tcp.pace(self._socket) if self._socket is not None else (0, 0.0)
-        self._rate = rate
-        rate = self._fading.seen(rate, self._loop.time())
-        if self._held_to:
-            rate = min(rate, self._held_to)
+        notsent, window = tcp.pace(self._socket) if self._socket is not None else (0, 0.0)
+        most = self._held_to or math.inf
+        self._rate = min(window, most)
+        rate = min(self._fading.seen(window, self._loop.time()), most)
         return (self.backlog + notsent + size) / (rate or _RATE)
 
     @property

@@ -114,7 +114,7 @@ def test_of_two_empty_connections_the_one_with_the_larger_window_is_taken(run: R
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the kernel bounds no queue")
 def test_what_may_wait_in_the_kernel_is_what_leaves_in_a_few_hundredths_of_a_second(run: Run) -> None:
-    slow, fast = Kernel(1000, 100_000, 50, 0), Kernel(1000, 10_000, 25, 0)
+    slow, fast, held = Kernel(1000, 100_000, 50, 0), Kernel(1000, 10_000, 25, 0), Kernel(1000, 10_000, 25, 0)
 
     async def check() -> None:
         a, b = await Told("a").listen(), await Told("b").listen()
@@ -126,6 +126,9 @@ def test_what_may_wait_in_the_kernel_is_what_leaves_in_a_few_hundredths_of_a_sec
         for kernel in (fast, slow):
             link._socket = kernel
             assert a.table.send_chunk("b", SHORT, 7, bytes(1000))
+        link._socket = held
+        link.hold_to(0.2e6)
+        assert a.table.send_chunk("b", SHORT, 7, bytes(1000))
         link._socket = real
         await a.table.close()
         await b.table.close()
@@ -134,6 +137,7 @@ def test_what_may_wait_in_the_kernel_is_what_leaves_in_a_few_hundredths_of_a_sec
     # 2.5 MB/s, and 0.5 MB/s, of which the least may always wait.
     assert fast.options == {socket.TCP_NOTSENT_LOWAT: 128 << 10}
     assert slow.options == {socket.TCP_NOTSENT_LOWAT: 32 << 10}
+    assert held.options[socket.TCP_NOTSENT_LOWAT] == tcp.LEAST_NOTSENT
     assert tcp.notsent_for(0.0) == tcp.LEAST_NOTSENT
     assert tcp.notsent_for(1e9) == tcp.MOST_NOTSENT
 
