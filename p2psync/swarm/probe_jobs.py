@@ -81,8 +81,7 @@ class Jobs:
         """
         if done:
             # Looks may have met other traffic, and those with fewer peers than it takes show too little.
-            sure = job.done and best <= MORE * job.best and job.tries <= self._config.tries
-            sure = sure and not hidden
+            sure = job.done and best <= MORE * job.best and job.tries <= self._config.tries and not hidden
             job.best = best
             pause = self._config.stale if sure else self._config.again
             job.due = now + pause * (0.75 + 0.5 * self._rng.random())

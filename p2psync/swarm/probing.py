@@ -385,6 +385,7 @@ class Prober:
         return rates[name] / known if min(rates.values()) else 1 / len(rates)
 
     def _rate_to(self, name: str) -> float:
+        """Bytes a second that moved to or from a peer at best, 0: nothing did."""
         path = self._gauges.paths.get(name)
         return max(path.sent.value, path.received.value) if path is not None else 0.0
 
@@ -517,9 +518,7 @@ class Prober:
         """Peers to measure this node's own links with: near ones first, then those that give most, else at random."""
 
         def order(name: str) -> tuple[bool, float, float]:
-            path = self._gauges.paths.get(name)
-            best = max(path.sent.value, path.received.value) if path is not None else 0.0
-            return self._region_of(name) != self._region, -best, self._rng.random()
+            return self._region_of(name) != self._region, -self._rate_to(name), self._rng.random()
 
         ordered = sorted(self._peers, key=order)
         near = [name for name in ordered if self._region_of(name) == self._region]

@@ -8,6 +8,7 @@ import pytest
 
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, Member, NodeInfo, Path
+from topology.acknowledged import ACKS
 from topology.hub_planner import MAX_REGIONS, UNKNOWN, HubBook, HubPlanner, network_of
 from topology.network import Network
 from topology.plan import Plan
@@ -81,6 +82,14 @@ def test_a_node_with_a_slow_uplink_feeds_fewer() -> None:
     assert feeds(book, 3) < 0.3
     others = [feeds(book, i) for i in range(1, 12) if i != 3]
     assert min(others) > 0.6
+
+
+def test_a_thin_uplink_keeps_room_for_acknowledging_what_comes_in() -> None:
+    ups = dict.fromkeys(range(1, 9), 20.0) | {3: 5.0}  # all of them together bind
+    book = plan(task([member(i) for i in range(9)], measured(9, ups)))
+    rate = book.plan.lowest_rate
+    assert rate > 25
+    assert feeds(book, 3) * rate <= (5 - ACKS * rate) * 1.001
 
 
 def test_a_node_that_claims_more_than_others_saw_of_it_is_not_believed() -> None:
