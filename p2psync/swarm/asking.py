@@ -11,7 +11,8 @@ longer than pushes take (`Lag`). Whoever has all from the beginning, the source,
 uplink is what everybody waits for. Once the source has put everything in, what lies in the queues of slow relays is
 taken from them: of near peers as soon as they have it, and of parents who hold all and have pushed all that is theirs,
 so that no way stands idle before everything is here. What was heard of last is taken first, since that is the farthest
-back in the queues; a slow relay and those who take from it meet in the middle. Nodes of a region take different chunks.
+back in the queues; a slow relay and those who take from it meet in the middle. Nodes of a region take different chunks;
+one that has its part takes from those of the others, beginning where they would end.
 
 A small manifest is pushed at once by all who pass it on. Once half of it is here and then nothing comes for some while,
 packets were lost, and to wait for them takes longer than to ask others.
@@ -20,6 +21,7 @@ packets were lost, and to wait for them takes longer than to ask others.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from p2psync.protocol.messages import MAX_REQUEST, SHORT_ID_BYTES, Request
 from p2psync.swarm.ground import Ground
@@ -36,7 +38,8 @@ _LOOK_EVERY = 0.02
 ENDGAME_HELD, ENDGAME_NEAR, _ENDGAME_EVERY = 0.3, 1.0, 0.1
 #: For how many times as long a far peer that is no parent must.
 STRANGERS = 3.0
-#: For how many times as long one must be known to hold a chunk that a node nearby should bring into the region.
+#: For how many times as long one must be known to hold a chunk that a node nearby should bring into the region, unless
+#: it is a parent who is through.
 OTHERS_PART = 2.0
 #: For how long a parent must have pushed nothing until it seems to be through: one that holds all, and any (seconds).
 SPENT_AFTER, IDLE_AFTER = 0.25, 1.0
@@ -171,27 +174,42 @@ class Asking:
         self, peer: Peer, transfer: Transfer, theirs: Bits, ripe: Bits | None, room: int, now: float
     ) -> list[int]:
         open_ones = transfer.open if ripe is None else transfer.open & ripe
-        if ripe is not None and not peer.near:
-            # Of what the region lacks each node fetches its part first, and of the rest what should be here by now.
-            part = open_ones & self._part(transfer)
-            wait = max(self._patience(peer, transfer, now), OTHERS_PART * self._ground.lag.patience)
-            rest = transfer.ripe(now - wait)
-            open_ones = part if rest is None or (part & theirs).any() else open_ones & rest
-        chosen = transfer.pick(open_ones & theirs, room)
+        if ripe is None or peer.near:
+            chosen = transfer.pick(open_ones & theirs, room)
+        else:
+            turns = self._turns(transfer)
+            mine = open_ones & (turns == 0)
+            if (mine & theirs).any():
+                open_ones, chosen = mine, transfer.pick(mine & theirs, room)
+            else:
+                # A mate fetches these too: from the other end, so that the two meet where all is here.
+                ripe = transfer.ripe(now - self._patience_for_mates(peer, transfer, now))
+                held = theirs if ripe is None else theirs & ripe
+                next_turn = turns[held].min(initial=len(self._ground.peers))
+                chosen = transfer.pick(held & (turns == next_turn), room, backwards=True)
+                open_ones = transfer.open
         if chosen or peer.snubbed or open_ones.any():
             return chosen
         chosen, later = transfer.pick_again(peer.name, theirs, room, self._ground.config.endgame_copies, now)
         self._hope_due = min(self._hope_due, later)
         return chosen
 
-    def _part(self, transfer: Transfer) -> Bits:
-        """The chunks that this node is to bring into its region, if all lack them: each mate has as many."""
+    def _patience_for_mates(self, peer: Peer, transfer: Transfer, now: float) -> float:
+        """How long what others are to bring into the region must have been held by a peer far away."""
+        if transfer.told and self._is_through(peer, transfer, now):
+            return max(ENDGAME_HELD, self._ground.lag.usual)
+        return max(self._patience(peer, transfer, now), OTHERS_PART * self._ground.lag.patience)
+
+    def _turns(self, transfer: Transfer) -> NDArray[np.int64]:
+        """When this node is to bring each chunk into its region, if all there lack it: 0 for its own part, each mate
+        has as many; then the mates' parts, one after the other, in another order at each node."""
         short = transfer.id[:SHORT_ID_BYTES]
         near = [(peer.name, peer.holds.get(short)) for peer in self._ground.peers.values() if peer.near]
         mates = [name for name, theirs in near if theirs is not None and not theirs.all()]
         rank = sum(name < self._ground.node for name in mates)
-        parts: Bits = np.arange(len(transfer.held)) * _SCATTER % (1 << 32) * (1 + len(mates)) >> 32 == rank
-        return parts
+        parts = np.arange(len(transfer.held)) * _SCATTER % (1 << 32) * (1 + len(mates)) >> 32
+        turns: NDArray[np.int64] = (rank - parts) % (1 + len(mates))
+        return turns
 
     def _ask(self, peer: Peer, transfer: Transfer, chunks: list[int], now: float) -> None:
         ground = self._ground

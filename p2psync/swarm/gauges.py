@@ -155,6 +155,11 @@ class Best:
         else:
             self._run.rate(nbytes, seconds, lasting)
 
+    def at_least(self, rate: float) -> None:
+        """So much moved, pressed or not: what is known was too low. Where nothing is known it tells nothing."""
+        if 0 < self.value < rate:
+            self._parts[-1][1] = rate
+
     def drop_to(self, rate: float) -> None:
         """What was known is no more true."""
         self._parts.clear()
@@ -271,6 +276,7 @@ class Gauges:
         #: Bytes that were delivered and received in all intervals so far.
         self.delivered = 0
         self.received = 0
+        self._moved = _Run()
         self._last: dict[Hashable, Reading] = {}
         self._read_at: dict[Hashable, float] = {}
         self._junk: Collection[str] = ()
@@ -362,6 +368,9 @@ class Gauges:
             self.up.lull(delivered, span, sure)
         else:
             self.up.pause()
+        # A fast link may empty all that waits before two looks have seen it wait.
+        busy = [peer for peer, flow in flows.items() if flow.delivered >= TALK * span]
+        self.up.at_least(self._moved.rate(delivered, span, self._longest_lasting(busy)) or 0.0)
         for peer, gauge in self.paths.items():
             _take_received(gauge.received, flows[peer].received if peer in flows else 0, span, self._lasting(peer))
         senders = [peer for peer, flow in flows.items() if flow.received >= TALK * span]

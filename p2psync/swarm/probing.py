@@ -38,6 +38,8 @@ LOOKS = 2
 PRESS = 1.25
 #: A probe has shown its rate when it was steady, or after this part of its time, or this part of the most bytes.
 _ENOUGH, _MUCH = 0.8, 0.5
+#: A pump was seen if what is known of the uplink is this part of its rate, over so many seconds if it was shorter.
+SEEN, SHORT = 0.5, 0.4
 #: An uplink by this factor wider or narrower than it was is told anew.
 _OTHER = 1.25
 _NEVER = float("inf")
@@ -62,8 +64,8 @@ class _Asking:
 class _Sending:
     """The probe that this node sends. job: of its own offer, None if it was asked. granted: bytes to each peer.
 
-    rate: bytes a second at most, 0: as fast as may be. An own offer waits until all have answered, and then pumps to
-    all at once.
+    rate: bytes a second at most, 0: as fast as may be. sent: bytes since `pumped_at`. An own offer waits until all have
+    answered, and then pumps to all at once.
     """
 
     job: Job | None
@@ -75,6 +77,8 @@ class _Sending:
     seconds: float = 0.0
     rate: float = 0.0
     pumping: bool = False
+    pumped_at: float = 0.0
+    sent: int = 0
 
 
 @dataclass(slots=True)
@@ -365,6 +369,7 @@ class Prober:
     def _pump(self, sending: _Sending, now: float) -> None:
         """All have answered, or had time to."""
         sending.pumping = True
+        sending.pumped_at = now
         sending.offered.clear()
         sending.until = now + sending.seconds
         sending.steady = self._steady(sending.granted)
@@ -411,6 +416,7 @@ class Prober:
         granted = sending.granted.pop(name, None)
         if granted is not None:
             self._up_budget.spend(sent - granted)
+            sending.sent += sent
         if not sending.granted and not sending.offered:
             self._end_sending(sending, now)
 
@@ -431,7 +437,12 @@ class Prober:
     def _end_sending(self, sending: _Sending, now: float) -> None:
         self._sending = None
         if sending.job is not None:
-            self._jobs.judge(sending.job, sending.pumping, now, self._gauges.up.value)
+            self._jobs.judge(sending.job, sending.pumping and self._was_seen(sending, now), now, self._gauges.up.value)
+
+    def _was_seen(self, sending: _Sending, now: float) -> bool:
+        """Whether a pump showed in what is known of the uplink: it may be too short for that over a fast one."""
+        rate = sending.sent / max(SHORT, now - sending.pumped_at)
+        return not self._gauges.up.value or self._gauges.up.value >= SEEN * rate
 
     def _tell_uplink(self) -> None:
         """To those far away, once this node's uplink is known, and when it clearly is another."""

@@ -146,10 +146,13 @@ class Transfer:
         later = self.heard[self.open & (self.heard > since)] if self.pushed else self.heard[:0]
         return float(later.min(initial=math.inf))
 
-    def pick(self, candidates_of: Bits, count: int) -> list[int]:
-        """Up to `count` of these chunks (flags): rarest first, but last heard of first where they are pushed here."""
+    def pick(self, candidates_of: Bits, count: int, *, backwards: bool = False) -> list[int]:
+        """Up to `count` of these chunks (flags): rarest first, but last heard of first where they are pushed here; or
+        the other way round."""
         candidates = np.flatnonzero(candidates_of)
         order = self.spread[candidates] + (-self.heard[candidates] if self.pushed else self.rarity[candidates])
+        if backwards:
+            order = -order
         if len(candidates) > count:
             few = np.argpartition(order, count)[:count]
             candidates, order = candidates[few], order[few]

@@ -174,6 +174,15 @@ def test_a_pause_of_a_second_is_no_fall() -> None:
     assert not feed.gauges.fell
 
 
+def test_a_link_that_empties_all_that_waits_between_two_looks_was_not_slow() -> None:
+    feed = Feed()
+    feed.run(10, {"far": 19}, rtt=0.1)
+    feed.run(5, {"far": 0}, pressed=False)
+    feed.run(0.4, {"near": 900}, pressed=False, rtt=0.0001, tick=0.1)
+    assert mbit(feed.gauges.up) == pytest.approx(900)
+    assert feed.gauges.paths["near"].sent.value == 0
+
+
 def test_an_uplink_cut_to_a_tenth_is_not_blamed_on_the_paths() -> None:
     feed = Feed()
     feed.run(10, {"a": 50, "b": 20})

@@ -374,6 +374,29 @@ def test_a_nodes_own_uplink_is_looked_at_until_a_look_finds_no_more() -> None:
     assert next_offer() >= late
 
 
+def test_an_uplink_that_a_pump_was_too_short_to_show_is_pumped_again_and_not_taken_for_slow() -> None:
+    gauges = Gauges()
+    node = Prober("me", "a", ProbeConfig(settle=0.0, spread=0.0), gauges, random.Random(0))
+    for name in ("p0", "p1"):
+        node.peer_up(name, "a", 0.0)
+    for _ in range(40):
+        gauges.up.add(int(19 * MBIT / 10), 0.1)  # over a slow way to somebody far away
+    now, granted = 0.0, 0
+    for again in (False, True):
+        while not (offers := told(node, ProbeOffer)):
+            now += 0.1
+            node.poll(False, now)
+        assert now <= (2.0 if again else 0.2)
+        for offer in offers:
+            node.receive(offer.peer, Probe(offer.message.token, 16 << 20, 2.0), now)
+        now += 0.3
+        pumps = [action for action in node.actions() if isinstance(action, Pump)]
+        granted = sum(pump.size for pump in pumps)
+        for pump in pumps:
+            node.pumped(pump.peer, pump.size, now)
+    assert granted == 32 << 20, "it may spend what a link may that nobody has measured"
+
+
 def test_a_peer_that_goes_leaves_nothing_waiting() -> None:
     node = prober(ProbeConfig(settle=0.0, spread=0.0), peers=2)
     node.poll(False, 0.1)

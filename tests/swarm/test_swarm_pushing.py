@@ -646,6 +646,34 @@ def test_what_is_late_is_fetched_into_a_region_by_one_node_and_by_others_only_la
     assert later[1] <= soon[0]
 
 
+def test_who_has_its_part_takes_from_the_mates_where_it_would_end() -> None:
+    order: list[list[int]] = []
+    for me, mate in (("a", "b"), ("b", "a")):
+        bench = relay(("p", ""), node=me, chunks=32, config=replace(CONFIG, window_least=1, flight_least=0))
+        assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
+        bench.peer(mate, near=True)
+        push(bench, "p", 31, now=1.0)
+        bench.have(mate, 31, now=1.0)
+        for index in range(31):
+            bench.have("p", *range(index + 1), 31, now=1.0 + index / 100)
+        bench.have("trainer", *range(32), now=1.4)
+        bench.actions()
+        order.append([])
+        now = 1.4
+        while bench.swarm.progress(bench.id)[0] < 32:
+            now = max(now, bench.swarm.next_wake() or 0.0)
+            bench.swarm.poll(now)
+            asked = [index for name, request in bench.sent(Request) if name == "p" for index in request.chunks]
+            order[-1] += asked
+            for index in asked:
+                bench.chunk("p", index, now)
+        assert now < 1.4 + ENDGAME_HELD + 1.0, "neither waits for what the other will not fetch"
+    a, b = order
+    mine = next(n for n in range(1, 31) if set(a[:n]).isdisjoint(b[: 31 - n]))
+    assert len(set(a[mine : mine + 4]) & set(b[: 31 - mine][-4:])) >= 3
+    assert len(set(b[31 - mine :][:4]) & set(a[:mine][-4:])) >= 3
+
+
 def test_what_a_mate_does_not_fetch_is_fetched_all_the_same_though_nobody_says_a_word() -> None:
     bench = relay(("p", ""), node="a", config=replace(CONFIG, flight_least=0))
     bench.peer("b", near=True)

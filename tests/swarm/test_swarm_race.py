@@ -65,6 +65,21 @@ def test_what_a_killed_relay_had_comes_from_others(name: str) -> None:
     assert race.run() <= 1.3 * alone + 1.5
 
 
+@pytest.mark.parametrize("victim", ["r3-0", "r3-2"])
+def test_what_a_killed_relay_brought_into_its_region_the_others_there_bring_together(victim: str) -> None:
+    race = Race(network("wan-4x3"), buffer=0.2)
+    alone = race.run()
+
+    def kill(swarm: FluidSwarm) -> None:
+        left = swarm.hub.left
+        swarm.hub.left = lambda name: swarm.clock.after(1.5, left, name)  # type: ignore[method-assign]
+        swarm.kill(victim)
+
+    race.at = {alone / 2: kill}
+    assert race.run() <= 1.24 * alone
+    assert max(race.into()) <= 1.2
+
+
 def test_a_relay_that_becomes_ten_times_slower_than_was_planned_holds_nobody_up_for_long() -> None:
     race = Race(network("lan-12"))
 
