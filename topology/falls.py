@@ -63,7 +63,7 @@ class Falls:
         """Pairs of regions of whose planned ways half has fallen by now, and had not before; what part is left."""
         carried: dict[_Pair, float] = {}
         lost: dict[_Pair, float] = {}
-        news: dict[_Pair, float] = {}
+        news: dict[_Pair, list[tuple[float, float]]] = {}
         for pair, rate in self._planned.items():
             if pair[0] in region and pair[1] in region and region[pair[0]] != region[pair[1]]:
                 between = (region[pair[0]], region[pair[1]])
@@ -71,8 +71,10 @@ class Falls:
                 lost[between] = lost.get(between, 0.0) + rate * (pair in fallen)
                 more = fallen.get(pair, 1.0) / self._told.get(pair, 1.0)
                 if more < 1:
-                    news[between] = max(news.get(between, 0.0), more)
-        return {between: left for between, left in news.items() if lost[between] >= MOST * carried[between]}
+                    news.setdefault(between, []).append((rate, more))
+        # Of a link that is full its users get unequal parts: what is left of it is what is left of them together.
+        left = {between: sum(r * more for r, more in of) / sum(r for r, _ in of) for between, of in news.items()}
+        return {between: part for between, part in left.items() if lost[between] >= MOST * carried[between]}
 
     def _current(self, path: PathFigures) -> _Old | None:
         """What is known of a figure that has not changed since a fall."""

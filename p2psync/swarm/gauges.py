@@ -117,13 +117,14 @@ class Best:
     def fallen_to(self, expected: float = float("inf")) -> float | None:
         """What is left of it if the best of the last pressed seconds is far below the best of the minute, else None.
 
-        expected: what it would give, at most, if it had not changed (bytes a second); what is left is in proportion.
+        expected: what it would give, at most, if it had not changed (bytes a second); what is left is in proportion,
+        by the newest rate: the best is just below what is far below when that is noticed, whatever is left.
         """
         whole = min(self.value, expected)
         if self._recent_seconds < SETTLE or not whole:
             return None
-        recent = max(rate for rate, _ in self._recent)
-        return self.value * recent / whole if recent < CHANGED * whole else None
+        best, newest = max(rate for rate, _ in self._recent), self._recent[-1][0]
+        return self.value * newest / whole if best < CHANGED * whole else None
 
     def add(self, nbytes: int, seconds: float, *, lasting: float = LASTING, conclusive: bool = True) -> None:
         """So much moved in an interval, and a rate counts once it has lasted for `lasting` seconds.

@@ -165,6 +165,18 @@ def test_a_path_that_gives_a_tenth_is_found_out_in_a_second_and_a_half_and_not_a
     assert feed.gauges.fell, "it had risen again meanwhile"
 
 
+def test_what_is_left_of_a_path_is_what_it_gives_in_the_end_and_not_as_it_falls() -> None:
+    feed = Feed()
+    feed.gauges.expected = {"a": 40 * MBIT}
+    feed.run(5, {"a": 40})
+    feed.run(0.75, {"a": 11})
+    for _ in range(8):
+        if not feed.gauges.fell:
+            feed.run(0.25, {"a": 4})
+    assert feed.gauges.fell
+    assert feed.gauges.measures().paths[0].fallen == pytest.approx(0.1, abs=0.05)
+
+
 def test_a_pause_of_a_second_is_no_fall() -> None:
     feed = Feed()
     feed.gauges.expected = {"a": 40 * MBIT}

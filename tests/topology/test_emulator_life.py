@@ -1,9 +1,12 @@
 """Emulated networks come and go: side by side, killed, and without leaving anything behind."""
 
+import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,6 +54,37 @@ def wan(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
         return (int(ended.value.code or 0), *capfd.readouterr())
 
     return run
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_who_got_no_answer_asks_again_while_the_router_lives(
+    alive: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runs, "PLACE", tmp_path)
+    runs.folder_of("run").mkdir()
+    with (runs.folder_of("run") / "lock").open("w") as lock, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+        if alive:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        s.bind(str(runs.folder_of("run") / "control"))
+        s.listen(8)
+
+        def serve() -> None:
+            s.accept()[0].close()  # a client that was not scheduled in time
+            if alive:
+                client, _ = s.accept()
+                with client:
+                    client.recv(1 << 10)
+                    client.send(b"{}")
+
+        router = threading.Thread(target=serve, daemon=True)
+        router.start()
+        if alive:
+            assert runs.ask("run", {}) == b"{}"
+        else:
+            with pytest.raises(P2PSyncError, match="died"):
+                runs.ask("run", {})
+        router.join(10)
+        assert not router.is_alive()
 
 
 def test_networks_side_by_side_are_strangers_to_each_other() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from topology.falls import Falls
 from topology.measured import PathFigures
@@ -38,6 +39,13 @@ def test_once_half_of_what_is_planned_fell_older_figures_of_the_link_are_as_much
     fell = path("a0", "b0", 2.0)
     assert rates(f.apply([fell, PROBED], {("a0", "b0"): 0.1}, REGION)) == [2.0, 9.0]
     assert rates(f.apply([fell, PROBED], {("a0", "b0"): 0.1}, REGION)) == [2.0, 9.0]
+
+
+def test_what_is_left_of_a_link_is_what_is_left_of_all_that_fell_on_it_together() -> None:
+    f = falls(([-1, 0, 0, 2], 0.75), ([-1, 0, 3, 0], 0.25))
+    fell = [path("a0", "b0", 1.5), path("a0", "b1", 2.5)]
+    left = {("a0", "b0"): 0.05, ("a0", "b1"): 0.25}
+    assert rates(f.apply([*fell, PROBED], left, REGION))[2] == pytest.approx(90 * (30 * 0.05 + 10 * 0.25) / 40)
 
 
 def test_a_way_that_carries_little_of_the_plan_says_nothing_of_the_link() -> None:

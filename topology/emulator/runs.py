@@ -24,6 +24,8 @@ from topology.emulator.layout import Layout
 PLACE = Path("/run/p2psync-wan")
 _PREFIX = "p2w-"
 _LONGEST_ANSWER = 1 << 20
+#: How often a living router is asked for an answer.
+_ASK_TIMES = 5
 
 
 class RunState(msgspec.Struct, frozen=True):
@@ -92,21 +94,32 @@ def find(file: Path) -> RunState | None:
 
 
 def ask(run: str, request: object) -> bytes:
-    """Send a request to a run's router; its answer. Raises `P2PSyncError` where it is gone or refuses."""
+    """Send a request to a run's router; its answer. Raises `P2PSyncError` where it is gone or refuses.
+
+    The router waits for nobody: who connects and then is not scheduled for a while asks again.
+    """
+    for _ in range(_ASK_TIMES):
+        answer = _ask(run, request)
+        if answer or not is_alive(run):
+            break
+    if not answer:
+        raise has_died()
+    if answer.startswith(b"!"):
+        raise P2PSyncError(answer[1:].decode())
+    return answer
+
+
+def _ask(run: str, request: object) -> bytes:
+    """The answer; empty if there was none."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
             control.settimeout(10)
             control.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LONGEST_ANSWER)
             control.connect(str(folder_of(run) / "control"))
             control.send(msgspec.json.encode(request))
-            answer = control.recv(_LONGEST_ANSWER)
+            return control.recv(_LONGEST_ANSWER)
     except OSError:
-        answer = b""
-    if not answer:
-        raise has_died()
-    if answer.startswith(b"!"):
-        raise P2PSyncError(answer[1:].decode())
-    return answer
+        return b""
 
 
 def has_died() -> P2PSyncError:
