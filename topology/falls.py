@@ -70,7 +70,7 @@ class Falls:
                 carried[between] = carried.get(between, 0.0) + rate
                 lost[between] = lost.get(between, 0.0) + rate * (pair in fallen)
                 more = fallen.get(pair, 1.0) / self._told.get(pair, 1.0)
-                if more < 1:
+                if more < 1 and rate > 0:
                     news.setdefault(between, []).append((rate, more))
         # Of a link that is full its users get unequal parts: what is left of it is what is left of them together.
         left = {between: sum(r * more for r, more in of) / sum(r for r, _ in of) for between, of in news.items()}

@@ -45,20 +45,28 @@ class WatchDaemon:
         self._told: dict[str, str] = {}
         self._pause = RETRY_FIRST
         self._unsaved = False
+        self._saving: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Publish until cancelled. Raises `FencedError` once another trainer has taken the run over, and what no other
         checkpoint could mend."""
-        while True:
-            pause = LOOK_EVERY
-            for found in await self._look():
-                if not await self._publish(found):
-                    pause, self._pause = self._pause, min(RETRY_LAST, 2 * self._pause)
-                    break
-                self._pause = RETRY_FIRST
+        try:
+            while True:
+                pause = LOOK_EVERY
+                for found in await self._look():
+                    if not await self._publish(found):
+                        pause, self._pause = self._pause, min(RETRY_LAST, 2 * self._pause)
+                        break
+                    self._pause = RETRY_FIRST
+                if self._unsaved:
+                    self._saving = asyncio.create_task(self._save())
+                    await asyncio.shield(self._saving)
+                await asyncio.sleep(pause)
+        finally:
+            if self._saving is not None:
+                await self._saving
             if self._unsaved:
                 await self._save()
-            await asyncio.sleep(pause)
 
     async def _look(self) -> list[Found]:
         root = str(self._watcher.root)
@@ -74,7 +82,7 @@ class WatchDaemon:
 
     async def _publish(self, found: Found) -> bool:
         """Publish one checkpoint, or tell why not. False: to be tried again, since it changed or the disk is full."""
-        name = found.path.name
+        name, before = found.path.name, self._trainer.position
         try:
             event = await publish_checkpoint(self._trainer, found.path, found.signature)
             if event is None:
@@ -85,6 +93,12 @@ class WatchDaemon:
         except FormatError as error:
             # Another state of the files is another try; this one is not tried again.
             self._emit(Trouble(f"{name} is not published: {error}"))
+        except asyncio.CancelledError:
+            # It was published all the same if that could not be stopped any more.
+            if self._trainer.position != before:
+                self._watcher.deal_with(found)
+                self._unsaved = True
+            raise
         self._watcher.deal_with(found)
         self._told.pop(str(found.path), None)
         self._unsaved = True
