@@ -21,6 +21,9 @@ from topology.regions import cluster
 
 #: How far above what others saw a claim is believed.
 GROWTH = 2.0
+#: How many times what the second witness saw the first one's word counts: whoever sends little to all but one may just
+#: have been measured by that one.
+ALONE = 3.0
 #: How far above what its target saw come a source's word on one path is believed: both count over spans of their own.
 WITNESSED = 1.2
 #: Mbit/s that a node is given to begin with, when nothing was seen of anybody.
@@ -161,7 +164,7 @@ def _witnessed(node: NodeFigures) -> float | None:
     if len(told) < 2:
         return told[0] * GROWTH if told else None
     second, first = told[-2:]
-    return second + min(first, GROWTH * second)
+    return second + min(first, ALONE * second)
 
 
 def regions_of(nodes: Sequence[NodeFigures], paths: Iterable[PathFigures]) -> dict[str, str]:

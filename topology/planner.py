@@ -41,6 +41,8 @@ FULL_RATE = 0.97
 #: How much later than by the best of them a payload may be everywhere for fewer flows between regions; among so few
 #: nodes, since where there are many it is the uplinks that count.
 SOON, _FEW = 1.03, 32
+#: Seconds one way within which every node may as well feed all others: over long ways a few thick flows are better.
+_CLOSE = 0.001
 #: An old plan is kept while it has this share of the new one's rate. In one region, where uplinks alone count, it is
 #: also left once a relay is fuller than `CROWDED` and the fullest of the new plan clearly is not (see
 #: `topology.balance`): acknowledgements, and what is sent again, have no place in a plan.
@@ -79,8 +81,12 @@ def _best(plans: list[Plan], network: Network, payload: int) -> Plan:
     timed.sort(key=lambda pair: pair[0])
     if network.size > _FEW:
         return timed[0][1]
+    soon = (plan for time, plan in timed if time <= SOON * timed[0][0])
+    if len(network.regions) == 1:
+        # Of trees with two hops the root sees all that goes wrong: whoever passes its part on too slowly gets less.
+        return min(soon, key=lambda plan: int(plan.depth.max()))
     # A few thick flows over a long link find their rates sooner than many thin ones.
-    return min((plan for time, plan in timed if time <= SOON * timed[0][0]), key=lambda plan: _crossings(plan, network))
+    return min(soon, key=lambda plan: _crossings(plan, network))
 
 
 def _time(plan: Plan, network: Network, payload: int) -> float:
@@ -183,7 +189,8 @@ def _by_regions(network: Network, slow: dict[str, float], most_children: int, pa
             parents = repair(network, parents, shares, packing.rate, demand, most_children)
             parents = balance(network, parents, shares, packing.rate, demand, most_children)
             plans.append(_weighed(network, parents, shares, slow, demand, most))
-    if payload < PAYLOAD and (flat := stars(network, slow, most_children)) is not None:
+    close = len(network.regions) == 1 and network.delay[0, 0] <= _CLOSE
+    if (payload < PAYLOAD or close) and (flat := stars(network, slow, most_children)) is not None:
         parents = repair(network, flat[0], flat[1], packing.rate, demand, most_children)
         plans.append(_plan(network, parents, flat[1], slow, most))
     return plans

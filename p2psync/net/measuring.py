@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from p2psync.membership.records import Measures, NodeInfo
+from p2psync.net import tcp
 from p2psync.net.junk import JunkPumps
 from p2psync.net.paces import Paces
 from p2psync.net.peers import PeerTable
@@ -18,10 +19,11 @@ from p2psync.net.stream import PeerStream
 from p2psync.protocol.messages import MAX_STREAMS, Junk, Message, Probe, ProbeEnd, ProbeOffer, Uplink, WantStreams
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.budget import ProbeConfig
-from p2psync.swarm.gauges import MBIT, Gauges, Reading
+from p2psync.swarm.gauges import MBIT, Gauge, Gauges, Reading
 from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
 from p2psync.swarm.probing import Prober
 from p2psync.swarm.streams import TOLERANT, StreamPolicy
+from p2psync.swarm.uplink_pace import UplinkPace
 
 #: Seconds between looks at all connections: while junk flows, and otherwise.
 TICK_PROBING, TICK = 0.1, 0.25
@@ -29,6 +31,10 @@ TICK_PROBING, TICK = 0.1, 0.25
 LINGER, IDLE_EVERY = 1.0, 5.0
 #: Connections to each peer until measurements say otherwise.
 FIRST_STREAMS = 2
+#: A transfer of so many bytes takes longer than finding out what paths give; seconds without a chunk after which what
+#: flows know of that is old.
+LARGE, QUIET = 4 << 20, 1.0
+_UNKNOWN = Gauge()
 #: How often the number of connections to each peer is brought in line, and measures are looked at (seconds).
 TEND_EVERY = 1.0
 
@@ -59,11 +65,13 @@ class Measuring:
         congestion: str,
         on_measures: Callable[[Measures], None] = lambda measures: None,
         on_connections: Callable[[str, int], None] = lambda peer, count: None,
+        on_pace: Callable[[float], bool] = lambda rate: False,
         others_fetch: Callable[[], bool] = lambda: False,
     ) -> None:
         """streams: connections to each peer, 0: as measurements say. congestion: their algorithm, "" for the kernel's.
 
-        on_measures: told when something has really moved. on_connections: how many a peer has, now and then.
+        on_measures: told when something has really moved. on_connections: how many a peer has, now and then. on_pace:
+        bytes a second to hand out, 0: any number; answers whether anything had to wait for that.
         others_fetch: whether peers still get what is here, over links that probes would take from them.
         """
         self._node, self._region = info.node, info.region
@@ -71,6 +79,7 @@ class Measuring:
         self._config = config
         self._on_measures = on_measures
         self._on_connections = on_connections
+        self._on_pace = on_pace
         self._others_fetch = others_fetch
         self.gauges = Gauges()
         self._prober = Prober(info.node, info.region, config.probing, self.gauges, rng)
@@ -86,6 +95,7 @@ class Measuring:
         self._fresh: dict[str, str] = {}
         self._seen: dict[PeerStream, tuple[int, float, float]] = {}
         self._paces = Paces(peers)
+        self._uplink_pace = UplinkPace()
         #: Bytes of junk so far.
         self.junk_received = 0
         self._measures = Measures()
@@ -131,6 +141,13 @@ class Measuring:
         self._paces.planned(plan)
         from_parents = {name: rate / MBIT for name, rate in plan.rates_from().items()}
         self._prober.planned(from_parents, self._loop.time())
+
+    def transfer_begins(self, nbytes: int) -> None:
+        """So many bytes are about to be fetched or pushed here."""
+        if nbytes <= LARGE or self._loop.time() - self._peers.chunk_at < QUIET:
+            return
+        far = [name for name in self._up if self.gauges.paths.get(name, _UNKNOWN).rtt > tcp.NEAR_RTT]
+        self._paces.begin(set(far).difference(self._pumps.peers))
 
     def peer_up(self, name: str, region: str) -> None:
         """A peer is connected, or has one more connection."""
@@ -228,6 +245,14 @@ class Measuring:
         self._seen = seen
         self._paces.read(readings, now, self._pumps.peers)
         self.gauges.read(readings, now, self._pumps.leaving)
+        self._pace_uplink(readings, now)
+
+    def _pace_uplink(self, readings: Mapping[PeerStream, Reading], now: float) -> None:
+        """Have chunks handed out no faster than the uplink takes them, where the plan fills it."""
+        pace = self._uplink_pace
+        held = self._on_pace(pace.rate)
+        planned = sum(self._planned.values()) if self._planned else 0.0
+        self._on_pace(pace.read(readings, now, known=self.gauges.up.value, planned=planned, held=held))
 
     def _watch_streams(self, span: float, now: float) -> None:
         # What is held to a rate tells nothing of how many connections it takes.

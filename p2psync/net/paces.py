@@ -38,6 +38,12 @@ class Paces:
         for name, rate in rates.items():
             self._vigours[name].planned(rate)
 
+    def begin(self, quiet: Collection[str]) -> None:
+        """A large transfer begins. quiet: peers far away to whom nothing flowed of late."""
+        for name in self._paces.keys() & set(quiet):
+            self._paces[name].begin()
+        self._hold(())
+
     def read(self, readings: Mapping[PeerStream, Reading], now: float, pumped: Collection[str]) -> None:
         """The counters of what moves; now: seconds. pumped: peers to whom junk is sent, at a rate of its own, and of
         which some is meant to be lost."""

@@ -91,6 +91,7 @@ class NodeRunner:
             congestion=congestion.far,
             on_measures=self._measured,
             on_connections=core.swarm.connections,
+            on_pace=core.swarm.pace,
             others_fetch=lambda: core.swarm.others_fetch,
         )
         self.driver: EngineDriver | None = None
@@ -174,6 +175,7 @@ class NodeRunner:
 
     def offer(self, pack: Pack) -> None:
         """Serve a pack that was just made here."""
+        self.measuring.transfer_begins(pack.manifest.payload_bytes)
         self.core.offer(pack.signed.id, pack.manifest, _flags(pack), self._loop.time())
         self._kick()
 
@@ -402,6 +404,7 @@ class NodeRunner:
             self._trouble(str(error))
             self.core.store_failed(action.step.id, str(error), now)
             return
+        self.measuring.transfer_begins(pack.manifest.payload_bytes)
         self.core.fetch(action, _flags(pack), now)
 
     async def _remove(self, driver: EngineDriver, id: bytes) -> None:

@@ -288,6 +288,7 @@ class PeerStream(asyncio.BufferedProtocol):
             info.held,
             self.dried,
             self._held_to,
+            info.delay,
         )
 
     def idle(self, seconds: float) -> bool:

@@ -55,8 +55,8 @@ _SIOCOUTQNSD = 0x894B
 class TcpInfo:
     """A connection's counters: bytes, and seconds. delivered: what was acknowledged, selectively or in order.
 
-    received: what has come, in order or about. rtt: the least of the last minutes, 0: none yet. held: time in which the
-    peer's window was full.
+    received: what has come, in order or about. rtt: the least of the last minutes, 0: none yet. delay: how much longer
+    round trips take now. held: time in which the peer's window was full.
     """
 
     delivered: int
@@ -66,6 +66,7 @@ class TcpInfo:
     notsent: int
     rtt: float
     held: float
+    delay: float = 0.0
 
 
 def tcp_info(sock: Any) -> TcpInfo | None:
@@ -100,7 +101,8 @@ def parse_info(data: bytes, queued: int = 0) -> TcpInfo | None:
     sent, resent = _SENT_RESENT.unpack_from(data, 200)
     # Before the first round trip the kernel says all ones.
     seconds = rtt / 1e6 if rtt != 0xFFFFFFFF else 0.0
-    return TcpInfo(acked + sacked * mss, received + queued, sent, resent, notsent, seconds, window / 1e6)
+    delay = max(0.0, _RTT_WINDOW.unpack_from(data, 68)[0] / 1e6 - seconds) if seconds else 0.0
+    return TcpInfo(acked + sacked * mss, received + queued, sent, resent, notsent, seconds, window / 1e6, delay)
 
 
 def unsent(sock: Any) -> int:

@@ -211,6 +211,14 @@ class Swarm:
         """Bytes of chunks handed out."""
         return self._ground.sent_bytes
 
+    def pace(self, rate: float) -> bool:
+        """Hand out so many bytes a second from now on, 0: as many as connections take; whether anything had to wait
+        since this was said last."""
+        outflow = self._serving.outflow
+        outflow.limit(rate)
+        held, outflow.held = outflow.held, False
+        return held
+
     @property
     def others_fetch(self) -> bool:
         """Whether a peer is known to be in the middle of what is all here."""
@@ -300,7 +308,7 @@ class Swarm:
             case Gone():
                 self._on_gone(peer, message.manifest, now)
             case Request():
-                self._serving.requested(peer, message)
+                self._serving.requested(peer, message, now)
             case Cancel():
                 peer.needs_no_more(message.manifest, message.chunks)
             case Reject():
@@ -326,7 +334,7 @@ class Swarm:
         peer = self._peers.get(name)
         if peer is not None:
             peer.flushing = max(0, peer.flushing - size)
-            self._serving.serve(peer)
+            self._serving.serve(peer, now)
             self._pushing.inject(now)
 
     def poll(self, now: float) -> None:
@@ -335,10 +343,11 @@ class Swarm:
             self._tell_news()
         self._asking.poll(now)
         self._pushing.poll(now)
+        self._serving.poll(now)
 
     def next_wake(self) -> float | None:
         """When `poll` must be called next at the latest, if nothing else happens."""
-        wake = min(self._news_due, self._asking.next_wake, self._pushing.next_wake)
+        wake = min(self._news_due, self._asking.next_wake, self._pushing.next_wake, self._serving.next_wake)
         return None if wake == _NEVER else wake
 
     def actions(self) -> list[Action]:
@@ -414,7 +423,7 @@ class Swarm:
             self._ground.lag.came_late(now - float(transfer.heard[chunk.index]))
         peer.delivered(now)
         self._ground.actions.append(Save(transfer.id, chunk.index, chunk.data))
-        self._pushing.forward(transfer, short, chunk.index, chunk.tag)
+        self._pushing.forward(transfer, short, chunk.index, chunk.tag, now)
         self._news.setdefault(short, []).append(chunk.index)
         self._news_due = min(self._news_due, now + self._news_delay(transfer))
         if transfer.complete:

@@ -31,8 +31,8 @@ from p2psync.swarm.transfer import Bits
 EACH_WAY = 1.5
 #: The same as a part of what the trees carry, if that is more: where ways are few, most relays are further down.
 DEEPER = 0.7
-#: That time before any was seen, and at most (seconds).
-FIRST_LAG, MOST_LAG = 0.25, 1.0
+#: That time before any was seen, between near nodes too, and at most (seconds).
+FIRST_LAG, NEAR_LAG, MOST_LAG = 0.25, 0.1, 1.0
 #: What the trees carry is the best of so many spans, each of so long (seconds).
 SPANS, SPAN = 4, 0.5
 #: How many times that may be let out where less than planned arrives.
@@ -62,9 +62,10 @@ class _Flying:
 class Flight:
     """Chunks on their way, of one manifest."""
 
-    def __init__(self, first: int = 0) -> None:
-        """first: chunks that go out without waiting."""
+    def __init__(self, first: int = 0, *, near: bool = False) -> None:
+        """first: chunks that go out without waiting. near: all ways on begin nearby."""
         self._first = first
+        self._first_lag = NEAR_LAG if near else FIRST_LAG
         self._flying: dict[int, _Flying] = {}
         self._way_of: list[int] = []
         self._shares: list[float] = []
@@ -99,7 +100,7 @@ class Flight:
     def window(self) -> float:
         """Chunks that may be on their way in all."""
         rate = max(self._rate, *self._spans) if self._spans else self._rate
-        carried = min(MOST_LAG, self._least_lag or FIRST_LAG) * rate * self._slack
+        carried = min(MOST_LAG, self._least_lag or self._first_lag) * rate * self._slack
         return carried + max(EACH_WAY * len(self._shares), DEEPER * carried)
 
     @property

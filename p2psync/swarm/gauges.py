@@ -63,7 +63,8 @@ class Reading:
 
     delivered: what the peer's machine has confirmed, in order or not. received: what has come in order. rtt: the least
     round trip (seconds; 0: not known). held: seconds so far in which the peer's window was full. dried: how often so
-    far nothing waited any more. limit: bytes a second that it may send, 0: any number.
+    far nothing waited any more. limit: bytes a second that it may send, 0: any number. delay: by how much longer than
+    the least round trips are now (seconds).
     """
 
     peer: str
@@ -76,6 +77,7 @@ class Reading:
     held: float = 0.0
     dried: int = 0
     limit: float = 0.0
+    delay: float = 0.0
 
 
 class _Run:

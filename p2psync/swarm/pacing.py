@@ -16,6 +16,8 @@ from p2psync.swarm.tally import Tally
 #: What a flow that is held may send, of its part or of what came through; by how much that changes at each look without
 #: many losses, and with them; and from which on it is held no more, of what it was held to last.
 FIRST, RISE, FALL, FREE = 0.97, 1.004, 0.93, 1.25
+#: How it rises at the beginning of a transfer.
+EARLY_RISE = 1.03
 #: Losses that are many, as a share of what was sent: links lose up to some percent by themselves.
 MANY = 0.04
 #: After so many looks in a row with many losses these should be less than this part of what they were at first; if not,
@@ -37,6 +39,7 @@ class Pace:
         self._lost_first = 0.0
         self._cuts = 0
         self._alone = 0
+        self._early = False
         self._tally = Tally()
 
     def planned(self, part: float) -> None:
@@ -45,6 +48,14 @@ class Pace:
             self.rate *= part / self._part
             self._free *= part / self._part
         self._part = part
+
+    def begin(self) -> None:
+        """A transfer begins, after nothing has flowed for a while: all flows that meet at a link remember what each had
+        of it while it was alone. So each keeps to its part at first, and soon tries for more."""
+        if not self.rate and not self._alone:
+            self.rate = FIRST * self._part
+            self._free = FREE * self.rate
+            self._early = True
 
     def pause(self) -> None:
         """What was seen since the last look tells nothing."""
@@ -65,7 +76,7 @@ class Pace:
             self._cut(lost, came)
         elif self.rate:
             self._cuts = 0
-            self.rate *= RISE
+            self.rate *= EARLY_RISE if self._early else RISE
             if self.rate > self._free:
                 self._let_go()
 
@@ -82,7 +93,9 @@ class Pace:
         else:
             self.rate = FIRST * max(self._part, came)
         self._free = FREE * self.rate
+        self._early = False
 
     def _let_go(self) -> None:
         self.rate = self._free = 0.0
         self._cuts = 0
+        self._early = False

@@ -97,12 +97,12 @@ class Pushing:
 
     # ---- everybody -------------------------------------------------------------------------------------------------
 
-    def forward(self, transfer: Transfer, short: bytes, index: int, tag: int) -> None:
+    def forward(self, transfer: Transfer, short: bytes, index: int, tag: int, now: float) -> None:
         """A chunk came down a tree, and goes on."""
         if tag:
             transfer.tags[index] = tag
             for name in self._ground.trees.below(tag):
-                self._serving.push(name, transfer, short, index)
+                self._serving.push(name, transfer, short, index, now)
 
     def wanted(self, name: str, short: bytes, now: float) -> None:
         """A peer wants the chunks of a manifest: push it what already went down trees in which it is a child."""
@@ -111,7 +111,7 @@ class Pushing:
             return
         for index, tag in sorted(transfer.tags.items()):
             if transfer.held[index] and name in self._ground.trees.below(tag):
-                self._serving.push(name, transfer, short, index)
+                self._serving.push(name, transfer, short, index, now)
         self.inject(now)
 
     # ---- the root --------------------------------------------------------------------------------------------------
@@ -126,7 +126,11 @@ class Pushing:
             transfer.silent = True
             least = self._ground.config.flight_least
             first = least // transfer.typical if transfer.size <= least else 0
-            self._injections[short] = Injection(deque(held), len(held), now, now, Flight(first))
+            hops = [
+                peer for name in self._ground.trees.first_hops if (peer := self._ground.peers.get(name)) is not None
+            ]
+            flight = Flight(first, near=all(peer.near for peer in hops))
+            self._injections[short] = Injection(deque(held), len(held), now, now, flight)
             self.next_wake = min(self.next_wake, now + TELL_AFTER)
             self.inject(now)
 
@@ -207,7 +211,7 @@ class Pushing:
                 return
             injection.waiting.popleft()
             transfer.tags[index] = tag_of(plan.revision, tree)
-            given = [self._serving.push(name, transfer, short, index) for name in sorted(first[tree])]
+            given = [self._serving.push(name, transfer, short, index, now) for name in sorted(first[tree])]
             roomy -= {name for name in first[tree] if not self._serving.has_room(ground.peers[name], transfer)}
             injection.sent[tree] += 1
             injection.flight.add(index, tree, now)

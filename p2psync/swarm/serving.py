@@ -1,8 +1,9 @@
 """Serving: what goes to whom next. A part of the swarm's core.
 
 Requests and pushes wait here, not in socket buffers. The next chunk for a peer is handed out when its connections have
-room. Requests come first, since whoever asks has waited already; of them, chunks that this node has sent the fewest
-times, so that a seed sends each chunk once before any twice. Pushes go in the order in which the chunks came.
+room, and where it is the uplink that holds this node up, when that has: then peers take turns (`outflow`). Requests
+come first, since whoever asks has waited already; of them, chunks that this node has sent the fewest times, so that a
+seed sends each chunk once before any twice. Pushes go in the order in which the chunks came.
 """
 
 from __future__ import annotations
@@ -10,17 +11,25 @@ from __future__ import annotations
 from p2psync.protocol.messages import Have, Reject, Request
 from p2psync.swarm.actions import SendChunk
 from p2psync.swarm.ground import Ground
+from p2psync.swarm.outflow import Outflow
 from p2psync.swarm.peer import MAX_QUEUED, Peer
 from p2psync.swarm.transfer import Transfer, pack_bitmap
 
+_NEVER = float("inf")
+
 
 class Serving:
-    """What one node owes its peers."""
+    """What one node owes its peers. `poll` is due at `next_wake`."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
+        #: What may leave in all.
+        self.outflow = Outflow()
+        # Peers for whom something waits until more may leave, in turn.
+        self._turns: dict[str, None] = {}
+        self.next_wake = _NEVER
 
-    def requested(self, peer: Peer, request: Request) -> None:
+    def requested(self, peer: Peer, request: Request, now: float) -> None:
         """A peer asks for chunks: what is not here, or too much, is refused at once."""
         transfer = self._ground.transfers.get(request.manifest)
         refused = []
@@ -34,16 +43,16 @@ class Serving:
                 refused.append(index)
         if refused:
             self._ground.send(peer.name, Reject(request.manifest, refused))
-        self.serve(peer)
+        self.serve(peer, now)
 
-    def push(self, name: str, transfer: Transfer, short: bytes, index: int) -> bool:
+    def push(self, name: str, transfer: Transfer, short: bytes, index: int, now: float) -> bool:
         """Push a held chunk to a peer that wants the manifest's chunks; False if it does not, or was given it."""
         peer = self._ground.peers.get(name)
         if peer is None or not peer.lacks(short, index):
             return False
         peer.give(short, index, len(transfer.held), transfer.manifest.sizes[index])
         peer.pushes[(short, index)] = None
-        self.serve(peer)
+        self.serve(peer, now)
         return True
 
     def has_room(self, peer: Peer, transfer: Transfer) -> bool:
@@ -54,24 +63,59 @@ class Serving:
         waiting = len(peer.pushes) * transfer.typical + peer.flushing
         return waiting < max(self._ground.config.push_room, self._limit(peer, transfer))
 
-    def serve(self, peer: Peer) -> None:
+    def serve(self, peer: Peer, now: float) -> None:
         """Hand out what there is room for."""
-        while waiting := peer.queue or peer.pushes:
-            transfer = self._ground.transfers.get(next(iter(waiting))[0])
-            if transfer is not None and peer.flushing >= self._limit(peer, transfer):
+        if peer.name in self._turns:
+            return
+        while self._has_work(peer):
+            if self._is_paced(peer) and (self._turns or not self.outflow.may(now)):
+                self._turns[peer.name] = None
+                self.next_wake = min(self.next_wake, self.outflow.wake(now))
                 return
-            if peer.queue:
-                transfers = self._ground.transfers
-                # Most often there is one that was never sent, which is the least.
-                unsent = next((key for key in peer.queue if key[1] not in transfers[key[0]].sent), None)
-                short, index = unsent or min(peer.queue, key=lambda key: transfers[key[0]].sent[key[1]])
-                del peer.queue[(short, index)]
-                self._hand_out(peer, short, index, asked=True)
-            else:
-                (short, index), _ = peer.pushes.popitem(last=False)
-                theirs = peer.holds.get(short)
-                if theirs is None or not theirs[index]:
-                    self._hand_out(peer, short, index, asked=False)
+            self._serve_one(peer, now)
+
+    def poll(self, now: float) -> None:
+        """Do what time has made due: each peer that waits gets a chunk in its turn, as long as more may leave."""
+        if now < self.next_wake:
+            return
+        while self._turns and self.outflow.may(now):
+            name = next(iter(self._turns))
+            del self._turns[name]
+            peer = self._ground.peers.get(name)
+            if peer is not None and self._has_work(peer):
+                self._serve_one(peer, now)
+                if self._has_work(peer):
+                    self._turns[name] = None
+        self.next_wake = self.outflow.wake(now) if self._turns else _NEVER
+
+    def _has_work(self, peer: Peer) -> bool:
+        """Whether something waits for this peer, and its connections have room."""
+        waiting = peer.queue or peer.pushes
+        if not waiting:
+            return False
+        transfer = self._ground.transfers.get(next(iter(waiting))[0])
+        return transfer is None or peer.flushing < self._limit(peer, transfer)
+
+    def _is_paced(self, peer: Peer) -> bool:
+        """A small manifest is out before its pace would matter."""
+        if not self.outflow.rate:
+            return False
+        transfer = self._ground.transfers.get(next(iter(peer.queue or peer.pushes))[0])
+        return transfer is not None and transfer.size > self._ground.config.flight_least
+
+    def _serve_one(self, peer: Peer, now: float) -> None:
+        if peer.queue:
+            transfers = self._ground.transfers
+            # Most often there is one that was never sent, which is the least.
+            unsent = next((key for key in peer.queue if key[1] not in transfers[key[0]].sent), None)
+            short, index = unsent or min(peer.queue, key=lambda key: transfers[key[0]].sent[key[1]])
+            del peer.queue[(short, index)]
+            self._hand_out(peer, short, index, now, asked=True)
+        else:
+            (short, index), _ = peer.pushes.popitem(last=False)
+            theirs = peer.holds.get(short)
+            if theirs is None or not theirs[index]:
+                self._hand_out(peer, short, index, now, asked=False)
 
     def tell_all(self, short: bytes, transfer: Transfer, name: str) -> None:
         """Tell a peer all that is held of a manifest."""
@@ -85,7 +129,7 @@ class Serving:
         for_each = min(config.flush_most, peer.connections * transfer.typical)
         return max(config.flush_limit, 2 * transfer.typical, for_each)
 
-    def _hand_out(self, peer: Peer, short: bytes, index: int, *, asked: bool) -> None:
+    def _hand_out(self, peer: Peer, short: bytes, index: int, now: float, *, asked: bool) -> None:
         transfer = self._ground.transfers.get(short)
         if transfer is None or not transfer.held[index]:
             if asked:
@@ -93,6 +137,7 @@ class Serving:
             return
         size = transfer.manifest.sizes[index]
         peer.flushing += size
+        self.outflow.took(size, now)
         transfer.sent[index] = transfer.sent.get(index, 0) + 1
         self._ground.sent_bytes += size
         self._ground.actions.append(SendChunk(peer.name, transfer.id, index, size, transfer.tags.get(index, 0)))

@@ -151,3 +151,11 @@ def test_a_path_that_is_held_or_probed_or_brings_what_is_planned_does_not_begin_
     assert node.paces.held
     node.run(1, 0.0, rate=0.1 * PART)
     assert node.far.begun == 0
+
+
+def test_those_far_away_to_whom_nothing_flowed_begin_with_their_parts_at_once(node: Node) -> None:
+    node.paces.begin(["far", "a stranger"])
+    assert node.far.rates == [FIRST * PART]
+    assert not node.near.rates
+    node.run(5, 0.0)
+    assert node.far.rates[-1] == 0.0, "and are let go"

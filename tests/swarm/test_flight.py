@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p2psync.swarm.flight import DEEPER, EACH_WAY, FIRST_LAG, FLIGHT_MOST, LAGGING, LOOK_EVERY, Flight
+from p2psync.swarm.flight import (
+    DEEPER,
+    EACH_WAY,
+    FIRST_LAG,
+    FLIGHT_MOST,
+    LAGGING,
+    LOOK_EVERY,
+    NEAR_LAG,
+    Flight,
+)
 from p2psync.swarm.transfer import Bits
 
 
@@ -103,6 +112,13 @@ def test_the_window_follows_what_the_trees_carry_if_that_is_more_than_was_planne
     assert f.window == pytest.approx(window(1, 0.05 * 60), abs=1)
     assert f.window > window(1, 0.05 * 10)
     assert planned == window(1, FIRST_LAG * 10)
+
+
+def test_between_near_nodes_less_is_let_out_before_any_time_was_seen() -> None:
+    far, near = flight(100.0), Flight(near=True)
+    near.planned([100.0], [0])
+    assert far.window == window(1, 100 * FIRST_LAG)
+    assert near.window == window(1, 100 * NEAR_LAG)
 
 
 def test_a_small_manifest_goes_out_without_waiting() -> None:

@@ -123,3 +123,36 @@ def test_a_part_of_nothing_can_be_followed_by_one_of_something() -> None:
     look(pace, 0.2)
     pace.planned(PART)
     assert pace.rate == FIRST * PART
+
+
+def test_a_flow_begins_with_its_part_and_is_let_go_within_seconds_where_little_is_lost() -> None:
+    pace = Pace(PART)
+    pace.begin()
+    assert pace.rate == FIRST * PART
+    looks = 0
+    while pace.rate:
+        look(pace, 0.0)
+        looks += 1
+    assert looks <= 10
+    look(pace, 0.2)
+    assert pace.rate, "and may be held again"
+
+
+def test_a_flow_that_loses_much_from_the_beginning_is_held_as_any_other() -> None:
+    pace = Pace(PART)
+    pace.begin()
+    look(pace, 0.2)
+    for _ in range(10):
+        look(pace, 0.0)
+    assert FIRST * PART <= pace.rate < 1.05 * PART
+
+
+def test_one_that_is_held_or_let_alone_is_not_begun_again() -> None:
+    held, alone = Pace(PART), Pace(PART)
+    look(held, 0.2, rate=3 * PART)
+    before = held.rate
+    for _ in range(PATIENCE + 2):
+        look(alone, 0.2)
+    for pace in (held, alone):
+        pace.begin()
+    assert (held.rate, alone.rate) == (before, 0.0)

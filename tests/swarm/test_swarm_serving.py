@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from swarm_parts import CHUNK, CONFIG, Bench, flags
 
@@ -195,3 +197,56 @@ def test_what_was_handed_out_of_a_manifest_that_ended_meanwhile_gives_its_room_b
     bench.seed_all(0.2)
     bench.say("a", Request(bench.short, [7]), 0.2)
     assert [chunk.index for chunk in bench.done(SendChunk)] == [7]
+
+
+def paced(rate: float, chunks: int = 12, **config: int) -> Bench:
+    """A node that holds everything, is asked for all by two peers, and may hand out so many bytes a second."""
+    bench = Bench(chunks, config=replace(CONFIG, flush_limit=1 << 30, **config))
+    bench.swarm.begin(bench.id, bench.manifest, flags(chunks, *range(chunks)), flags(chunks), 0.0)
+    bench.swarm.pace(rate)
+    bench.peer("a")
+    bench.peer("b")
+    bench.actions()
+    return bench
+
+
+def test_where_the_uplink_holds_a_node_up_peers_take_turns_and_nothing_stays_behind() -> None:
+    bench = paced(CHUNK / 0.01, chunks=4000, flight_least=0)
+    for name in "ab":
+        for start in range(0, 4000, 1000):
+            bench.say(name, Request(bench.short, list(range(start, start + 1000))))
+    first = handed_out(bench)
+    assert len(first) < 2000, "a burst"
+    assert bench.swarm.pace(CHUNK / 0.01), "something had to wait"
+    due, now = [], 0.0
+    while (wake := bench.swarm.next_wake()) is not None and len(due) + len(first) < 8000:
+        now = wake
+        bench.swarm.poll(now)
+        due += handed_out(bench)
+    assert len(due) + len(first) == 8000
+    assert now == pytest.approx(0.01 * 8000, rel=0.2)
+    middle = due[1000:3000]
+    assert {name: middle.count(name) for name in "ab"} == {"a": 1000, "b": 1000}
+
+
+def test_a_small_manifest_is_not_paced() -> None:
+    bench = paced(1.0, chunks=12)
+    bench.say("a", Request(bench.short, list(range(12))))
+    assert len(handed_out(bench)) == 12
+    assert not bench.swarm.pace(1.0)
+
+
+def test_a_peer_that_goes_while_it_waits_for_its_turn_is_forgotten() -> None:
+    bench = paced(1.0, chunks=4000, flight_least=0)
+    for name in "ab":
+        bench.say(name, Request(bench.short, list(range(4000))))
+    handed_out(bench)
+    bench.swarm.peer_down("a", 1.0)
+    bench.swarm.pace(0.0)
+    bench.swarm.poll(10_000.0)
+    assert set(handed_out(bench)) <= {"b"}
+
+
+def handed_out(bench: Bench) -> list[str]:
+    """To whom chunks were handed out since this was asked last."""
+    return [action.peer for action in bench.actions() if isinstance(action, SendChunk)]

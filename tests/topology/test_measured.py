@@ -36,11 +36,17 @@ def test_a_node_that_claims_too_much_is_believed_to_twice_what_others_saw() -> N
     assert plan.egress(plan.names.index("liar")) < 0.3
 
 
-def test_one_accomplice_helps_a_liar_to_three_times_what_others_saw_and_its_own_word_to_nothing() -> None:
+def test_one_accomplice_helps_a_liar_to_four_times_what_others_saw_and_its_own_word_to_nothing() -> None:
     told = {"a1": 10.0, "a2": 12.0, "friend": 1e5, "liar": 1e5}
     liar = NodeFigures(name="liar", region="a", claimed_up=1e5, seen_up=told)
     network = from_measurements("a0", [*nodes(4), liar], [])
-    assert network.up[network.names.index("liar")] == 36
+    assert network.up[network.names.index("liar")] == 48
+
+
+def test_whoever_was_measured_by_one_alone_is_believed_though_it_has_sent_little_to_others_yet() -> None:
+    measured = NodeFigures(name="b", region="a", claimed_up=96.0, seen_up={"a1": 96.0, "a2": 25.0, "a3": 2.0})
+    network = from_measurements("a0", [*nodes(4), measured], [])
+    assert network.up[network.names.index("b")] == 96
 
 
 def test_two_who_measured_an_uplink_together_bear_out_all_of_it_however_they_shared_it() -> None:

@@ -132,6 +132,13 @@ def test_equal_hosts_share_the_relaying_and_the_trainer_sends_one_copy() -> None
     assert (plan.shares @ (plan.children > 0))[1:].max() < 0.5
 
 
+def test_near_nodes_that_are_about_equal_feed_all_others_each_and_far_ones_do_not() -> None:
+    near = Topology("a-0", {"a": Region(13, 100)})
+    assert make_plan(from_topology(near)).depth.max() == 2
+    far = Topology("a-0", {"a": Region(13, 100, delay_ms=50)})
+    assert make_plan(from_topology(far)).depth.max() > 2
+
+
 def test_a_slow_uplink_relays_little_and_costs_the_others_nothing() -> None:
     plan = make_plan(example("lan-12-one-slow"))
     assert plan.ratio == pytest.approx(1, abs=1e-3)
