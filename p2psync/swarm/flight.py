@@ -63,7 +63,7 @@ class Flight:
     """Chunks on their way, of one manifest."""
 
     def __init__(self, first: int = 0, *, near: bool = False) -> None:
-        """first: chunks that go out without waiting. near: all ways on begin nearby."""
+        """first: chunks that go out without waiting. near: all receivers are nearby."""
         self._first = first
         self._first_lag = NEAR_LAG if near else FIRST_LAG
         self._flying: dict[int, _Flying] = {}

@@ -126,10 +126,9 @@ class Pushing:
             transfer.silent = True
             least = self._ground.config.flight_least
             first = least // transfer.typical if transfer.size <= least else 0
-            hops = [
-                peer for name in self._ground.trees.first_hops if (peer := self._ground.peers.get(name)) is not None
-            ]
-            flight = Flight(first, near=all(peer.near for peer in hops))
+            # First hops that are near may have far ones behind them.
+            near = all(peer.near for peer in self._ground.peers.values())
+            flight = Flight(first, near=near)
             self._injections[short] = Injection(deque(held), len(held), now, now, flight)
             self.next_wake = min(self.next_wake, now + TELL_AFTER)
             self.inject(now)

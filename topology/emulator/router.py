@@ -37,6 +37,7 @@ _KERNEL = {
     "ipv4/tcp_rmem": "4096 131072 67108864",
     "ipv4/tcp_wmem": "4096 65536 67108864",
     "ipv4/tcp_no_metrics_save": "1",
+    "ipv4/tcp_min_tso_segs": "8",
 }
 
 
