@@ -70,7 +70,7 @@ class Flight:
         self._way_of: list[int] = []
         self._shares: list[float] = []
         self._rate = 0.0
-        self._least_lag = 0.0
+        self._lags: list[float] = []
         self._spans: deque[float] = deque(maxlen=SPANS)
         self._span_began = 0.0
         self._arrived = 0.0
@@ -93,6 +93,7 @@ class Flight:
             self._shares[way] += rate / (self._rate or 1.0)
         self._weights = [0.0] * len(numbers)
         self._given = [0] * len(numbers)
+        self._lags = [0.0] * len(numbers)
         for flying in self._flying.values():
             flying.way = _FORMER
 
@@ -100,8 +101,15 @@ class Flight:
     def window(self) -> float:
         """Chunks that may be on their way in all."""
         rate = max(self._rate, *self._spans) if self._spans else self._rate
-        carried = min(MOST_LAG, self._least_lag or self._first_lag) * rate * self._slack
+        carried = min(MOST_LAG, self._lag) * rate * self._slack
         return carried + max(EACH_WAY * len(self._shares), DEEPER * carried)
+
+    @property
+    def _lag(self) -> float:
+        """Seconds that a chunk takes to get around: of each way the least that was seen, in the mean of their parts."""
+        known = [(share, lag) for share, lag in zip(self._shares, self._lags, strict=True) if lag]
+        parts = sum(share for share, _ in known)
+        return sum(share * lag for share, lag in known) / parts if parts else self._first_lag
 
     @property
     def _slack(self) -> float:
@@ -154,8 +162,8 @@ class Flight:
             self._arrived += flying.lacked - share
             self._weigh(flying, share - flying.lacked)
             flying.lacked = share
-            if not share:
-                self._least_lag = min(self._least_lag or flying.lag, flying.lag)
+            if not share and flying.way != _FORMER:
+                self._lags[flying.way] = min(self._lags[flying.way] or flying.lag, flying.lag)
             if not share or now - flying.since > FLIGHT_MOST:
                 self._drop(index)
         if now - self._span_began >= SPAN:

@@ -37,7 +37,7 @@ STALLED_AFTER = 0.5
 #: A first hop that has not asked for a manifest's chunks is expected to for so long (seconds).
 EXPECTED_FOR = 0.5
 #: By how much a tree may be ahead of its share, as a part of it, besides one chunk.
-AHEAD = 0.05
+AHEAD = 0.2
 #: A chunk that nobody holds so long after it was put in (seconds, and times the usual) is put in again.
 AGAIN_AFTER, AGAIN_TIMES = 2.0, 4.0
 
