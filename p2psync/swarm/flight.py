@@ -6,8 +6,8 @@ chunk that nobody has. What may be on its way in all is what the trees carry in 
 around when no other is in its way, and a little for every way on, so that no relay is idle: whatever is more than that
 stands in queues, and at last the last chunk has to get through them. What the trees carry is what was planned, or what
 was seen of late if that is more. By Little's law the time is the mean, over those who receive, of how long each lacked
-the chunk; the least one seen is nearest to that of empty queues. It is that of the shortest way, too: where less
-arrives than was planned, more is let out, up to a limit.
+the chunk; the least one seen on a way is nearest to that of empty queues. Where less arrives than was planned, more is
+let out, up to a limit.
 
 Ways are the first hops of trees: trees that begin at the same hops share what is let onto them. A small manifest goes
 out without waiting for news.
@@ -71,6 +71,8 @@ class Flight:
         self._shares: list[float] = []
         self._rate = 0.0
         self._lags: list[float] = []
+        #: Chunks that may be on their way in all.
+        self.window = 0.0
         self._spans: deque[float] = deque(maxlen=SPANS)
         self._span_began = 0.0
         self._arrived = 0.0
@@ -85,6 +87,8 @@ class Flight:
 
         What is on its way down others still counts in all.
         """
+        # What was seen is the best guess for ways that were not tried yet.
+        self._first_lag = self._lag
         numbers: dict[Hashable, int] = {}
         self._way_of = [numbers.setdefault(way, len(numbers)) for way in ways]
         self._rate = sum(rates)
@@ -96,20 +100,24 @@ class Flight:
         self._lags = [0.0] * len(numbers)
         for flying in self._flying.values():
             flying.way = _FORMER
+        self._fit_window()
 
-    @property
-    def window(self) -> float:
-        """Chunks that may be on their way in all."""
+    def _fit_window(self) -> None:
         rate = max(self._rate, *self._spans) if self._spans else self._rate
         carried = min(MOST_LAG, self._lag) * rate * self._slack
-        return carried + max(EACH_WAY * len(self._shares), DEEPER * carried)
+        self.window = carried + max(EACH_WAY * len(self._shares), DEEPER * carried)
 
     @property
     def _lag(self) -> float:
-        """Seconds that a chunk takes to get around: of each way the least that was seen, in the mean of their parts."""
+        """Seconds that a chunk takes to get around: halfway between that of the shortest way and the mean of all.
+
+        The shortest alone lets out too little where trees are long, the mean too much where all uplinks are full.
+        """
         known = [(share, lag) for share, lag in zip(self._shares, self._lags, strict=True) if lag]
-        parts = sum(share for share, _ in known)
-        return sum(share * lag for share, lag in known) / parts if parts else self._first_lag
+        if not known:
+            return self._first_lag
+        mean = sum(share * lag for share, lag in known) / sum(share for share, _ in known)
+        return (min(lag for _, lag in known) + mean) / 2
 
     @property
     def _slack(self) -> float:
@@ -123,9 +131,14 @@ class Flight:
         way = self._way_of[tree]
         return (self._weights[way] + 0.5) / max(LEAST_IN_WAY, WAY_SLACK * self.window * self._shares[way])
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no tree should take more for now."""
+        return len(self._all) >= self._first and self._weight + 0.5 >= self.window
+
     def full(self, tree: int) -> bool:
         """Whether a tree should take no more for now."""
-        return len(self._all) >= self._first and (self.load(tree) >= 1 or self._weight + 0.5 >= self.window)
+        return self.is_full or (len(self._all) >= self._first and self.load(tree) >= 1)
 
     def has_its_part(self, tree: int, chunks: int) -> bool:
         """Whether the way of a tree was given its part of so many chunks since the plan began."""
@@ -169,6 +182,7 @@ class Flight:
         if now - self._span_began >= SPAN:
             self._spans.append(self._arrived / (now - self._span_began))
             self._span_began, self._arrived = now, 0.0
+        self._fit_window()
 
     def _keeping_up(self, holds: Sequence[Bits]) -> list[Bits]:
         sent = np.unique(self._all)

@@ -38,8 +38,9 @@ class Outflow:
             self._free_at = max(self._free_at, now) + size / self.rate
 
     def wake(self, now: float) -> float:
-        """When something may leave again."""
-        return max(now + _TICK, self._free_at - self._burst)
+        """When half of what may leave at once can: to be woken for each chunk costs more than chunks that leave in
+        pairs."""
+        return max(now + _TICK, self._free_at - self._burst / 2)
 
     @property
     def _burst(self) -> float:

@@ -189,6 +189,8 @@ class Pushing:
         self.next_wake = max(now + 0.01, min(waits, default=_NEVER))
 
     def _inject(self, short: bytes, injection: Injection, now: float) -> None:
+        if injection.flight.is_full:
+            return
         ground = self._ground
         transfer, plan = ground.transfers[short], ground.trees.plan
         assert plan is not None
@@ -199,7 +201,8 @@ class Pushing:
         later = [t for t, names in enumerate(ground.trees.children) if t not in first and expected and self._up(names)]
         if later:
             self.next_wake = min(self.next_wake, injection.begun + EXPECTED_FOR)
-        roomy = {name for name in takers if self._serving.has_room(ground.peers[name], transfer)}
+        whole = bool(transfer.held.all())
+        roomy = {name for name in takers if self._serving.has_room(ground.peers[name], transfer, whole=whole)}
         while injection.waiting and roomy:
             index = injection.waiting[0]
             # One that is put in again goes another way, if there is one.
@@ -211,7 +214,8 @@ class Pushing:
             injection.waiting.popleft()
             transfer.tags[index] = tag_of(plan.revision, tree)
             given = [self._serving.push(name, transfer, short, index, now) for name in sorted(first[tree])]
-            roomy -= {name for name in first[tree] if not self._serving.has_room(ground.peers[name], transfer)}
+            hops = first[tree]
+            roomy -= {name for name in hops if not self._serving.has_room(ground.peers[name], transfer, whole=whole)}
             injection.sent[tree] += 1
             injection.flight.add(index, tree, now)
             injection.moved = now

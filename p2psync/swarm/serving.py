@@ -55,9 +55,9 @@ class Serving:
         self.serve(peer, now)
         return True
 
-    def has_room(self, peer: Peer, transfer: Transfer) -> bool:
-        """Whether little waits for this peer, so that a chunk that is pushed now leaves soon."""
-        if not transfer.held.all():
+    def has_room(self, peer: Peer, transfer: Transfer, *, whole: bool) -> bool:
+        """Whether little waits for this peer, so that a chunk that is pushed now leaves soon. whole: all is held."""
+        if not whole:
             # Other roots have the rest, and feed the same first hops: what each lets wait would add up there.
             return not peer.pushes and peer.flushing < self._limit(peer, transfer)
         waiting = len(peer.pushes) * transfer.typical + peer.flushing

@@ -103,6 +103,24 @@ def test_the_window_follows_the_least_mean_time_a_chunk_took() -> None:
     assert f.window == pytest.approx(window(1, 0.1 * 100))
 
 
+def test_the_window_follows_the_least_times_of_all_ways_halfway_from_the_shortest_to_their_mean() -> None:
+    f = flight(75.0, 25.0)
+    f.add(0, 0, 0.0)
+    f.add(1, 1, 0.0)
+    f.look([holding(0)], 0.1)
+    assert f.window == pytest.approx(window(2, 0.1 * 100)), "of the other way nothing is known yet"
+    f.look([holding(0, 1)], 0.5)
+    assert f.window == pytest.approx(window(2, (0.1 + 0.75 * 0.1 + 0.25 * 0.5) / 2 * 100))
+
+
+def test_a_new_plan_begins_with_the_times_that_were_seen() -> None:
+    f = flight(100.0)
+    f.add(0, 0, 0.0)
+    f.look([holding(0)], 0.08)
+    f.planned([50.0, 50.0], ["a", "b"])
+    assert f.window == pytest.approx(window(2, 0.08 * 100))
+
+
 def test_the_window_follows_what_the_trees_carry_if_that_is_more_than_was_planned() -> None:
     f = flight(10.0)
     planned = f.window

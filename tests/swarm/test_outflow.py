@@ -48,3 +48,16 @@ def test_a_rate_that_is_taken_away_holds_nothing_any_more() -> None:
     assert not outflow.may(0.0)
     outflow.limit(0.0)
     assert outflow.may(0.0)
+
+
+def test_who_waits_is_woken_for_half_a_burst_and_not_for_each_chunk() -> None:
+    outflow = Outflow()
+    outflow.limit(RATE)
+    now, size, wakes, sent = 0.0, BURST // 4, 0, 0
+    while sent < 100:
+        if outflow.may(now):
+            outflow.took(size, now)
+            sent += 1
+        else:
+            now, wakes = outflow.wake(now), wakes + 1
+    assert wakes <= 100 / 2

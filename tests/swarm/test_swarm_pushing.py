@@ -13,9 +13,10 @@ from p2psync.protocol.plan import NodePlan, Place
 from p2psync.swarm.asking import ENDGAME_HELD, IDLE_AFTER, OTHERS_PART, SPENT_AFTER, STRANGERS
 from p2psync.swarm.core import Ban, Save, Send, SendChunk, SwarmConfig
 from p2psync.swarm.early import MAX_EARLY_CHUNK_BYTES
+from p2psync.swarm.flight import DEEPER, FIRST_LAG, NEAR_LAG
 from p2psync.swarm.lag import FIRST, LEAST
 from p2psync.swarm.peer import UNASKED_BYTES
-from p2psync.swarm.pushing import AGAIN_AFTER, EXPECTED_FOR, STALLED_AFTER, TELL_AFTER
+from p2psync.swarm.pushing import AGAIN_AFTER, AHEAD, EXPECTED_FOR, STALLED_AFTER, TELL_AFTER
 from p2psync.swarm.transfer import STALL_LEAST, pack_bitmap
 from p2psync.swarm.trees import tag_of
 from tests.swarm.swarm_parts import CHUNK, Bench, chunk_data, flags
@@ -129,8 +130,22 @@ def test_trees_get_chunks_by_their_shares() -> None:
         for name, _ in bench.served():
             given[name] += 1
             bench.swarm.flushed(name, CHUNK, 0.1)
-    assert 285 <= given["a"] <= 315
+    assert 100 - 1 <= given["b"] <= (1 + AHEAD) * 100 + 1
     assert given["a"] + given["b"] == 400
+
+
+@pytest.mark.parametrize(("far_behind", "lag"), [(False, NEAR_LAG), (True, FIRST_LAG)])
+def test_a_publisher_begins_with_less_on_its_way_only_where_everybody_is_near(far_behind: bool, lag: float) -> None:
+    bench = Bench(2000, config=SwarmConfig(flight_least=0))
+    for name in "ab":
+        bench.peer(name, near=True)
+        bench.say(name, Want(bench.short, True))
+    if far_behind:
+        bench.peer("c", near=False)
+    bench.swarm.follow(root_plan("a", "b"), 0.0)
+    bench.seed_all()
+    carried = lag * 2 * 125_000 / CHUNK  # two trees of a Mbit/s each
+    assert len(bench.served()) == pytest.approx(carried * (1 + DEEPER), abs=2)
 
 
 def test_a_tree_of_two_first_hops_gives_each_chunk_to_both() -> None:
