@@ -1,7 +1,7 @@
 """The flattest trees: one node after the other gets its part from the trainer, and passes it on to all others.
 
 As in Mutualcast. No chunk makes more than two hops; links between regions are passed as often as there are nodes beyond
-them, so these are trees for small payloads, of which round trips take most of the time, and for nodes that are all near.
+them, so these are trees for small payloads, of which round trips take most of the time, and for near nodes.
 """
 
 from __future__ import annotations
