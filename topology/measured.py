@@ -158,7 +158,7 @@ def _ups(nodes: Sequence[NodeFigures], believed: set[str]) -> Floats:
 
 def _witnessed(node: NodeFigures) -> float | None:
     """What a node is believed to send, by what others saw come from it: the two highest figures together, since those
-    who measure an uplink together see a part each, the highest as `GROWTH` times the second at most. One figure alone
+    who measure an uplink together see a part each, the highest as `ALONE` times the second at most. One figure alone
     counts `GROWTH` times."""
     told = sorted(rate for name, rate in node.seen_up.items() if name != node.name and _plausible(rate, MAX_RATE))
     if len(told) < 2:
