@@ -126,9 +126,9 @@ class Pushing:
             transfer.silent = True
             least = self._ground.config.flight_least
             first = least // transfer.typical if transfer.size <= least else 0
+            peers = self._ground.peers.values()
             # First hops that are near may have far ones behind them.
-            near = all(peer.near for peer in self._ground.peers.values())
-            flight = Flight(first, near=near)
+            flight = Flight(first, near=bool(peers) and all(peer.near for peer in peers))
             self._injections[short] = Injection(deque(held), len(held), now, now, flight)
             self.next_wake = min(self.next_wake, now + TELL_AFTER)
             self.inject(now)
@@ -213,8 +213,8 @@ class Pushing:
                 return
             injection.waiting.popleft()
             transfer.tags[index] = tag_of(plan.revision, tree)
-            given = [self._serving.push(name, transfer, short, index, now) for name in sorted(first[tree])]
             hops = first[tree]
+            given = [self._serving.push(name, transfer, short, index, now) for name in sorted(hops)]
             roomy -= {name for name in hops if not self._serving.has_room(ground.peers[name], transfer, whole=whole)}
             injection.sent[tree] += 1
             injection.flight.add(index, tree, now)
