@@ -4,7 +4,8 @@ Each peer has a window of bytes under way. It is filled with open chunks that th
 peers, ties broken differently at each node. When all are under way, those that are overdue are asked of a second peer
 too (endgame), and the slower request is cancelled. A request that is late is cancelled, which frees its chunk for
 others, and snubs the peer until it delivers again: a window of one chunk, and a longer wait each time, because what was
-late may still come and would come twice.
+late may still come and would come twice. Of what is far away each node of a region asks for a part of its own, and
+has the rest from its mates; it takes from another's part only where that does not get on.
 
 Of a manifest that is pushed here along the plan's trees only what is overdue is pulled: what somebody else has held for
 longer than pushes take (`Lag`). Whoever has all from the beginning, the source, is the last to be asked, since its
@@ -19,6 +20,8 @@ packets were lost, and to wait for them takes longer than to ask others.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +44,9 @@ STRANGERS = 3.0
 #: For how many times as long one must be known to hold a chunk that a node nearby should bring into the region, unless
 #: it is a parent who is through.
 OTHERS_PART = 2.0
+#: Where all is pulled: after how long without news from a part of what a region needs, or from its own, a node takes
+#: from it as well (seconds).
+MATES_AFTER = 1.5
 #: For how long a parent must have pushed nothing until it seems to be through: one that holds all, and any (seconds).
 SPENT_AFTER, IDLE_AFTER = 0.25, 1.0
 
@@ -174,8 +180,10 @@ class Asking:
         self, peer: Peer, transfer: Transfer, theirs: Bits, ripe: Bits | None, room: int, now: float
     ) -> list[int]:
         open_ones = transfer.open if ripe is None else transfer.open & ripe
-        if ripe is None or peer.near:
+        if peer.near:
             chosen = transfer.pick(open_ones & theirs, room)
+        elif ripe is None:
+            chosen = self._choose_own(transfer, theirs, room, now)
         else:
             turns = self._turns(transfer)
             mine = open_ones & (turns == 0)
@@ -194,6 +202,23 @@ class Asking:
         self._hope_due = min(self._hope_due, later)
         return chosen
 
+    def _choose_own(self, transfer: Transfer, theirs: Bits, room: int, now: float) -> list[int]:
+        """Of what a peer far away holds of a transfer that is pulled: this node's part of it; the others' parts only
+        where nothing came for some while, or nothing of its own was asked for nor came."""
+        turns = self._turns(transfer)
+        since = transfer.parts_seen(np.bincount(turns[transfer.needed], minlength=int(turns.max(initial=0)) + 1), now)
+        there = transfer.open & theirs
+        chosen = transfer.pick(there & (turns == 0), room)
+        if chosen:
+            since[0] = now
+        elif there.any():
+            at = np.minimum(since, since[0])[turns[there]] + MATES_AFTER
+            if now >= at.min():
+                there[there] = now >= at
+                return transfer.pick(there, room)
+            self._hope_due = min(self._hope_due, float(at.min()))
+        return chosen
+
     def _patience_for_mates(self, peer: Peer, transfer: Transfer, now: float) -> float:
         """How long what others are to bring into the region must have been held by a peer far away."""
         if transfer.told and self._is_through(peer, transfer, now):
@@ -206,10 +231,7 @@ class Asking:
         short = transfer.id[:SHORT_ID_BYTES]
         near = [(peer.name, peer.holds.get(short)) for peer in self._ground.peers.values() if peer.near]
         mates = [name for name, theirs in near if theirs is not None and not theirs.all()]
-        rank = sum(name < self._ground.node for name in mates)
-        parts = np.arange(len(transfer.held)) * _SCATTER % (1 << 32) * (1 + len(mates)) >> 32
-        turns: NDArray[np.int64] = (rank - parts) % (1 + len(mates))
-        return turns
+        return _turns(len(transfer.held), sum(name < self._ground.node for name in mates), 1 + len(mates))
 
     def _ask(self, peer: Peer, transfer: Transfer, chunks: list[int], now: float) -> None:
         ground = self._ground
@@ -271,3 +293,11 @@ class Asking:
                 peer.late.update((short, index) for index in chunks)
                 self._ground.cancel(name, short, chunks)
         self.fill_all(now)
+
+
+@lru_cache(maxsize=16)
+def _turns(chunks: int, rank: int, nodes: int) -> NDArray[np.int64]:
+    parts = np.arange(chunks) * _SCATTER % (1 << 32) * nodes >> 32
+    turns: NDArray[np.int64] = (rank - parts) % nodes
+    turns.flags.writeable = False
+    return turns

@@ -50,6 +50,7 @@ class Transfer:
     (seconds). tags: of chunks that came, or go, down a tree. silent: peers are not told what is held, as long as this
     node is putting it into the trees. told: the sources say to hold everything, so that nothing more is put into the
     trees. began_at, gained_at: when the first and the last of `gains` chunks came (seconds).
+    parts_left, parts_at: how many are needed of each part of what a region needs, and when that last changed (seconds).
     """
 
     id: bytes
@@ -74,6 +75,8 @@ class Transfer:
     began_at: float = 0.0
     gained_at: float = 0.0
     gains: int = 0
+    parts_left: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    parts_at: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     @classmethod
     def begin(cls, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, rng: random.Random) -> Transfer:
@@ -158,19 +161,29 @@ class Transfer:
             candidates, order = candidates[few], order[few]
         return [int(i) for i in candidates[np.argsort(order)]]
 
+    def parts_seen(self, left: NDArray[np.int64], now: float) -> NDArray[np.float64]:
+        """So many are needed of each part now: since when each has not changed (seconds; may be set by the caller)."""
+        if len(left) != len(self.parts_left):
+            self.parts_left, self.parts_at = left, np.full(len(left), now)
+        else:
+            self.parts_at[left != self.parts_left] = now
+            self.parts_left = left
+        return self.parts_at
+
     def pick_again(self, peer: str, theirs: Bits, count: int, copies: int, now: float) -> tuple[list[int], float]:
         """Endgame: chunks that should have come by now from elsewhere and that `peer` holds too, longest overdue first.
 
-        A chunk is asked of at most `copies` peers at a time. Also returns when the next such chunk will be overdue.
+        A chunk is asked of at most `copies` peers at a time. Also returns when the next one will be overdue.
         """
-        rivals = [
-            (asked[0].hoped, index)
-            for index, asked in self.asked.items()
-            if theirs[index] and len(asked) < copies and all(a.peer != peer for a in asked)
-        ]
-        overdue = sorted(rival for rival in rivals if rival[0] <= now)
-        later = min((hoped for hoped, _ in rivals if hoped > now), default=math.inf)
-        return [index for _, index in overdue[:count]], later
+        overdue: list[tuple[float, int]] = []
+        later = math.inf
+        for index, asked in self.asked.items():
+            hoped = asked[0].hoped
+            if hoped > now:
+                later = min(later, hoped)
+            elif theirs[index] and len(asked) < copies and all(a.peer != peer for a in asked):
+                overdue.append((hoped, index))
+        return [index for _, index in sorted(overdue)[:count]], later
 
     def ask(self, index: int, peer: str, now: float, due: float, hoped: float) -> None:
         """A request for `index` goes to `peer`; see `Asked`."""

@@ -8,6 +8,7 @@ import pytest
 from swarm_parts import CHUNK, CONFIG, Bench, flags
 
 from p2psync.protocol.messages import Cancel, Chunk, Gone, HaveMore, Reject, Request
+from p2psync.swarm.asking import MATES_AFTER
 from p2psync.swarm.core import Ban, Complete, Save
 
 
@@ -503,3 +504,70 @@ def test_a_manifest_that_is_forgone_is_no_longer_asked_for_and_still_offered() -
     assert bench.swarm.progress(bench.id) == (1, 8)
     bench.fetch_all(60.0)
     assert bench.sent(Request), "and may be wanted again"
+
+
+def _in_region(me: str, mates: str, chunks: int = 16) -> Bench:
+    """A node whose mates fetch, too, and a peer far away who holds everything."""
+    bench = Bench(chunks, node=me)
+    bench.fetch_all()
+    for mate in mates:
+        bench.peer(mate, near=True)
+        bench.have(mate)
+    bench.peer("far")
+    return bench
+
+
+def test_nodes_of_a_region_ask_far_peers_for_a_part_each() -> None:
+    parts = []
+    for me, mates in (("a", "bc"), ("b", "ac"), ("c", "ab")):
+        bench = _in_region(me, mates)
+        bench.have("far", *range(16))
+        parts.append(set(asked(bench)["far"]))
+    assert sorted(index for part in parts for index in part) == list(range(16))
+    assert all(4 <= len(part) <= 7 for part in parts)
+
+
+def test_what_a_mate_got_is_asked_of_the_mate() -> None:
+    bench = _in_region("a", "b")
+    bench.have("far", *range(16))
+    mine = asked(bench)["far"]
+    theirs = next(index for index in range(16) if index not in mine)
+    bench.say("b", HaveMore(bench.short, [theirs]), 0.1)
+    assert asked(bench) == {"b": [theirs]}
+
+
+@pytest.mark.parametrize("gets_on", [True, False])
+def test_while_its_own_part_gets_on_only_that_of_a_mate_that_does_not_is_taken_from(gets_on: bool) -> None:
+    bench = _in_region("a", "b")
+    bench.have("far", *range(16))
+    mine = asked(bench)["far"]
+    theirs = [index for index in range(16) if index not in mine]
+    found: list[int] = []
+    for round, (my_next, their_next) in enumerate(zip(mine[:3], theirs, strict=False), start=1):
+        now = 0.7 * MATES_AFTER * round
+        if gets_on:
+            bench.say("b", HaveMore(bench.short, [their_next]), now)
+            bench.chunk("b", their_next, now)
+        bench.chunk("far", my_next, now)
+        bench.swarm.poll(now)
+        found += asked(bench).get("far", [])
+    assert bool(found) is not gets_on
+    assert set(found) <= set(theirs)
+
+
+def test_what_a_mate_does_not_fetch_is_asked_of_far_peers_after_all_though_nobody_says_a_word() -> None:
+    bench = _in_region("a", "b")
+    bench.have("far", *range(16))
+    mine = asked(bench)["far"]
+    for index in mine:
+        bench.chunk("far", index, 0.1)
+    now, found = 0.1, []
+    while not found:
+        due = bench.swarm.next_wake()
+        assert due is not None, "it sleeps, and the mate does, too"
+        assert due > now, "it wakes again and again at the same time"
+        now = due
+        bench.swarm.poll(now)
+        found = asked(bench).get("far", [])
+    assert now <= 0.1 + MATES_AFTER + 1e-9
+    assert not set(found) & set(mine)
