@@ -183,7 +183,7 @@ class Asking:
         if peer.near:
             chosen = transfer.pick(open_ones & theirs, room)
         elif ripe is None:
-            chosen = self._choose_own(transfer, theirs, room, now)
+            open_ones, chosen = self._choose_own(transfer, theirs, room, now)
         else:
             turns = self._turns(transfer)
             mine = open_ones & (turns == 0)
@@ -202,22 +202,25 @@ class Asking:
         self._hope_due = min(self._hope_due, later)
         return chosen
 
-    def _choose_own(self, transfer: Transfer, theirs: Bits, room: int, now: float) -> list[int]:
+    def _choose_own(self, transfer: Transfer, theirs: Bits, room: int, now: float) -> tuple[Bits, list[int]]:
         """Of what a peer far away holds of a transfer that is pulled: this node's part of it; the others' parts only
-        where nothing came for some while, or nothing of its own was asked for nor came."""
+        where nothing came for some while, or nothing of its own was asked for nor came. Also what is open of its part.
+        """
         turns = self._turns(transfer)
         since = transfer.parts_seen(np.bincount(turns[transfer.needed], minlength=int(turns.max(initial=0)) + 1), now)
         there = transfer.open & theirs
-        chosen = transfer.pick(there & (turns == 0), room)
+        mine = transfer.open & (turns == 0)
+        chosen = transfer.pick(mine & theirs, room)
         if chosen:
             since[0] = now
         elif there.any():
             at = np.minimum(since, since[0])[turns[there]] + MATES_AFTER
             if now >= at.min():
                 there[there] = now >= at
-                return transfer.pick(there, room)
-            self._hope_due = min(self._hope_due, float(at.min()))
-        return chosen
+                chosen = transfer.pick(there, room)
+            else:
+                self._hope_due = min(self._hope_due, float(at.min()))
+        return mine, chosen
 
     def _patience_for_mates(self, peer: Peer, transfer: Transfer, now: float) -> float:
         """How long what others are to bring into the region must have been held by a peer far away."""
@@ -228,15 +231,21 @@ class Asking:
     def _turns(self, transfer: Transfer) -> NDArray[np.int64]:
         """When this node is to bring each chunk into its region, if all there lack it: 0 for its own part, each mate
         has as many; then the mates' parts, one after the other, in another order at each node."""
+        mates = self._mates(transfer)
+        return _turns(len(transfer.held), sum(name < self._ground.node for name in mates), 1 + len(mates))
+
+    def _mates(self, transfer: Transfer) -> list[str]:
+        """Nodes of this region that fetch it, too."""
         short = transfer.id[:SHORT_ID_BYTES]
         near = [(peer.name, peer.holds.get(short)) for peer in self._ground.peers.values() if peer.near]
-        mates = [name for name, theirs in near if theirs is not None and not theirs.all()]
-        return _turns(len(transfer.held), sum(name < self._ground.node for name in mates), 1 + len(mates))
+        return [name for name, theirs in near if theirs is not None and not theirs.all()]
 
     def _ask(self, peer: Peer, transfer: Transfer, chunks: list[int], now: float) -> None:
         ground = self._ground
         if not ground.asks:
             ground.downlink.begin(now)
+        alone = peer.near or transfer.pushed or not self._mates(transfer)
+        least = ground.config.endgame_after if alone else MATES_AFTER
         owed = sum(p.owed for p in ground.peers.values())
         for index in chunks:
             peer.asked_bytes += transfer.manifest.sizes[index]
@@ -245,7 +254,7 @@ class Asking:
             pace = peer.asked_bytes / peer.rate if peer.rate else 0.0
             pace = max(pace, ground.downlink.queue_seconds(owed, now))
             due = now + ground.config.late_after * peer.patience + 2 * pace
-            hoped = now + max(ground.config.endgame_after, 1.5 * (pace + peer.round_trip))
+            hoped = now + max(least, 1.5 * (pace + peer.round_trip))
             transfer.ask(index, peer.name, now, due, hoped)
             self._late_due = min(self._late_due, due)
         ground.send(peer.name, Request(transfer.id[:SHORT_ID_BYTES], chunks))

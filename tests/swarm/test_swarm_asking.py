@@ -571,3 +571,22 @@ def test_what_a_mate_does_not_fetch_is_asked_of_far_peers_after_all_though_nobod
         found = asked(bench).get("far", [])
     assert now <= 0.1 + MATES_AFTER + 1e-9
     assert not set(found) & set(mine)
+
+
+def test_what_is_late_of_its_own_part_is_asked_of_a_second_far_peer_though_mates_still_lack_theirs() -> None:
+    bench = _in_region("a", "b")
+    bench.have("far", *range(16))
+    mine = asked(bench)["far"]
+    theirs = [index for index in range(16) if index not in mine]
+    bench.peer("other", *range(16))
+    again: list[int] = []
+    now = 0.0
+    while not again:
+        now += MATES_AFTER / 2
+        bench.chunk("far", mine.pop(0), now)
+        bench.say("b", HaveMore(bench.short, theirs[:1]), now)
+        bench.chunk("b", theirs.pop(0), now)
+        bench.swarm.poll(now)
+        again = asked(bench).get("other", [])
+    assert set(again) <= set(mine)
+    assert now >= MATES_AFTER, "that soon would be for those who have no mates"

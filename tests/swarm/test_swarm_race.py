@@ -56,6 +56,12 @@ def test_without_a_plan_everything_is_pulled_and_still_comes() -> None:
     assert race.run() <= 2.5 * race.bound
 
 
+def test_without_a_plan_not_much_more_than_one_copy_is_pulled_into_each_region() -> None:
+    race = Race(network("wan-4x3"), planned=False, buffer=0.2)
+    assert race.run() <= 1.5 * race.bound
+    assert max(race.into()) <= 1.4
+
+
 @pytest.mark.parametrize("name", ["lan-12", "wan-4x3"])
 def test_what_a_killed_relay_had_comes_from_others(name: str) -> None:
     race = Race(network(name))
