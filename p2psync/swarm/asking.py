@@ -118,12 +118,12 @@ class Asking:
             transfer = self._ground.transfers[short]
             if transfer.complete:
                 continue
-            ripe = transfer.ripe(now - self._patience(peer, transfer, now))
-            if ripe is not None and not ripe.any() and not transfer.asked:
-                continue
             window = peer.window(transfer.typical, config.window_least, config.window_most, config.horizon)
             room = min(MAX_REQUEST, -(-(window - peer.asked_bytes) // transfer.typical))
             if room <= 0:
+                continue
+            ripe = transfer.ripe(now - self._patience(peer, transfer, now)) if transfer.pushed else None
+            if ripe is not None and not ripe.any() and not transfer.asked:
                 continue
             chosen = self._choose(peer, transfer, theirs, ripe, room, now)
             if chosen:
@@ -207,14 +207,14 @@ class Asking:
         where nothing came for some while, or nothing of its own was asked for nor came. Also what is open of its part.
         """
         turns = self._turns(transfer)
-        since = transfer.parts_seen(np.bincount(turns[transfer.needed], minlength=int(turns.max(initial=0)) + 1), now)
-        there = transfer.open & theirs
-        mine = transfer.open & (turns == 0)
-        chosen = transfer.pick(mine & theirs, room)
+        mine, there = transfer.open & (turns == 0), transfer.open & theirs
+        chosen = transfer.pick(mine & there, room)
         if chosen:
-            since[0] = now
+            transfer.own_at = now
         elif there.any():
-            at = np.minimum(since, since[0])[turns[there]] + MATES_AFTER
+            left = np.bincount(turns[transfer.needed], minlength=int(turns.max()) + 1)
+            since = transfer.parts_seen(left, now)
+            at = np.minimum(since, max(since[0], transfer.own_at))[turns[there]] + MATES_AFTER
             if now >= at.min():
                 there[there] = now >= at
                 chosen = transfer.pick(there, room)

@@ -469,7 +469,7 @@ class Swarm:
         new = transfer.learn(theirs, more.chunks)
         self._pushing.held_by_peer(more.manifest, new, now)
         self._hear(peer, transfer, new, now)
-        if not transfer.pushed:
+        if not transfer.pushed and transfer.may_be_asked(new, now):
             self._asking.fill(peer, now)
 
     def _learn(self, peer: Peer, short: bytes, flags: Bits, now: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,14 +44,16 @@ class Transfer:
 
     needed: wanted and not yet held. rarity: how many peers are known to hold it. spread: random in [0, 1), fixed per
     node, which breaks ties between equally rare chunks differently at each node, so that nodes fetch different ones.
-    asked: the outstanding requests of each chunk that has any. sent: how often each was handed out. losses: how often
-    each was lost here. resting: lost chunks that are not asked for before a time (seconds).
+    asked: the outstanding requests of each chunk that has any. hoped: when the first of them is overdue, else infinite.
+    sent: how often each was handed out. losses: how often each was lost here. resting: lost chunks that are not asked
+    for before a time (seconds).
     missing: how many are needed. typical: bytes of one on average. size: of all. pushed: chunks are expected down the
     plan's trees, so that only overdue ones are asked for. heard: since when some peer is known to hold each chunk
     (seconds). tags: of chunks that came, or go, down a tree. silent: peers are not told what is held, as long as this
     node is putting it into the trees. told: the sources say to hold everything, so that nothing more is put into the
     trees. began_at, gained_at: when the first and the last of `gains` chunks came (seconds).
-    parts_left, parts_at: how many are needed of each part of what a region needs, and when that last changed (seconds).
+    own_at: when a chunk of this node's part of what its region needs was last asked for. parts_left, parts_at: how many
+    are needed of each part, and when that last changed (seconds).
     """
 
     id: bytes
@@ -62,6 +65,7 @@ class Transfer:
     spread: NDArray[np.float64]
     asked: dict[int, list[Asked]] = field(default_factory=dict)
     sent: dict[int, int] = field(default_factory=dict)
+    hoped: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     losses: dict[int, int] = field(default_factory=dict)
     resting: dict[int, float] = field(default_factory=dict)
     missing: int = 0
@@ -75,6 +79,7 @@ class Transfer:
     began_at: float = 0.0
     gained_at: float = 0.0
     gains: int = 0
+    own_at: float = -math.inf
     parts_left: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     parts_at: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
@@ -86,6 +91,7 @@ class Transfer:
         spread = default_rng(rng.getrandbits(63)).random(n)
         begun = cls(id, manifest, held.copy(), needed, needed.copy(), np.zeros(n, np.int32), spread)
         begun.missing, begun.heard = int(needed.sum()), np.full(n, np.inf)
+        begun.hoped = np.full(n, np.inf)
         begun.size = manifest.payload_bytes
         begun.typical = max(1, begun.size // max(1, n))
         return begun
@@ -162,7 +168,7 @@ class Transfer:
         return [int(i) for i in candidates[np.argsort(order)]]
 
     def parts_seen(self, left: NDArray[np.int64], now: float) -> NDArray[np.float64]:
-        """So many are needed of each part now: since when each has not changed (seconds; may be set by the caller)."""
+        """So many are needed of each part now: since when each has not changed (seconds)."""
         if len(left) != len(self.parts_left):
             self.parts_left, self.parts_at = left, np.full(len(left), now)
         else:
@@ -175,20 +181,24 @@ class Transfer:
 
         A chunk is asked of at most `copies` peers at a time. Also returns when the next one will be overdue.
         """
-        overdue: list[tuple[float, int]] = []
-        later = math.inf
-        for index, asked in self.asked.items():
-            hoped = asked[0].hoped
-            if hoped > now:
-                later = min(later, hoped)
-            elif theirs[index] and len(asked) < copies and all(a.peer != peer for a in asked):
-                overdue.append((hoped, index))
-        return [index for _, index in sorted(overdue)[:count]], later
+        due = self.hoped <= now
+        overdue = [
+            (float(self.hoped[index]), index)
+            for index in np.flatnonzero(due & theirs).tolist()
+            if len(asked := self.asked[index]) < copies and all(a.peer != peer for a in asked)
+        ]
+        return [index for _, index in sorted(overdue)[:count]], float(self.hoped[~due].min(initial=math.inf))
 
     def ask(self, index: int, peer: str, now: float, due: float, hoped: float) -> None:
         """A request for `index` goes to `peer`; see `Asked`."""
-        self.asked.setdefault(index, []).append(Asked(peer, now, due, hoped))
+        asked = self.asked.setdefault(index, [])
+        asked.append(Asked(peer, now, due, hoped))
+        self.hoped[index] = asked[0].hoped
         self.open[index] = False
+
+    def may_be_asked(self, chunks: Sequence[int], now: float) -> bool:
+        """Whether any of these chunks is open, or asked for and overdue."""
+        return any(self.open[index] or self.hoped[index] <= now for index in chunks)
 
     def is_asked_of(self, index: int, peer: str) -> bool:
         """Whether a request for `index` is out to `peer`."""
@@ -200,6 +210,7 @@ class Transfer:
         mine = next((a for a in asked if a.peer == peer), None)
         if mine is not None:
             asked.remove(mine)
+            self.hoped[index] = asked[0].hoped if asked else math.inf
             if not asked:
                 del self.asked[index]
                 self.open[index] = self.needed[index]
@@ -219,6 +230,7 @@ class Transfer:
         self.missing -= bool(self.needed[index])
         self.needed[index] = False
         self.open[index] = False
+        self.hoped[index] = math.inf
         self.resting.pop(index, None)
         return self.asked.pop(index, [])
 
