@@ -204,17 +204,15 @@ class Asking:
 
     def _choose_own(self, transfer: Transfer, theirs: Bits, room: int, now: float) -> tuple[Bits, list[int]]:
         """Of what a peer far away holds of a transfer that is pulled: this node's part of it; the others' parts only
-        where nothing came for some while, or nothing of its own was asked for nor came. Also what is open of its part.
+        where nothing came for some while, or nothing of its own did. Also what is open of its part.
         """
         turns = self._turns(transfer)
         mine, there = transfer.open & (turns == 0), transfer.open & theirs
         chosen = transfer.pick(mine & there, room)
-        if chosen:
-            transfer.own_at = now
-        elif there.any():
+        if not chosen and there.any():
             left = np.bincount(turns[transfer.needed], minlength=int(turns.max()) + 1)
             since = transfer.parts_seen(left, now)
-            at = np.minimum(since, max(since[0], transfer.own_at))[turns[there]] + MATES_AFTER
+            at = np.minimum(since, since[0])[turns[there]] + MATES_AFTER
             if now >= at.min():
                 there[there] = now >= at
                 chosen = transfer.pick(there, room)

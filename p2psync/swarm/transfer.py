@@ -52,8 +52,7 @@ class Transfer:
     (seconds). tags: of chunks that came, or go, down a tree. silent: peers are not told what is held, as long as this
     node is putting it into the trees. told: the sources say to hold everything, so that nothing more is put into the
     trees. began_at, gained_at: when the first and the last of `gains` chunks came (seconds).
-    own_at: when a chunk of this node's part of what its region needs was last asked for. parts_left, parts_at: how many
-    are needed of each part, and when that last changed (seconds).
+    parts_left, parts_at: how many are needed of each part of what a region needs, and when that last changed (seconds).
     """
 
     id: bytes
@@ -79,7 +78,6 @@ class Transfer:
     began_at: float = 0.0
     gained_at: float = 0.0
     gains: int = 0
-    own_at: float = -math.inf
     parts_left: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     parts_at: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 

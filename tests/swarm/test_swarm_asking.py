@@ -590,3 +590,32 @@ def test_what_is_late_of_its_own_part_is_asked_of_a_second_far_peer_though_mates
         again = asked(bench).get("other", [])
     assert set(again) <= set(mine)
     assert now >= MATES_AFTER, "that soon would be for those who have no mates"
+    assert theirs, "it waited until nothing was open any more"
+
+
+def test_who_has_its_own_part_helps_a_mate_that_is_slow() -> None:
+    bench = _in_region("a", "b")
+    bench.have("far", *range(16))
+    mine = asked(bench)["far"]
+    for index in mine:
+        bench.chunk("far", index, 0.1)
+    found: dict[str, list[int]] = {}
+    now, theirs = 0.1, [index for index in range(16) if index not in mine]
+    while "far" not in found:
+        now += MATES_AFTER / 3
+        bench.say("b", HaveMore(bench.short, theirs[:1]), now)
+        bench.chunk("b", theirs.pop(0), now)
+        bench.swarm.poll(now)
+        found = asked(bench)
+    assert MATES_AFTER <= now - 0.1 <= 1.5 * MATES_AFTER
+
+
+def test_what_is_overdue_is_asked_of_a_peer_as_soon_as_it_has_got_it() -> None:
+    bench = Bench()
+    bench.fetch_all()
+    bench.peer("slow", *range(8))
+    bench.peer("b")
+    bench.actions()
+    bench.swarm.poll(1.0)
+    bench.say("b", HaveMore(bench.short, [3]), 1.0)
+    assert asked(bench) == {"b": [3]}
