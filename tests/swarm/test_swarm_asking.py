@@ -517,6 +517,12 @@ def _in_region(me: str, mates: str, chunks: int = 16) -> Bench:
     return bench
 
 
+def _from_mate(bench: Bench, index: int, now: float) -> None:
+    """The mate has got a chunk, and it comes from there."""
+    bench.say("b", HaveMore(bench.short, [index]), now)
+    bench.chunk("b", index, now)
+
+
 def test_nodes_of_a_region_ask_far_peers_for_a_part_each() -> None:
     parts = []
     for me, mates in (("a", "bc"), ("b", "ac"), ("c", "ab")):
@@ -546,8 +552,7 @@ def test_while_its_own_part_gets_on_only_that_of_a_mate_that_does_not_is_taken_f
     for round, (my_next, their_next) in enumerate(zip(mine[:3], theirs, strict=False), start=1):
         now = 0.7 * MATES_AFTER * round
         if gets_on:
-            bench.say("b", HaveMore(bench.short, [their_next]), now)
-            bench.chunk("b", their_next, now)
+            _from_mate(bench, their_next, now)
         bench.chunk("far", my_next, now)
         bench.swarm.poll(now)
         found += asked(bench).get("far", [])
@@ -584,8 +589,7 @@ def test_what_is_late_of_its_own_part_is_asked_of_a_second_far_peer_though_mates
     while not again:
         now += MATES_AFTER / 2
         bench.chunk("far", mine.pop(0), now)
-        bench.say("b", HaveMore(bench.short, theirs[:1]), now)
-        bench.chunk("b", theirs.pop(0), now)
+        _from_mate(bench, theirs.pop(0), now)
         bench.swarm.poll(now)
         again = asked(bench).get("other", [])
     assert set(again) <= set(mine)
@@ -603,8 +607,7 @@ def test_who_has_its_own_part_helps_a_mate_that_is_slow() -> None:
     now, theirs = 0.1, [index for index in range(16) if index not in mine]
     while "far" not in found:
         now += MATES_AFTER / 3
-        bench.say("b", HaveMore(bench.short, theirs[:1]), now)
-        bench.chunk("b", theirs.pop(0), now)
+        _from_mate(bench, theirs.pop(0), now)
         bench.swarm.poll(now)
         found = asked(bench)
     assert MATES_AFTER <= now - 0.1 <= 1.5 * MATES_AFTER
