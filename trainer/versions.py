@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.tensors import Row
 from p2psync.errors import DigestMismatchError, StoreError
+from p2psync.membership.lineage import in_short
 from p2psync.membership.records import Announcement
 from p2psync.protocol.keys import public_text
 from p2psync.protocol.lineage import resolve
@@ -284,17 +285,7 @@ class VersionMaker:
 
 def announcement_of(signed: SignedManifest, manifest: Manifest) -> Announcement:
     """A manifest in short, as a hub would announce it."""
-    return Announcement(
-        id=signed.id.hex(),
-        version=manifest.version,
-        base=manifest.base,
-        epoch=manifest.epoch,
-        digest=manifest.digest.hex(),
-        base_digest=manifest.base_digest.hex(),
-        payload_bytes=manifest.payload_bytes,
-        manifest_bytes=len(signed.to_bytes()),
-        profile=manifest.profile,
-    )
+    return in_short(manifest, signed.id, len(signed.to_bytes()))
 
 
 def position_of(manifest: Manifest) -> Position:

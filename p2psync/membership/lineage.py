@@ -135,7 +135,12 @@ class Lineage:
 
 def entry_of(manifest: Manifest, manifest_id: bytes, data: bytes, since: int) -> Entry:
     """The lineage's entry for a manifest that has been checked. since: see `Entry`."""
-    announcement = Announcement(
+    return Entry(in_short(manifest, manifest_id, len(data)), data, since)
+
+
+def in_short(manifest: Manifest, manifest_id: bytes, nbytes: int) -> Announcement:
+    """A manifest in short, as the hub announces it. nbytes: of the signed manifest."""
+    return Announcement(
         id=manifest_id.hex(),
         version=manifest.version,
         base=manifest.base,
@@ -143,10 +148,9 @@ def entry_of(manifest: Manifest, manifest_id: bytes, data: bytes, since: int) ->
         digest=manifest.digest.hex(),
         base_digest=manifest.base_digest.hex(),
         payload_bytes=manifest.payload_bytes,
-        manifest_bytes=len(data),
+        manifest_bytes=nbytes,
         profile=manifest.profile,
     )
-    return Entry(announcement, data, since)
 
 
 def step_name(a: Announcement) -> str:

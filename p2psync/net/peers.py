@@ -13,7 +13,7 @@ from p2psync.membership.records import NodeInfo
 from p2psync.net import tcp
 from p2psync.net.dialling import dial
 from p2psync.net.stream import PeerStream
-from p2psync.protocol.messages import MAX_STREAMS, Chunk, Control, Hello, Message, Ping, Pong
+from p2psync.protocol.messages import MAX_STREAMS, Chunk, Control, Hello, Message, Offer, Ping, Pong
 
 #: Seconds: how often each stream is pinged; silence after which it is dead; how long a dial may take.
 PING_EVERY = 5.0
@@ -52,6 +52,10 @@ class _Links:
     info: NodeInfo | None = None
     leaving: list[PeerStream] = field(default_factory=list)
     more_at: float = float("-inf")
+
+    def soonest(self, nbytes: int) -> PeerStream:
+        """The stream that will have sent so many bytes more first."""
+        return min(self.streams, key=lambda stream: stream.takes(nbytes))
 
 
 class PeerTable:
@@ -112,10 +116,14 @@ class PeerTable:
             self._connect(info)
 
     def send(self, name: str, message: Control) -> None:
-        """Send a control message to a peer, on its first stream; dropped if it is gone."""
+        """Send a control message to a peer, on its first stream; dropped if it is gone.
+
+        An offer goes where it will have been sent first: as large as a chunk, it is not for a connection at rest.
+        """
         links = self._links.get(name)
         if links is not None:
-            links.streams[0].send(message)
+            stream = links.soonest(len(message.signed)) if isinstance(message, Offer) else links.streams[0]
+            stream.send(message)
 
     def send_chunk(
         self, name: str, manifest: bytes, index: int, data: bytes | bytearray | memoryview, tag: int = 0
@@ -125,8 +133,7 @@ class PeerTable:
         if links is None:
             return False
         self.chunk_at = self._loop.time()
-        stream = min(links.streams, key=lambda stream: stream.takes(len(data)))
-        stream.send_chunk(manifest, index, data, tag)
+        links.soonest(len(data)).send_chunk(manifest, index, data, tag)
         return True
 
     def streams(self, name: str) -> Sequence[PeerStream]:

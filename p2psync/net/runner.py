@@ -30,7 +30,7 @@ from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
 from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, Hello, Message
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
-from p2psync.swarm.core import Ban, Complete, Save, Send, SendChunk
+from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk, Vet
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
@@ -46,6 +46,8 @@ from p2psync.swarm.transfer import Bits
 
 #: How long one long poll of the view lasts (seconds).
 VIEW_WAIT = 20.0
+#: Manifests up to this size (bytes) are read on the loop.
+SMALL_MANIFEST = 64 << 10
 #: The same trouble is told again after so long (seconds).
 SAY_AGAIN = 60.0
 
@@ -176,7 +178,8 @@ class NodeRunner:
     def offer(self, pack: Pack) -> None:
         """Serve a pack that was just made here."""
         self.measuring.transfer_begins(pack.manifest.payload_bytes)
-        self.core.offer(pack.signed.id, pack.manifest, _flags(pack), self._loop.time())
+        signed = pack.signed
+        self.core.offer(signed.id, pack.manifest, _flags(pack), self._loop.time(), signed.to_bytes())
         self._kick()
 
     def withdraw(self, id: bytes) -> None:
@@ -262,6 +265,8 @@ class NodeRunner:
                 self._complete(action.id)
             case GetManifest():
                 self._spawn(self._get_manifest(action))
+            case Vet():
+                self._spawn(self._vet(action))
             case Fetch():
                 self._fetch(action)
             case Adopt() | OpenStage() | Put() | CommitStage():
@@ -484,7 +489,7 @@ class NodeRunner:
         assert follower is not None
         try:
             data = action.inline if action.inline is not None else await self._hub.manifest(action.id)
-            manifest, signed = await self._loop.run_in_executor(None, self._open, data, action.id)
+            manifest, signed = await self._opened(data, action.id)
             self._signed[signed.id] = signed
             follower.manifest(action.id, manifest, self._loop.time())
         except P2PSyncError as error:
@@ -494,6 +499,22 @@ class NodeRunner:
             self._trouble(str(error))
             follower.no_manifest(action.id, str(error), self._loop.time())
         self._kick()
+
+    async def _vet(self, vet: Vet) -> None:
+        try:
+            manifest, signed = await self._opened(vet.signed, vet.id.hex())
+        except P2PSyncError:
+            self.core.forged(vet, self._loop.time())
+        else:
+            if self.core.vetted(vet, manifest, self._loop.time()):
+                self._signed[signed.id] = signed
+        self._kick()
+
+    async def _opened(self, data: bytes, id: str) -> tuple[Manifest, SignedManifest]:
+        # A small one is read in less time than another thread takes to begin.
+        if len(data) <= SMALL_MANIFEST:
+            return self._open(data, id)
+        return await self._loop.run_in_executor(None, self._open, data, id)
 
     def _open(self, data: bytes, id: str) -> tuple[Manifest, SignedManifest]:
         manifest, signed = open_signed(data, self._trusted)

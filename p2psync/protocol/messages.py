@@ -19,9 +19,9 @@ import msgspec
 
 from p2psync.delta.tensors import DIGEST_BYTES
 from p2psync.errors import FormatError
-from p2psync.protocol.manifest import MAX_CHUNK_BYTES, MAX_CHUNKS
+from p2psync.protocol.manifest import HASH_BYTES, MAX_CHUNK_BYTES, MAX_CHUNKS
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAGIC = "p2psync"
 FRAME_HEADER = struct.Struct("<IB")
 CHUNK_HEADER = struct.Struct("<8sIQ")
@@ -30,6 +30,8 @@ SHORT_ID_BYTES = 8
 #: Bodies: a HAVE for 2^20 chunks is a bitmap of 128 KiB; a REQUEST names at most MAX_REQUEST chunks.
 MAX_CONTROL_BYTES = 256 << 10
 MAX_REQUEST = 1024
+#: Signed manifests up to this size (bytes) travel as an Offer; larger ones are had from the hub.
+MAX_OFFER_BYTES = 255 << 10
 #: What a Probe may ask for at all; how many connections a peer may wish for.
 MAX_PROBE_BYTES = 1 << 30
 MAX_PROBE_SECONDS = 60.0
@@ -106,6 +108,16 @@ class Ready(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
 
 
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """A new version's signed manifest (its id, 32 bytes, and the bytes of a `SignedManifest`), down the plan's trees.
+
+    So nobody's first chunk waits for the hub's word, which confirms it before anything is committed.
+    """
+
+    id: bytes
+    signed: bytes
+
+
 class Ping(msgspec.Struct, frozen=True, array_like=True):
     """Answered at once with a Pong of the same token."""
 
@@ -174,7 +186,9 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 Probing: TypeAlias = Probe | Junk | ProbeEnd | ProbeOffer | Uplink | WantStreams
-Control: TypeAlias = Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want | Ready | Probing
+Control: TypeAlias = (
+    Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want | Ready | Offer | Probing
+)
 Message: TypeAlias = Control | Chunk
 
 CHUNK_TYPE = 0
@@ -193,6 +207,7 @@ _TYPES: dict[int, type[Control]] = {
     9: Pong,
     10: Want,
     11: Ready,
+    12: Offer,
     20: Probe,
     21: Junk,
     22: ProbeEnd,
@@ -243,6 +258,10 @@ def _check(message: Control) -> None:
     if isinstance(message, Ready):
         if len(message.digest) not in (0, DIGEST_BYTES):
             raise FormatError("a digest is 16 bytes")
+        return
+    if isinstance(message, Offer):
+        if len(message.id) != HASH_BYTES:
+            raise FormatError("a manifest's id is 32 bytes")
         return
     if isinstance(message, Ping | Pong | Junk):
         return

@@ -22,7 +22,7 @@ from p2psync.sim.engine import MemoryEngine, MemoryStage
 from p2psync.sim.hub import SimHub
 from p2psync.sim.links import Links, PeerEvents
 from p2psync.sim.network import Host, Network
-from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk
+from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk, Vet
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
@@ -195,6 +195,8 @@ class SimNode:
                 pass
             case GetManifest():
                 self._get_manifest(action)
+            case Vet():
+                self._vet(action)
             case Fetch():
                 self._fetch(action)
             case Adopt():
@@ -334,6 +336,15 @@ class SimNode:
             return
         self._signed[signed.id] = signed
         self.core.follower.manifest(action.id, manifest, self.now)
+
+    def _vet(self, vet: Vet) -> None:
+        try:
+            manifest, signed = self._open(vet.id.hex(), vet.signed)
+        except P2PSyncError:
+            self.core.forged(vet, self.now)
+            return
+        if self.core.vetted(vet, manifest, self.now):
+            self._signed[signed.id] = signed
 
     def _open(self, id: str, data: bytes | P2PSyncError | None) -> tuple[Manifest, SignedManifest]:
         if isinstance(data, P2PSyncError):

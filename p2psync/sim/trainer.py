@@ -130,7 +130,7 @@ class SimTrainer(SimNode):
         pack.chunks = list(coded.chunks)
         self._registrar.published(self, manifest, name)
         flags = np.ones(manifest.chunks, np.bool_)
-        self.core.offer(signed.id, manifest, flags, self.now)
+        self.core.offer(signed.id, manifest, flags, self.now, signed.to_bytes())
         self.core.membership.running(manifest.version, manifest.digest.hex(), self.now)
 
     def _prune(self, anchor: int) -> None:

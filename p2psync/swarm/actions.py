@@ -89,4 +89,13 @@ class Ban:
     until: float
 
 
-Action: TypeAlias = Send | SendChunk | Save | Complete | Ban
+@dataclass(frozen=True, slots=True)
+class Vet:
+    """Check a signed manifest that this peer offered; answer `vetted` or `forged`. id: 32 bytes, as the peer says."""
+
+    peer: str
+    id: bytes
+    signed: bytes
+
+
+Action: TypeAlias = Send | SendChunk | Save | Complete | Ban | Vet

@@ -31,6 +31,7 @@ from p2psync.protocol.messages import (
     Have,
     HaveMore,
     Message,
+    Offer,
     Ping,
     Pong,
     Ready,
@@ -39,10 +40,11 @@ from p2psync.protocol.messages import (
     Want,
 )
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.actions import Action, Ban, Complete, Save, Send, SendChunk, SwarmConfig
+from p2psync.swarm.actions import Action, Ban, Complete, Save, Send, SendChunk, SwarmConfig, Vet
 from p2psync.swarm.asking import Asking
 from p2psync.swarm.early import EarlyChunks
 from p2psync.swarm.ground import Ground
+from p2psync.swarm.offers import Offers
 from p2psync.swarm.peer import Peer
 from p2psync.swarm.pushing import Pushing
 from p2psync.swarm.serving import Serving
@@ -69,6 +71,7 @@ class Swarm:
         self._asking = Asking(self._ground)
         self._serving = Serving(self._ground)
         self._pushing = Pushing(self._ground, self._serving)
+        self._offers = Offers(self._ground)
         self._banned: dict[str, float] = {}
         # Useless bytes of peers that went, and when they did: coming back does not clear the account.
         self._surplus: dict[str, tuple[int, float]] = {}
@@ -129,6 +132,19 @@ class Swarm:
             # Pushes are waited for from now on, whoever holds what since when.
             transfer.heard[transfer.heard < now] = now
             self._asking.heard(transfer, now)
+
+    def publish(self, id: bytes, signed: bytes) -> None:
+        """A version of this node's own is about to begin: its manifest goes ahead of its chunks. See `Offers`."""
+        self._offers.publish(id, signed)
+
+    def vetted(self, vet: Vet, *, taken: bool) -> None:
+        """What a peer offered was signed by whom this node trusts. taken: it is news, and passed on."""
+        self._offers.vetted(vet, taken=taken)
+
+    def forged(self, vet: Vet, now: float) -> None:
+        """What a peer offered was not."""
+        self._offers.forged(vet)
+        self._ban(vet.peer, "it offered a manifest that nobody trusted has signed", now)
 
     def end(self, id: bytes) -> None:
         """Neither fetch nor offer this manifest any longer."""
@@ -270,6 +286,7 @@ class Swarm:
             for index in [i for i, asked in transfer.asked.items() if any(a.peer == name for a in asked)]:
                 transfer.release(index, name)
         self._pushing.peer_down(name, now)
+        self._offers.peer_down(name)
         self._asking.fill_all(now)
 
     def _keep_surplus(self, peer: Peer, now: float) -> None:
@@ -318,6 +335,8 @@ class Swarm:
                 self._pushing.wanted(name, message.manifest, now)
             case Ready():
                 peer.ready = message.digest
+            case Offer():
+                self._offers.came(name, message)
             case Ping():
                 self._ground.send(name, Pong(message.token))
             case _:

@@ -64,6 +64,8 @@ FAILURES_TO_AVOID = 2
 TURN_SHARE = 0.75
 TURN_BYTES = 256 << 10
 MAX_TURNS = 2
+#: Versions that only peers told of; beyond it, the oldest is forgotten.
+MAX_HEARD = 8
 
 
 class Phase(Enum):
@@ -116,6 +118,8 @@ class Follower:
         self._walks = 0
         self._turns = 0
         self._manifests: dict[str, Step] = {}
+        #: Later versions than the hub's newest, of which peers told: fetched, and not committed before the hub says so.
+        self._heard: dict[str, Announcement] = {}
         self._failures: dict[str, int] = {}
         self._pause = FIRST_PAUSE
         self._retry_at = 0.0
@@ -135,19 +139,40 @@ class Follower:
         if (view.run, view.epoch) < self._latest:
             self.last_error = f"the hub offers run {view.run[:12]} epoch {view.epoch}, which is over; waiting"
             return
+        over = (view.run, view.epoch) > self._latest
         self._latest = (view.run, view.epoch)
         self._view = view
         self._head = head(view.lineage)
+        self._heard = {id: a for id, a in self._heard.items() if not over and self._is_ahead(a)}
         if self._stranded:
             self._stranded, self._retry_at = False, now
         if self._walk and self.phase in (Phase.GATHER, Phase.OPEN, Phase.FETCH):
             lineage = {a.id for a in view.lineage}
-            if any(self._is_gone(a.id, a.epoch, a.version, lineage) for a in self._walk.announced):
+            gone = any(self._is_gone(a.id, a.epoch, a.version, lineage) for a in self._walk.announced)
+            if gone or (over and not self._is_confirmed(self._walk)):
                 self._drop_walk()
             else:
                 self._turn_if_cheaper()
         self._retire()
         self._advance(now)
+        if self._walk is not None and self.phase is Phase.FETCH and self._walk.current is None:
+            self._put_saved()
+
+    def heard(self, announcement: Announcement, manifest: Manifest, now: float) -> bool:
+        """A peer offered the manifest of this version; its signature was checked. Whether it is news.
+
+        It is if it comes after all that the hub has announced, in the hub's run and epoch.
+        """
+        view = self._view
+        if view is None or (manifest.run, manifest.epoch) != (view.run, view.epoch) or announcement.id in self._heard:
+            return False
+        if not self._is_ahead(announcement):
+            return False
+        if len(self._heard) >= MAX_HEARD:
+            del self._heard[next(iter(self._heard))]
+        self._heard[announcement.id] = announcement
+        self.manifest(announcement.id, manifest, now)
+        return True
 
     def holds(self, id: bytes, nbytes: int) -> None:
         """The store holds so many bytes of a manifest's chunks."""
@@ -276,13 +301,28 @@ class Follower:
 
     def target(self) -> Announcement | None:
         """The newest announced version, if it is later than what is live."""
-        newest = self._head
+        newest = head(self._lineage)
         if newest is None or self._view is None:
             return None
         if self.position is None:
             return newest
         live = (self.position.run, self.position.epoch, self.position.version)
         return newest if (self._view.run, newest.epoch, newest.version) > live else None
+
+    @property
+    def _lineage(self) -> list[Announcement]:
+        """What the hub announced, and what peers told of since."""
+        return [*(self._view.lineage if self._view is not None else ()), *self._heard.values()]
+
+    def _is_ahead(self, announcement: Announcement) -> bool:
+        """Whether it comes after the hub's newest version."""
+        newest = self._head
+        return newest is None or (announcement.epoch, announcement.version) > (newest.epoch, newest.version)
+
+    def _is_confirmed(self, walk: _Walk) -> bool:
+        """Whether the hub has announced every manifest of the path."""
+        assert self._view is not None
+        return {a.id for a in walk.announced} <= {a.id for a in self._view.lineage}
 
     def _behind(self) -> bool:
         return self.target() is not None
@@ -308,7 +348,7 @@ class Follower:
             self._stranded = True
         elif path:
             self._begin_walk(path)
-        else:
+        elif target.id not in self._heard:
             # The same bits under a later epoch: nothing travels, the position alone moves.
             self._begin_walk([target], adopt=_position(self._view.run, target, target.version, target.digest))
 
@@ -325,9 +365,9 @@ class Follower:
         start = None
         if self.position is not None and self.position.run == self._view.run:
             start = (self.position.version, self.position.digest.hex())
-        trusted = [a for a in self._view.lineage if self._failures.get(a.id, 0) < FAILURES_TO_AVOID]
+        trusted = [a for a in self._lineage if self._failures.get(a.id, 0) < FAILURES_TO_AVOID]
         path = resolve(trusted, start, target, self._held)
-        return path if path is not None else resolve(self._view.lineage, start, target, self._held)
+        return path if path is not None else resolve(self._lineage, start, target, self._held)
 
     def _turn_if_cheaper(self) -> None:
         """Leave the path that was begun for one that needs clearly fewer bytes from here."""
@@ -337,7 +377,7 @@ class Follower:
         assert self._view is not None
         end = place_after(target)
         path = self._resolve(end)
-        after = resolve(self._view.lineage, place_after(walk.announced[-1]), end, self._held)
+        after = resolve(self._lineage, place_after(walk.announced[-1]), end, self._held)
         if not path or after is None or path == walk.announced:
             return
         stay = missing_bytes(walk.announced, self._held) + missing_bytes(after, self._held)
@@ -399,8 +439,9 @@ class Follower:
         assert walk is not None
         step = walk.current
         if step is None:
-            self.phase = Phase.COMMIT
-            self._actions.append(CommitStage(walk.number))
+            if self._is_confirmed(walk):
+                self.phase = Phase.COMMIT
+                self._actions.append(CommitStage(walk.number))
             return
         for chunk in sorted(walk.saved[step]):
             self._put(walk, step, chunk)

@@ -18,12 +18,14 @@ import msgspec
 import numpy as np
 
 from p2psync.membership.client import HubCall, MembershipClient
+from p2psync.membership.lineage import in_short
 from p2psync.membership.records import Lease, Member, NodeInfo, View
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import Message
 from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.versions import Position
-from p2psync.swarm.core import Action, Ban, Save, Swarm, SwarmConfig
+from p2psync.swarm.actions import Action, Ban, Save, SwarmConfig, Vet
+from p2psync.swarm.core import Swarm
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
@@ -126,6 +128,8 @@ class NodeCore:
         self._plan_peers: frozenset[str] = frozenset()
         # No dial is due before this; at or before now when something has changed since it was worked out.
         self._dial_wake = _NEVER
+        # Epoch and version of the newest that was published here.
+        self._published = (-1, -1)
         self._actions: list[NodeAction] = []
         if follower is not None and follower.position is not None:
             self._running(follower.position, 0.0)
@@ -215,11 +219,26 @@ class NodeCore:
 
     # ---- chunks and versions ---------------------------------------------------------------------------------------
 
-    def offer(self, id: bytes, manifest: Manifest, held: Bits, now: float) -> None:
-        """Serve what the store holds of a manifest."""
+    def offer(self, id: bytes, manifest: Manifest, held: Bits, now: float, signed: bytes = b"") -> None:
+        """Serve what the store holds of a manifest. signed: the signed manifest, of a version that was just published
+        here: peers in the plan are told before the hub tells them."""
+        if signed and (manifest.epoch, manifest.version) > self._published:
+            self._published = (manifest.epoch, manifest.version)
+            self.swarm.publish(id, signed)
         self.swarm.begin(id, manifest, held, np.zeros(manifest.chunks, np.bool_), now)
         if self.follower is not None:
             self.follower.holds(id, sum(manifest.sizes[int(i)] for i in np.flatnonzero(held)))
+
+    def vetted(self, vet: Vet, manifest: Manifest, now: float) -> bool:
+        """A manifest that a peer offered is signed by whom this node trusts. Whether it is of use: to be kept then."""
+        news = in_short(manifest, vet.id, len(vet.signed))
+        taken = self.follower is not None and self.follower.heard(news, manifest, now)
+        self.swarm.vetted(vet, taken=taken)
+        return taken
+
+    def forged(self, vet: Vet, now: float) -> None:
+        """A manifest that a peer offered is not."""
+        self.swarm.forged(vet, now)
 
     def fetch(self, action: Fetch, held: Bits, now: float) -> None:
         """The store is ready for a `Fetch`; `held`: what it holds already (flags per chunk)."""

@@ -1,0 +1,79 @@
+"""Offers: a new version's manifest goes down the plan's trees ahead of its chunks. A part of the swarm's core.
+
+Connections between peers are warm, and their windows wide: a manifest that takes three round trips from a hub which was
+silent for a while is everywhere after one way. Each node passes it on once its signature is checked, and at once; who
+has it from several parents does not miss a lost packet either.
+
+Only parents in the plan are listened to, and only one manifest at a time is looked at for each: whoever offers what
+nobody trusted signed is banned.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from p2psync.protocol.messages import MAX_OFFER_BYTES, SHORT_ID_BYTES, Offer
+from p2psync.swarm.actions import Vet
+from p2psync.swarm.ground import Ground
+
+#: Manifests of which is remembered who has them.
+_REMEMBERED = 16
+
+
+class Offers:
+    """What one node was offered, and offers."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        # Who has each manifest, by its id: they offered it, or were offered it.
+        self._known: OrderedDict[bytes, set[str]] = OrderedDict()
+        self._vetting: dict[str, bytes] = {}
+
+    def publish(self, id: bytes, signed: bytes) -> None:
+        """A new version of this node's own: at a root, its first hops are offered its manifest."""
+        if self._ground.trees.is_root and signed:
+            self._pass_on(id, signed)
+
+    def came(self, name: str, offer: Offer) -> None:
+        """A peer offers a manifest: it is checked if it is news, and comes from whom this node listens to."""
+        if name not in self._ground.trees.parents:
+            return
+        known = offer.id in self._known or offer.id[:SHORT_ID_BYTES] in self._ground.transfers
+        self._has(offer.id).add(name)
+        if not known and name not in self._vetting:
+            self._vetting[name] = offer.id
+            self._ground.actions.append(Vet(name, offer.id, offer.signed))
+
+    def vetted(self, vet: Vet, *, taken: bool) -> None:
+        """The manifest is what it should be. taken: it is news, and passed on."""
+        self._vetting.pop(vet.peer, None)
+        if taken:
+            self._pass_on(vet.id, vet.signed)
+
+    def forged(self, vet: Vet) -> None:
+        """It is not: another peer may still have the true one."""
+        self._vetting.pop(vet.peer, None)
+        self._known.pop(vet.id, None)
+
+    def peer_down(self, name: str) -> None:
+        """A peer went: it may come back knowing nothing."""
+        for names in self._known.values():
+            names.discard(name)
+
+    def _pass_on(self, id: bytes, signed: bytes) -> None:
+        if len(signed) > MAX_OFFER_BYTES:
+            return
+        has = self._has(id)
+        offer = Offer(id, signed)
+        for name in sorted(self._ground.trees.first_hops - has):
+            peer = self._ground.peers.get(name)
+            if peer is not None and id[:SHORT_ID_BYTES] not in peer.wants:
+                self._ground.send(name, offer)
+                has.add(name)
+
+    def _has(self, id: bytes) -> set[str]:
+        if id not in self._known:
+            self._known[id] = set()
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return self._known[id]
