@@ -27,7 +27,7 @@ DELTA_BLOCK, _LARGEST_ANCHOR_BLOCK = 1 << 20, 1 << 17
 #: Bytes of a chunk before compression: the least and the most, and in between this part of the model. A relay passes on
 #: whole chunks, and a connection at rest sends some 14 KB in its first round trip: so large chunks make the swarm's
 #: last node late. Each one takes 32 bytes of the manifest, and time at every node.
-SMALLEST_DELTA_CHUNK, DELTA_CHUNK, _DELTA_PART = 64 << 10, 256 << 10, 1 << 13
+SMALLEST_DELTA_CHUNK, DELTA_CHUNK, _DELTA_PART = 128 << 10, 256 << 10, 1 << 13
 SMALLEST_ANCHOR_CHUNK, LARGEST_ANCHOR_CHUNK, _ANCHOR_PART = 64 << 10, 512 << 10, 1 << 10
 #: Bytes of each segment that are looked at before it is encoded: 2 to this.
 _LOOK_BITS = 17
