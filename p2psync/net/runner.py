@@ -46,8 +46,8 @@ from p2psync.swarm.transfer import Bits
 
 #: How long one long poll of the view lasts (seconds).
 VIEW_WAIT = 20.0
-#: Manifests up to this size (bytes) are read on the loop.
-SMALL_MANIFEST = 64 << 10
+#: Manifests up to this size (bytes) are read on the loop: a thousand chunks of a model of hundreds of tensors.
+SMALL_MANIFEST = 40 << 10
 #: The same trouble is told again after so long (seconds).
 SAY_AGAIN = 60.0
 

@@ -343,12 +343,16 @@ class Follower:
                 self._begin_walk([known[0]], adopt=known[1])
                 return
         path = self._resolve((target.version, target.digest))
-        if path is None:
+        if not path and target.id in self._heard:
+            # Nothing to fetch, or no way there: the hub will tell of it again.
+            del self._heard[target.id]
+            self._start(now)
+        elif path is None:
             self._fail("no anchor or chain of deltas leads to the newest version; waiting for one", [], now)
             self._stranded = True
         elif path:
             self._begin_walk(path)
-        elif target.id not in self._heard:
+        else:
             # The same bits under a later epoch: nothing travels, the position alone moves.
             self._begin_walk([target], adopt=_position(self._view.run, target, target.version, target.digest))
 

@@ -215,9 +215,18 @@ def test_a_manifest_that_was_offered_is_not_asked_for_when_the_hub_announces_it(
     assert not any(isinstance(a, GetManifest) for a in actor.follower.actions())
 
 
+def test_what_nothing_known_leads_to_does_not_keep_from_what_the_hub_announced() -> None:
+    actor = Actor(position=at(0))
+    assert actor.hear(manifest_of(2, version=3, base=2))
+    actor.follower.viewed(view_of(announce(D1)), 1.0)
+    assert [a.id for a in actor.follower.actions() if isinstance(a, GetManifest)] == [id_of(D1).hex()]
+    assert not actor.follower.last_error
+
+
 def test_few_versions_are_remembered_that_only_peers_told_of() -> None:
     actor = Actor(position=at(0))
-    for version in range(1, MAX_HEARD + 3):
+    actor.hear(D1)
+    for version in range(2, MAX_HEARD + 3):
         assert actor.hear(manifest_of(1, version=version, base=version - 1))
     target = actor.follower.target()
     assert target is not None and target.version == MAX_HEARD + 2
@@ -229,3 +238,4 @@ def test_the_same_bits_under_a_later_number_wait_for_the_hub() -> None:
     actor = Actor(position=Position(run=RUN, epoch=0, version=1, digest=same.digest))
     assert actor.hear(same)
     assert actor.follower.actions() == [] and actor.follower.phase is Phase.IDLE
+    assert actor.follower.next_wake() == float("inf"), "nothing is tried over and over meanwhile"
