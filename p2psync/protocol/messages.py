@@ -99,14 +99,6 @@ class Want(msgspec.Struct, frozen=True, array_like=True):
     wanted: bool
 
 
-class Spent(msgspec.Struct, frozen=True, array_like=True):
-    """The sender holds all of this manifest, and few of the chunks that it was to push to you are still to come: it may
-    be asked for others.
-    """
-
-    manifest: bytes
-
-
 class Ready(msgspec.Struct, frozen=True, array_like=True):
     """The sender runs the version of this digest (16 bytes; empty: none): a delta from it is wanted without a word.
 
@@ -195,7 +187,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 Probing: TypeAlias = Probe | Junk | ProbeEnd | ProbeOffer | Uplink | WantStreams
 Control: TypeAlias = (
-    Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want | Ready | Offer | Spent | Probing
+    Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want | Ready | Offer | Probing
 )
 Message: TypeAlias = Control | Chunk
 
@@ -216,7 +208,6 @@ _TYPES: dict[int, type[Control]] = {
     10: Want,
     11: Ready,
     12: Offer,
-    13: Spent,
     20: Probe,
     21: Junk,
     22: ProbeEnd,
@@ -282,7 +273,7 @@ def _check(message: Control) -> None:
     if isinstance(message, Have):
         if len(message.bitmap) > MAX_CHUNKS // 8:
             raise FormatError("a bitmap of more chunks than a manifest may have")
-    elif not isinstance(message, Gone | Want | Spent) and (
+    elif not isinstance(message, Gone | Want) and (
         len(message.chunks) > MAX_REQUEST or any(not 0 <= chunk < MAX_CHUNKS for chunk in message.chunks)
     ):
         raise FormatError(f"a {type(message).__name__} of too many or impossible chunks")

@@ -150,10 +150,7 @@ class Asking:
         """Whether a peer seems to have pushed here all that it was to push."""
         if peer.name not in self._ground.trees.above:
             return False
-        short = transfer.id[:SHORT_ID_BYTES]
-        if short in peer.spent:
-            return True
-        whole = bool(peer.holds[short].all())
+        whole = bool(peer.holds[transfer.id[:SHORT_ID_BYTES]].all())
         return now - peer.pushed_at > (SPENT_AFTER if whole else IDLE_AFTER)
 
     def _least_patience(self, transfer: Transfer, now: float) -> float:

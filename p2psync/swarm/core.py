@@ -37,7 +37,6 @@ from p2psync.protocol.messages import (
     Ready,
     Reject,
     Request,
-    Spent,
     Want,
 )
 from p2psync.protocol.plan import NodePlan
@@ -336,9 +335,6 @@ class Swarm:
                 self._pushing.wanted(name, message.manifest, now)
             case Ready():
                 peer.ready = message.digest
-            case Spent() if message.manifest in self._transfers:
-                peer.spent.add(message.manifest)
-                self._asking.fill(peer, now)
             case Offer():
                 self._offers.came(name, message)
             case Ping():
@@ -452,7 +448,6 @@ class Swarm:
         if transfer.complete:
             self._ground.actions.append(Complete(transfer.id))
             self._tell_news()
-            self._pushing.completed(short)
             self._asking.fill_all(now)
         elif asked or not transfer.pushed:
             self._asking.fill(peer, now)

@@ -70,8 +70,7 @@ class Peer:
     early: its word on manifests that this node does not know yet. queue: chunks it asked for, in order of asking.
     ready: digest of the version that it runs. unasked: bytes pushed of manifests of which it said no word yet. wants:
     manifests whose chunks it wants pushed. pushes: chunks to push to
-    it, in order. spending: manifests that are pushed to it, and it was not told that little is to come. spent: those of
-    which it said so. given: chunks that were pushed to it, or are about to be, flags per manifest. connections: to it.
+    it, in order. given: chunks that were pushed to it, or are about to be, flags per manifest. connections: to it.
     flushing: bytes handed to its connections and not yet taken by the kernel. owed: bytes it was asked for, whether or
     not the request was given up, and has not sent. surplus: bytes it sent beyond that to no use, less those of use.
     pushed_at: when a chunk last came from it unasked.
@@ -89,8 +88,6 @@ class Peer:
     unasked: dict[bytes, int] = field(default_factory=dict)
     wants: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     pushes: OrderedDict[tuple[bytes, int], None] = field(default_factory=OrderedDict)
-    spending: set[bytes] = field(default_factory=set)
-    spent: set[bytes] = field(default_factory=set)
     given: dict[bytes, Bits] = field(default_factory=dict)
     connections: int = 1
     flushing: int = 0
@@ -159,8 +156,6 @@ class Peer:
             for key in [key for key in waiting if key[0] == short]:
                 del waiting[key]
         self.given.pop(short, None)
-        self.spending.discard(short)
-        self.spent.discard(short)
         self.want(short, False)
         return self.holds.pop(short, None)
 

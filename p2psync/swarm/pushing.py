@@ -123,7 +123,7 @@ class Pushing:
         """
         held = [int(index) for index in np.flatnonzero(transfer.held)]
         if self._ground.trees.is_root and held:
-            transfer.silent = transfer.entering = True
+            transfer.silent = True
             least = self._ground.config.flight_least
             first = least // transfer.typical if transfer.size <= least else 0
             peers = self._ground.peers.values()
@@ -132,12 +132,6 @@ class Pushing:
             self._injections[short] = Injection(deque(held), len(held), now, now, flight)
             self.next_wake = min(self.next_wake, now + TELL_AFTER)
             self.inject(now)
-
-    def completed(self, short: bytes) -> None:
-        """Everything wanted of a manifest is here: who gets no more pushes of it is told so."""
-        for peer in self._ground.peers.values():
-            if short in peer.spending:
-                self._serving.tell_spent(peer)
 
     def end(self, short: bytes) -> None:
         """The manifest is exchanged no longer."""
@@ -228,9 +222,6 @@ class Pushing:
             if any(given):
                 injection.out[index] = (tree, now)
                 self.next_wake = min(self.next_wake, now + injection.again_after)
-        if transfer.entering and not injection.waiting:
-            transfer.entering = False
-            self.completed(short)
 
     def _held(self, short: bytes) -> list[Bits]:
         """What everybody who receives this manifest holds of it."""

@@ -8,7 +8,7 @@ seed sends each chunk once before any twice. Pushes go in the order in which the
 
 from __future__ import annotations
 
-from p2psync.protocol.messages import Have, Reject, Request, Spent
+from p2psync.protocol.messages import Have, Reject, Request
 from p2psync.swarm.actions import SendChunk
 from p2psync.swarm.ground import Ground
 from p2psync.swarm.outflow import Outflow
@@ -16,8 +16,6 @@ from p2psync.swarm.peer import MAX_QUEUED, Peer
 from p2psync.swarm.transfer import Transfer, pack_bitmap
 
 _NEVER = float("inf")
-#: A peer is told that its pushes end when so many chunks wait: on its way back to whom it asks instead, none is idle.
-SPENT_AHEAD = 8
 
 
 class Serving:
@@ -54,20 +52,8 @@ class Serving:
             return False
         peer.give(short, index, len(transfer.held), transfer.manifest.sizes[index])
         peer.pushes[(short, index)] = None
-        peer.spending.add(short)
         self.serve(peer, now)
         return True
-
-    def tell_spent(self, peer: Peer) -> None:
-        """Tell a peer if little more is going to be pushed to it of what is all here and in the trees."""
-        if len(peer.pushes) > SPENT_AHEAD:
-            return
-        for short in sorted(peer.spending):
-            transfer = self._ground.transfers.get(short)
-            if transfer is None or (transfer.complete and not transfer.entering):
-                peer.spending.discard(short)
-                if transfer is not None and transfer.size > self._ground.config.flight_least:
-                    self._ground.send(peer.name, Spent(short))
 
     def has_room(self, peer: Peer, transfer: Transfer, *, whole: bool) -> bool:
         """Whether little waits for this peer, so that a chunk that is pushed now leaves soon. whole: all is held."""
@@ -127,8 +113,6 @@ class Serving:
             self._hand_out(peer, short, index, now, asked=True)
         else:
             (short, index), _ = peer.pushes.popitem(last=False)
-            if peer.spending:
-                self.tell_spent(peer)
             theirs = peer.holds.get(short)
             if theirs is None or not theirs[index]:
                 self._hand_out(peer, short, index, now, asked=False)

@@ -50,9 +50,8 @@ class Transfer:
     missing: how many are needed. typical: bytes of one on average. size: of all. pushed: chunks are expected down the
     plan's trees, so that only overdue ones are asked for. heard: since when some peer is known to hold each chunk
     (seconds). tags: of chunks that came, or go, down a tree. silent: peers are not told what is held, as long as this
-    node is putting it into the trees. entering: some chunks are still to be put in. told: the sources say to hold
-    everything, so that nothing more is put into the trees. began_at, gained_at: when the first and the last of `gains`
-    chunks came (seconds).
+    node is putting it into the trees. told: the sources say to hold everything, so that nothing more is put into the
+    trees. began_at, gained_at: when the first and the last of `gains` chunks came (seconds).
     parts_left, parts_at: how many are needed of each part of what a region needs, and when that last changed (seconds).
     """
 
@@ -73,7 +72,6 @@ class Transfer:
     heard: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     tags: dict[int, int] = field(default_factory=dict)
     silent: bool = False
-    entering: bool = False
     told: bool = False
     typical: int = 1
     size: int = 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from p2psync.net.stream import MAX_BACKLOG
-from p2psync.protocol.messages import Cancel, Chunk, Gone, Have, HaveMore, Ready, Request, Spent, Want
+from p2psync.protocol.messages import Cancel, Chunk, Gone, Have, HaveMore, Ready, Request, Want
 from p2psync.protocol.plan import NodePlan, Place
 from p2psync.swarm.asking import ENDGAME_HELD, IDLE_AFTER, OTHERS_PART, SPENT_AFTER, STRANGERS
 from p2psync.swarm.core import Ban, Save, Send, SendChunk, SwarmConfig
@@ -17,7 +17,6 @@ from p2psync.swarm.flight import DEEPER, FIRST_LAG, NEAR_LAG
 from p2psync.swarm.lag import FIRST, LEAST
 from p2psync.swarm.peer import UNASKED_BYTES
 from p2psync.swarm.pushing import AGAIN_AFTER, EXPECTED_FOR, STALLED_AFTER, TELL_AFTER
-from p2psync.swarm.serving import SPENT_AHEAD
 from p2psync.swarm.transfer import STALL_LEAST, pack_bitmap
 from p2psync.swarm.trees import tag_of
 from tests.swarm.swarm_parts import CHUNK, Bench, chunk_data, flags
@@ -49,9 +48,9 @@ def relay_plan(*trees: tuple[str, str], revision: int = 1) -> NodePlan:
     return NodePlan(revision, peers, [1] * len(places), places)
 
 
-def root(*first_hops: str, chunks: int = 8, shares: tuple[int, ...] = (), config: SwarmConfig = CONFIG) -> Bench:
+def root(*first_hops: str, chunks: int = 8, shares: tuple[int, ...] = ()) -> Bench:
     """A trainer that was told its plan; its peers are up and want everything."""
-    bench = Bench(chunks, config=config)
+    bench = Bench(chunks, config=CONFIG)
     for name in sorted({name for hops in first_hops for name in hops.split("+")}):
         bench.peer(name)
         bench.say(name, Want(bench.short, True))
@@ -607,63 +606,6 @@ def test_a_parent_who_holds_all_is_asked_for_what_others_owe_soon_after_its_last
     assert bench.sent(Request) == []
     bench.swarm.poll(1.0 + max(SPENT_AFTER, ENDGAME_HELD) + 0.05)
     assert [name for name, _ in bench.sent(Request)] == ["p"]
-
-
-def test_a_parent_who_says_that_its_pushes_end_is_asked_for_what_others_owe_at_once() -> None:
-    bench = relay(("p", ""), ("slow", ""))
-    assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
-    push(bench, "p", 7, now=1.0)
-    bench.have("p", *range(8), now=1.0)
-    bench.have("trainer", *range(8), now=1.0)
-    push(bench, "p", 6, now=1.0 + ENDGAME_HELD)
-    bench.actions()
-    bench.say("p", Spent(bench.short), now=1.0 + ENDGAME_HELD)
-    assert [name for name, _ in bench.sent(Request)] == ["p"]
-
-
-def test_a_stranger_who_says_that_its_pushes_end_is_asked_no_sooner() -> None:
-    bench = relay(("p", ""), ("slow", ""))
-    bench.peer("stranger", *range(8), now=1.0)
-    assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
-    bench.have("trainer", *range(8), now=1.0)
-    bench.actions()
-    bench.say("stranger", Spent(bench.short), now=1.0 + ENDGAME_HELD)
-    bench.say("stranger", Spent(bytes(8)), now=1.0 + ENDGAME_HELD)
-    assert bench.sent(Request) == []
-
-
-def test_a_relay_tells_a_child_that_its_pushes_end_when_it_has_all_and_little_waits() -> None:
-    chunks = SPENT_AHEAD + 4
-    bench = relay(("p", "a"), chunks=chunks, config=replace(CONFIG, flight_least=0))
-    bench.say("a", Want(bench.short, True))
-    bench.actions()
-    for index in range(chunks - 1):
-        push(bench, "p", index)
-    assert bench.sent(Spent) == [], "something is still to come"
-    push(bench, "p", chunks - 1)
-    assert bench.sent(Spent) == [], "much waits"
-    bench.swarm.flushed("a", CHUNK, 0.1)
-    assert bench.sent(Spent) == []
-    bench.swarm.flushed("a", CHUNK, 0.2)
-    assert bench.sent(Spent) == [("a", Spent(bench.short))]
-    bench.swarm.flushed("a", CHUNK, 0.3)
-    assert bench.sent(Spent) == [], "once"
-
-
-def test_a_publisher_tells_a_first_hop_that_its_pushes_end_when_all_is_in_the_trees() -> None:
-    bench = root("a", chunks=6, config=replace(CONFIG, flight_least=0, push_room=4 * CHUNK))
-    bench.seed_all()
-    assert bench.sent(Spent) == [], "some chunks are not in the trees yet"
-    bench.swarm.flushed("a", 2 * CHUNK, 0.1)
-    assert bench.sent(Spent) == [("a", Spent(bench.short))]
-
-
-def test_of_a_small_manifest_nobody_is_told_that_pushes_end() -> None:
-    bench = relay(("p", "a"), chunks=2)
-    bench.say("a", Want(bench.short, True))
-    push(bench, "p", 0)
-    push(bench, "p", 1)
-    assert bench.sent(Spent) == []
 
 
 def test_parents_need_not_push_what_is_asked_of_one_who_has_answered_before() -> None:
