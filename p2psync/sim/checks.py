@@ -74,13 +74,15 @@ class Referee:
             self.trainer_bytes += swarm.sent_bytes
 
     def committed(self, node: SimNode, position: Position) -> None:
-        """Every bit is the trainer's, and versions only rise."""
+        """Every bit is the trainer's, the hub has announced the version, and versions only rise."""
         name = self.truth.get((position.version, position.digest))
         if name is None or node.engine is None or node.engine.live is None:
             raise InvariantError("bits", f"{_name(node)} made version {position.version} live, which nobody published")
         wanted = self.bits.weights(name).units
         if not all(np.array_equal(a, b) for a, b in zip(node.engine.live, wanted, strict=True)):
             raise InvariantError("bits", f"{_name(node)} made wrong bits live as version {position.version}")
+        if (position.version, position.digest) not in node.told:
+            raise InvariantError("announced", f"{_name(node)} did not wait for the hub to announce {position.version}")
         reached = (position.run, position.epoch, position.version)
         if reached <= self.highest.get(node.info.node, ("", -1, -1)):
             raise InvariantError("rising", f"{_name(node)} went back to epoch {reached[1]} version {reached[2]}")

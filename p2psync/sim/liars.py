@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Have, Message, Request
+from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Have, Message, Offer, Request
 from p2psync.sim.node import SimNode
 from p2psync.swarm.actions import SendChunk
 from p2psync.swarm.transfer import pack_bitmap
@@ -77,10 +77,31 @@ class Babbler(SimNode):
             self.links.send_raw(name, self.world.clock.rng.randbytes(20))
 
 
+class Forger(SimNode):
+    """Offers manifests: with a flipped bit, old ones, and true ones under another's name."""
+
+    def _peer_up(self, name: str, region: str) -> bool:
+        accepted = super()._peer_up(name, region)
+        if accepted:
+            self.later(0.1, self._forge, name)
+        return accepted
+
+    def _forge(self, name: str) -> None:
+        rng = self.world.clock.rng
+        if self._signed:
+            id, data = rng.choice([(id, signed.to_bytes()) for id, signed in sorted(self._signed.items())])
+            place = rng.randrange(len(data))
+            flipped = data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
+            self.links.send(name, rng.choice((Offer(id, data), Offer(id, flipped), Offer(rng.randbytes(32), data))))
+        if self.links.connected(name):
+            self.later(1.0, self._forge, name)
+
+
 #: By what they are called in a configuration.
 LIARS: dict[str, type[SimNode]] = {
     "corrupter": Corrupter,
     "boaster": Boaster,
     "flooder": Flooder,
     "babbler": Babbler,
+    "forger": Forger,
 }

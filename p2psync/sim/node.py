@@ -93,6 +93,8 @@ class SimNode:
         #: What the engine's next commits fail with.
         self.commit_failures = 0
         self.processes = 0
+        #: Versions that the hub told this node of, or of what leads on from them: (number, digest).
+        self.told: set[tuple[int, bytes]] = set()
         self.core: NodeCore
         self.links: Links
         self._armed = float("inf")
@@ -311,9 +313,17 @@ class SimNode:
         elif isinstance(result, NodePlan):
             self.core.planned(result, self.now)
         else:
+            if result is not None:
+                self._note(result)
             self.core.viewed(result, self.now)
             if result is not None:
                 self.on_view(result)
+
+    def _note(self, view: View) -> None:
+        for a in view.lineage:
+            self.told.add((a.version, bytes.fromhex(a.digest)))
+            if a.base is not None:
+                self.told.add((a.base, bytes.fromhex(a.base_digest)))
 
     def on_view(self, view: View) -> None:
         """The hub's view changed (a trainer looks at it too)."""

@@ -25,6 +25,8 @@ from p2psync.sim.weights import History, Name, signed_manifest
 from p2psync.swarm.node import NodeConfig
 
 _RETRY = 0.4
+#: How much later than peers the hub may hear of a version (seconds).
+HUB_LATER = (0.0, 0.3, 2.0)
 
 
 class Registrar(Protocol):
@@ -110,7 +112,7 @@ class SimTrainer(SimNode):
             self._make(None, self.name)
             self._prune(version)
         self._squash()
-        self.sync()
+        self.later(self.world.clock.rng.choice(HUB_LATER), self.sync)
 
     def _squash(self) -> None:
         """One delta from where an actor was when the hub was last heard of, if that is two versions or more behind."""

@@ -177,8 +177,7 @@ class Pushing:
         if now < self.next_wake:
             return
         for short, injection in list(self._injections.items()):
-            stuck = [index for index, (_, at) in injection.out.items() if now - at >= injection.again_after]
-            self._again(short, injection, stuck)
+            self._again(short, injection, self._stuck(short, injection, now))
             self._tell_if_over(short, injection, now)
         self.inject(now)
         silent = [i for short, i in self._injections.items() if self._ground.transfers[short].silent]
@@ -222,6 +221,20 @@ class Pushing:
             if any(given):
                 injection.out[index] = (tree, now)
                 self.next_wake = min(self.next_wake, now + injection.again_after)
+
+    def _stuck(self, short: bytes, injection: Injection, now: float) -> list[int]:
+        """Chunks that nobody holds for long, and that may go another way: whoever is only slow needs no second copy."""
+        takers, children = self._takers(short), self._ground.trees.children
+        hops = [takers.intersection(names) for names in children]
+        stuck = []
+        for index, (tree, at) in injection.out.items():
+            if now - at >= injection.again_after:
+                given = hops[tree] if tree < len(hops) else set()
+                if any(names and names != given for names in hops):
+                    stuck.append(index)
+                else:
+                    injection.out[index] = (tree, now)
+        return stuck
 
     def _held(self, short: bytes) -> list[Bits]:
         """What everybody who receives this manifest holds of it."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from p2psync.membership.records import NodeInfo, Role
+from p2psync.protocol.manifest import Manifest
 from p2psync.sim.build import SimConfig, Simulation
 from p2psync.sim.faults import KINDS
 from p2psync.sim.liars import LIARS
 from p2psync.sim.run import run_sim
+from p2psync.swarm.actions import Vet
+from p2psync.swarm.node import NodeCore
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -40,6 +43,29 @@ def test_whoever_sends_wrong_chunks_is_banned_by_those_it_sent_them_to() -> None
 def test_whoever_floods_is_banned() -> None:
     reports = [run_sim(seed, SimConfig(faults=(), liars=("flooder",), actors=4)) for seed in range(4)]
     assert sum(report.bans for report in reports) > 0
+
+
+def test_whoever_forges_offers_is_banned_by_those_that_listen_to_it() -> None:
+    reports = [run_sim(seed, SimConfig(faults=(), liars=("forger",), actors=4)) for seed in range(4)]
+    assert sum(report.bans for report in reports) > 0
+
+
+def test_versions_are_fetched_before_the_hub_announces_them_and_committed_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = 0
+    original = NodeCore.vetted
+
+    def vetted(self: NodeCore, vet: Vet, manifest: Manifest, now: float) -> bool:
+        nonlocal taken
+        news = original(self, vet, manifest, now)
+        taken += news
+        return news
+
+    monkeypatch.setattr(NodeCore, "vetted", vetted)
+    for seed in range(4):
+        run_sim(seed, SimConfig(faults=(), liars=(), actors=4))
+    assert taken > 8, "that nothing is committed before the hub says so is watched in every simulation"
 
 
 def test_a_copy_of_an_old_version_saves_the_anchor() -> None:

@@ -235,6 +235,17 @@ def test_a_chunk_that_nobody_holds_after_long_goes_down_another_tree() -> None:
     assert ("b", lost) in bench.served()
 
 
+def test_a_first_hop_that_is_only_slow_is_not_pushed_the_same_chunk_twice_where_there_is_no_other() -> None:
+    bench = root("a", "a", chunks=2)
+    bench.seed_all()
+    assert len(bench.served()) == 2
+    bench.swarm.flushed("a", 2 * CHUNK, 0.1)
+    for turn in range(1, 4):
+        bench.swarm.poll(turn * (AGAIN_AFTER + 0.2))
+    assert bench.served() == []
+    assert (wake := bench.swarm.next_wake()) is not None and wake > 3 * (AGAIN_AFTER + 0.2) + 0.1
+
+
 def test_what_only_a_first_hop_had_that_went_is_pushed_elsewhere_at_once() -> None:
     bench = root("a", "b", chunks=2)
     bench.seed_all()
