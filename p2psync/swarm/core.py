@@ -47,6 +47,7 @@ from p2psync.swarm.ground import Ground
 from p2psync.swarm.offers import Offers
 from p2psync.swarm.peer import Peer
 from p2psync.swarm.pushing import Pushing
+from p2psync.swarm.relief import Relief
 from p2psync.swarm.serving import Serving
 from p2psync.swarm.transfer import Bits, Transfer, pack_bitmap, unpack_bitmap
 
@@ -56,6 +57,8 @@ __all__ = ["Action", "Ban", "Complete", "Save", "Send", "SendChunk", "Swarm", "S
 MAX_ACCOUNTS = 1024
 #: The source's word that it holds a chunk counts so much later (seconds): others are asked first.
 SOURCE_LATER = 2.0
+#: Once all is put in, news wait for so much less: what several bring should not come twice.
+SOONER = 0.3
 _NEVER = float("inf")
 
 
@@ -71,6 +74,7 @@ class Swarm:
         self._asking = Asking(self._ground)
         self._serving = Serving(self._ground)
         self._pushing = Pushing(self._ground, self._serving)
+        self._relief = Relief(self._ground, self._serving)
         self._offers = Offers(self._ground)
         self._banned: dict[str, float] = {}
         # Useless bytes of peers that went, and when they did: coming back does not clear the account.
@@ -355,6 +359,7 @@ class Swarm:
             peer.flushing = max(0, peer.flushing - size)
             self._serving.serve(peer, now)
             self._pushing.inject(now)
+            self._relief.flushed(peer, now)
 
     def poll(self, now: float) -> None:
         """Do what time has made due."""
@@ -363,10 +368,12 @@ class Swarm:
         self._asking.poll(now)
         self._pushing.poll(now)
         self._serving.poll(now)
+        self._relief.poll(now)
 
     def next_wake(self) -> float | None:
         """When `poll` must be called next at the latest, if nothing else happens."""
-        wake = min(self._news_due, self._asking.next_wake, self._pushing.next_wake, self._serving.next_wake)
+        parts = (self._asking, self._pushing, self._serving, self._relief)
+        wake = min(self._news_due, *(part.next_wake for part in parts))
         return None if wake == _NEVER else wake
 
     def actions(self) -> list[Action]:
@@ -407,13 +414,18 @@ class Swarm:
         peer.late.discard((chunk.manifest, chunk.index))
         transfer = self._transfers.get(chunk.manifest)
         if transfer is not None:
-            if chunk.tag and not peer.owed and transfer.pushed and chunk.index < len(transfer.heard):
-                self._ground.lag.came_late(now - float(transfer.heard[chunk.index]))
+            if chunk.tag and not peer.owed and chunk.index < len(transfer.heard):
+                self._came_after_all(transfer, chunk.index, now)
             self._ground.forget_request(transfer, chunk.index, peer.name)
         self._count_surplus(peer, max(0, size - peer.owed), now)
         peer.owed = max(0, peer.owed - size)
         if peer.name in self._peers:
             self._asking.fill(peer, now)
+
+    def _came_after_all(self, transfer: Transfer, index: int, now: float) -> None:
+        """A chunk was pushed here that had come otherwise, or been asked for: once all is put in, by `Relief`."""
+        if transfer.pushed and not transfer.told:
+            self._ground.lag.came_late(now - float(transfer.heard[index]))
 
     def _count_surplus(self, peer: Peer, size: int, now: float) -> None:
         peer.surplus += size
@@ -438,8 +450,8 @@ class Swarm:
         if transfer.pushed and not asked:
             peer.pushed_at = now
             self._ground.lag.sample(max(0.0, now - float(transfer.heard[chunk.index])))
-        elif transfer.pushed and chunk.tag and not was_late and all(request.peer != peer.name for request in asked):
-            self._ground.lag.came_late(now - float(transfer.heard[chunk.index]))
+        elif chunk.tag and not was_late and all(request.peer != peer.name for request in asked):
+            self._came_after_all(transfer, chunk.index, now)
         peer.delivered(now)
         self._ground.actions.append(Save(transfer.id, chunk.index, chunk.data))
         self._pushing.forward(transfer, short, chunk.index, chunk.tag, now)
@@ -449,6 +461,8 @@ class Swarm:
             self._ground.actions.append(Complete(transfer.id))
             self._tell_news()
             self._asking.fill_all(now)
+            if transfer.pushed:
+                self._relief.begin(transfer, now)
         elif asked or not transfer.pushed:
             self._asking.fill(peer, now)
         else:
@@ -528,7 +542,8 @@ class Swarm:
         config = self._config
         if not transfer.pushed:
             return config.have_delay
-        return max(config.have_delay_pushed, config.have_per_peer * len(self._peers))
+        delay = max(config.have_delay_pushed, config.have_per_peer * len(self._peers))
+        return delay * SOONER if transfer.told else delay
 
     def _tell_news(self) -> None:
         for short, gained in self._news.items():

@@ -87,7 +87,7 @@ class Peer:
     ready: bytes = b""
     unasked: dict[bytes, int] = field(default_factory=dict)
     wants: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    pushes: OrderedDict[tuple[bytes, int], None] = field(default_factory=OrderedDict)
+    pushes: OrderedDict[tuple[bytes, int], int] = field(default_factory=OrderedDict)
     given: dict[bytes, Bits] = field(default_factory=dict)
     connections: int = 1
     flushing: int = 0

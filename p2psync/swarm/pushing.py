@@ -221,6 +221,7 @@ class Pushing:
             if any(given):
                 injection.out[index] = (tree, now)
                 self.next_wake = min(self.next_wake, now + injection.again_after)
+        transfer.relieves = whole and not injection.waiting
 
     def _stuck(self, short: bytes, injection: Injection, now: float) -> list[int]:
         """Chunks that nobody holds for long, and that may go another way: whoever is only slow needs no second copy."""

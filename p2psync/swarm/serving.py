@@ -45,13 +45,16 @@ class Serving:
             self._ground.send(peer.name, Reject(request.manifest, refused))
         self.serve(peer, now)
 
-    def push(self, name: str, transfer: Transfer, short: bytes, index: int, now: float) -> bool:
-        """Push a held chunk to a peer that wants the manifest's chunks; False if it does not, or was given it."""
+    def push(self, name: str, transfer: Transfer, short: bytes, index: int, now: float, *, tag: int = 0) -> bool:
+        """Push a held chunk to a peer that wants the manifest's chunks; False if it does not, or was given it.
+
+        tag: of another tree than the one it came down.
+        """
         peer = self._ground.peers.get(name)
         if peer is None or not peer.lacks(short, index):
             return False
         peer.give(short, index, len(transfer.held), transfer.manifest.sizes[index])
-        peer.pushes[(short, index)] = None
+        peer.pushes[(short, index)] = tag
         self.serve(peer, now)
         return True
 
@@ -94,7 +97,11 @@ class Serving:
         if not waiting:
             return False
         transfer = self._ground.transfers.get(next(iter(waiting))[0])
-        return transfer is None or peer.flushing < self._limit(peer, transfer)
+        return transfer is None or self.may_hand_out(peer, transfer)
+
+    def may_hand_out(self, peer: Peer, transfer: Transfer) -> bool:
+        """Whether its connections have room for a chunk."""
+        return peer.flushing < self._limit(peer, transfer)
 
     def _is_paced(self, peer: Peer) -> bool:
         """A small manifest is out before its pace would matter."""
@@ -112,10 +119,10 @@ class Serving:
             del peer.queue[(short, index)]
             self._hand_out(peer, short, index, now, asked=True)
         else:
-            (short, index), _ = peer.pushes.popitem(last=False)
+            (short, index), tag = peer.pushes.popitem(last=False)
             theirs = peer.holds.get(short)
             if theirs is None or not theirs[index]:
-                self._hand_out(peer, short, index, now, asked=False)
+                self._hand_out(peer, short, index, now, asked=False, tag=tag)
 
     def tell_all(self, short: bytes, transfer: Transfer, name: str) -> None:
         """Tell a peer all that is held of a manifest."""
@@ -129,7 +136,7 @@ class Serving:
         for_each = min(config.flush_most, peer.connections * transfer.typical)
         return max(config.flush_limit, 2 * transfer.typical, for_each)
 
-    def _hand_out(self, peer: Peer, short: bytes, index: int, now: float, *, asked: bool) -> None:
+    def _hand_out(self, peer: Peer, short: bytes, index: int, now: float, *, asked: bool, tag: int = 0) -> None:
         transfer = self._ground.transfers.get(short)
         if transfer is None or not transfer.held[index]:
             if asked:
@@ -140,4 +147,4 @@ class Serving:
         self.outflow.took(size, now)
         transfer.sent[index] = transfer.sent.get(index, 0) + 1
         self._ground.sent_bytes += size
-        self._ground.actions.append(SendChunk(peer.name, transfer.id, index, size, transfer.tags.get(index, 0)))
+        self._ground.actions.append(SendChunk(peer.name, transfer.id, index, size, tag or transfer.tags.get(index, 0)))

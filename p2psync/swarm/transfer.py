@@ -51,7 +51,8 @@ class Transfer:
     plan's trees, so that only overdue ones are asked for. heard: since when some peer is known to hold each chunk
     (seconds). tags: of chunks that came, or go, down a tree. silent: peers are not told what is held, as long as this
     node is putting it into the trees. told: the sources say to hold everything, so that nothing more is put into the
-    trees. began_at, gained_at: when the first and the last of `gains` chunks came (seconds).
+    trees. relieves: all is held, and put in, so that children get what others owe them, too. began_at, gained_at: when
+    the first and the last of `gains` chunks came (seconds).
     parts_left, parts_at: how many are needed of each part of what a region needs, and when that last changed (seconds).
     """
 
@@ -73,6 +74,7 @@ class Transfer:
     tags: dict[int, int] = field(default_factory=dict)
     silent: bool = False
     told: bool = False
+    relieves: bool = False
     typical: int = 1
     size: int = 0
     began_at: float = 0.0

@@ -1,0 +1,119 @@
+"""What others still owe a child is pushed to it by whoever has pushed its own part. A part of the swarm's core.
+
+Ways into a region never end at the same moment: shares were reckoned from measures, and losses are luck. A parent that
+holds everything, and has handed out all that went down its trees, need not stand idle until its children have noticed
+and asked: it goes on with chunks that a child does not say to hold, and that have been around for a while. They come
+from the far end of what others have queued, so that the two meet; which of these, each parent draws for itself, so that
+several bring different ones. Such a chunk goes on below the child as any other of the tree in which it is a child.
+
+Of what comes twice then, nobody had a better use for the way. Where the plan fills an uplink, all pushes go first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2psync.swarm.ground import Ground
+from p2psync.swarm.peer import Peer
+from p2psync.swarm.serving import Serving
+from p2psync.swarm.transfer import Transfer
+from p2psync.swarm.trees import tag_of
+
+_NEVER = float("inf")
+#: For how long somebody must hold what is brought (seconds); how often is looked for what has been around so long.
+HELD, _LOOK_EVERY = 0.6, 0.1
+#: What may be on its way to a child: what the plan sends it in so many seconds, at least so many chunks.
+WAY_SECONDS, WAY_LEAST = 0.3, 2
+#: Of what a child lacks, the last part that this is drawn from.
+FAR = 0.5
+
+
+class Relief:
+    """The relief that one node gives its children. `poll` is due at `next_wake`."""
+
+    def __init__(self, ground: Ground, serving: Serving) -> None:
+        self._ground = ground
+        self._serving = serving
+        self.next_wake = _NEVER
+
+    def begin(self, transfer: Transfer, now: float) -> None:
+        """All of a manifest came here along trees."""
+        transfer.relieves = bool(transfer.held.all())
+        if transfer.relieves:
+            self.next_wake = now
+
+    def flushed(self, peer: Peer, now: float) -> None:
+        """Something has left for this peer."""
+        if peer.name in self._ground.trees.first_hops:
+            for short, transfer in self._ready():
+                self._give(peer, short, transfer, now)
+                self.next_wake = min(self.next_wake, now + _LOOK_EVERY)
+
+    def poll(self, now: float) -> None:
+        """Do what time has made due."""
+        if now < self.next_wake:
+            return
+        self.next_wake = _NEVER
+        for short, transfer in self._ready():
+            for name in sorted(self._ground.trees.first_hops & self._ground.peers.keys()):
+                if self._lacks(self._ground.peers[name], short, transfer).any():
+                    self._give(self._ground.peers[name], short, transfer, now)
+                    self.next_wake = now + _LOOK_EVERY
+
+    def _ready(self) -> list[tuple[bytes, Transfer]]:
+        """What is all here, and out. Of small manifests all is on its way at once."""
+        transfers, small = self._ground.transfers.items(), self._ground.config.flight_least
+        return [(short, transfer) for short, transfer in transfers if transfer.relieves and transfer.size > small]
+
+    def _give(self, peer: Peer, short: bytes, transfer: Transfer, now: float) -> None:
+        """Fill what room there is to this child."""
+        while self._is_idle(peer, short, transfer):
+            lacked = np.flatnonzero(self._lacks(peer, short, transfer) & (transfer.heard <= now - HELD))
+            if not len(lacked):
+                return
+            index = self._draw(lacked, transfer.heard[lacked])
+            if not self._serving.push(peer.name, transfer, short, index, now, tag=self._tag(peer.name)):
+                return
+
+    def _draw(self, lacked: NDArray[np.intp], heard: NDArray[np.float64]) -> int:
+        """One of those heard of last."""
+        far = max(1, round(FAR * len(lacked)))
+        last = lacked[np.argpartition(-heard, far - 1)[:far]]
+        return int(last[self._ground.rng.randrange(far)])
+
+    def _lacks(self, peer: Peer, short: bytes, transfer: Transfer) -> NDArray[np.bool_]:
+        """What a child wants and was not given from here, as far as is known."""
+        if not peer.takes(short):
+            return np.zeros(len(transfer.held), np.bool_)
+        theirs, given = peer.holds.get(short), peer.given.get(short)
+        lacked = np.ones(len(transfer.held), np.bool_) if theirs is None else ~theirs
+        return lacked if given is None else lacked & ~given
+
+    def _is_idle(self, peer: Peer, short: bytes, transfer: Transfer) -> bool:
+        if peer.queue or peer.pushes or not self._serving.may_hand_out(peer, transfer):
+            return False
+        if self._on_way(peer, short) >= self._most_on_way(peer.name, transfer):
+            return False
+        peers = self._ground.peers.values()
+        return not self._serving.outflow.rate or not any(other.queue or other.pushes for other in peers)
+
+    def _on_way(self, peer: Peer, short: bytes) -> int:
+        """Chunks that were pushed to a child and that it does not say to hold."""
+        theirs, given = peer.holds.get(short), peer.given.get(short)
+        if given is None:
+            return 0
+        return int(np.count_nonzero(given if theirs is None else given & ~theirs))
+
+    def _most_on_way(self, name: str, transfer: Transfer) -> float:
+        trees, plan = self._ground.trees, self._ground.trees.plan
+        assert plan is not None
+        rate = sum(place.rate for place, names in zip(plan.places, trees.children, strict=True) if name in names)
+        return max(WAY_LEAST, rate * 125_000 * WAY_SECONDS / transfer.typical)
+
+    def _tag(self, name: str) -> int:
+        """Of the widest tree in which this is a child."""
+        trees, plan = self._ground.trees, self._ground.trees.plan
+        assert plan is not None
+        below = [tree for tree, children in enumerate(trees.children) if name in children]
+        return tag_of(plan.revision, max(below, key=lambda tree: plan.shares[tree]))

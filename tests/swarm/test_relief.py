@@ -1,0 +1,143 @@
+"""What a parent that is through does for its children: it brings what others still owe them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from p2psync.protocol.messages import HaveMore, Want
+from p2psync.swarm.core import SendChunk
+from p2psync.swarm.relief import HELD
+from p2psync.swarm.trees import tag_of
+from tests.swarm.swarm_parts import CHUNK, Bench
+from tests.swarm.tree_parts import CONFIG, push, relay, root
+
+#: No manifest is small.
+LARGE = replace(CONFIG, flight_least=0)
+
+
+def through(*, told_at: float = 0.0) -> Bench:
+    """A relay that has pushed `c` chunks 0 to 3, and holds 4 to 15 as well, which another parent owes `c`."""
+    bench = relay(("p", "c"), ("q", ""), chunks=16, config=LARGE)
+    bench.say("c", Want(bench.short, True))
+    for index in range(4, 16):
+        bench.say("q", HaveMore(bench.short, [index]), told_at + index / 1000)
+    for index in range(16):
+        push(bench, "p" if index < 4 else "q", index, tree=int(index >= 4), now=told_at + 0.1)
+    assert bench.served() == [("c", 0), ("c", 1)]
+    bench.swarm.flushed("c", 2 * CHUNK, told_at + 0.2)
+    assert bench.served() == [("c", 2), ("c", 3)]
+    return bench
+
+
+def brought(bench: Bench, now: float) -> list[int]:
+    """What is handed out for `c` once all before has left."""
+    bench.swarm.flushed("c", 2 * CHUNK, now)
+    bench.swarm.poll(now)
+    served = bench.served()
+    assert all(name == "c" for name, _ in served)
+    return [index for _, index in served]
+
+
+def test_what_another_owes_a_child_is_brought_from_the_far_end_and_each_parent_brings_something_else() -> None:
+    drawn = set()
+    for seed in range(8):
+        bench = through()
+        bench.swarm._ground.rng.seed(seed)
+        first = brought(bench, HELD + 0.1)
+        assert len(set(first)) == 2, "as many as there is room for"
+        assert min(first) >= 9, "of what is lacked, the half that was heard of last"
+        drawn.add(tuple(first))
+    assert len(drawn) > 4
+
+
+def test_it_goes_on_below_the_child_in_the_tree_that_leads_there() -> None:
+    bench = through()
+    bench.swarm.flushed("c", 2 * CHUNK, HELD + 0.1)
+    bench.swarm.poll(HELD + 0.1)
+    assert {action.tag for action in bench.done(SendChunk)} == {tag_of(1, 0)}
+
+
+def test_what_has_not_been_around_for_long_is_left_to_whom_it_is_due_from() -> None:
+    bench = through()
+    assert brought(bench, HELD - 0.1) == []
+    bench.swarm.poll(bench.swarm.next_wake() or 0.0)
+    bench.swarm.poll(HELD + 0.1)
+    assert len(bench.served()) == 2, "it is looked again, though nothing else happens"
+
+
+def test_what_the_child_says_to_hold_and_what_it_was_brought_is_not_brought_again() -> None:
+    bench = through()
+    bench.say("c", HaveMore(bench.short, [5, 9, 13, 15]), 0.3)
+    rest = []
+    for i in range(8):
+        rest += brought(bench, HELD + 0.1 + i / 10)
+    assert sorted(rest) == [4, 6, 7, 8, 10, 11, 12, 14]
+
+
+def test_who_lacks_something_itself_brings_nothing() -> None:
+    bench = relay(("p", "c"), ("q", ""), chunks=8, config=LARGE)
+    bench.say("c", Want(bench.short, True))
+    bench.say("q", HaveMore(bench.short, [4, 5, 6]), 0.0)
+    for index in (4, 5, 6):
+        push(bench, "q", index, tree=1, now=0.1)
+    assert brought(bench, HELD + 0.2) == []
+
+
+def test_where_the_uplink_is_full_all_pushes_go_first() -> None:
+    bench = relay(("p", "c+d"), ("q", ""), chunks=16, config=LARGE)
+    bench.say("c", Want(bench.short, True))
+    bench.say("d", Want(bench.short, True))
+    bench.swarm.pace(1e6)
+    for index in range(16):
+        bench.say("q", HaveMore(bench.short, [index]), 0.0)
+        push(bench, "p" if index < 8 else "q", index, tree=int(index >= 8), now=0.1)
+    # All that is due to c has left, and d's connection takes no more.
+    bench.actions()
+    for i in range(4):
+        bench.swarm.flushed("c", 2 * CHUNK, 0.2 + i / 10)
+    assert [name for name, _ in bench.served()] == ["c"] * 6
+    bench.swarm.flushed("c", 2 * CHUNK, 2.0)
+    assert bench.served() == []
+    for i in range(4):
+        bench.swarm.flushed("d", 2 * CHUNK, 2.1 + i / 10)
+    bench.swarm.poll(3.0)
+    assert {index >= 8 for name, index in bench.served() if name == "c"} == {True}
+
+
+def test_a_publisher_does_so_once_all_is_put_in() -> None:
+    bench = root("a", "b", chunks=8, config=LARGE)
+    bench.seed_all()
+    served = bench.served()
+    for i in range(1, 4):
+        for name in "ab":
+            bench.swarm.flushed(name, 2 * CHUNK, i / 10)
+        served += bench.served()
+    first = {name: sorted(index for to, index in served if to == name) for name in "ab"}
+    assert sorted(first["a"] + first["b"]) == list(range(8)), "each chunk once"
+    bench.say("a", HaveMore(bench.short, list(range(8))), 0.5)
+    bench.say("b", HaveMore(bench.short, first["b"]), 0.5)
+    bench.swarm.poll(0.5 + HELD)
+    bench.swarm.poll(0.6 + HELD)
+    again = bench.served()
+    assert len(again) == 2
+    assert {name for name, _ in again} == {"b"}
+    assert {index for _, index in again} < set(first["a"])
+
+
+def test_small_manifests_are_left_alone() -> None:
+    bench = relay(("p", "c"), ("q", ""), chunks=8, config=replace(CONFIG, flight_least=1 << 20))
+    bench.say("c", Want(bench.short, True))
+    for index in range(8):
+        bench.say("q", HaveMore(bench.short, [index]), 0.0)
+        push(bench, "q", index, tree=1, now=0.1)
+    assert brought(bench, HELD + 0.2) == []
+
+
+def test_what_is_brought_although_it_was_asked_for_does_not_make_the_child_wait_longer_another_time() -> None:
+    bench = relay(("p", ""), ("q", ""), chunks=4)
+    lag = bench.swarm._ground.lag
+    bench.swarm.peer_up("root", near=False, now=0.0, source=True)
+    bench.have("root", 0, 1, 2, 3)
+    push(bench, "p", 0, now=2.0)
+    push(bench, "q", 0, tree=1, now=2.1)
+    assert lag.spurious == 0
