@@ -55,8 +55,9 @@ class Paces:
         for name, pace in self._paces.items():
             _look(pace, [] if name in pumped else flows.get(name, []))
         for name, vigour in self._vigours.items():
-            # One that is held has found what it may send.
-            if _look(vigour, [] if name in pumped or name in self.held else flows.get(name, [])):
+            if name in self._paces:
+                vigour.held(self._paces[name].rate)
+            if _look(vigour, [] if name in pumped else flows.get(name, [])):
                 for stream in self._peers.streams(name):
                     stream.begin_anew()
         for name, moved in flows.items():

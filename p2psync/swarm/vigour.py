@@ -4,15 +4,20 @@ Theory of operation. BBR holds on to the bandwidth that it saw last. After a pau
 made of it, or what was left beside other flows; from there it grows by a quarter in eight round trips, so a path of 100
 ms that begins at a fifth of its part takes six seconds to reach it, and all that hangs below waits. As it begins it
 doubles in each round trip instead. So a path on which something always waits, of which little is lost, and which brings
-far less than the plan has for it, begins anew. Where that does not help, the plan is wrong, and it is let alone.
+far less than the plan has for it, or than it is held to, begins anew, unless it is just growing by itself. Where that
+does not help, the plan is wrong, and it is let alone.
 """
 
 from __future__ import annotations
+
+import math
 
 from p2psync.swarm.tally import Tally
 
 #: A path lacks vigour that brings less than this part of what is planned.
 LACK = 0.65
+#: One that brings so many times what it brought in the look before is growing by itself.
+GROWING = 1.5
 #: Losses from which on (as a share of what was sent) more would not come through.
 LOSES = 0.02
 #: How long a look takes, how many lacking ones in a row are enough, and how long a path has for its new beginning
@@ -33,6 +38,8 @@ class Vigour:
         #: What came before the last new beginning (bytes a second), and how long ago that is.
         self._before, self._since = 0.0, GROWS
         self._lacking = 0
+        self._came_last = math.inf
+        self._held = math.inf
         self._tally = Tally()
 
     def planned(self, planned: float) -> None:
@@ -40,9 +47,14 @@ class Vigour:
         if planned != self._planned:
             self._planned, self._tries = planned, 0
 
+    def held(self, rate: float) -> None:
+        """It is held to so many bytes a second; 0: to none."""
+        self._held = rate or math.inf
+
     def pause(self) -> None:
         """What was seen since the last look tells nothing."""
         self._tally.clear()
+        self._came_last = math.inf
 
     def seen(self, seconds: float, sent: int, resent: int, delivered: int) -> bool:
         """In an interval in which more waited to be sent all the time: bytes sent, these of them again, and bytes that
@@ -54,7 +66,8 @@ class Vigour:
         came, lost = tally.came, tally.lost
         self._since += tally.seconds
         tally.clear()
-        lacks = came < LACK * self._planned and lost < LOSES
+        grows, self._came_last = came >= GROWING * self._came_last, came
+        lacks = came < LACK * min(self._planned, self._held) and lost < LOSES and not grows
         self._lacking = self._lacking + 1 if lacks else 0
         if self._lacking < ENOUGH or self._since < GROWS or self._tries >= TRIES:
             return False

@@ -143,14 +143,22 @@ def test_a_path_that_brings_far_less_than_planned_begins_anew_on_all_its_connect
     assert (node.far.begun, other.begun, node.near.begun) == (1, 1, 0)
 
 
-def test_a_path_that_is_held_or_probed_or_brings_what_is_planned_does_not_begin_anew(node: Node) -> None:
+def test_a_path_that_is_probed_or_brings_what_is_planned_or_what_it_is_held_to_does_not_begin_anew(node: Node) -> None:
     node.run(3, 0.0)
     node.run(3, 0.0, ("far",), rate=0.1 * PART)
     assert node.far.begun == 0
-    node.run(1, 0.2)
-    assert node.paces.held
-    node.run(1, 0.0, rate=0.1 * PART)
+    for _ in range(20):
+        node.run(0.25, 0.2, rate=node.far.rates[-1] if node.far.rates else PART)
+    assert node.far.rates[-1] < 0.6 * PART
+    node.run(1, 0.0, rate=0.95 * node.far.rates[-1])
     assert node.far.begun == 0
+
+
+def test_one_that_is_held_as_a_transfer_begins_and_then_brings_far_less_begins_anew(node: Node) -> None:
+    node.paces.begin(["far"])
+    node.run(1.25, 0.0, rate=0.3 * PART)
+    assert node.far.rates[0] == FIRST * PART
+    assert node.far.begun == 1
 
 
 def test_those_far_away_to_whom_nothing_flowed_begin_with_their_parts_at_once(node: Node) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2psync.swarm.vigour import ENOUGH, GROWS, HELPED, LACK, LOOK, LOSES, TRIES, Vigour
+from p2psync.swarm.vigour import ENOUGH, GROWING, GROWS, HELPED, LACK, LOOK, LOSES, TRIES, Vigour
 
 PLANNED = 2e6
 
@@ -29,6 +29,20 @@ def test_a_path_that_brings_far_less_than_planned_begins_anew_at_once() -> None:
 @pytest.mark.parametrize(("share", "lost"), [(1.0, 0.0), (LACK + 0.01, 0.0), (LACK / 2, LOSES + 0.01)])
 def test_one_that_brings_about_enough_or_loses_more_does_not(share: float, lost: float) -> None:
     assert looks(Vigour(PLANNED), 60, share, lost) == 0
+
+
+def test_one_that_is_growing_by_itself_is_let_grow() -> None:
+    vigour = Vigour(PLANNED)
+    assert not any(look(vigour, 0.02 * GROWING**i) for i in range(9))
+    assert looks(vigour, ENOUGH * LOOK, 0.5) == 1, "until it does not any more"
+
+
+def test_what_it_is_held_to_is_all_that_is_expected_of_it() -> None:
+    vigour = Vigour(PLANNED)
+    vigour.held(0.4 * PLANNED)
+    assert looks(vigour, 5, 0.3) == 0
+    vigour.held(0.9 * PLANNED)
+    assert looks(vigour, 1, 0.3) == 1
 
 
 def test_a_single_lacking_look_is_chance() -> None:
