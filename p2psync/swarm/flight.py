@@ -12,6 +12,9 @@ let out, up to a limit.
 Ways are the first hops of trees: trees that begin at the same hops share what is let onto them. A small manifest goes
 out without waiting for news.
 
+Trees differ in how long a chunk takes to be everywhere. The last chunks go down those in which they arrive soonest, so
+that all trees end at one time: one is given nothing more once what is left would be through the others before.
+
 A chunk leaves when all who receive hold it, or after a while, so that a slow receiver cannot stop the others; one who
 lags by more than what may be on its way several times is not waited for at all.
 """
@@ -43,16 +46,20 @@ WAY_SLACK, LEAST_IN_WAY = 2.0, 2.0
 FLIGHT_MOST, LOOK_EVERY = 10.0, 0.03
 #: One who lacks so many times what may be on its way is not waited for.
 LAGGING = 3.0
+#: How much a new chunk counts for how long a tree takes; what part of that it takes for sure.
+TOOK, SURELY = 1 / 8, 0.8
 _FORMER = -1
 
 
 @dataclass(slots=True)
 class _Flying:
-    """A chunk. way: its number, `_FORMER` if its tree is of an earlier plan. lacked: by what share of the receivers.
+    """A chunk. tree, way: their numbers, `_FORMER` if they are of an earlier plan. lacked: by what share of the
+    receivers.
 
     since: when it was put in. lag: for how long each lacked it, in the mean (seconds).
     """
 
+    tree: int
     way: int
     since: float
     lacked: float = 1.0
@@ -71,6 +78,9 @@ class Flight:
         self._shares: list[float] = []
         self._rate = 0.0
         self._lags: list[float] = []
+        #: Of each tree: its rate (chunks/s), and how long a chunk took to be everywhere (seconds, 0: not known).
+        self._rates: list[float] = []
+        self._took: list[float] = []
         #: Chunks that may be on their way in all.
         self.window = 0.0
         self._spans: deque[float] = deque(maxlen=SPANS)
@@ -91,6 +101,7 @@ class Flight:
         self._first_lag = self._lag
         numbers: dict[Hashable, int] = {}
         self._way_of = [numbers.setdefault(way, len(numbers)) for way in ways]
+        self._rates, self._took = list(rates), [0.0] * len(rates)
         self._rate = sum(rates)
         self._shares = [0.0] * len(numbers)
         for way, rate in zip(self._way_of, rates, strict=True):
@@ -99,7 +110,7 @@ class Flight:
         self._given = [0] * len(numbers)
         self._lags = [0.0] * len(numbers)
         for flying in self._flying.values():
-            flying.way = _FORMER
+            flying.tree = flying.way = _FORMER
         self._fit_window()
 
     def _fit_window(self) -> None:
@@ -145,13 +156,29 @@ class Flight:
         way = self._way_of[tree]
         return self._given[way] >= math.ceil(self._shares[way] * chunks)
 
+    def too_late(self, trees: Sequence[int], chunks: int) -> frozenset[int]:
+        """Those of these trees in which a chunk would be everywhere only after `chunks` others had been put into the
+        rest of them and were."""
+        if not all(self._took[tree] for tree in trees):
+            return frozenset()
+        rate = under_way = 0.0
+        ranked = sorted(trees, key=self._took.__getitem__)
+        for i, tree in enumerate(ranked):
+            took = SURELY * self._took[tree]
+            # With those before this one alone the last chunk would be everywhere after so long.
+            if rate and (chunks + under_way) / rate <= took:
+                return frozenset(ranked[i:])
+            rate += self._rates[tree]
+            under_way += self._rates[tree] * took
+        return frozenset()
+
     def add(self, index: int, tree: int, now: float) -> None:
         """A chunk goes down a tree."""
         if index in self._flying:
             self._drop(index)
         if self._looked < 0:
             self._looked = self._span_began = now
-        self._flying[index] = _Flying(self._way_of[tree], now)
+        self._flying[index] = _Flying(tree, self._way_of[tree], now)
         self._weigh(self._flying[index], 1.0)
         self._given[self._way_of[tree]] += 1
         self._all.append(index)
@@ -177,6 +204,8 @@ class Flight:
             flying.lacked = share
             if not share and flying.way != _FORMER:
                 self._lags[flying.way] = min(self._lags[flying.way] or flying.lag, flying.lag)
+                took = self._took[flying.tree] or now - flying.since
+                self._took[flying.tree] = took + TOOK * (now - flying.since - took)
             if not share or now - flying.since > FLIGHT_MOST:
                 self._drop(index)
         if now - self._span_began >= SPAN:

@@ -47,8 +47,8 @@ _NEVER = float("inf")
 
 @dataclass(slots=True)
 class _Asking:
-    """The probe that this node asked for. job: None for one that was offered. enough_at: one that ends before then, for
-    want of bytes, shows too little."""
+    """The probe that this node asked for. job: None for one that was offered. peers: of `fan`, who has not ended it.
+    enough_at: one that ends before then, for want of bytes, shows too little."""
 
     job: Job | None
     token: int
@@ -58,6 +58,7 @@ class _Asking:
     refused: bool = False
     got: int = 0
     enough_at: float = 0.0
+    fan: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -135,7 +136,7 @@ class Prober:
         """A peer is connected; to be said once."""
         self._peers[name] = _Peer(region)
         self._jobs.begin(now)
-        if self._uplink_told and self._region_of(name) != self._region:
+        if self._uplink_told:
             self._tell(name, Uplink(self._uplink_told))
 
     def again(self, name: str, now: float) -> None:
@@ -215,7 +216,7 @@ class Prober:
             return
         job, region = min(due, key=lambda one: (one[0].tries, one[0].due))
         if job is jobs.down:
-            self._ask(job, self._fan(job, self._config.down_fan), now)
+            self._ask(job, self._fan(job, self._config.down_fan, down=True), now)
         else:
             self._ask(job, [self._next_in_line(region, job)], now)
 
@@ -265,7 +266,7 @@ class Prober:
             self._jobs.put_off(job, now, self._config.tired)
             return
         asking = _Asking(job, self._rng.getrandbits(32), set(peers), now + seconds + GRACE, self._steady(peers))
-        asking.enough_at = now + _ENOUGH * seconds
+        asking.enough_at, asking.fan = now + _ENOUGH * seconds, frozenset(peers)
         job.tries += 1
         self._await(asking, size, seconds, rate)
 
@@ -298,14 +299,25 @@ class Prober:
             if came and job.asked:
                 job.shown.add(job.asked)
             # What came at best: from a region, where a job measures one, or at all.
+            if job is self._jobs.down:
+                best = self._gauges.down.value
+                self._jobs.judge(job, came, now, best, hidden=self._narrow(asking.fan, best))
+                return
             mates = self._in_line(self._region_of(job.asked)) if job.asked in self._peers else []
-            best = self._gauges.down.value if job is self._jobs.down else self._came_from(mates)
+            best = self._came_from(mates)
             self._jobs.judge(job, came, now, best, hidden=self._hidden(mates, job.shown, best))
 
     def _hidden(self, mates: Iterable[str], shown: Set[str], came: float) -> bool:
         """Whether it was uplinks that hid how much more than this may come from a region, and one there is wider."""
         wider = {name for name in mates if self._peers[name].uplink > MORE * came}
         return bool(wider) and wider.isdisjoint(shown)
+
+    def _narrow(self, asked: Set[str], came: float) -> bool:
+        """Whether the uplinks of those who were asked may have hidden how much more than this a downlink takes, and
+        others have wider ones."""
+        widest = self._fan(Job(0.0), self._config.down_fan, down=True)
+        most = sum(self._peers[name].uplink for name in widest)
+        return most > MORE * max(came, sum(self._peers[name].uplink for name in asked if name in self._peers))
 
     def _came_from(self, names: Iterable[str]) -> float:
         """Bytes a second that came from one of these peers at best, 0: nothing did."""
@@ -445,14 +457,13 @@ class Prober:
         return not self._gauges.up.value or self._gauges.up.value >= SEEN * rate
 
     def _tell_uplink(self) -> None:
-        """To those far away, once this node's uplink is known, and when it clearly is another."""
+        """To all peers, once this node's uplink is known, and when it clearly is another."""
         known, told = self._gauges.up.value, self._uplink_told
         if self._jobs.up is None or not self._jobs.up.done or (told and told / _OTHER < known < told * _OTHER):
             return
         self._uplink_told = known
-        for name in sorted(self._peers):
-            if known and self._region_of(name) != self._region:
-                self._tell(name, Uplink(known))
+        for name in sorted(self._peers) if known else ():
+            self._tell(name, Uplink(known))
 
     def _watch_sending(self, sending: _Sending, now: float) -> None:
         if not sending.pumping:
@@ -525,11 +536,13 @@ class Prober:
             return region
         return self._region if self._rtt(name) <= NEAR else f"?{name}"
 
-    def _fan(self, job: Job, count: int) -> list[str]:
-        """Peers to measure this node's own links with: near ones first, then those that give most, else at random."""
+    def _fan(self, job: Job, count: int, *, down: bool = False) -> list[str]:
+        """Peers to measure this node's own links with: near ones first, then those that give most, or, for a downlink,
+        say to send most; else at random."""
 
-        def order(name: str) -> tuple[bool, float, float]:
-            return self._region_of(name) != self._region, -self._rate_to(name), self._rng.random()
+        def order(name: str) -> tuple[bool, float, float, float]:
+            sends = self._peers[name].uplink if down else 0.0
+            return self._region_of(name) != self._region, -sends, -self._rate_to(name), self._rng.random()
 
         ordered = sorted(self._peers, key=order)
         near = [name for name in ordered if self._region_of(name) == self._region]

@@ -285,6 +285,10 @@ def _next_tree(
     for tree in room:
         injection.roomy[tree] = now
     moving = [tree for tree in first if now - injection.roomy[tree] < STALLED_AFTER]
+    late = injection.flight.too_late([*moving, *later], len(injection.waiting))
+    if late:
+        room = [tree for tree in room if tree not in late]
+        moving = [tree for tree in moving if tree not in late]
     parts = sum(shares[tree] for tree in [*moving, *later])
     total = sum(injection.sent[tree] for tree in moving) + 1
     most = (1 + AHEAD) * total / parts if moving else 0.0

@@ -13,6 +13,7 @@ from p2psync.swarm.flight import (
     LAGGING,
     LOOK_EVERY,
     NEAR_LAG,
+    SURELY,
     Flight,
 )
 from p2psync.swarm.transfer import Bits
@@ -111,6 +112,34 @@ def test_the_window_follows_the_least_times_of_all_ways_halfway_from_the_shortes
     assert f.window == pytest.approx(window(2, 0.1 * 100)), "of the other way nothing is known yet"
     f.look([holding(0, 1)], 0.5)
     assert f.window == pytest.approx(window(2, (0.1 + 0.75 * 0.1 + 0.25 * 0.5) / 2 * 100))
+
+
+def took(*seconds: float) -> Flight:
+    """Trees of ten chunks a second each, in which one took so long to be everywhere."""
+    f = flight(*[10.0] * len(seconds))
+    for tree in range(len(seconds)):
+        f.add(tree, tree, 0.0)
+    for tree in sorted(range(len(seconds)), key=seconds.__getitem__):
+        f.look([holding(*[i for i, time in enumerate(seconds) if time <= seconds[tree]])], seconds[tree])
+    return f
+
+
+@pytest.mark.parametrize(("chunks", "late"), [(60, set()), (10, {1}), (3, {1, 2}), (1, {1, 2})])
+def test_a_tree_takes_no_more_once_the_rest_would_be_through_the_others_before(chunks: int, late: set[int]) -> None:
+    f = took(0.5 / SURELY, 3.0 / SURELY, 1.0 / SURELY)
+    assert f.too_late([0, 1, 2], chunks) == late
+
+
+def test_of_trees_that_are_slow_alike_none_takes_no_more() -> None:
+    assert took(3.0, 3.0).too_late([0, 1], 1) == set()
+
+
+def test_as_long_as_one_is_not_known_every_tree_takes_more() -> None:
+    f = took(0.5, 9.0)
+    assert f.too_late([0, 1], 1) == {1}
+    assert f.too_late([1], 1) == set(), "whatever the first takes, it is not to be had"
+    f.planned([10.0, 10.0], range(2))
+    assert f.too_late([0, 1], 1) == set()
 
 
 def test_a_new_plan_begins_with_the_times_that_were_seen() -> None:

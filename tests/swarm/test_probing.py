@@ -64,6 +64,17 @@ def test_one_region_of_unequal_uplinks_is_known() -> None:
     assert downs[2:] == pytest.approx([100] * 10, rel=0.15)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_downlink_is_measured_with_the_widest_uplinks_nearby(seed: int) -> None:
+    ups = [5.0, 20.0, 20.0, 35.0, 20.0, 60.0]
+    hosts = [Host(f"b{i}", "b", up, 300) for i, up in enumerate(ups)]
+    world = World(hosts, {}, seed=seed)
+    world.run(60)
+    for i, host in enumerate(hosts):
+        most = sum(sorted(ups[:i] + ups[i + 1 :])[-3:])
+        assert world.hosts[host.name].gauges.down.value / MBIT > 0.85 * most, host.name
+
+
 def test_a_way_between_regions_is_probed_by_one_pair_at_a_time() -> None:
     world = four_regions()
     most: dict[tuple[str, str], int] = {}
@@ -102,19 +113,19 @@ def test_an_uplink_over_unequal_ways_is_measured_with_all_of_them_at_one_time() 
     assert world.hosts["t0"].gauges.up.value / MBIT == pytest.approx(300, rel=0.05)
 
 
-def test_those_far_away_are_told_of_an_uplink_once_it_is_known_and_when_it_is_another() -> None:
+def test_peers_are_told_of_an_uplink_once_it_is_known_and_when_it_is_another() -> None:
     hosts = [Host("a0", "a", 40, 100), Host("a1", "a", 90, 100), Host("b0", "b", 100, 100)]
     world = World(hosts, {("a", "b"): (200.0, 0.05)})
     assert world.told("a0", Uplink) == []
     world.run(15)
-    assert [target for target, _ in world.told("a0", Uplink)] == ["b0"]
+    assert [target for target, _ in world.told("a0", Uplink)] == ["a1", "b0"]
     assert world.told("a0", Uplink)[0][1].rate / MBIT == pytest.approx(40, rel=0.15)
     world.run(100)
-    assert len(world.told("a0", Uplink)) == 1
+    assert len(world.told("a0", Uplink)) == 2
     for _ in range(10):  # a transfer shows more
         world.hosts["a0"].gauges.up.add(int(8 * MBIT), 0.1)
     world.run(0.2)
-    assert [round(message.rate / MBIT) for _, message in world.told("a0", Uplink)[1:]] == [80]
+    assert [round(message.rate / MBIT) for _, message in world.told("a0", Uplink)[2:]] == [80, 80]
 
 
 def test_a_liar_about_its_uplink_is_asked_first_and_hides_nobody() -> None:

@@ -24,10 +24,12 @@ def network(name: str) -> Network:
     ("name", "most"),
     [("lan-12", 1.10), ("lan-12-one-slow", 1.15), ("wan-4x3", 1.10), ("two-continents", 1.15), ("volunteers", 1.20)],
 )
-def test_following_a_right_plan_everybody_has_it_near_the_bound_and_nothing_comes_twice(name: str, most: float) -> None:
+def test_following_a_right_plan_everybody_has_it_near_the_bound_and_hardly_anything_twice(
+    name: str, most: float
+) -> None:
     race = Race(network(name))
     assert race.run() <= most * race.bound
-    assert race.wasted < 0.01
+    assert race.wasted < 0.015
 
 
 @pytest.mark.parametrize(
@@ -101,9 +103,14 @@ def test_a_relay_that_takes_everything_and_passes_nothing_on_holds_nobody_up_for
     assert race.run() <= 2.2 * race.bound
 
 
+def test_the_last_chunks_go_down_the_trees_in_which_they_are_everywhere_soonest() -> None:
+    race = RootsRace(1, root_up=400.0)
+    assert race.run() <= 1.15 * (race.payload * 8 / 400e6)
+
+
 def test_four_roots_with_a_part_each_are_four_uplinks_and_each_sends_its_part_once() -> None:
     one, four, wide = RootsRace(1), RootsRace(4), RootsRace(1, root_up=400.0)
     seconds = one.run()
     assert four.run() <= 0.35 * seconds
     assert all(sent <= 0.26 for sent in four.sent)
-    assert four.run() <= 1.05 * wide.run()  # as good as one of four times the width
+    assert four.run() <= 1.3 * wide.run()  # nearly as good as one of four times the width, which sees all that is left
