@@ -55,7 +55,7 @@ def _show(found: Status) -> None:
             ("–" if member.version is None else str(member.version)) + behind,
             member.digest[:12],
             f"{8e-6 * member.fetch_rate:.4g} Mbit/s" if member.fetch_rate else "–",
-            f"{age.up:.4g}/{age.down:.4g} Mbit/s" if age and (age.up or age.down) else "–",
+            f"{_rate(age.up)}/{_rate(age.down)} Mbit/s" if age and (age.up or age.down) else "–",
             _ago(age.heard) if age else "–",
         )
     console.print(table)
@@ -75,3 +75,7 @@ def _ago(seconds: float) -> str:
 
 def _mb(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
+
+
+def _rate(mbit: float) -> str:
+    return f"{mbit:.4g}" if mbit else "–"

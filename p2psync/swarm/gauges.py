@@ -274,6 +274,8 @@ class Gauges:
         self.expected: Mapping[str, float] | None = None
         self.up = Best()
         self.down = Best()
+        #: Whether that tells anything of the downlink: it may be all that anybody sent so far.
+        self.down_sure = True
         #: Whether a path has fallen since `measures` was asked.
         self.fell = False
         #: Bytes that were delivered and received in all intervals so far.
@@ -342,7 +344,8 @@ class Gauges:
             )
             for peer, gauge in sorted(self.paths.items())
         ]
-        now = Measures(_two_digits(self.up.value * MBIT), _two_digits(self.down.value * MBIT), paths)
+        down = self.down.value if self.down_sure else 0.0
+        now = Measures(_two_digits(self.up.value * MBIT), _two_digits(down * MBIT), paths)
         if _is_news(self._told, now):
             self._told = now
         return self._told

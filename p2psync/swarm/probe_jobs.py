@@ -19,13 +19,14 @@ MORE = 1.1
 class Job:
     """Something to measure, when it is due, and how often that came to nothing since it was done.
 
-    asked: the peer that was asked last, where it is one at a time. shown: those that showed what they give. best: bytes
-    a second that had come from its region when it was done last.
+    sure: a look was confirmed. asked: the peer that was asked last, where it is one at a time. shown: those that showed
+    what they give. best: bytes a second that had come from its region when it was done last.
     """
 
     due: float
     tries: int = 0
     done: bool = False
+    sure: bool = False
     asked: str = ""
     best: float = 0.0
     shown: set[str] = field(default_factory=set)
@@ -62,9 +63,11 @@ class Jobs:
         due = now + self._config.settle
         self.ways = {name: self.ways.get(name) or self.new(due) for name in sorted(expected)}
 
-    def paths_known(self, now: float) -> bool:
-        """Whether each path to a region was measured once, or is not to be in the next seconds."""
-        return all(job.done or job.due > now + self._config.settle for job in self.regions.values())
+    def paths_known(self, now: float, *, sure: bool = False) -> bool:
+        """Whether each path to a region was measured once, or is not to be in the next seconds. sure: and another look
+        confirmed it."""
+        later = now + self._config.settle
+        return all((job.sure if sure else job.done) or job.due > later for job in self.regions.values())
 
     def measured(self, now: float) -> bool:
         """Whether this holds, and this node's own links were measured, too."""
@@ -82,6 +85,7 @@ class Jobs:
         if done:
             # Looks may have met other traffic, and those with fewer peers than it takes show too little.
             sure = job.done and best <= MORE * job.best and job.tries <= self._config.tries and not hidden
+            job.sure |= sure
             job.best = best
             pause = self._config.stale if sure else self._config.again
             job.due = now + pause * (0.75 + 0.5 * self._rng.random())

@@ -124,6 +124,11 @@ class Prober:
         """Whether there are actions to be done."""
         return bool(self._actions)
 
+    @property
+    def down_sure(self) -> bool:
+        """Whether this node's downlink was looked at twice by as many as it takes, to the same end."""
+        return self._jobs.down is not None and self._jobs.down.sure
+
     def members(self, mates: Iterable[str]) -> None:
         """The names of the nodes that have this node's region, connected or not."""
         self._mates = [name for name in mates if name != self._node]
@@ -209,7 +214,8 @@ class Prober:
         self._plan_regions(now)
         jobs = self._jobs
         due = [(job, region) for region, job in jobs.regions.items() if job.due <= now]
-        if jobs.down is not None and jobs.down.due <= now and jobs.paths_known(now):
+        # Plans do without, so to be sure of it comes last.
+        if jobs.down is not None and jobs.down.due <= now and jobs.paths_known(now, sure=jobs.down.done):
             due.append((jobs.down, ""))
         if not due:
             self._try_ways(now)

@@ -7,6 +7,7 @@ import random
 import socket
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,6 +101,28 @@ def test_two_that_know_nothing_of_each_other_probe_and_know_rates_and_round_trip
         assert one.junk_sent and other.junk_sent
         assert not a.messages and not b.messages
         await stop(one, other, a, b)
+
+    run(check())
+
+
+def test_the_hub_is_told_of_a_downlink_once_the_prober_is_sure_of_it_or_where_nobody_probes(run: Run) -> None:
+    async def check() -> None:
+        a, b = await Told("a").listen(), await Told("b").listen()
+        one = measured(a)
+        for _ in range(12):
+            one.gauges.down.add(250_000, 0.25)
+        one._tell()
+        assert one.gauges.measures().down == 0
+        one._prober.peer_up("b", "", 0.0)
+        one._prober._jobs.down.sure = True  # type: ignore[union-attr]
+        one._tell()
+        assert one.gauges.measures().down == 8
+        one.gauges.down_sure = False
+        one._config = replace(one._config, probe=False)
+        one._prober._jobs.down.sure = False  # type: ignore[union-attr]
+        one._tell()
+        assert one.gauges.measures().down == 8
+        await stop(one, a, b)
 
     run(check())
 

@@ -71,6 +71,14 @@ def test_a_pressed_path_has_the_rate_that_it_gave() -> None:
     assert mbit(gauges.down) == pytest.approx(10)
 
 
+def test_the_hub_is_told_of_a_downlink_only_once_it_is_sure() -> None:
+    gauges = Feed().run(3, {"a": 50}, {"a": 10})
+    gauges.down_sure = False
+    assert (gauges.measures().up, gauges.measures().down) == (50, 0)
+    gauges.down_sure = True
+    assert gauges.measures().down == 10
+
+
 def test_what_is_not_pressed_or_is_held_up_by_the_peer_is_no_measure() -> None:
     assert Feed().run(3, {"a": 50}, pressed=False).paths["a"].sent.value == 0
     assert Feed().run(3, {"a": 50}, held=True).paths["a"].sent.value == 0
