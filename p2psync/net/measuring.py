@@ -271,8 +271,7 @@ class Measuring:
         self._tell()
 
     def _tell(self) -> None:
-        self.gauges.down_sure = not self._config.probe or self._prober.down_sure
-        measures = self.gauges.measures()
+        measures = self.gauges.measures(down_sure=not self._config.probe or self._prober.down_sure)
         if measures is not self._measures:
             self._measures = measures
             self._on_measures(measures)

@@ -53,14 +53,12 @@ _FORMER = -1
 
 @dataclass(slots=True)
 class _Flying:
-    """A chunk. tree, way: their numbers, `_FORMER` if they are of an earlier plan. lacked: by what share of the
-    receivers.
+    """A chunk. tree: its number, `_FORMER` if it is of an earlier plan. lacked: by what share of the receivers.
 
     since: when it was put in. lag: for how long each lacked it, in the mean (seconds).
     """
 
     tree: int
-    way: int
     since: float
     lacked: float = 1.0
     lag: float = 0.0
@@ -110,7 +108,7 @@ class Flight:
         self._given = [0] * len(numbers)
         self._lags = [0.0] * len(numbers)
         for flying in self._flying.values():
-            flying.tree = flying.way = _FORMER
+            flying.tree = _FORMER
         self._fit_window()
 
     def _fit_window(self) -> None:
@@ -178,7 +176,7 @@ class Flight:
             self._drop(index)
         if self._looked < 0:
             self._looked = self._span_began = now
-        self._flying[index] = _Flying(tree, self._way_of[tree], now)
+        self._flying[index] = _Flying(tree, now)
         self._weigh(self._flying[index], 1.0)
         self._given[self._way_of[tree]] += 1
         self._all.append(index)
@@ -202,8 +200,9 @@ class Flight:
             self._arrived += flying.lacked - share
             self._weigh(flying, share - flying.lacked)
             flying.lacked = share
-            if not share and flying.way != _FORMER:
-                self._lags[flying.way] = min(self._lags[flying.way] or flying.lag, flying.lag)
+            if not share and flying.tree != _FORMER:
+                way = self._way_of[flying.tree]
+                self._lags[way] = min(self._lags[way] or flying.lag, flying.lag)
                 took = self._took[flying.tree] or now - flying.since
                 self._took[flying.tree] = took + TOOK * (now - flying.since - took)
             if not share or now - flying.since > FLIGHT_MOST:
@@ -220,8 +219,8 @@ class Flight:
 
     def _weigh(self, flying: _Flying, more: float) -> None:
         self._weight += more
-        if flying.way != _FORMER:
-            self._weights[flying.way] += more
+        if flying.tree != _FORMER:
+            self._weights[self._way_of[flying.tree]] += more
 
     def _drop(self, index: int) -> None:
         flying = self._flying.pop(index)

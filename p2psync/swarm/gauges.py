@@ -274,8 +274,6 @@ class Gauges:
         self.expected: Mapping[str, float] | None = None
         self.up = Best()
         self.down = Best()
-        #: Whether that tells anything of the downlink: it may be all that anybody sent so far.
-        self.down_sure = True
         #: Whether a path has fallen since `measures` was asked.
         self.fell = False
         #: Bytes that were delivered and received in all intervals so far.
@@ -329,8 +327,11 @@ class Gauges:
         if failed or peer in self.paths:
             self.paths.setdefault(peer, Gauge()).failed = failed
 
-    def measures(self) -> Measures:
-        """What the hub is to know, to two digits. The same object as last time as long as nothing has really moved."""
+    def measures(self, *, down_sure: bool = True) -> Measures:
+        """What the hub is to know, to two digits. The same object as last time as long as nothing has really moved.
+
+        down_sure: whether what came at best tells of the downlink; it may be all that anybody sent so far.
+        """
         self.fell = False
         paths = [
             Path(
@@ -344,7 +345,7 @@ class Gauges:
             )
             for peer, gauge in sorted(self.paths.items())
         ]
-        down = self.down.value if self.down_sure else 0.0
+        down = self.down.value if down_sure else 0.0
         now = Measures(_two_digits(self.up.value * MBIT), _two_digits(down * MBIT), paths)
         if _is_news(self._told, now):
             self._told = now

@@ -45,7 +45,7 @@ class Relief:
 
     def flushed(self, peer: Peer, now: float) -> None:
         """Something has left for this peer."""
-        if peer.name in self._ground.trees.first_hops:
+        if peer.name in self._ground.trees.first_hops and not peer.queue and not peer.pushes:
             for short, transfer in self._ready():
                 self._give(peer, short, transfer, now)
                 self.next_wake = min(self.next_wake, now + _LOOK_EVERY)
@@ -106,10 +106,9 @@ class Relief:
         return int(np.count_nonzero(given if theirs is None else given & ~theirs))
 
     def _most_on_way(self, name: str, transfer: Transfer) -> float:
-        trees, plan = self._ground.trees, self._ground.trees.plan
+        plan = self._ground.trees.plan
         assert plan is not None
-        rate = sum(place.rate for place, names in zip(plan.places, trees.children, strict=True) if name in names)
-        return max(WAY_LEAST, rate * 125_000 * WAY_SECONDS / transfer.typical)
+        return max(WAY_LEAST, plan.rates_to()[name] * 125_000 * WAY_SECONDS / transfer.typical)
 
     def _tag(self, name: str) -> int:
         """Of the widest tree in which this is a child."""

@@ -112,16 +112,16 @@ def test_the_hub_is_told_of_a_downlink_once_the_prober_is_sure_of_it_or_where_no
         for _ in range(12):
             one.gauges.down.add(250_000, 0.25)
         one._tell()
-        assert one.gauges.measures().down == 0
+        assert one._measures.down == 0
         one._prober.peer_up("b", "", 0.0)
         one._prober._jobs.down.sure = True  # type: ignore[union-attr]
         one._tell()
-        assert one.gauges.measures().down == 8
-        one.gauges.down_sure = False
+        assert one._measures.down == 8
+        one._measures = one.gauges.measures(down_sure=False)
         one._config = replace(one._config, probe=False)
         one._prober._jobs.down.sure = False  # type: ignore[union-attr]
         one._tell()
-        assert one.gauges.measures().down == 8
+        assert one._measures.down == 8
         await stop(one, a, b)
 
     run(check())

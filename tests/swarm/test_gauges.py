@@ -73,9 +73,8 @@ def test_a_pressed_path_has_the_rate_that_it_gave() -> None:
 
 def test_the_hub_is_told_of_a_downlink_only_once_it_is_sure() -> None:
     gauges = Feed().run(3, {"a": 50}, {"a": 10})
-    gauges.down_sure = False
-    assert (gauges.measures().up, gauges.measures().down) == (50, 0)
-    gauges.down_sure = True
+    told = gauges.measures(down_sure=False)
+    assert (told.up, told.down) == (50, 0)
     assert gauges.measures().down == 10
 
 

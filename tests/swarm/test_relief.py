@@ -15,16 +15,16 @@ from tests.swarm.tree_parts import CONFIG, push, relay, root
 LARGE = replace(CONFIG, flight_least=0)
 
 
-def through(*, told_at: float = 0.0) -> Bench:
+def through() -> Bench:
     """A relay that has pushed `c` chunks 0 to 3, and holds 4 to 15 as well, which another parent owes `c`."""
     bench = relay(("p", "c"), ("q", ""), chunks=16, config=LARGE)
     bench.say("c", Want(bench.short, True))
     for index in range(4, 16):
-        bench.say("q", HaveMore(bench.short, [index]), told_at + index / 1000)
+        bench.say("q", HaveMore(bench.short, [index]), index / 1000)
     for index in range(16):
-        push(bench, "p" if index < 4 else "q", index, tree=int(index >= 4), now=told_at + 0.1)
+        push(bench, "p" if index < 4 else "q", index, tree=int(index >= 4), now=0.1)
     assert bench.served() == [("c", 0), ("c", 1)]
-    bench.swarm.flushed("c", 2 * CHUNK, told_at + 0.2)
+    bench.swarm.flushed("c", 2 * CHUNK, 0.2)
     assert bench.served() == [("c", 2), ("c", 3)]
     return bench
 
