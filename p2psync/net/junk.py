@@ -62,6 +62,10 @@ class JunkPumps:
         """Send at most so many bytes, until the loop's clock says `until`. rate: bytes a second, 0: no limit."""
         self.stop(peer)
         self._flows[peer] = _Flow(size, until, rate)
+        if not rate:
+            # It is to show what the path gives, not what little went over it last.
+            for stream in self._peers.streams(peer)[: self._width]:
+                stream.begin_anew()
         if self._timer is None:
             self._timer = self._loop.call_soon(self._turn)  # type: ignore[assignment]
 

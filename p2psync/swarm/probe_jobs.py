@@ -13,6 +13,8 @@ from p2psync.swarm.gauges import NEAR, Gauges
 CARRIED = 0.7
 #: A look that finds no more than so many times what those before it found has confirmed them.
 MORE = 1.1
+#: A downlink that gave so many times what the plan has come through it will not bind it, however wide it is.
+AMPLE = 1.5
 
 
 @dataclass(slots=True)
@@ -20,7 +22,8 @@ class Job:
     """Something to measure, when it is due, and how often that came to nothing since it was done.
 
     sure: a look was confirmed. asked: the peer that was asked last, where it is one at a time. shown: those that showed
-    what they give. best: bytes a second that had come from its region when it was done last.
+    what they give. busy: those that had no time since it was done, and when that was. best: bytes a second that had come
+    from its region when it was done last.
     """
 
     due: float
@@ -30,6 +33,7 @@ class Job:
     asked: str = ""
     best: float = 0.0
     shown: set[str] = field(default_factory=set)
+    busy: dict[str, float] = field(default_factory=dict)
 
 
 class Jobs:
@@ -43,6 +47,7 @@ class Jobs:
         self.ways: dict[str, Job] = {}
         #: Bytes a second that the plan has each parent send to this node.
         self.expected: Mapping[str, float] = {}
+        self._has_plan = False
         self._config = config
         self._gauges = gauges
         self._rng = rng
@@ -59,9 +64,15 @@ class Jobs:
 
     def planned(self, expected: Mapping[str, float], now: float) -> None:
         """There is another plan: `expected` as above."""
-        self.expected = expected
+        self.expected, self._has_plan = expected, True
         due = now + self._config.settle
         self.ways = {name: self.ways.get(name) or self.new(due) for name in sorted(expected)}
+
+    @property
+    def down_ample(self) -> bool:
+        """Whether clearly more came through the downlink at best than the plan has come. To find out how much more
+        would cost those most who send most, and tell nobody anything."""
+        return self._has_plan and self._gauges.down.value >= AMPLE * sum(self.expected.values())
 
     def paths_known(self, now: float, *, sure: bool = False) -> bool:
         """Whether each path to a region was measured once, or is not to be in the next seconds. sure: and another look
@@ -90,8 +101,14 @@ class Jobs:
             pause = self._config.stale if sure else self._config.again
             job.due = now + pause * (0.75 + 0.5 * self._rng.random())
             job.tries, job.done = 0, True
+            job.busy.clear()
         else:
             self.put_off(job, now, self._config.pause)
+
+    def leave(self, job: Job, now: float) -> None:
+        """Nothing more need be known of it for now."""
+        job.done = True
+        self.put_off(job, now, self._config.again)
 
     def put_off(self, job: Job, now: float, pause: float) -> None:
         """Not now, but in about `pause` seconds."""

@@ -32,6 +32,9 @@ from p2psync.swarm.probe_jobs import MORE, Job, Jobs
 
 #: Seconds of grace after which an answer will not come any more.
 GRACE = 1.0
+#: Seconds for which an offer from far away waits for a peer that measures something else just now. Whoever has to
+#: offer that far has no others to turn to, and all of a few busy peers are hardly ever free at one moment.
+PATIENCE = 2.5
 #: Peers of another region that a node asks soon after it joined; the next node in line goes on behind them.
 LOOKS = 2
 #: By how much faster than planned a way that the plan counts on is tried.
@@ -66,7 +69,9 @@ class _Sending:
     """The probe that this node sends. job: of its own offer, None if it was asked. granted: bytes to each peer.
 
     rate: bytes a second at most, 0: as fast as may be. sent: bytes since `pumped_at`. An own offer waits until all have
-    answered, and then pumps to all at once.
+    answered, and then pumps to all at once, `pool` bytes in all: how they share in it the network decides, so that no
+    way falls silent before the others. pool: 0 for one that was asked for. before: bytes this node had sent by then.
+    enough_at: one that ends before then, for want of bytes, shows too little.
     """
 
     job: Job | None
@@ -80,6 +85,9 @@ class _Sending:
     pumping: bool = False
     pumped_at: float = 0.0
     sent: int = 0
+    pool: int = 0
+    before: int = 0
+    enough_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -108,6 +116,8 @@ class Prober:
         self._jobs = Jobs(config, gauges, rng)
         self._asking: _Asking | None = None
         self._sending: _Sending | None = None
+        #: Offers that wait until there is time, by peer: their token, and until when.
+        self._held: dict[str, tuple[int, float]] = {}
         self._up_budget = Budget(config)
         self._down_budget = Budget(config)
         self._flowing = False
@@ -155,6 +165,7 @@ class Prober:
     def peer_down(self, name: str, now: float) -> None:
         """A peer is gone."""
         self._peers.pop(name, None)
+        self._held.pop(name, None)
         if self._asking is not None:
             self._answered(self._asking, name, refused=False, now=now)
         if self._sending is not None:
@@ -198,6 +209,8 @@ class Prober:
         if self._sending is not None:
             self._watch_sending(self._sending, now)
         if self._asking is None:
+            self._take_held(now)
+        if self._asking is None:
             self._ask_due(now)
         if self._sending is None:
             self._offer_due(now)
@@ -216,7 +229,10 @@ class Prober:
         due = [(job, region) for region, job in jobs.regions.items() if job.due <= now]
         # Plans do without, so to be sure of it comes last.
         if jobs.down is not None and jobs.down.due <= now and jobs.paths_known(now, sure=jobs.down.done):
-            due.append((jobs.down, ""))
+            if jobs.down_ample:
+                jobs.leave(jobs.down, now)
+            else:
+                due.append((jobs.down, ""))
         if not due:
             self._try_ways(now)
             return
@@ -350,15 +366,32 @@ class Prober:
             self._answered(self._asking, name, refused=end.sent == 0, now=now)
         elif self._sending is not None and end.token == self._sending.token:
             self._refused(self._sending, name, now)
+        elif self._held.get(name, (None, 0.0))[0] == end.token:
+            del self._held[name]
 
     def _on_offer(self, name: str, token: int, now: float) -> None:
         left = self._left(self._down_budget, self._gauges.down, self._jobs.down, now)
         size = min(self._config.most, int(left * self._config.own))
-        if self._flowing or self._asking is not None or size < self._config.least or not self._jobs.paths_known(now):
+        busy = self._asking is not None or not self._jobs.paths_known(now)
+        far = self._region_of(name) != self._region
+        if busy and far and not self._flowing:
+            self._held.setdefault(name, (token, now + PATIENCE))
+            return
+        if self._flowing or busy or size < self._config.least:
             self._tell(name, ProbeEnd(token, 0))
             return
         seconds = self._seconds([name])
-        self._await(_Asking(None, token, {name}, now + seconds + GRACE, self._steady([name])), size, seconds)
+        until = now + seconds + GRACE + (PATIENCE if far else 0.0)
+        self._await(_Asking(None, token, {name}, until, self._steady([name])), size, seconds)
+
+    def _take_held(self, now: float) -> None:
+        """The oldest offer that waits and is not too old: its peer has given up the others."""
+        for name, (token, until) in list(self._held.items()):
+            if now >= until:
+                del self._held[name]
+            elif self._asking is None and self._jobs.paths_known(now):
+                del self._held[name]
+                self._on_offer(name, token, now)
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 
@@ -380,7 +413,8 @@ class Prober:
         sending.granted[name] = size
         sending.seconds, sending.rate = max(sending.seconds, seconds), probe.rate
         peer.served_at = now
-        self._up_budget.spend(size)
+        if not mine:
+            self._up_budget.spend(size)
         if not sending.offered:
             self._pump(sending, now)
 
@@ -390,6 +424,7 @@ class Prober:
         sending.pumped_at = now
         sending.offered.clear()
         sending.until = now + sending.seconds
+        sending.enough_at, sending.before = now + _ENOUGH * sending.seconds, self._gauges.delivered
         sending.steady = self._steady(sending.granted)
         for name, size in sorted(sending.granted.items()):
             self._actions.append(Pump(name, size, sending.until, sending.rate))
@@ -400,12 +435,6 @@ class Prober:
             self._actions.append(StopPump(name))
             return
         self._sent(name, 0, now)
-
-    def _share(self, name: str, offered: Iterable[str]) -> float:
-        """A peer's part of what is left for it and the rest of those offered to: all are to be done at one time."""
-        rates = {other: self._rate_to(other) for other in {name, *offered}}
-        known = sum(rates.values())
-        return rates[name] / known if min(rates.values()) else 1 / len(rates)
 
     def _rate_to(self, name: str) -> float:
         """Bytes a second that moved to or from a peer at best, 0: nothing did."""
@@ -418,11 +447,12 @@ class Prober:
         free = self._sending is None and now - peer.served_at >= self._config.cooling
         if self._flowing or not (mine or free):
             return 0
-        left = self._left(self._up_budget, self._gauges.up, self._jobs.up, now)
-        if mine or peer.region == self._region:
-            left = int(left * self._config.own)
         if mine and self._sending is not None:
-            left = int(left * self._share(name, self._sending.offered))
+            left = self._sending.pool
+        else:
+            left = self._left(self._up_budget, self._gauges.up, self._jobs.up, now)
+            if peer.region == self._region:
+                left = int(left * self._config.own)
         size = min(wished, left, self._config.most)
         return size if size >= min(wished, self._config.least) else 0
 
@@ -433,7 +463,7 @@ class Prober:
             return
         granted = sending.granted.pop(name, None)
         if granted is not None:
-            self._up_budget.spend(sent - granted)
+            self._up_budget.spend(sent if sending.pool else sent - granted)
             sending.sent += sent
         if not sending.granted and not sending.offered:
             self._end_sending(sending, now)
@@ -441,12 +471,14 @@ class Prober:
     def _refused(self, sending: _Sending, name: str, now: float) -> None:
         """An offer does not suit a peer: with all or with none."""
         if name in sending.offered:
+            if sending.job is not None:
+                sending.job.busy[name] = now
+            sending.offered.discard(name)
             self._call_off(sending, now)
 
     def _call_off(self, sending: _Sending, now: float) -> None:
         """Before anything was pumped."""
-        for name, size in sorted(sending.granted.items()):
-            self._up_budget.spend(-size)
+        for name in sorted({*sending.granted, *sending.offered}):
             self._tell(name, ProbeEnd(sending.token, 0))
         sending.granted.clear()
         sending.offered.clear()
@@ -454,8 +486,12 @@ class Prober:
 
     def _end_sending(self, sending: _Sending, now: float) -> None:
         self._sending = None
-        if sending.job is not None:
-            self._jobs.judge(sending.job, sending.pumping and self._was_seen(sending, now), now, self._gauges.up.value)
+        if sending.job is None:
+            return
+        if sending.pumping and now < sending.enough_at and sending.sent < _MUCH * self._config.most:
+            self._jobs.put_off(sending.job, now, self._config.tired)
+            return
+        self._jobs.judge(sending.job, sending.pumping and self._was_seen(sending, now), now, self._gauges.up.value)
 
     def _was_seen(self, sending: _Sending, now: float) -> bool:
         """Whether a pump showed in what is known of the uplink: it may be too short for that over a fast one."""
@@ -479,7 +515,10 @@ class Prober:
             self._call_off(sending, now)
             return
         steady = sending.job is not None and sending.steady.reached(self._gauges.delivered, now)
-        if steady or now >= sending.until + GRACE:
+        if steady:
+            sending.enough_at = now
+        spent = sending.pool and self._gauges.delivered - sending.before >= sending.pool
+        if steady or spent or now >= sending.until + GRACE:
             self._actions += [StopPump(name) for name in sorted(sending.granted)]
 
     def _offer_due(self, now: float) -> None:
@@ -487,12 +526,14 @@ class Prober:
         if job is None or job.due > now or not self._jobs.paths_known(now):
             return
         peers = self._fan(job, self._config.up_fan)
-        left = self._left(self._up_budget, self._gauges.up, self._jobs.up, now)
-        if not peers or left < self._config.least * (len(peers) + 1):
+        pool = int(self._config.own * self._left(self._up_budget, self._gauges.up, self._jobs.up, now))
+        if not peers or pool < self._config.least:
             self._jobs.put_off(job, now, self._config.tired)
             return
         token = self._rng.getrandbits(32)
-        self._sending = _Sending(job, token, now + GRACE, self._steady(peers), offered=set(peers))
+        far = any(self._region_of(name) != self._region for name in peers)
+        until = now + GRACE + (PATIENCE if far else 0.0)
+        self._sending = _Sending(job, token, until, self._steady(peers), offered=set(peers), pool=pool)
         job.tries += 1
         for name in peers:
             self._tell(name, ProbeOffer(token))
@@ -501,6 +542,9 @@ class Prober:
 
     def _give_way(self, now: float) -> None:
         """Chunks flow: what is under way ends, and what was due waits."""
+        for name, (token, _) in self._held.items():
+            self._tell(name, ProbeEnd(token, 0))
+        self._held.clear()
         if self._asking is not None:
             job, self._asking.job = self._asking.job, None
             self._end_asking(self._asking, now)
@@ -543,12 +587,12 @@ class Prober:
         return self._region if self._rtt(name) <= NEAR else f"?{name}"
 
     def _fan(self, job: Job, count: int, *, down: bool = False) -> list[str]:
-        """Peers to measure this node's own links with: near ones first, then those that give most, or, for a downlink,
-        say to send most; else at random."""
+        """Peers to measure this node's own links with: near ones first, then those who did not lack time of late, then
+        those that give most, or, for a downlink, say to send most; else at random."""
 
-        def order(name: str) -> tuple[bool, float, float, float]:
-            sends = self._peers[name].uplink if down else 0.0
-            return self._region_of(name) != self._region, -sends, -self._rate_to(name), self._rng.random()
+        def order(name: str) -> tuple[bool, float, float, float, float]:
+            far, busy = self._region_of(name) != self._region, job.busy.get(name, -_NEVER)
+            return far, busy, -self._peers[name].uplink if down else 0.0, -self._rate_to(name), self._rng.random()
 
         ordered = sorted(self._peers, key=order)
         near = [name for name in ordered if self._region_of(name) == self._region]

@@ -386,6 +386,8 @@ def test_a_nodes_own_uplink_is_looked_at_until_a_look_finds_no_more() -> None:
         return now - since
 
     def found(rate: float) -> None:
+        nonlocal now
+        now += 2.0
         for _ in range(10):
             gauges.up.add(int(rate * MBIT / 10), 0.1)
         for action in node.actions():
@@ -422,6 +424,97 @@ def test_an_uplink_that_a_pump_was_too_short_to_show_is_pumped_again_and_not_tak
         for pump in pumps:
             node.pumped(pump.peer, pump.size, now)
     assert granted == 32 << 20, "it may spend what a link may that nobody has measured"
+
+
+def test_an_own_uplink_is_not_known_by_a_pump_that_ended_for_want_of_bytes() -> None:
+    gauges = Gauges()
+    node = Prober("me", "a", ProbeConfig(settle=0.0, spread=0.0), gauges, random.Random(0))
+    for name in ("p0", "p1"):
+        node.peer_up(name, "a", 0.0)
+    node.poll(False, 0.1)
+    for offer in told(node, ProbeOffer):
+        node.receive(offer.peer, Probe(offer.message.token, 1 << 20, 2.0), 0.1)
+    for pump in [action for action in node.actions() if isinstance(action, Pump)]:
+        node.pumped(pump.peer, pump.size, 0.3)
+    for _ in range(10):
+        gauges.up.add(int(9 * MBIT / 10), 0.1)
+    node.poll(False, 0.4)
+    assert not told(node, Uplink)
+
+
+def test_an_offer_goes_to_those_who_did_not_lack_time_the_last_time() -> None:
+    node = prober(ProbeConfig(settle=0.0, spread=0.0, up_fan=1), peers=4)
+    now, asked = 0.0, []
+    while len(asked) < 8:
+        now += 0.5
+        node.poll(False, now)
+        for offer in told(node, ProbeOffer):
+            asked.append(offer.peer)
+            node.receive(offer.peer, ProbeEnd(offer.message.token, 0), now)
+    assert len(set(asked[:4])) == 4
+    assert asked[4:] == asked[:4]
+
+
+def test_an_own_uplink_over_a_slow_and_a_fast_way_is_pumped_over_both_to_the_end() -> None:
+    hosts = [Host("root", "dc", 200, 200), *(Host(f"a{i}", "a", 20, 300) for i in range(2)), Host("b0", "b", 20, 300)]
+    links = {("dc", "a"): (180.0, 0.03), ("dc", "b"): (90.0, 0.15), ("a", "b"): (90.0, 0.15)}
+    world = World(hosts, links)
+    world.run(30)
+    assert world.hosts["root"].gauges.up.value / MBIT > 190
+
+
+def test_a_downlink_that_gave_clearly_more_than_the_plan_needs_is_not_looked_at() -> None:
+    def asks(planned: float | None) -> bool:
+        gauges = Gauges()
+        node = Prober("me", "a", ProbeConfig(settle=0.0, spread=0.0), gauges, random.Random(0))
+        for name in ("p0", "p1"):
+            node.peer_up(name, "a", 0.0)
+        for _ in range(10):
+            gauges.down.add(int(60 * MBIT / 10), 0.1)
+        if planned is not None:
+            node.planned({"p0": planned / 2 * MBIT, "p1": planned / 2 * MBIT}, 0.0)
+        node.poll(False, 0.1)
+        return bool(told(node, Probe))
+
+    assert asks(None)
+    assert asks(50.0)
+    assert not asks(39.0)
+
+
+def test_an_offer_from_afar_waits_for_one_who_measures_something_else() -> None:
+    node = prober(ProbeConfig(settle=0.0, spread=0.0), peers=2)
+    node.peer_up("far", "b", 0.0)
+    node.poll(False, 0.1)
+    asked = told(node, Probe)
+    assert asked
+    node.receive("far", ProbeOffer(7), 0.2)
+    node.receive("p0" if asked[0].peer != "p0" else "p1", ProbeOffer(8), 0.2)
+    assert [action.message.token for action in told(node, ProbeEnd)] == [8]
+    for probe in asked:
+        node.receive(probe.peer, ProbeEnd(probe.message.token, 0), 1.0)
+    node.poll(False, 1.1)
+    assert [(probe.peer, probe.message.token) for probe in told(node, Probe)] == [("far", 7)]
+
+
+def test_an_offer_that_waits_is_forgotten_when_it_is_called_off_too_old_or_chunks_flow() -> None:
+    def asks_for(end: str) -> bool:
+        node = prober(ProbeConfig(settle=0.0, spread=0.0), peers=2)
+        node.peer_up("far", "b", 0.0)
+        node.poll(False, 0.1)
+        asked = told(node, Probe)
+        node.receive("far", ProbeOffer(7), 0.2)
+        if end == "called off":
+            node.receive("far", ProbeEnd(7, 0), 0.3)
+        if end == "gone":
+            node.peer_down("far", 0.3)
+        node.poll(end == "chunks flow", 0.4)
+        for probe in asked:
+            node.receive(probe.peer, ProbeEnd(probe.message.token, 0), 0.5)
+        node.poll(False, 3.0 if end == "too old" else 0.6)
+        return 7 in [probe.message.token for probe in told(node, Probe)]
+
+    assert asks_for("nothing happens")
+    assert not any(asks_for(end) for end in ("called off", "gone", "chunks flow", "too old"))
 
 
 def test_a_peer_that_goes_leaves_nothing_waiting() -> None:
