@@ -43,10 +43,12 @@ FULL_RATE = 0.97
 SOON, _FEW = 1.03, 32
 #: Seconds one way within which every node may as well feed all others: over long ways a few thick flows are better.
 _CLOSE = 0.001
-#: An old plan is kept while it has this share of the new one's rate. In one region, where uplinks alone count, it is
-#: also left once a relay is fuller than `CROWDED` and the fullest of the new plan clearly is not (see
-#: `topology.balance`): acknowledgements, and what is sent again, have no place in a plan.
-KEPT_ABOVE, CROWDED = 0.95, 0.96
+#: An old plan is kept while it has this share of the new one's rate; among a few nodes, who have soon found their new
+#: parents, while it has so much.
+KEPT_ABOVE, KEPT_AMONG_FEW = 0.95, 0.97
+#: In one region, where uplinks alone count, a plan is also left once a relay is fuller than this and the fullest of the
+#: new one clearly is not (see `topology.balance`): acknowledgements, and what is sent again, have no place in a plan.
+CROWDED, _CLEARLY = 0.96, 0.95
 #: The old trees get other weights where that gives so many times the rate. It costs less than other trees would: no
 #: node gets another parent, and all connections are warm.
 REWEIGHED = 1.02
@@ -112,17 +114,19 @@ def replan(
     old: Plan,
     network: Network,
     *,
-    kept_above: float = KEPT_ABOVE,
+    kept_above: float | None = None,
     most_children: int = MOST_CHILDREN,
     payload: int = PAYLOAD,
 ) -> Plan:
     """A plan for a network that changed: the old trees as they are as long as they are about as good as new ones.
 
     Nodes that left are taken out, and what hung below them hangs elsewhere; nodes that joined are added as leaves; the
-    trees are weighed anew where that pays. If that reaches `kept_above` of the new plan's rate, or has a small payload
-    everywhere as much later at most, and no relay is crowded that need not be, it is the plan; with its old revision if
-    nothing in it changed.
+    trees are weighed anew where that pays. If that reaches `kept_above` of the new plan's rate (None: `KEPT_ABOVE`, or
+    `KEPT_AMONG_FEW`), or has a small payload everywhere as much later at most, and no relay is crowded that need not
+    be, it is the plan; with its old revision if nothing in it changed.
     """
+    if kept_above is None:
+        kept_above = KEPT_AMONG_FEW if network.size <= _FEW else KEPT_ABOVE
     new = make_plan(network, most_children=most_children, revision=old.revision + 1, payload=payload)
     patched = _patched(old, network, new, most_children)
     if patched is None:
@@ -131,7 +135,7 @@ def replan(
         worse = kept_above * _time(patched, network, payload) > _time(new, network, payload)
     else:
         worse = patched.lowest_rate < kept_above * new.lowest_rate
-    if worse or _is_crowded(patched, new, network, kept_above):
+    if worse or _is_crowded(patched, new, network):
         return new
     same = (
         patched.names == old.names
@@ -141,11 +145,11 @@ def replan(
     return replace(patched, revision=old.revision if same else old.revision + 1)
 
 
-def _is_crowded(patched: Plan, new: Plan, network: Network, kept_above: float) -> bool:
+def _is_crowded(patched: Plan, new: Plan, network: Network) -> bool:
     if len(network.regions) > 1 or network.size > _BY_NODES:
         return False
     fullest = fullest_relay(patched, network)
-    return fullest > CROWDED and kept_above * fullest > fullest_relay(new, network)
+    return fullest > CROWDED and _CLEARLY * fullest > fullest_relay(new, network)
 
 
 def changed_places(old: Plan, new: Plan) -> float:

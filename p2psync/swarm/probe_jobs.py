@@ -22,8 +22,8 @@ class Job:
     """Something to measure, when it is due, and how often that came to nothing since it was done.
 
     sure: a look was confirmed. asked: the peer that was asked last, where it is one at a time. shown: those that showed
-    what they give. busy: those that had no time since it was done, and when that was. best: bytes a second that had come
-    from its region when it was done last.
+    what they give. busy: those that had no time since it was done, and when that was. best: bytes a second that had
+    come from its region when it was done last.
     """
 
     due: float

@@ -372,13 +372,16 @@ class Prober:
     def _on_offer(self, name: str, token: int, now: float) -> None:
         left = self._left(self._down_budget, self._gauges.down, self._jobs.down, now)
         size = min(self._config.most, int(left * self._config.own))
-        busy = self._asking is not None or not self._jobs.paths_known(now)
         far = self._region_of(name) != self._region
-        if busy and far and not self._flowing:
-            self._held.setdefault(name, (token, now + PATIENCE))
-            return
-        if self._flowing or busy or size < self._config.least:
+        # Whoever waits with an offer serves nobody: one whose ways are not known yet may have to ask just that one.
+        if self._flowing or size < self._config.least or not self._jobs.paths_known(now):
             self._tell(name, ProbeEnd(token, 0))
+            return
+        if self._asking is not None:
+            if far:
+                self._held[name] = token, now + PATIENCE
+            else:
+                self._tell(name, ProbeEnd(token, 0))
             return
         seconds = self._seconds([name])
         until = now + seconds + GRACE + (PATIENCE if far else 0.0)
@@ -386,11 +389,10 @@ class Prober:
 
     def _take_held(self, now: float) -> None:
         """The oldest offer that waits and is not too old: its peer has given up the others."""
-        for name, (token, until) in list(self._held.items()):
-            if now >= until:
-                del self._held[name]
-            elif self._asking is None and self._jobs.paths_known(now):
-                del self._held[name]
+        while self._held and self._asking is None:
+            name = next(iter(self._held))
+            token, until = self._held.pop(name)
+            if now < until:
                 self._on_offer(name, token, now)
 
     # ---- sending ---------------------------------------------------------------------------------------------------
