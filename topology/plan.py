@@ -40,6 +40,8 @@ class Plan:
     shares: of each tree, summing to 1, the heaviest first. rate: Mbit/s at which the trees fill what binds them first.
     slow: nodes that take less than `rate` because their own downlink is slower, and what they take; they relay nothing.
     bound: Mbit/s that no plan can pass. unreachable: nodes of the network that nothing can reach; they are in no tree.
+    of_highest: what every node gets, as a share of the highest rate that was found as the plan was made: what is below
+    1 was given up for fewer flows, or for shorter ways.
     """
 
     names: tuple[str, ...]
@@ -51,6 +53,7 @@ class Plan:
     bound: float
     unreachable: tuple[str, ...] = ()
     revision: int = 0
+    of_highest: float = 1.0
 
     @property
     def lowest_rate(self) -> float:

@@ -51,7 +51,7 @@ KEPT_ABOVE, KEPT_AMONG_FEW = 0.95, 0.97
 CROWDED, _CLEARLY = 0.96, 0.95
 #: The old trees get other weights where that gives so many times the rate. It costs less than other trees would: no
 #: node gets another parent, and all connections are warm.
-REWEIGHED = 1.02
+REWEIGHED = 1.025
 
 
 def make_plan(
@@ -80,7 +80,12 @@ def make_plan(
 
 def _best(plans: list[Plan], network: Network, payload: int) -> Plan:
     """The plan by which a payload should be everywhere first, of those that come near the highest rate."""
-    enough = FULL_RATE * max(plan.lowest_rate for plan in plans)
+    highest = max(plan.lowest_rate for plan in plans)
+    best = _soonest(plans, FULL_RATE * highest, network, payload)
+    return replace(best, of_highest=best.lowest_rate / highest if highest else 1.0)
+
+
+def _soonest(plans: list[Plan], enough: float, network: Network, payload: int) -> Plan:
     near = [plan for plan in plans if plan.lowest_rate >= enough or payload < PAYLOAD]
     timed = [(round(_time(plan, network, payload), 3), plan) for plan in near]
     timed.sort(key=lambda pair: pair[0])
@@ -134,7 +139,9 @@ def replan(
     if payload < PAYLOAD:
         worse = kept_above * _time(patched, network, payload) > _time(new, network, payload)
     else:
-        worse = patched.lowest_rate < kept_above * new.lowest_rate
+        # What was given up as the old one was made, for other merits, is not held against it now.
+        highest = new.lowest_rate / new.of_highest
+        worse = patched.lowest_rate < kept_above * max(FULL_RATE, old.of_highest) * highest
     if worse or _is_crowded(patched, new, network):
         return new
     same = (
@@ -294,8 +301,7 @@ def _patched(old: Plan, network: Network, new: Plan, most_children: int) -> Plan
     most = float(min([network.up[network.trainer], *network.down[relays]]))
     behind = {network.names[i]: float(network.down[i]) for i in np.flatnonzero(leaf & (network.down < most))}
     rate, slow = _fitting(network, parents, old.shares, behind, most)
-    patched = Plan(network.names, network.trainer, parents, old.shares, rate, slow, new.bound, new.unreachable)
+    patched = Plan(network.names, network.trainer, parents, old.shares, rate, slow, new.bound)
     weighed = _weighed(network, parents, old.shares, behind, demand, most)
-    if weighed.lowest_rate < REWEIGHED * patched.lowest_rate:
-        return patched
-    return replace(weighed, bound=new.bound, unreachable=new.unreachable)
+    better = weighed if weighed.lowest_rate >= REWEIGHED * patched.lowest_rate else patched
+    return replace(better, bound=new.bound, unreachable=new.unreachable, of_highest=old.of_highest)
