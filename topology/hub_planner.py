@@ -106,7 +106,7 @@ class HubPlanner:
         if last is None:
             plan = make_plan(network, revision=self._next, payload=payload)
         else:
-            plan = replan(last, network, payload=payload)
+            plan = replan(last, network, payload=payload, quiet=task.quiet)
         self._plan, self._next = plan, plan.revision + 1
         self._falls.planned(plan)
         return HubBook(plan, remarks(task, told, plan.unreachable), shares_beside(task), Spare(plan, network))

@@ -52,6 +52,8 @@ CROWDED, _CLEARLY = 0.96, 0.95
 #: The old trees get other weights where that gives so many times the rate. It costs less than other trees would: no
 #: node gets another parent, and all connections are warm.
 REWEIGHED = 1.025
+#: The same two among a few nodes while nothing is on its way: then a better plan costs nobody time.
+KEPT_QUIET, REWEIGHED_QUIET = 0.985, 1.005
 
 
 def make_plan(
@@ -119,21 +121,23 @@ def replan(
     old: Plan,
     network: Network,
     *,
-    kept_above: float | None = None,
+    kept_above: float = 0.0,
     most_children: int = MOST_CHILDREN,
     payload: int = PAYLOAD,
+    quiet: bool = False,
 ) -> Plan:
     """A plan for a network that changed: the old trees as they are as long as they are about as good as new ones.
 
     Nodes that left are taken out, and what hung below them hangs elsewhere; nodes that joined are added as leaves; the
-    trees are weighed anew where that pays. If that reaches `kept_above` of the new plan's rate (None: `KEPT_ABOVE`, or
-    `KEPT_AMONG_FEW`), or has a small payload everywhere as much later at most, and no relay is crowded that need not
-    be, it is the plan; with its old revision if nothing in it changed.
+    trees are weighed anew where that pays. If that reaches `kept_above` of the new plan's rate (0: `KEPT_ABOVE`, or as
+    is usual among few), or has a small payload everywhere as much later at most, and no relay is crowded that need not
+    be, it is the plan; with its old revision if nothing in it changed. quiet: nothing is on its way.
     """
-    if kept_above is None:
-        kept_above = KEPT_AMONG_FEW if network.size <= _FEW else KEPT_ABOVE
+    few = network.size <= _FEW
+    reweighed = REWEIGHED_QUIET if quiet and few else REWEIGHED
+    kept_above = kept_above or (KEPT_ABOVE if not few else KEPT_QUIET if quiet else KEPT_AMONG_FEW)
     new = make_plan(network, most_children=most_children, revision=old.revision + 1, payload=payload)
-    patched = _patched(old, network, new, most_children)
+    patched = _patched(old, network, new, most_children, reweighed)
     if patched is None:
         return new
     if payload < PAYLOAD:
@@ -286,7 +290,7 @@ def _fitting(
         slow.popitem()
 
 
-def _patched(old: Plan, network: Network, new: Plan, most_children: int) -> Plan | None:
+def _patched(old: Plan, network: Network, new: Plan, most_children: int, reweighed: float) -> Plan | None:
     """The old trees over the new plan's nodes; None if they have nothing to say about them."""
     if old.names[old.trainer] != new.names[new.trainer] or not np.isfinite(old.rate):
         return None
@@ -303,5 +307,5 @@ def _patched(old: Plan, network: Network, new: Plan, most_children: int) -> Plan
     rate, slow = _fitting(network, parents, old.shares, behind, most)
     patched = Plan(network.names, network.trainer, parents, old.shares, rate, slow, new.bound)
     weighed = _weighed(network, parents, old.shares, behind, demand, most)
-    better = weighed if weighed.lowest_rate >= REWEIGHED * patched.lowest_rate else patched
+    better = weighed if weighed.lowest_rate >= reweighed * patched.lowest_rate else patched
     return replace(better, bound=new.bound, unreachable=new.unreachable, of_highest=old.of_highest)

@@ -15,6 +15,7 @@ there is no plan. See `planning`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -53,6 +54,10 @@ from p2psync.membership.records import (
 )
 from p2psync.protocol.manifest import open_signed
 from p2psync.protocol.plan import NodePlan, outside
+
+#: Among so many members it is looked, at each acknowledgement, whether nothing is on its way any more; among more,
+#: plans are not changed for that.
+_FEW = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +180,8 @@ class HubCore:
             self._planning.measured(after.info.node, request.measures, now)
         if (after.version, after.digest) != (before.version, before.digest):
             self._acknowledged += 1
+            if len(self) <= _FEW and self._all_run_head(self._leases.members()):
+                self._planning.settled(now)
         return self.lease(request.lease)
 
     def leave(self, request: Leave, *, now: float) -> None:
@@ -302,7 +309,7 @@ class HubCore:
         trainer = None if self._fence.claimant is None else self._fence.claimant.node
         there = [held.member for held in self._leases.held() if held.lease not in self._doubts]
         there.sort(key=lambda member: member.info.node)
-        return self._planning.begin(trainer, there, self.measures(), now, self._beside)
+        return self._planning.begin(trainer, there, self.measures(), now, self._beside, self._all_run_head(there))
 
     def plan_made(self, book: PlanBook, now: float) -> None:
         """The plan that was begun: shown from now on, if it is another one than before."""
@@ -362,6 +369,16 @@ class HubCore:
     def _members_changed(self, changes: int, now: float, *, gone: bool = False) -> None:
         self._revision += changes
         self._planning.members_changed(len(self), now, gone=gone)
+
+    def _all_run_head(self, members: Iterable[Member]) -> bool:
+        """Whether nothing is on its way to any of these."""
+        head, claimant = self._lineage.head, self._fence.claimant
+        trainer = claimant and claimant.node
+        return head is None or all(
+            member.version == head
+            for member in members
+            if member.info.role != "trainer" and member.info.node != trainer
+        )
 
     def _open(self, data: bytes, claimant: Claimant) -> Entry:
         manifest, signed = open_signed(data, self.config.trusted)

@@ -55,7 +55,7 @@ class PlanTask:
     """What a plan is to be made from. trainer: a node among the members. measures: by node, of those that told any.
 
     beside: those among the members that put chunks into the trees beside the trainer. payload: bytes of what is usually
-    sent, 0: nothing was yet.
+    sent, 0: nothing was yet. quiet: nothing is on its way, so that other trees hold nobody up.
     """
 
     trainer: str
@@ -63,6 +63,7 @@ class PlanTask:
     measures: Mapping[str, Measures]
     beside: frozenset[str] = frozenset()
     payload: int = 0
+    quiet: bool = False
 
 
 class Planner(Protocol):
@@ -87,6 +88,8 @@ class PlanKeeper:
         self._wanted_at = _NEVER
         self._rest_until = self._pause_until = 0.0
         self._urgent = False
+        #: Whether somebody told anything since the last plan was begun.
+        self._told = False
         self._started = -_NEVER
         self._under_way = False
         # What the last plan was made from: small steps add up until they count.
@@ -115,12 +118,18 @@ class PlanKeeper:
 
     def measured(self, node: str, measures: Measures, now: float) -> None:
         """A member told what it measured."""
+        self._told = True
         before = self._used.get(node)
         fallen = fell(before, measures)
         self._urgent |= fallen
         if fallen:
             self._wanted_at = min(self._wanted_at, now + SETTLE)
         elif changed_much(before, measures):
+            self._wanted_at = min(self._wanted_at, max(now + SETTLE, self._started + DRIFT_EVERY))
+
+    def settled(self, now: float) -> None:
+        """Nothing is on its way any more: what was left as it was while chunks flowed may be changed now."""
+        if self._told:
             self._wanted_at = min(self._wanted_at, max(now + SETTLE, self._started + DRIFT_EVERY))
 
     def announced(self, payload: int) -> None:
@@ -137,15 +146,16 @@ class PlanKeeper:
         measures: Mapping[str, Measures],
         now: float,
         beside: frozenset[str] = frozenset(),
+        quiet: bool = False,
     ) -> PlanTask | None:
         """The plan to be made now; None if none is due, or there is nobody to plan for.
 
         trainer: the node that holds the run. beside: those that publish together with it. Other trainers have lost the
-        run, and are left out.
+        run, and are left out. quiet: see `PlanTask`.
         """
         if now < self.due:
             return None
-        self._wanted_at, self._urgent = _NEVER, False
+        self._wanted_at, self._urgent, self._told = _NEVER, False, False
         planned = [m for m in members if m.info.role != "trainer" or m.info.node == trainer or m.info.node in beside]
         names = {m.info.node for m in planned}
         beside = beside & names - {trainer or ""}
@@ -155,7 +165,7 @@ class PlanKeeper:
         self._used_payload = self._payload
         self._started = now
         self._under_way = True
-        return PlanTask(trainer, planned, self._used, beside, self._payload)
+        return PlanTask(trainer, planned, self._used, beside, self._payload, quiet)
 
     def made(self, book: PlanBook, now: float) -> bool:
         """The plan that was under way; True if it is another one than that in use."""

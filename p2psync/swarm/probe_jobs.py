@@ -48,6 +48,7 @@ class Jobs:
         #: Bytes a second that the plan has each parent send to this node.
         self.expected: Mapping[str, float] = {}
         self._has_plan = False
+        self._began = 0.0
         self._config = config
         self._gauges = gauges
         self._rng = rng
@@ -57,6 +58,11 @@ class Jobs:
         if self.down is None:
             self.down = self.new(now + self._config.settle)
             self.up = self.new(now + self._config.settle)
+            self._began = now
+
+    def up_awaited(self, now: float) -> bool:
+        """Whether the uplink was not looked at yet, and soon should be."""
+        return self.up is not None and not self.up.done and now < self._began + self._config.window
 
     def new(self, due: float) -> Job:
         """A job that is due about then."""

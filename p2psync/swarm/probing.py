@@ -452,11 +452,16 @@ class Prober:
         if mine and self._sending is not None:
             left = self._sending.pool
         else:
-            left = self._left(self._up_budget, self._gauges.up, self._jobs.up, now)
+            left = self._left(self._up_budget, self._gauges.up, self._jobs.up, now) - self._reserve(now)
             if peer.region == self._region:
                 left = int(left * self._config.own)
         size = min(wished, left, self._config.most)
         return size if size >= min(wished, self._config.least) else 0
+
+    def _reserve(self, now: float) -> int:
+        """Bytes that are kept for the first look at this node's own uplink, however many ask before it: what fills up
+        later is too little for a wide one."""
+        return int(self._config.own * self._config.allowance) if self._jobs.up_awaited(now) else 0
 
     def _sent(self, name: str, sent: int, now: float) -> None:
         """What was granted to a peer is used up, or will not be used."""
@@ -528,7 +533,8 @@ class Prober:
         if job is None or job.due > now or not self._jobs.paths_known(now):
             return
         peers = self._fan(job, self._config.up_fan)
-        pool = int(self._config.own * self._left(self._up_budget, self._gauges.up, self._jobs.up, now))
+        left = self._left(self._up_budget, self._gauges.up, self._jobs.up, now)
+        pool = max(int(self._config.own * left), min(left, self._reserve(now)))
         if not peers or pool < self._config.least:
             self._jobs.put_off(job, now, self._config.tired)
             return

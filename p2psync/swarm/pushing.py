@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from p2psync.protocol.plan import NodePlan
+from p2psync.swarm.arrivals import Arrivals
 from p2psync.swarm.flight import LOOK_EVERY, Flight
 from p2psync.swarm.ground import Ground
 from p2psync.swarm.serving import Serving
@@ -57,6 +58,7 @@ class Injection:
     begun: float
     moved: float
     flight: Flight
+    arrivals: Arrivals
     heard: float = -_NEVER
     revision: int = 0
     sent: list[int] = field(default_factory=list)
@@ -70,6 +72,7 @@ class Injection:
         # A hub that was started anew may give the same revision to another plan.
         if (self.revision, len(self.sent)) != (plan.revision, trees):
             self.revision, self.sent, self.roomy = plan.revision, [0] * trees, [now] * trees
+            self.arrivals.planned(trees)
             rates = [place.rate * 125_000 / chunk_bytes for place in plan.places]
             self.flight.planned(rates, [tuple(hops) for hops in first_hops])
 
@@ -129,7 +132,8 @@ class Pushing:
             peers = self._ground.peers.values()
             # First hops that are near may have far ones behind them.
             flight = Flight(first, near=bool(peers) and all(peer.near for peer in peers))
-            self._injections[short] = Injection(deque(held), len(held), now, now, flight)
+            transfer.arrivals = Arrivals(len(transfer.held))
+            self._injections[short] = Injection(deque(held), len(held), now, now, flight, transfer.arrivals)
             self.next_wake = min(self.next_wake, now + TELL_AFTER)
             self.inject(now)
 
@@ -169,7 +173,9 @@ class Pushing:
                 typical = self._ground.transfers[short].typical
                 injection.begin(plan, self._ground.trees.children, typical, now)
                 if injection.flight.is_due(now):
-                    injection.flight.look(self._held(short), now)
+                    held = self._held(short)
+                    injection.arrivals.seen(held, now)
+                    injection.flight.look(list(held.values()), now)
                 self._inject(short, injection, now)
 
     def poll(self, now: float) -> None:
@@ -217,6 +223,7 @@ class Pushing:
             roomy -= {name for name in hops if not self._serving.has_room(ground.peers[name], transfer, whole=whole)}
             injection.sent[tree] += 1
             injection.flight.add(index, tree, now)
+            injection.arrivals.put(index, tree, now)
             injection.moved = now
             if any(given):
                 injection.out[index] = (tree, now)
@@ -237,11 +244,11 @@ class Pushing:
                     injection.out[index] = (tree, now)
         return stuck
 
-    def _held(self, short: bytes) -> list[Bits]:
-        """What everybody who receives this manifest holds of it."""
+    def _held(self, short: bytes) -> dict[str, Bits]:
+        """What everybody who receives this manifest holds of it, by their names."""
         transfer, peers = self._ground.transfers[short], self._ground.peers.values()
         none = np.zeros(len(transfer.held), np.bool_)
-        return [peer.holds.get(short, none) for peer in peers if short in peer.wants or short in peer.holds]
+        return {p.name: p.holds.get(short, none) for p in peers if short in p.wants or short in p.holds}
 
     def _up(self, names: list[str]) -> bool:
         return any(name in self._ground.peers for name in names)

@@ -6,6 +6,9 @@ and asked: it goes on with chunks that a child does not say to hold, and that ha
 from the far end of what others have queued, so that the two meet; which of these, each parent draws for itself, so that
 several bring different ones. Such a chunk goes on below the child as any other of the tree in which it is a child.
 
+The root knows more: when each chunk should be with each receiver (`arrivals`). What would be somewhere last it brings
+at once, whoever lacks it, and it goes on below in its own tree, as if it had come down there.
+
 Of what comes twice then, nobody had a better use for the way. Where the plan fills an uplink, all pushes go first.
 """
 
@@ -27,6 +30,8 @@ HELD, _LOOK_EVERY = 0.6, 0.1
 WAY_SECONDS, WAY_LEAST = 0.3, 2
 #: Of what a child lacks, the last part that this is drawn from.
 FAR = 0.5
+#: The root brings what would else be there only so much later (seconds).
+LATER = 0.25
 
 
 class Relief:
@@ -47,6 +52,7 @@ class Relief:
         """Something has left for this peer."""
         if peer.name in self._ground.trees.first_hops and not peer.queue and not peer.pushes:
             for short, transfer in self._ready():
+                self._bring_latest(short, transfer, now)
                 self._give(peer, short, transfer, now)
                 self.next_wake = min(self.next_wake, now + _LOOK_EVERY)
 
@@ -56,15 +62,39 @@ class Relief:
             return
         self.next_wake = _NEVER
         for short, transfer in self._ready():
-            for name in sorted(self._ground.trees.first_hops & self._ground.peers.keys()):
-                if self._lacks(self._ground.peers[name], short, transfer).any():
-                    self._give(self._ground.peers[name], short, transfer, now)
+            self._bring_latest(short, transfer, now)
+            for peer in self._children():
+                if self._lacks(peer, short, transfer).any():
+                    self._give(peer, short, transfer, now)
                     self.next_wake = now + _LOOK_EVERY
+
+    def _children(self) -> list[Peer]:
+        return [self._ground.peers[name] for name in sorted(self._ground.trees.first_hops & self._ground.peers.keys())]
 
     def _ready(self) -> list[tuple[bytes, Transfer]]:
         """What is all here, and out. Of small manifests all is on its way at once."""
         transfers, small = self._ground.transfers.items(), self._ground.config.flight_least
         return [(short, transfer) for short, transfer in transfers if transfer.relieves and transfer.size > small]
+
+    def _bring_latest(self, short: bytes, transfer: Transfer, now: float) -> None:
+        """Where it is known what would be somewhere last: bring that, and then what would be last of the rest."""
+        if transfer.arrivals is None:
+            return
+        #: Of each child, what it should have clearly later: when, and which; the last at the end.
+        late: dict[str, list[tuple[float, int]]] = {}
+        for peer in self._children():
+            if self._is_idle(peer, short, transfer):
+                lacked = np.flatnonzero(self._lacks(peer, short, transfer))
+                times = transfer.arrivals.expected(peer.name, lacked)
+                later = times >= now + LATER
+                if later.any():
+                    late[peer.name] = sorted(zip(times[later].tolist(), lacked[later].tolist(), strict=True))
+        while late:
+            name = max(late, key=lambda name: late[name][-1])
+            _, index = late[name].pop()
+            self._serving.push(name, transfer, short, index, now)
+            if not late[name] or not self._is_idle(self._ground.peers[name], short, transfer):
+                del late[name]
 
     def _give(self, peer: Peer, short: bytes, transfer: Transfer, now: float) -> None:
         """Fill what room there is to this child."""
@@ -106,9 +136,11 @@ class Relief:
         return int(np.count_nonzero(given if theirs is None else given & ~theirs))
 
     def _most_on_way(self, name: str, transfer: Transfer) -> float:
-        plan = self._ground.trees.plan
+        trees, plan = self._ground.trees, self._ground.trees.plan
         assert plan is not None
-        return max(WAY_LEAST, plan.rates_to()[name] * 125_000 * WAY_SECONDS / transfer.typical)
+        # Where it is the uplink that binds, there is an equal part of it for each, whatever was planned.
+        rate = max(plan.rates_to()[name] * 125_000, self._serving.outflow.rate / len(trees.first_hops))
+        return max(WAY_LEAST, rate * WAY_SECONDS / transfer.typical)
 
     def _tag(self, name: str) -> int:
         """Of the widest tree in which this is a child."""

@@ -6,12 +6,16 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.random import default_rng
 from numpy.typing import NDArray
 
 from p2psync.protocol.manifest import Manifest
+
+if TYPE_CHECKING:
+    from p2psync.swarm.arrivals import Arrivals
 
 Bits = NDArray[np.bool_]
 #: Pauses before a chunk that was lost twice and more is fetched again grow from the first to the last (seconds).
@@ -51,8 +55,9 @@ class Transfer:
     plan's trees, so that only overdue ones are asked for. heard: since when some peer is known to hold each chunk
     (seconds). tags: of chunks that came, or go, down a tree. silent: peers are not told what is held, as long as this
     node is putting it into the trees. told: the sources say to hold everything, so that nothing more is put into the
-    trees. relieves: all is held, and put in, so that children get what others owe them, too. began_at, gained_at: when
-    the first and the last of `gains` chunks came (seconds).
+    trees. relieves: all is held, and put in, so that children get what others owe them, too. arrivals: when chunks
+    should be with whom, at the root that puts them in. began_at, gained_at: when the first and the last of `gains`
+    chunks came (seconds).
     parts_left, parts_at: how many are needed of each part of what a region needs, and when that last changed (seconds).
     """
 
@@ -80,6 +85,7 @@ class Transfer:
     began_at: float = 0.0
     gained_at: float = 0.0
     gains: int = 0
+    arrivals: Arrivals | None = None
     parts_left: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     parts_at: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 

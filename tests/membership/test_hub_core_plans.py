@@ -69,6 +69,44 @@ def test_renewals_announcements_and_claims_of_the_same_trainer_make_none_due() -
     assert core.next_plan() == float("inf")
 
 
+def test_the_planner_is_told_whether_anything_is_on_its_way() -> None:
+    core, leases = planned_hub()
+
+    def is_quiet(now: float, *versions: int) -> bool:
+        core.renew(Renew(lease=leases[0], measures=Measures(up=10 * now)), now=now)
+        for lease, version in zip(leases[1:], versions, strict=True):
+            core.renew(Renew(lease=lease, version=version, digest="a" * 32), now=now)
+        task = core.begin_plan(core.next_plan())
+        assert task is not None
+        core.plan_made(Book(int(now)), now)
+        return task.quiet
+
+    assert is_quiet(2, 7, 8), "no version yet"
+    announce(core, claim(core), manifest(0))
+    assert not is_quiet(4, 7, 8)
+    assert not is_quiet(6, 0, 8)
+    assert is_quiet(8, 0, 0), "the trainer has it anyway"
+
+
+def test_what_was_measured_while_chunks_flowed_is_planned_with_once_all_run_the_newest() -> None:
+    core, leases = planned_hub()
+    announce(core, claim(core), manifest(0))
+    core.renew(Renew(lease=leases[1], measures=Measures(up=30.0)), now=5)
+    assert core.begin_plan(core.next_plan()) is not None
+    core.plan_made(Book(2), 6.5)
+    core.renew(Renew(lease=leases[0]), now=7)
+    core.renew(Renew(lease=leases[1], version=0, digest="a" * 32, measures=Measures(up=30.5)), now=8)
+    assert core.next_plan() == float("inf")
+    core.renew(Renew(lease=leases[2], version=0, digest="a" * 32), now=9)
+    task = core.begin_plan(core.next_plan())
+    assert task is not None and task.quiet
+    core.plan_made(Book(2), 10)
+    announce(core, claim(core), manifest(1, 0))
+    for lease in leases[1:]:
+        core.renew(Renew(lease=lease, version=1, digest="b" * 32), now=11)
+    assert core.next_plan() == float("inf"), "nobody told anything since"
+
+
 def test_measures_reach_the_planner() -> None:
     core, leases = planned_hub()
     core.renew(Renew(lease=leases[1], measures=Measures(up=30.0)), now=5)

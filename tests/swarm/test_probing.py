@@ -291,6 +291,39 @@ def test_a_peer_gets_no_more_than_the_budget_however_often_it_asks() -> None:
     assert 5 << 20 <= granted <= (5 << 20) + 0.01 * CONFIG.assumed * 600
 
 
+def test_others_leave_enough_for_the_first_look_at_a_nodes_own_uplink() -> None:
+    config = ProbeConfig(settle=0.0, spread=0.0, cooling=0.0)
+    node, now, granted = prober(config, region="b"), 0.0, 0
+    for token in range(200):
+        now += 0.1
+        node.receive("p0", Probe(token, 1 << 30, 4.0), now)
+        for pump in [action for action in node.actions() if isinstance(action, Pump)]:
+            granted += pump.size
+            node.pumped("p0", pump.size, now)
+    assert granted <= (1 - config.own) * config.allowance + 1
+    kept, pumped = int(config.own * config.allowance), 0
+    assert kept > 1.5 * config.own * (config.allowance - granted), "otherwise a share of what is left would do"
+    for way in node._jobs.regions.values():
+        way.done = True
+    while not pumped:
+        now += 0.1
+        node.poll(False, now)
+        for action in node.actions():
+            if isinstance(action, Tell) and isinstance(action.message, ProbeOffer):
+                node.receive(action.peer, Probe(action.message.token, 1 << 30, 4.0), now)
+            pumped += action.size if isinstance(action, Pump) else 0
+    assert pumped >= kept
+
+
+def test_a_node_whose_uplink_nobody_has_time_to_look_at_keeps_nothing_back_for_ever() -> None:
+    node = prober(ProbeConfig(cooling=0.0))
+    node.receive("p0", Probe(1, 1 << 30, 4.0), 2 * CONFIG.window)
+    first = [action.size for action in node.actions() if isinstance(action, Pump)]
+    early = prober(ProbeConfig(cooling=0.0))
+    early.receive("p0", Probe(1, 1 << 30, 4.0), 1.0)
+    assert first > [action.size for action in early.actions() if isinstance(action, Pump)]
+
+
 def test_one_asks_at_a_time_and_others_are_refused() -> None:
     node = prober()
     node.receive("p0", Probe(1, 1 << 20, 2.0), 1.0)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from p2psync.protocol.messages import HaveMore, Want
+from p2psync.swarm.arrivals import Arrivals
 from p2psync.swarm.core import SendChunk
 from p2psync.swarm.relief import HELD
 from p2psync.swarm.trees import tag_of
@@ -141,3 +144,54 @@ def test_what_is_brought_although_it_was_asked_for_does_not_make_the_child_wait_
     push(bench, "p", 0, now=2.0)
     push(bench, "q", 0, tree=1, now=2.1)
     assert lag.spurious == 0
+
+
+def brought_at_the_end(took: float) -> tuple[Bench, list[int]]:
+    """A root has put eight chunks into two trees, via `a` and via `b`, and `a` has the first that went to `b`, so many
+    seconds after it was put in. Returns what else went to `b`, in order; what `a` is brought is handed out at 0.5."""
+    bench = root("a", "b", chunks=8, config=LARGE)
+    bench.seed_all()
+    first: dict[str, list[int]] = {"a": [], "b": []}
+    for i in range(1, 5):
+        for name, index in bench.served():
+            first[name].append(index)
+        for name in "ab":
+            bench.swarm.flushed(name, 2 * CHUNK, i / 10)
+    assert sorted(first["a"] + first["b"]) == list(range(8))
+    transfer = bench.swarm._ground.transfers[bench.short]
+    transfer.arrivals = Arrivals(8)
+    transfer.arrivals.planned(2)
+    for i, index in enumerate(first["b"]):
+        transfer.arrivals.put(index, 1, i / 10)
+    transfer.arrivals.seen({"a": np.isin(np.arange(8), first["b"][:1])}, took)
+    bench.say("a", HaveMore(bench.short, [*first["a"], first["b"][0]]), 0.4)
+    bench.actions()
+    bench.swarm.poll(0.5)
+    return bench, first["b"][1:]
+
+
+def test_what_would_be_somewhere_last_the_root_brings_as_soon_as_all_is_put_in() -> None:
+    bench, owed = brought_at_the_end(took=0.7)
+    sends = bench.done(SendChunk)
+    assert [(send.peer, send.index) for send in sends] == [("a", owed[-1]), ("a", owed[-2])], "what there is room for"
+    assert {send.tag for send in sends} == {tag_of(1, 1)}, "it goes on in its own tree"
+
+
+def test_what_is_due_soon_the_root_leaves_to_whom_it_is_due_from() -> None:
+    bench, _ = brought_at_the_end(took=0.4)
+    assert bench.served() == []
+
+
+def test_of_two_who_wait_the_one_who_would_wait_longer_comes_first_where_the_uplink_is_full() -> None:
+    bench, owed = brought_at_the_end(took=0.1)
+    bench.swarm.pace(1.0)
+    arrivals = bench.swarm._ground.transfers[bench.short].arrivals
+    assert arrivals is not None
+    arrivals.planned(2)
+    for index in range(8):
+        arrivals.put(index, int(index in owed), 0.5)
+    went_to_a = sorted(set(range(8)).difference(owed))[:1]
+    arrivals.seen({"a": np.isin(np.arange(8), owed[:1])}, 1.0)
+    arrivals.seen({"b": np.isin(np.arange(8), went_to_a)}, 2.0)
+    bench.swarm.poll(0.6)
+    assert [name for name, _ in bench.served()][:1] == ["b"]

@@ -44,7 +44,8 @@ def test_where_queues_are_bounded_and_senders_feel_them_it_is_still_near_the_bou
 def test_the_trainer_sends_one_copy_where_the_others_can_relay_it() -> None:
     race = Race(network("lan-12"))
     race.run()
-    assert race.copies <= 1.02
+    # At the end it brings the last chunks to whom they would come last.
+    assert race.copies <= 1.03
 
 
 def test_each_region_gets_about_one_copy_over_all_links_into_it_together() -> None:

@@ -178,7 +178,7 @@ def test_after_a_plan_that_failed_the_next_one_begins_anew_with_a_higher_revisio
     members = [member(i) for i in range(4)]
     first = planner.plan(task(members))
 
-    def fail(old: Plan, network: Network, *, payload: int) -> Plan:
+    def fail(old: Plan, network: Network, *, payload: int, quiet: bool) -> Plan:
         raise ArithmeticError("a plan of which nothing can be made")
 
     monkeypatch.setattr("topology.hub_planner.replan", fail)

@@ -20,7 +20,7 @@ from topology.model import Host, Link, Region, Topology
 from topology.model import load as read
 from topology.network import Network, from_topology
 from topology.plan import Plan, fullest_relay, link_loads, predicted_makespan
-from topology.planner import MOST_CHILDREN, changed_places, make_plan, replan
+from topology.planner import KEPT_QUIET, MOST_CHILDREN, changed_places, make_plan, replan
 
 #: The same networks for all properties: each is planned for once.
 COUNT = 40
@@ -265,7 +265,7 @@ def before_and_after(seed: int, by: float) -> tuple[Plan, Plan]:
     return plan, replan(plan, drifted(drawn(seed), seed, by))
 
 
-#: Of several hundred networks these two have the least room: for fewer flows rate was given up, or other weights are near.
+#: Of several hundred networks these two have the least room: rate given up for fewer flows, or other weights near by.
 @quick
 @also(10)
 @also(21)
@@ -315,6 +315,18 @@ def test_where_other_weights_do_the_old_trees_stay(below: str, above: str) -> No
     assert again.revision == plan.revision + 1
     assert again.lowest_rate > 0.97 * make_plan(changed).lowest_rate
     assert replan(again, changed).revision == again.revision
+
+
+def test_while_nothing_is_on_its_way_a_plan_among_few_is_left_for_a_little_more_but_not_for_next_to_nothing() -> None:
+    network = example("volunteers")
+    up = network.up.copy()
+    up[network.names.index("europe-2")] *= 0.87
+    plan = make_plan(replace(network, up=up))
+    rates = {quiet: replan(plan, network, quiet=quiet).lowest_rate for quiet in (False, True)}
+    best = make_plan(network).lowest_rate
+    assert rates[False] < KEPT_QUIET * best <= rates[True]
+    for seed in range(8):
+        assert replan(plan, drifted(replace(network, up=up), seed, 0.002), quiet=True).revision == plan.revision
 
 
 def test_one_node_leaving_moves_only_its_own_children() -> None:
