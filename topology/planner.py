@@ -52,7 +52,7 @@ CROWDED, _CLEARLY = 0.96, 0.95
 #: The old trees get other weights where that gives so many times the rate. It costs less than other trees would: no
 #: node gets another parent, and all connections are warm.
 REWEIGHED = 1.025
-#: The same two among a few nodes while nothing is on its way: then a better plan costs nobody time.
+#: The same two among a few nodes of several regions while nothing is on its way: then a better plan costs nobody time.
 KEPT_QUIET, REWEIGHED_QUIET = 0.985, 1.005
 
 
@@ -134,7 +134,9 @@ def replan(
     be, it is the plan; with its old revision if nothing in it changed. quiet: nothing is on its way.
     """
     few = network.size <= _FEW
-    reweighed = REWEIGHED_QUIET if quiet and few else REWEIGHED
+    # In one region the last percent is in relays that are all about as full, which other weights would crowd.
+    quiet = quiet and few and len(network.regions) > 1
+    reweighed = REWEIGHED_QUIET if quiet else REWEIGHED
     kept_above = kept_above or (KEPT_ABOVE if not few else KEPT_QUIET if quiet else KEPT_AMONG_FEW)
     new = make_plan(network, most_children=most_children, revision=old.revision + 1, payload=payload)
     patched = _patched(old, network, new, most_children, reweighed)
