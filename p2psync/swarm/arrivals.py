@@ -7,6 +7,7 @@ relays on the way included. What it has put in last is farthest back in them.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,6 +17,9 @@ from p2psync.swarm.transfer import Bits
 
 #: How much a new chunk counts for how long a tree takes to a receiver.
 _NEW = 1 / 4
+#: So many chunks that were put in last are looked for: to compare all of a large manifest each time would cost much, and
+#: stragglers tell little.
+_LAST = 1024
 
 
 class Arrivals:
@@ -25,6 +29,8 @@ class Arrivals:
         """chunks: of the manifest."""
         self._tree = np.full(chunks, -1, np.int32)
         self._since = np.zeros(chunks)
+        self._last: deque[int] = deque(maxlen=_LAST)
+        #: Of each receiver, what was seen with it.
         self._had: dict[str, Bits] = {}
         #: Of each receiver, seconds by tree; NaN where none was seen.
         self._lags: dict[str, NDArray[np.float64]] = {}
@@ -39,15 +45,17 @@ class Arrivals:
     def put(self, index: int, tree: int, now: float) -> None:
         """A chunk goes down a tree."""
         self._tree[index], self._since[index] = tree, now
+        self._last.append(index)
 
     def seen(self, holds: Mapping[str, Bits], now: float) -> None:
         """What the receivers hold, flags per chunk, by their names."""
+        last = np.unique(np.array(self._last, np.intp))
         for name, theirs in holds.items():
-            had = self._had.get(name)
-            came = np.flatnonzero(theirs if had is None else theirs & ~had)
+            had = self._had.setdefault(name, np.zeros(len(self._tree), np.bool_))
+            came = last[theirs[last] & ~had[last]]
             if not len(came):
                 continue
-            self._had[name] = theirs.copy()
+            had[came] = True
             lags = self._lags.setdefault(name, np.full(self._trees, np.nan))
             for index in came[self._tree[came] >= 0].tolist():
                 tree, took = int(self._tree[index]), now - self._since[index]

@@ -30,8 +30,8 @@ HELD, _LOOK_EVERY = 0.6, 0.1
 WAY_SECONDS, WAY_LEAST = 0.3, 2
 #: Of what a child lacks, the last part that this is drawn from.
 FAR = 0.5
-#: The root brings what would else be there only so much later (seconds).
-LATER = 0.25
+#: The root brings what would else be there only so much later, and looks for it no more often than this (seconds).
+LATER, _LATEST_EVERY = 0.25, 0.01
 
 
 class Relief:
@@ -41,6 +41,7 @@ class Relief:
         self._ground = ground
         self._serving = serving
         self.next_wake = _NEVER
+        self._looked_at = -_NEVER
 
     def begin(self, transfer: Transfer, now: float) -> None:
         """All of a manifest came here along trees."""
@@ -54,7 +55,8 @@ class Relief:
             for short, transfer in self._ready():
                 self._bring_latest(short, transfer, now)
                 self._give(peer, short, transfer, now)
-                self.next_wake = min(self.next_wake, now + _LOOK_EVERY)
+                every = _LOOK_EVERY if transfer.arrivals is None else _LATEST_EVERY
+                self.next_wake = min(self.next_wake, now + every)
 
     def poll(self, now: float) -> None:
         """Do what time has made due."""
@@ -78,8 +80,9 @@ class Relief:
 
     def _bring_latest(self, short: bytes, transfer: Transfer, now: float) -> None:
         """Where it is known what would be somewhere last: bring that, and then what would be last of the rest."""
-        if transfer.arrivals is None:
+        if transfer.arrivals is None or now < self._looked_at + _LATEST_EVERY:
             return
+        self._looked_at = now
         #: Of each child, what it should have clearly later: when, and which; the last at the end.
         late: dict[str, list[tuple[float, int]]] = {}
         for peer in self._children():
