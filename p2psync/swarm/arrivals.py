@@ -17,8 +17,8 @@ from p2psync.swarm.transfer import Bits
 
 #: How much a new chunk counts for how long a tree takes to a receiver.
 _NEW = 1 / 4
-#: So many chunks that were put in last are looked for: to compare all of a large manifest each time would cost much, and
-#: stragglers tell little.
+#: So many chunks that were put in last are looked for: comparing all of a large manifest each time would cost much,
+#: and stragglers tell little.
 _LAST = 1024
 
 
