@@ -41,7 +41,8 @@ class Relief:
         self._ground = ground
         self._serving = serving
         self.next_wake = _NEVER
-        self._looked_at = -_NEVER
+        #: Of each manifest, when it was last looked for what would be somewhere last.
+        self._looked_at: dict[bytes, float] = {}
 
     def begin(self, transfer: Transfer, now: float) -> None:
         """All of a manifest came here along trees."""
@@ -80,9 +81,10 @@ class Relief:
 
     def _bring_latest(self, short: bytes, transfer: Transfer, now: float) -> None:
         """Where it is known what would be somewhere last: bring that, and then what would be last of the rest."""
-        if transfer.arrivals is None or now < self._looked_at + _LATEST_EVERY:
+        if transfer.arrivals is None or now < self._looked_at.get(short, -_NEVER) + _LATEST_EVERY:
             return
-        self._looked_at = now
+        self._looked_at = {short: at for short, at in self._looked_at.items() if short in self._ground.transfers}
+        self._looked_at[short] = now
         #: Of each child, what it should have clearly later: when, and which; the last at the end.
         late: dict[str, list[tuple[float, int]]] = {}
         for peer in self._children():

@@ -177,6 +177,21 @@ def test_what_would_be_somewhere_last_the_root_brings_as_soon_as_all_is_put_in()
     assert {send.tag for send in sends} == {tag_of(1, 1)}, "it goes on in its own tree"
 
 
+def test_an_earlier_manifest_that_is_still_there_does_not_keep_the_root_from_that() -> None:
+    bench, owed = brought_at_the_end(took=0.1)
+    transfers = bench.swarm._ground.transfers
+    arrivals = Arrivals(8)
+    arrivals.planned(2)
+    for index in range(8):
+        arrivals.put(index, int(index in owed), 0.5)
+    arrivals.seen({"a": np.isin(np.arange(8), owed[:1])}, 1.5)
+    newest = transfers.pop(bench.short)
+    transfers[b"earlier!"] = replace(newest)
+    transfers[bench.short] = replace(newest, arrivals=arrivals)
+    bench.swarm.poll(0.6)
+    assert {name for name, _ in bench.served()} == {"a"}
+
+
 def test_what_is_due_soon_the_root_leaves_to_whom_it_is_due_from() -> None:
     bench, _ = brought_at_the_end(took=0.4)
     assert bench.served() == []
