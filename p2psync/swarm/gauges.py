@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeVar
 
 from p2psync.membership.records import Measures, Path
@@ -31,6 +32,8 @@ LASTING, LASTING_MOST, LASTING_TRIPS = 0.5, 0.75, 5.0
 #: Between near peers, by their round trip (seconds), a hole is filled at once, and each second of junk costs much.
 NEAR, LASTING_NEAR = 0.005, 0.2
 _SLACK = 0.02
+#: For how long what was held back may be owed (seconds); what part of a rate has come where nothing is.
+OWED, FULL = 2.0, 0.9
 #: Seconds under pressure for which a best rate is kept, in so many parts; after which a path is known to have changed.
 MEMORY, PARTS = 60.0, 10
 SETTLE = 1.0
@@ -95,10 +98,28 @@ class _Run:
         last = self._points[-1]
         now, total = last[0] + seconds, last[1] + nbytes
         self._points.append((now, total))
-        while now - self._points[0][0] > 1.6 * lasting + _SLACK:
+        while now - self._points[0][0] > max(1.6 * lasting, OWED) + _SLACK:
             self._points.popleft()
-        rates = [(total - moved) / (now - at) for at, moved in self._points if now - at >= lasting - _SLACK]
-        return min(rates, default=None)
+        return min(self._since(lasting - _SLACK, 1.6 * lasting + _SLACK), default=None)
+
+    def beside_owed(self, rate: float, lasting: float) -> float:
+        """What that rate is without what had been held back for longer.
+
+        Since a time before which as much had come, too little may have: then what came later was owed. A flow that was
+        still finding its rate owes nothing.
+        """
+        points = list(self._points)
+        now, total = points[-1]
+        full = [
+            (total - moved) / (now - at)
+            for (before, less), (at, moved) in pairwise(points)
+            if now - at >= lasting - _SLACK and moved - less >= FULL * rate * (at - before)
+        ]
+        return min([rate, *full])
+
+    def _since(self, least: float, most: float) -> list[float]:
+        now, total = self._points[-1]
+        return [(total - moved) / (now - at) for at, moved in self._points if least <= now - at <= most]
 
 
 class Best:
@@ -141,7 +162,7 @@ class Best:
         if not self._parts or (conclusive and self._parts[-1][0] >= MEMORY / PARTS):
             self._parts.append([0.0, 0.0])
         part = self._parts[-1]
-        part[1] = max(part[1], mean)
+        part[1] = max(part[1], self._run.beside_owed(mean, lasting))
         if conclusive:
             part[0] += seconds
             self._remember(mean, seconds)
@@ -328,7 +349,7 @@ class Gauges:
             self.paths.setdefault(peer, Gauge()).failed = failed
 
     def measures(self, *, down_sure: bool = True) -> Measures:
-        """What the hub is to know, to two digits. The same object as last time as long as nothing has really moved.
+        """What the hub is to know, to three digits. The same object as last time as long as nothing has really moved.
 
         down_sure: whether what came at best tells of the downlink; it may be all that anybody sent so far.
         """
@@ -336,17 +357,17 @@ class Gauges:
         paths = [
             Path(
                 peer,
-                rtt=_two_digits(gauge.rtt),
-                sent=_two_digits(gauge.sent.value * MBIT),
-                received=_two_digits(gauge.received.value * MBIT),
-                loss=_two_digits(gauge.loss),
+                rtt=_three_digits(gauge.rtt),
+                sent=_three_digits(gauge.sent.value * MBIT),
+                received=_three_digits(gauge.received.value * MBIT),
+                loss=_three_digits(gauge.loss),
                 failed=gauge.failed,
-                fallen=_two_digits(gauge.fallen),
+                fallen=_three_digits(gauge.fallen),
             )
             for peer, gauge in sorted(self.paths.items())
         ]
         down = self.down.value if down_sure else 0.0
-        now = Measures(_two_digits(self.up.value * MBIT), _two_digits(down * MBIT), paths)
+        now = Measures(_three_digits(self.up.value * MBIT), _three_digits(down * MBIT), paths)
         if _is_news(self._told, now):
             self._told = now
         return self._told
@@ -377,7 +398,10 @@ class Gauges:
             self.up.pause()
         # A fast link may empty all that waits before two looks have seen it wait.
         busy = [peer for peer, flow in flows.items() if flow.delivered >= TALK * span]
-        self.up.at_least(self._moved.rate(delivered, span, self._longest_lasting(busy)) or 0.0)
+        sure = self._longest_lasting(busy)
+        moved = self._moved.rate(delivered, span, sure)
+        if moved is not None:
+            self.up.at_least(self._moved.beside_owed(moved, sure))
         for peer, gauge in self.paths.items():
             _take_received(gauge.received, flows[peer].received if peer in flows else 0, span, self._lasting(peer))
         senders = [peer for peer, flow in flows.items() if flow.received >= TALK * span]
@@ -462,8 +486,8 @@ def _take_received(best: Best, received: int, span: float, lasting: float) -> No
         best.lull(received, span, lasting)
 
 
-def _two_digits(value: float) -> float:
-    return float(f"{value:.1e}")
+def _three_digits(value: float) -> float:
+    return float(f"{value:.2e}")
 
 
 def _is_news(told: Measures, now: Measures) -> bool:

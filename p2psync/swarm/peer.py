@@ -67,10 +67,11 @@ class Early:
 class Peer:
     """One connected peer. near: in this node's region. source: it publishes. Bytes and seconds throughout.
 
-    early: its word on manifests that this node does not know yet. queue: chunks it asked for, in order of asking.
+    early: its word on manifests that this node does not know yet. queue: chunks it asked for, in order of asking, each
+    with since when it waits.
     ready: digest of the version that it runs. unasked: bytes pushed of manifests of which it said no word yet. wants:
     manifests whose chunks it wants pushed. pushes: chunks to push to it, in order, each with the tag that it gets, 0
-    for that with which it came. given: chunks that were pushed to it, or are about to be, flags per manifest.
+    for that with which it came, and since when it waits. given: chunks that were pushed to it, or are about to be, flags per manifest.
     connections: to it. flushing: bytes handed to its connections and not yet taken by the kernel. owed: bytes it was
     asked for, whether or not the request was given up, and has not sent. surplus: bytes it sent beyond that to no use,
     less those of use. pushed_at: when a chunk last came from it unasked.
@@ -83,11 +84,11 @@ class Peer:
     source: bool = False
     holds: dict[bytes, Bits] = field(default_factory=dict)
     early: Early = field(default_factory=Early)
-    queue: OrderedDict[tuple[bytes, int], None] = field(default_factory=OrderedDict)
+    queue: OrderedDict[tuple[bytes, int], float] = field(default_factory=OrderedDict)
     ready: bytes = b""
     unasked: dict[bytes, int] = field(default_factory=dict)
     wants: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    pushes: OrderedDict[tuple[bytes, int], int] = field(default_factory=OrderedDict)
+    pushes: OrderedDict[tuple[bytes, int], tuple[int, float]] = field(default_factory=OrderedDict)
     given: dict[bytes, Bits] = field(default_factory=dict)
     connections: int = 1
     flushing: int = 0

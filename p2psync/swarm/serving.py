@@ -1,7 +1,9 @@
 """Serving: what goes to whom next. A part of the swarm's core.
 
 Requests and pushes wait here, not in socket buffers. The next chunk for a peer is handed out when its connections have
-room, and where it is the uplink that holds this node up, when that has: then peers take turns (`outflow`). Requests
+room, and where it is the uplink that holds this node up, when that has (`outflow`): then what has waited longest is
+next. If peers took turns, all that the uplink is short of would wait for the one to whom most goes, and in the end its
+connections alone could not bring it as fast as all together do. Requests to a peer
 come first, since whoever asks has waited already; of them, chunks that this node has sent the fewest times, so that a
 seed sends each chunk once before any twice. Pushes go in the order in which the chunks came.
 """
@@ -16,6 +18,8 @@ from p2psync.swarm.peer import MAX_QUEUED, Peer
 from p2psync.swarm.transfer import Transfer, pack_bitmap
 
 _NEVER = float("inf")
+#: Whoever asks has waited for so long already (seconds, about).
+ASKED_AFTER = 1.0
 
 
 class Serving:
@@ -25,7 +29,7 @@ class Serving:
         self._ground = ground
         #: What may leave in all.
         self.outflow = Outflow()
-        # Peers for whom something waits until more may leave, in turn.
+        # Peers for whom something waits until more may leave.
         self._turns: dict[str, None] = {}
         self.next_wake = _NEVER
 
@@ -35,10 +39,10 @@ class Serving:
         refused = []
         for index in request.chunks:
             key = (request.manifest, index)
-            peer.pushes.pop(key, None)
+            _, since = peer.pushes.pop(key, (0, now))
             held = transfer is not None and index < len(transfer.held) and bool(transfer.held[index])
             if held and len(peer.queue) < MAX_QUEUED:
-                peer.queue[key] = None
+                peer.queue.setdefault(key, min(since, now - ASKED_AFTER))
             else:
                 refused.append(index)
         if refused:
@@ -54,7 +58,7 @@ class Serving:
         if peer is None or not peer.lacks(short, index):
             return False
         peer.give(short, index, len(transfer.held), transfer.manifest.sizes[index])
-        peer.pushes[(short, index)] = tag
+        peer.pushes[(short, index)] = (tag, now)
         self.serve(peer, now)
         return True
 
@@ -78,11 +82,11 @@ class Serving:
             self._serve_one(peer, now)
 
     def poll(self, now: float) -> None:
-        """Do what time has made due: each peer that waits gets a chunk in its turn, as long as more may leave."""
+        """Do what time has made due: what has waited longest leaves first, as long as more may leave."""
         if now < self.next_wake:
             return
         while self._turns and self.outflow.may(now):
-            name = next(iter(self._turns))
+            name = min(self._turns, key=self._since)
             del self._turns[name]
             peer = self._ground.peers.get(name)
             if peer is not None and self._has_work(peer):
@@ -90,6 +94,15 @@ class Serving:
                 if self._has_work(peer):
                     self._turns[name] = None
         self.next_wake = self.outflow.wake(now) if self._turns else _NEVER
+
+    def _since(self, name: str) -> float:
+        """When what is next for a peer began to wait."""
+        peer = self._ground.peers.get(name)
+        if peer is None:
+            return -_NEVER
+        if peer.queue:
+            return next(iter(peer.queue.values()))
+        return next((since for _, since in peer.pushes.values()), -_NEVER)
 
     def _has_work(self, peer: Peer) -> bool:
         """Whether something waits for this peer, and its connections have room."""
@@ -119,7 +132,7 @@ class Serving:
             del peer.queue[(short, index)]
             self._hand_out(peer, short, index, now, asked=True)
         else:
-            (short, index), tag = peer.pushes.popitem(last=False)
+            (short, index), (tag, _) = peer.pushes.popitem(last=False)
             theirs = peer.holds.get(short)
             if theirs is None or not theirs[index]:
                 self._hand_out(peer, short, index, now, asked=False, tag=tag)
