@@ -68,13 +68,12 @@ class Peer:
     """One connected peer. near: in this node's region. source: it publishes. Bytes and seconds throughout.
 
     early: its word on manifests that this node does not know yet. queue: chunks it asked for, in order of asking, each
-    with since when it waits.
-    ready: digest of the version that it runs. unasked: bytes pushed of manifests of which it said no word yet. wants:
-    manifests whose chunks it wants pushed. pushes: chunks to push to it, in order, each with the tag that it gets, 0
-    for that with which it came, and since when it waits. given: chunks that were pushed to it, or are about to be, flags per manifest.
-    connections: to it. flushing: bytes handed to its connections and not yet taken by the kernel. owed: bytes it was
-    asked for, whether or not the request was given up, and has not sent. surplus: bytes it sent beyond that to no use,
-    less those of use. pushed_at: when a chunk last came from it unasked.
+    with since when it waits. ready: digest of the version that it runs. unasked: bytes pushed of manifests of which it
+    said no word yet. wants: manifests whose chunks it wants pushed. pushes: chunks to push to it, in order, each with
+    the tag that it gets, 0 for that with which it came, and since when it waits. given: chunks that were pushed to it,
+    or are about to be, flags per manifest. connections: to it. flushing: bytes handed to its connections and not yet
+    taken by the kernel. owed: bytes it was asked for, whether or not the request was given up, and has not sent.
+    surplus: bytes it sent beyond that to no use, less those of use. pushed_at: when a chunk last came from it unasked.
     late: chunks that it was asked for in vain so far; they may still come. patience: factor on how long it is waited
     for.
     """
