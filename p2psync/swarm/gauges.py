@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TypeVar
 
 from p2psync.membership.records import Measures, Path
@@ -32,9 +31,6 @@ LASTING, LASTING_MOST, LASTING_TRIPS = 0.5, 0.75, 5.0
 #: Between near peers, by their round trip (seconds), a hole is filled at once, and each second of junk costs much.
 NEAR, LASTING_NEAR = 0.005, 0.2
 _SLACK = 0.02
-#: For how long what was held back may be owed (seconds); what part of a rate has come where nothing is; an interval
-#: that is so many times the next was not looked at in time.
-OWED, FULL, LATE = 1.5, 0.8, 1.5
 #: Seconds under pressure for which a best rate is kept, in so many parts; after which a path is known to have changed.
 MEMORY, PARTS = 60.0, 10
 SETTLE = 1.0
@@ -88,10 +84,9 @@ class _Run:
     """Successive intervals: how much had moved when, from their beginning."""
 
     def __init__(self) -> None:
-        #: Seconds, bytes, and whether the network held up what moved until then.
-        self._points: deque[tuple[float, int, bool]] = deque([(0.0, 0, False)])
+        self._points: deque[tuple[float, int]] = deque([(0.0, 0)])
 
-    def rate(self, nbytes: int, seconds: float, lasting: float, *, pressed: bool = True) -> float | None:
+    def rate(self, nbytes: int, seconds: float, lasting: float) -> float | None:
         """One interval more; the rate at which it lasted, None as long as there are too few.
 
         Of all times between once and 1.6 times `lasting` ago the one since which least has moved per second: then no
@@ -99,29 +94,11 @@ class _Run:
         """
         last = self._points[-1]
         now, total = last[0] + seconds, last[1] + nbytes
-        self._points.append((now, total, pressed))
-        while now - self._points[0][0] > max(1.6 * lasting, OWED) + _SLACK:
+        self._points.append((now, total))
+        while now - self._points[0][0] > 1.6 * lasting + _SLACK:
             self._points.popleft()
-        least, most = lasting - _SLACK, 1.6 * lasting + _SLACK
-        rates = [(total - moved) / (now - at) for at, moved, _ in self._points if least <= now - at <= most]
+        rates = [(total - moved) / (now - at) for at, moved in self._points if now - at >= lasting - _SLACK]
         return min(rates, default=None)
-
-    def beside_owed(self, rate: float, lasting: float) -> float:
-        """What that rate is without what had been held back for longer.
-
-        Since a time before which about as much had come, too little may have: then what came later was owed. A flow
-        that was still finding its rate owes nothing, nor does one for which nothing waited, or that was not looked at
-        for a while, as nobody was who would have filled it.
-        """
-        now, total, _ = self._points[-1]
-        usual = float("inf")
-        for (at, moved, pressed), (before, less, _) in pairwise(reversed(self._points)):
-            if not pressed or at - before > LATE * usual:
-                break
-            usual = at - before
-            if now - at >= lasting - _SLACK and moved - less >= FULL * rate * usual:
-                rate = min(rate, (total - moved) / (now - at))
-        return rate
 
 
 class Best:
@@ -164,7 +141,7 @@ class Best:
         if not self._parts or (conclusive and self._parts[-1][0] >= MEMORY / PARTS):
             self._parts.append([0.0, 0.0])
         part = self._parts[-1]
-        part[1] = max(part[1], self._run.beside_owed(mean, lasting))
+        part[1] = max(part[1], mean)
         if conclusive:
             part[0] += seconds
             self._remember(mean, seconds)
@@ -179,7 +156,7 @@ class Best:
         if self._quiet >= lasting:
             self.pause()
         else:
-            self._run.rate(nbytes, seconds, lasting, pressed=False)
+            self._run.rate(nbytes, seconds, lasting)
 
     def at_least(self, rate: float) -> None:
         """So much moved, pressed or not: what is known was too low. Where nothing is known it tells nothing."""
@@ -400,10 +377,7 @@ class Gauges:
             self.up.pause()
         # A fast link may empty all that waits before two looks have seen it wait.
         busy = [peer for peer, flow in flows.items() if flow.delivered >= TALK * span]
-        sure = self._longest_lasting(busy)
-        moved = self._moved.rate(delivered, span, sure, pressed=bool(pressed))
-        if moved is not None:
-            self.up.at_least(self._moved.beside_owed(moved, sure))
+        self.up.at_least(self._moved.rate(delivered, span, self._longest_lasting(busy)) or 0.0)
         for peer, gauge in self.paths.items():
             _take_received(gauge.received, flows[peer].received if peer in flows else 0, span, self._lasting(peer))
         senders = [peer for peer, flow in flows.items() if flow.received >= TALK * span]

@@ -67,13 +67,13 @@ class Early:
 class Peer:
     """One connected peer. near: in this node's region. source: it publishes. Bytes and seconds throughout.
 
-    early: its word on manifests that this node does not know yet. queue: chunks it asked for, in order of asking, each
-    with since when it waits. ready: digest of the version that it runs. unasked: bytes pushed of manifests of which it
-    said no word yet. wants: manifests whose chunks it wants pushed. pushes: chunks to push to it, in order, each with
-    the tag that it gets, 0 for that with which it came, and since when it waits. given: chunks that were pushed to it,
-    or are about to be, flags per manifest. connections: to it. flushing: bytes handed to its connections and not yet
-    taken by the kernel. owed: bytes it was asked for, whether or not the request was given up, and has not sent.
-    surplus: bytes it sent beyond that to no use, less those of use. pushed_at: when a chunk last came from it unasked.
+    early: its word on manifests that this node does not know yet. queue: chunks it asked for, in order of asking.
+    ready: digest of the version that it runs. unasked: bytes pushed of manifests of which it said no word yet. wants:
+    manifests whose chunks it wants pushed. pushes: chunks to push to it, in order, each with the tag that it gets, 0
+    for that with which it came, and since when it waits. given: chunks that were pushed to it, or are about to be,
+    flags per manifest. connections: to it. flushing: bytes handed to its connections and not yet taken by the kernel.
+    owed: bytes it was asked for, whether or not the request was given up, and has not sent. surplus: bytes it sent
+    beyond that to no use, less those of use. pushed_at: when a chunk last came from it unasked.
     late: chunks that it was asked for in vain so far; they may still come. patience: factor on how long it is waited
     for.
     """
@@ -83,7 +83,7 @@ class Peer:
     source: bool = False
     holds: dict[bytes, Bits] = field(default_factory=dict)
     early: Early = field(default_factory=Early)
-    queue: OrderedDict[tuple[bytes, int], float] = field(default_factory=OrderedDict)
+    queue: OrderedDict[tuple[bytes, int], None] = field(default_factory=OrderedDict)
     ready: bytes = b""
     unasked: dict[bytes, int] = field(default_factory=dict)
     wants: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
@@ -142,6 +142,11 @@ class Peer:
         given = self.given.get(short)
         if given is not None:
             given[chunks] = False
+
+    @property
+    def pushing_since(self) -> float:
+        """Since when the chunk waits that is pushed to it next; there must be one."""
+        return next(iter(self.pushes.values()))[1]
 
     def needs_no_more(self, short: bytes, chunks: Iterable[int]) -> None:
         """These chunks come to it by another way."""

@@ -1,11 +1,11 @@
 """Serving: what goes to whom next. A part of the swarm's core.
 
 Requests and pushes wait here, not in socket buffers. The next chunk for a peer is handed out when its connections have
-room, and where it is the uplink that holds this node up, when that has (`outflow`): then what has waited longest is
-next. If peers took turns, all that the uplink is short of would wait for the one to whom most goes, and in the end its
-connections alone could not bring it as fast as all together do. Requests to a peer
-come first, since whoever asks has waited already; of them, chunks that this node has sent the fewest times, so that a
-seed sends each chunk once before any twice. Pushes go in the order in which the chunks came.
+room, and where it is the uplink that holds this node up, when that has (`outflow`). Requests come first, since whoever
+asks has waited already; of them, chunks that this node has sent the fewest times, so that a seed sends each chunk once
+before any twice. Pushes go in the order in which the chunks came, to whomever: if peers took turns, all that an uplink
+is short of would wait for the peer to whom most goes, whose connections alone do not bring it in the end as fast as all
+together would have.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from p2psync.swarm.peer import MAX_QUEUED, Peer
 from p2psync.swarm.transfer import Transfer, pack_bitmap
 
 _NEVER = float("inf")
-#: Whoever asks has waited for so long already (seconds, about).
-ASKED_AFTER = 1.0
 
 
 class Serving:
@@ -31,6 +29,7 @@ class Serving:
         self.outflow = Outflow()
         # Peers for whom something waits until more may leave.
         self._turns: dict[str, None] = {}
+        self._asked_last = False
         self.next_wake = _NEVER
 
     def requested(self, peer: Peer, request: Request, now: float) -> None:
@@ -39,10 +38,10 @@ class Serving:
         refused = []
         for index in request.chunks:
             key = (request.manifest, index)
-            _, since = peer.pushes.pop(key, (0, now))
+            peer.pushes.pop(key, None)
             held = transfer is not None and index < len(transfer.held) and bool(transfer.held[index])
             if held and len(peer.queue) < MAX_QUEUED:
-                peer.queue.setdefault(key, min(since, now - ASKED_AFTER))
+                peer.queue[key] = None
             else:
                 refused.append(index)
         if refused:
@@ -82,11 +81,11 @@ class Serving:
             self._serve_one(peer, now)
 
     def poll(self, now: float) -> None:
-        """Do what time has made due: what has waited longest leaves first, as long as more may leave."""
+        """Do what time has made due: chunks leave one after the other, as long as more may leave."""
         if now < self.next_wake:
             return
         while self._turns and self.outflow.may(now):
-            name = min(self._turns, key=self._since)
+            name = self._next()
             del self._turns[name]
             peer = self._ground.peers.get(name)
             if peer is not None and self._has_work(peer):
@@ -95,14 +94,16 @@ class Serving:
                     self._turns[name] = None
         self.next_wake = self.outflow.wake(now) if self._turns else _NEVER
 
-    def _since(self, name: str) -> float:
-        """When what is next for a peer began to wait."""
-        peer = self._ground.peers.get(name)
-        if peer is None:
-            return -_NEVER
-        if peer.queue:
-            return next(iter(peer.queue.values()))
-        return next((since for _, since in peer.pushes.values()), -_NEVER)
+    def _next(self) -> str:
+        """Whose chunk leaves next of those who wait: by turns of one who asked, each in its turn, and of the push that
+        has waited longest. So who asks without end keeps others waiting for no more than as long again."""
+        waiting = [peer for name in self._turns if (peer := self._ground.peers.get(name)) is not None]
+        asked = next((peer.name for peer in waiting if peer.queue), None)
+        since = {peer.name: peer.pushing_since for peer in waiting if not peer.queue and peer.pushes}
+        self._asked_last = asked is not None and not (self._asked_last and since)
+        if asked is not None and self._asked_last:
+            return asked
+        return min(since, key=since.__getitem__, default=next(iter(self._turns)))
 
     def _has_work(self, peer: Peer) -> bool:
         """Whether something waits for this peer, and its connections have room."""

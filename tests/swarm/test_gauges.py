@@ -134,6 +134,10 @@ def test_what_comes_at_once_when_a_hole_is_filled_is_not_faster() -> None:
     assert mbit(best) <= 20 * 1.01
 
 
+def test_figures_are_told_to_three_digits() -> None:
+    assert Feed().run(2, {"b": 19.54}).measures().up == 19.5
+
+
 def test_a_ramp_does_not_hide_the_rate_that_it_leads_to() -> None:
     best = Best()
     for i in range(20):

@@ -288,6 +288,28 @@ def test_a_child_that_got_it_elsewhere_is_not_pushed_what_waits_for_it() -> None
     assert bench.served() == [("c", 3)]
 
 
+def test_of_what_an_uplink_is_short_of_no_child_waits_longer_than_another() -> None:
+    # Four times what the uplink sends, nine times as much of it for one child as for the other.
+    chunks = 8000
+    config = replace(CONFIG, flush_limit=1 << 30, flight_least=0)
+    bench = relay(("p", "c"), ("q", "d"), chunks=chunks, config=config)
+    for name in "cd":
+        bench.say(name, Want(bench.short, True))
+    bench.swarm.pace(CHUNK / 0.01)
+    waited: dict[str, list[float]] = {"c": [], "d": []}
+    came = {}
+    for index in range(chunks):
+        now = came[index] = index * 0.0025
+        tree = int(index % 10 == 0)
+        push(bench, "pq"[tree], index, tree=tree, now=now)
+        bench.swarm.poll(now)
+        for name, served in bench.served():
+            waited[name].append(now - came[served])
+    longest = {name: max(waits) for name, waits in waited.items()}
+    assert longest["c"] > 1, "there was too much"
+    assert longest["d"] == pytest.approx(longest["c"], rel=0.2), "in turns, all of it would wait for c"
+
+
 def test_what_waits_to_be_pushed_to_one_who_asks_for_it_goes_out_once_and_before_the_rest() -> None:
     bench = relay(("p", "c"))
     bench.say("c", Want(bench.short, True))

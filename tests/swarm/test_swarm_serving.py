@@ -229,6 +229,16 @@ def test_where_the_uplink_holds_a_node_up_peers_take_turns_and_nothing_stays_beh
     assert {name: middle.count(name) for name in "ab"} == {"a": 1000, "b": 1000}
 
 
+def test_who_asks_without_end_keeps_nobody_waiting_for_long() -> None:
+    bench = paced(CHUNK / 0.01, chunks=4000, flight_least=0)
+    for start in range(0, 3000, 1000):
+        bench.say("b", Request(bench.short, list(range(start, start + 1000))), 0.0)
+    handed_out(bench)
+    bench.say("a", Request(bench.short, [3998, 3999]), 0.5)
+    bench.swarm.poll(10.0)
+    assert handed_out(bench)[:4].count("a") == 2
+
+
 def test_a_small_manifest_is_not_paced() -> None:
     bench = paced(1.0, chunks=12)
     bench.say("a", Request(bench.short, list(range(12))))
