@@ -310,6 +310,22 @@ def test_of_what_an_uplink_is_short_of_no_child_waits_longer_than_another() -> N
     assert longest["d"] == pytest.approx(longest["c"], rel=0.2), "in turns, all of it would wait for c"
 
 
+def test_who_asks_without_end_takes_turns_with_what_is_pushed() -> None:
+    chunks = 6000
+    bench = relay(("p", "c+e"), chunks=chunks, config=replace(CONFIG, flush_limit=1 << 30, flight_least=0))
+    bench.swarm.pace(CHUNK / 0.01)
+    for index in range(chunks):
+        push(bench, "p", index)
+    for start in range(0, 2000, 500):
+        bench.say("e", Request(bench.short, list(range(start, start + 500))))
+    bench.say("c", Want(bench.short, True))
+    bench.served()
+    bench.swarm.poll(20.0)
+    names = [name for name, _ in bench.served()]
+    assert len(names) > 100, "as many as the uplink has sent by then"
+    assert abs(names.count("c") - names.count("e")) <= 1
+
+
 def test_what_waits_to_be_pushed_to_one_who_asks_for_it_goes_out_once_and_before_the_rest() -> None:
     bench = relay(("p", "c"))
     bench.say("c", Want(bench.short, True))
