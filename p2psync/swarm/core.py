@@ -123,7 +123,7 @@ class Swarm:
         if transfer.complete:
             self._ground.actions.append(Complete(transfer.id))
         elif bool((transfer.needed | transfer.held).all()) and self._ground.trees.parents:
-            self._want(short, transfer, self._ground.trees.parents, now)
+            self._want(short, transfer, self._ground.pushers, now)
         self._asking.fill_all(now)
 
     def _want(self, short: bytes, transfer: Transfer, names: Iterable[str], now: float) -> None:
@@ -174,7 +174,7 @@ class Swarm:
         self._drop_requests(transfer, short)
         if transfer.pushed:
             transfer.pushed = False
-            for name in sorted(self._ground.trees.parents & self._peers.keys()):
+            for name in sorted(self._ground.pushers & self._peers.keys()):
                 self._ground.send(name, Want(short, False))
         transfer.forgo()
 
@@ -274,7 +274,7 @@ class Swarm:
             self._tell_ready([name])
         for short, transfer in self._transfers.items():
             self._serving.tell_all(short, transfer, name)
-            if transfer.pushed and not transfer.complete and name in self._ground.trees.parents:
+            if transfer.pushed and not transfer.complete and name in self._ground.pushers:
                 self._want(short, transfer, [name], now)
         return True
 

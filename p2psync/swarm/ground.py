@@ -43,6 +43,12 @@ class Ground:
         theirs = [peer.holds[newest] for peer in self.peers.values() if newest in peer.holds]
         return any(flags.any() and not flags.all() for flags in theirs)
 
+    @property
+    def pushers(self) -> frozenset[str]:
+        """Who may push chunks here: the parents in the plan, and whoever publishes, who brings at the end what they
+        still owe."""
+        return self.trees.parents.union(name for name, peer in self.peers.items() if peer.source)
+
     def send(self, name: str, message: Control) -> None:
         """Send a control message to a peer."""
         self.actions.append(Send(name, message))

@@ -7,12 +7,15 @@ from the far end of what others have queued, so that the two meet; which of thes
 several bring different ones. Such a chunk goes on below the child as any other of the tree in which it is a child.
 
 The root knows more: when each chunk should be with each receiver (`arrivals`). What would be somewhere last it brings
-at once, whoever lacks it, and it goes on below in its own tree, as if it had come down there.
+at once, whoever lacks it, and it goes on below in its own tree, as if it had come down there. Where it is the root's
+uplink that binds, to those who are not its children as well: else they, whom others feed alone, are last.
 
 Of what comes twice then, nobody had a better use for the way. Where the plan fills an uplink, all pushes go first.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +29,7 @@ from p2psync.swarm.trees import tag_of
 _NEVER = float("inf")
 #: For how long somebody must hold what is brought (seconds); how often is looked for what has been around so long.
 HELD, _LOOK_EVERY = 0.6, 0.1
-#: What may be on its way to a child: what the plan sends it in so many seconds, at least so many chunks.
+#: What may be on its way to a peer: what the plan sends it in so many seconds, at least so many chunks.
 WAY_SECONDS, WAY_LEAST = 0.3, 2
 #: Of what a child lacks, the last part that this is drawn from.
 FAR = 0.5
@@ -52,12 +55,9 @@ class Relief:
 
     def flushed(self, peer: Peer, now: float) -> None:
         """Something has left for this peer."""
-        if peer.name in self._ground.trees.first_hops and not peer.queue and not peer.pushes:
+        if not peer.queue and not peer.pushes:
             for short, transfer in self._ready():
-                self._bring_latest(short, transfer, now)
-                self._give(peer, short, transfer, now)
-                every = _LOOK_EVERY if transfer.arrivals is None else _LATEST_EVERY
-                self.next_wake = min(self.next_wake, now + every)
+                self._relieve(short, transfer, [peer], now)
 
     def poll(self, now: float) -> None:
         """Do what time has made due."""
@@ -65,14 +65,24 @@ class Relief:
             return
         self.next_wake = _NEVER
         for short, transfer in self._ready():
-            self._bring_latest(short, transfer, now)
-            for peer in self._children():
-                if self._lacks(peer, short, transfer).any():
-                    self._give(peer, short, transfer, now)
-                    self.next_wake = now + _LOOK_EVERY
+            self._relieve(short, transfer, self._relieved(transfer), now)
 
-    def _children(self) -> list[Peer]:
-        return [self._ground.peers[name] for name in sorted(self._ground.trees.first_hops & self._ground.peers.keys())]
+    def _relieve(self, short: bytes, transfer: Transfer, peers: list[Peer], now: float) -> None:
+        """Bring what would be somewhere last, and then to those of these peers who are children what they lack."""
+        self._bring_latest(short, transfer, now)
+        every = _LOOK_EVERY if transfer.arrivals is None else _LATEST_EVERY
+        for peer in peers:
+            if self._lacks(peer, short, transfer).any():
+                if peer.name in self._ground.trees.first_hops:
+                    self._give(peer, short, transfer, now)
+                self.next_wake = min(self.next_wake, now + every)
+
+    def _relieved(self, transfer: Transfer) -> list[Peer]:
+        """Whom this node may bring something: its children, and where a root's uplink binds everybody, since then it is
+        not the ways to them that do."""
+        peers = self._ground.peers
+        everybody = transfer.arrivals is not None and self._serving.outflow.rate
+        return [peers[name] for name in sorted(peers if everybody else self._ground.trees.first_hops & peers.keys())]
 
     def _ready(self) -> list[tuple[bytes, Transfer]]:
         """What is all here, and out. Of small manifests all is on its way at once."""
@@ -85,25 +95,38 @@ class Relief:
             return
         self._looked_at = {short: at for short, at in self._looked_at.items() if short in self._ground.transfers}
         self._looked_at[short] = now
-        #: Of each child, what it should have clearly later: when, and which; the last at the end.
-        late: dict[str, list[tuple[float, int]]] = {}
-        for peer in self._children():
-            if self._is_idle(peer, short, transfer):
-                lacked = np.flatnonzero(self._lacks(peer, short, transfer))
-                times = transfer.arrivals.expected(peer.name, lacked)
-                later = times >= now + LATER
-                if later.any():
-                    late[peer.name] = sorted(zip(times[later].tolist(), lacked[later].tolist(), strict=True))
-        while late:
-            name = max(late, key=lambda name: late[name][-1])
-            _, index = late[name].pop()
+        late = self._late(short, transfer, now)
+        brought: dict[str, list[tuple[float, int]]] = {}
+        for name, (times, chunks) in late.items():
+            room = self._room(self._ground.peers[name], short, transfer, len(late))
+            last = np.argsort(times)[max(0, len(times) - room) :]
+            brought[name] = list(zip(times[last].tolist(), chunks[last].tolist(), strict=True))
+        while (left := {name: ranked for name, ranked in brought.items() if ranked}) and self._serving.is_idle(now):
+            name = max(left, key=lambda name: left[name][-1])
+            if not self._may_push(self._ground.peers[name], transfer):
+                del brought[name]
+                continue
+            _, index = brought[name].pop()
             self._serving.push(name, transfer, short, index, now)
-            if not late[name] or not self._is_idle(self._ground.peers[name], short, transfer):
-                del late[name]
+
+    def _late(
+        self, short: bytes, transfer: Transfer, now: float
+    ) -> dict[str, tuple[NDArray[np.float64], NDArray[np.intp]]]:
+        """Of each peer what it should have clearly later: when (seconds), and which chunks."""
+        assert transfer.arrivals is not None
+        late = {}
+        for peer in self._relieved(transfer):
+            lacked = np.flatnonzero(self._lacks(peer, short, transfer))
+            times = transfer.arrivals.expected(peer.name, lacked)
+            later = times >= now + LATER
+            if later.any():
+                late[peer.name] = (times[later], lacked[later])
+        return late
 
     def _give(self, peer: Peer, short: bytes, transfer: Transfer, now: float) -> None:
         """Fill what room there is to this child."""
-        while self._is_idle(peer, short, transfer):
+        among = len(self._ground.trees.first_hops)
+        while not self._is_busy and self._room(peer, short, transfer, among):
             lacked = np.flatnonzero(self._lacks(peer, short, transfer) & (transfer.heard <= now - HELD))
             if not len(lacked):
                 return
@@ -118,33 +141,41 @@ class Relief:
         return int(last[self._ground.rng.randrange(far)])
 
     def _lacks(self, peer: Peer, short: bytes, transfer: Transfer) -> NDArray[np.bool_]:
-        """What a child wants and was not given from here, as far as is known."""
+        """What a peer wants and was not given from here, as far as is known."""
         if not peer.takes(short):
             return np.zeros(len(transfer.held), np.bool_)
         theirs, given = peer.holds.get(short), peer.given.get(short)
         lacked = np.ones(len(transfer.held), np.bool_) if theirs is None else ~theirs
         return lacked if given is None else lacked & ~given
 
-    def _is_idle(self, peer: Peer, short: bytes, transfer: Transfer) -> bool:
-        if peer.queue or peer.pushes or not self._serving.may_hand_out(peer, transfer):
-            return False
-        if self._on_way(peer, short) >= self._most_on_way(peer.name, transfer):
-            return False
+    @property
+    def _is_busy(self) -> bool:
+        """Whether the plan fills this uplink, and something is still to be pushed."""
         peers = self._ground.peers.values()
-        return not self._serving.outflow.rate or not any(other.queue or other.pushes for other in peers)
+        return bool(self._serving.outflow.rate) and any(peer.queue or peer.pushes for peer in peers)
+
+    def _room(self, peer: Peer, short: bytes, transfer: Transfer, among: int) -> int:
+        """How many chunks may be pushed to a peer now. among: how many share the uplink."""
+        if not self._may_push(peer, transfer):
+            return 0
+        return max(0, math.ceil(self._most_on_way(peer.name, transfer, among)) - self._on_way(peer, short))
+
+    def _may_push(self, peer: Peer, transfer: Transfer) -> bool:
+        """Whether nothing waits for a peer."""
+        return not peer.queue and not peer.pushes and self._serving.may_hand_out(peer, transfer)
 
     def _on_way(self, peer: Peer, short: bytes) -> int:
-        """Chunks that were pushed to a child and that it does not say to hold."""
+        """Chunks that were pushed to a peer and that it does not say to hold."""
         theirs, given = peer.holds.get(short), peer.given.get(short)
         if given is None:
             return 0
         return int(np.count_nonzero(given if theirs is None else given & ~theirs))
 
-    def _most_on_way(self, name: str, transfer: Transfer) -> float:
-        trees, plan = self._ground.trees, self._ground.trees.plan
+    def _most_on_way(self, name: str, transfer: Transfer, among: int) -> float:
+        plan = self._ground.trees.plan
         assert plan is not None
         # Where it is the uplink that binds, there is an equal part of it for each, whatever was planned.
-        rate = max(plan.rates_to()[name] * 125_000, self._serving.outflow.rate / len(trees.first_hops))
+        rate = max(plan.rates_to().get(name, 0.0) * 125_000, self._serving.outflow.rate / max(1, among))
         return max(WAY_LEAST, rate * WAY_SECONDS / transfer.typical)
 
     def _tag(self, name: str) -> int:

@@ -69,6 +69,10 @@ class Serving:
         waiting = len(peer.pushes) * transfer.typical + peer.flushing
         return waiting < max(self._ground.config.push_room, self._limit(peer, transfer))
 
+    def is_idle(self, now: float) -> bool:
+        """Whether more may leave, and nothing waits for that; what waits for a connection to have room does not."""
+        return not self._turns and self.outflow.may(now)
+
     def serve(self, peer: Peer, now: float) -> None:
         """Hand out what there is room for."""
         if peer.name in self._turns:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from p2psync.protocol.messages import HaveMore, Want
+from p2psync.protocol.messages import HaveMore, Request, Want
 from p2psync.swarm.arrivals import Arrivals
 from p2psync.swarm.core import SendChunk
-from p2psync.swarm.relief import HELD
+from p2psync.swarm.relief import HELD, WAY_SECONDS
 from p2psync.swarm.trees import tag_of
 from tests.swarm.swarm_parts import CHUNK, Bench
 from tests.swarm.tree_parts import CONFIG, push, relay, root
@@ -210,3 +210,64 @@ def test_of_two_who_wait_the_one_who_would_wait_longer_comes_first_where_the_upl
     arrivals.seen({"b": np.isin(np.arange(8), went_to_a)}, 2.0)
     bench.swarm.poll(0.6)
     assert [name for name, _ in bench.served()][:1] == ["b"]
+
+
+def late_for_a_stranger() -> Bench:
+    """A root that has put all in, of which `x`, no child of it, should have one chunk of tree 1 half a second later
+    than now, 0.6; nothing waits for anybody."""
+    bench, owed = brought_at_the_end(took=0.1)
+    bench.say("a", HaveMore(bench.short, owed), 0.5)
+    bench.peer("x")
+    bench.say("x", Want(bench.short, True), 0.5)
+    bench.say("x", HaveMore(bench.short, [index for index in range(8) if index != owed[-1]]), 0.5)
+    arrivals = bench.swarm._ground.transfers[bench.short].arrivals
+    assert arrivals is not None
+    arrivals.planned(2)
+    for index in range(8):
+        arrivals.put(index, int(index in owed), 0.5)
+    arrivals.seen({"x": np.isin(np.arange(8), owed[:1])}, 1.1)
+    bench.actions()
+    return bench
+
+
+def test_where_its_uplink_binds_the_root_brings_it_to_those_who_are_not_its_children_too() -> None:
+    bench = late_for_a_stranger()
+    bench.swarm.pace(1e6)
+    bench.swarm.poll(0.6)
+    assert [name for name, _ in bench.served()] == ["x"]
+
+
+def test_where_it_may_be_the_ways_that_bind_the_root_leaves_those_to_their_parents() -> None:
+    bench = late_for_a_stranger()
+    bench.swarm.poll(0.6)
+    assert bench.served() == []
+
+
+def test_what_waits_for_a_connection_that_takes_no_more_does_not_keep_the_root_from_that() -> None:
+    bench = late_for_a_stranger()
+    bench.swarm.pace(1e6)
+    bench.say("b", Request(bench.short, list(range(8))), 0.55)
+    assert [name for name, _ in bench.served()] == ["b", "b"]
+    bench.swarm.poll(0.6)
+    assert [name for name, _ in bench.served()] == ["x"]
+
+
+def test_one_who_alone_lacks_something_may_have_all_that_a_full_uplink_sends_on_the_way() -> None:
+    chunks, room = 1000, 1000 * CHUNK
+    bench = root("a", "b", chunks=chunks, config=replace(LARGE, flush_limit=room, push_room=room))
+    bench.seed_all()
+    first = [index for name, index in bench.served() if name == "a"]
+    for name, lacked in (("a", set()), ("b", set(first))):
+        bench.swarm.flushed(name, room, 0.4)
+        bench.say(name, HaveMore(bench.short, [index for index in range(chunks) if index not in lacked]), 0.4)
+    bench.actions()
+    arrivals = bench.swarm._ground.transfers[bench.short].arrivals
+    assert arrivals is not None
+    arrivals.planned(2)
+    for index in range(chunks):
+        arrivals.put(index, 0, 0.5)
+    arrivals.seen({"b": np.isin(np.arange(chunks), first[:1])}, 2.0)
+    # More than the plan has for one child, 1 Mbit/s, and less than that for two.
+    bench.swarm.pace(160_000)
+    bench.swarm.poll(0.6)
+    assert [name for name, _ in bench.served()] == ["b"] * round(160_000 * WAY_SECONDS / CHUNK)

@@ -228,6 +228,27 @@ def test_a_node_asks_its_parents_and_nobody_else_to_push() -> None:
     assert [name for name, _ in bench.sent(Want)] == ["p", "q"]
 
 
+def test_it_asks_whoever_publishes_too_who_brings_at_the_end_what_parents_owe_and_tells_it_when_it_wants_no_more() -> (
+    None
+):
+    bench = Bench(8, config=CONFIG)
+    bench.swarm.follow(relay_plan(("p", "")), 0.0)
+    bench.peer("p")
+    bench.peer("stranger")
+    assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
+    bench.fetch_all()
+    assert [(name, want.wanted) for name, want in bench.sent(Want)] == [("p", True), ("trainer", True)]
+    bench.swarm.forgo(bench.id)
+    assert [(name, want.wanted) for name, want in bench.sent(Want)] == [("p", False), ("trainer", False)]
+
+
+def test_whoever_publishes_and_comes_later_is_asked_then() -> None:
+    bench = relay(("p", ""))
+    bench.actions()
+    assert bench.swarm.peer_up("trainer", False, 0.2, source=True)
+    assert [name for name, _ in bench.sent(Want)] == ["trainer"]
+
+
 def test_a_parent_that_comes_later_is_asked_then_and_one_of_a_new_plan_too() -> None:
     bench = relay(("p", ""))
     bench.swarm.peer_down("p", 0.1)
