@@ -248,7 +248,11 @@ class Pushing:
         """What everybody who receives this manifest holds of it, by their names."""
         transfer, peers = self._ground.transfers[short], self._ground.peers.values()
         none = np.zeros(len(transfer.held), np.bool_)
-        return {p.name: p.holds.get(short, none) for p in peers if short in p.wants or short in p.holds}
+        # Who is further down wants chunks long before any can come there.
+        begun = self._ground.trees.first_hops
+        return {
+            p.name: p.holds.get(short, none) for p in peers if short in p.holds or (p.name in begun and p.takes(short))
+        }
 
     def _up(self, names: list[str]) -> bool:
         return any(name in self._ground.peers for name in names)
