@@ -39,10 +39,18 @@ class Paces:
             self._vigours[name].planned(rate)
 
     def begin(self, quiet: Collection[str]) -> None:
-        """A large transfer begins. quiet: peers far away to whom nothing flowed of late."""
-        for name in self._paces.keys() & set(quiet):
+        """A large transfer begins. quiet: peers far away to whom nothing flowed of late.
+
+        What BBR knows of a path that was idle is what the last small messages made of it; and its least round trip is
+        out of date, so that it would stop for a fifth of a second, somewhere in the transfer, to measure it.
+        """
+        begun = self._paces.keys() & set(quiet)
+        for name in begun:
             self._paces[name].begin()
         self._hold(())
+        for name in begun:
+            for stream in self._peers.streams(name):
+                stream.begin_anew()
 
     def read(self, readings: Mapping[PeerStream, Reading], now: float, pumped: Collection[str]) -> None:
         """The counters of what moves; now: seconds. pumped: peers to whom junk is sent, at a rate of its own, and of

@@ -158,12 +158,14 @@ def test_one_that_is_held_as_a_transfer_begins_and_then_brings_far_less_begins_a
     node.paces.begin(["far"])
     node.run(1.25, 0.0, rate=0.3 * PART)
     assert node.far.rates[0] == FIRST * PART
-    assert node.far.begun == 1
+    assert node.far.begun == 2, "as the transfer begins, and again since that did not help"
 
 
 def test_those_far_away_to_whom_nothing_flowed_begin_with_their_parts_at_once(node: Node) -> None:
     node.paces.begin(["far", "a stranger"])
     assert node.far.rates == [FIRST * PART]
+    assert node.far.begun == 1, "what congestion control remembers of an idle path is out of date"
     assert not node.near.rates
+    assert node.near.begun == 0
     node.run(5, 0.0)
     assert node.far.rates[-1] == 0.0, "and are let go"
