@@ -99,9 +99,14 @@ class Want(msgspec.Struct, frozen=True, array_like=True):
     wanted: bool
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True):
-    """The sender runs the version of this digest (16 bytes; empty: none): a delta from it is wanted without a word.
+#: The digest of no weights, from which an anchor leads on.
+NO_VERSION = bytes(DIGEST_BYTES)
 
+
+class Ready(msgspec.Struct, frozen=True, array_like=True):
+    """The sender runs the version of this digest (16 bytes): a delta from it is wanted without a word.
+
+    `NO_VERSION`: it runs nothing, and wants an anchor so. Empty: it wants nothing without a word.
     So the chunks of the next version, pushed as soon as it is there, do not wait for a round trip.
     """
 

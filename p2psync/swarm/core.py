@@ -24,6 +24,7 @@ import numpy as np
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import (
     MAX_REQUEST,
+    NO_VERSION,
     SHORT_ID_BYTES,
     Cancel,
     Chunk,
@@ -108,10 +109,12 @@ class Swarm:
             early = peer.early.pop(short)
             if early is not None:
                 self._learn(peer, short, unpack_bitmap(bytes(early), manifest.chunks), now)
-        if manifest.base is not None and manifest.version == manifest.base + 1:
+        if manifest.base is None or manifest.version == manifest.base + 1:
             for peer in self._peers.values():
                 if peer.ready == manifest.base_digest:
                     peer.may_want(short)
+        if self._ready == NO_VERSION and not transfer.complete:
+            self.running(b"")  # the way to the newest version is chosen now
         self._pushing.begin(transfer, short, now)
         for name in self._peers:
             self._serving.tell_all(short, transfer, name)
@@ -202,7 +205,8 @@ class Swarm:
         self._asking.reopen(now)
 
     def running(self, digest: bytes) -> None:
-        """The version of this digest (empty: none) is live here: parents push the next delta from it unasked."""
+        """The version of this digest is live here: parents push the next delta from it unasked. `NO_VERSION`: none is,
+        and they push the next anchor, until something is fetched here; empty: they push nothing unasked."""
         self._ready = digest
         self._tell_ready(self._ground.trees.parents)
 

@@ -280,6 +280,11 @@ class Follower:
         if self._walk is not None and self.phase in (Phase.GATHER, Phase.OPEN, Phase.FETCH):
             self._fail(message, [], now)
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing here that a delta could lead on from."""
+        return self.position is None and not self._local_digest
+
     def cares(self, action: EngineAction) -> bool:
         """Whether the action belongs to the walk under way."""
         return self._walk is not None and action.walk == self._walk.number

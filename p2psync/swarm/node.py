@@ -21,7 +21,7 @@ from p2psync.membership.client import HubCall, MembershipClient
 from p2psync.membership.lineage import in_short
 from p2psync.membership.records import Lease, Member, NodeInfo, View
 from p2psync.protocol.manifest import Manifest
-from p2psync.protocol.messages import Message
+from p2psync.protocol.messages import NO_VERSION, Message
 from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.versions import Position
 from p2psync.swarm.actions import Action, Ban, Save, SwarmConfig, Vet
@@ -133,6 +133,8 @@ class NodeCore:
         self._actions: list[NodeAction] = []
         if follower is not None and follower.position is not None:
             self._running(follower.position, 0.0)
+        elif follower is not None and follower.empty:
+            self.swarm.running(NO_VERSION)
 
     def listening(self, port: int) -> None:
         """The port at which peers reach this node is known now (0: none); to be told before the first `poll`."""

@@ -21,8 +21,8 @@ MAX_QUEUED = 4096
 MAX_PATIENCE = 8.0
 #: Manifests whose chunks a peer may want at a time; beyond it, the oldest wish is forgotten.
 MAX_WANTS = 1024
-#: Bytes of a manifest that are pushed to a peer which runs its base and has not asked for it yet: it may not know the
-#: manifest, or want something else.
+#: Bytes of a manifest that are pushed to a peer which runs its base (before an anchor: nothing) and has not asked for
+#: it yet: it may not know the manifest, or want something else.
 UNASKED_BYTES = 512 << 10
 
 
@@ -112,7 +112,7 @@ class Peer:
                 self.wants.popitem(last=False)
 
     def may_want(self, short: bytes) -> None:
-        """It runs the base of a manifest: some of it is pushed before it asks."""
+        """It runs the base of a manifest, or nothing before an anchor: some of it is pushed before it asks."""
         if short not in self.wants:
             self.want(short, True)
             self.unasked[short] = 0

@@ -68,9 +68,11 @@ def flags(chunks: int, *held: int) -> Bits:
 class Bench:
     """A swarm under test, its manifest, and what it did since the last look."""
 
-    def __init__(self, chunks: int = 8, *, config: SwarmConfig = CONFIG, seed: int = 1, node: str = "") -> None:
+    def __init__(
+        self, chunks: int = 8, *, config: SwarmConfig = CONFIG, seed: int = 1, node: str = "", base: int | None = 0
+    ) -> None:
         self.swarm = Swarm(config, random.Random(seed), node)
-        self.manifest = manifest_of(chunks)
+        self.manifest = manifest_of(chunks, base=base)
         self.id = id_of(self.manifest)
         self.short = self.id[:SHORT_ID_BYTES]
         self.chunks = chunks

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 from swarm_parts import RUN, announce, chunk_data, digest_of, flags, id_of, manifest_of, view_of
+from tree_parts import relay_plan
 
 from p2psync.membership.client import CallJoin, CallRenew
 from p2psync.membership.records import Lease, NodeInfo, Role
-from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Have
+from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES, Chunk, Have, Ready
 from p2psync.protocol.versions import Position
-from p2psync.swarm.core import Ban, Save
+from p2psync.swarm.core import Ban, Save, Send
 from p2psync.swarm.follower import Fetch, Follower, OpenStage, Retire
 from p2psync.swarm.node import Dial, Hangup, NodeConfig, NodeCore
 
@@ -201,6 +202,17 @@ def test_nothing_to_do_means_no_alarm_at_once() -> None:
     for _ in range(200):
         now = node.wake(now)
     assert now > 100.0
+
+
+@pytest.mark.parametrize(("local", "said"), [("", [NO_VERSION]), ("ab" * 16, [])])
+def test_only_who_has_no_weights_at_all_has_the_next_anchor_pushed_without_a_word(
+    local: str, said: list[bytes]
+) -> None:
+    node = Node("m", follower=Follower(None, local))
+    node.core.swarm.follow(relay_plan(("p", "")), 0.0)
+    node.core.peer_up("p", "", 0.0)
+    messages = [action.message for action in node.core.actions() if isinstance(action, Send)]
+    assert [message.digest for message in messages if isinstance(message, Ready)] == said
 
 
 def test_a_commit_is_told_to_the_hub_at_once() -> None:

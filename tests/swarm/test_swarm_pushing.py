@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from p2psync.net.stream import MAX_BACKLOG
-from p2psync.protocol.messages import Cancel, Chunk, Gone, Have, HaveMore, Ready, Request, Want
+from p2psync.protocol.messages import NO_VERSION, Cancel, Chunk, Gone, Have, HaveMore, Ready, Request, Want
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.asking import ENDGAME_HELD, IDLE_AFTER, OTHERS_PART, SPENT_AFTER, STRANGERS
 from p2psync.swarm.core import Ban, Save, Send, SendChunk, SwarmConfig
@@ -406,6 +406,31 @@ def test_a_delta_is_pushed_without_a_word_to_those_who_run_its_base_and_to_nobod
     bench.swarm.follow(root_plan("a", "b", "c"), 0.0)
     bench.seed_all()
     assert {name for name, _ in bench.served()} == {"a"}
+
+
+def test_an_anchor_is_pushed_without_a_word_to_those_who_run_nothing_and_to_nobody_else() -> None:
+    bench = Bench(8, config=CONFIG, base=None)
+    for name in "abcd":
+        bench.peer(name)
+    for name, digest in (("a", NO_VERSION), ("b", bytes([9]) * 16), ("c", b"")):
+        bench.say(name, Ready(digest))
+    bench.swarm.follow(root_plan("a", "b", "c", "d"), 0.0)
+    bench.seed_all()
+    assert {name for name, _ in bench.served()} == {"a"}
+
+
+def test_a_node_that_runs_nothing_says_so_until_it_fetches_something() -> None:
+    bench = Bench(config=CONFIG)
+    bench.swarm.follow(relay_plan(("p", "c")), 0.0)
+    for name in "pc":
+        bench.peer(name)
+    bench.swarm.running(NO_VERSION)
+    assert [(name, ready.digest) for name, ready in bench.sent(Ready)] == [("p", NO_VERSION)]
+    bench.fetch_all(1.0)
+    assert [(name, ready.digest) for name, ready in bench.sent(Ready)] == [("p", b"")]
+    bench.swarm.follow(relay_plan(("new", ""), revision=2), 2.0)
+    bench.peer("new", now=2.0)
+    assert not bench.sent(Ready)
 
 
 def test_only_little_is_pushed_to_one_who_has_not_asked_and_the_rest_once_it_asks() -> None:
