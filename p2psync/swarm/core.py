@@ -273,7 +273,9 @@ class Swarm:
         self._banned.pop(name, None)
         if name not in self._peers:
             surplus, _ = self._surplus.pop(name, (0, now))
-            self._peers[name] = Peer(name, near, source, last_arrival=now, surplus=surplus)
+            self._peers[name] = Peer(
+                name, near, source, last_arrival=now, surplus=surplus, unasked_most=self._config.unasked
+            )
         if self._ready and name in self._ground.trees.parents:
             self._tell_ready([name])
         for short, transfer in self._transfers.items():

@@ -32,8 +32,9 @@ from p2psync.swarm.transfer import Bits
 
 #: Chunks that may be on their way for each way on, besides what the trees carry in the least time a chunk took.
 EACH_WAY = 1.5
-#: The same as a part of what the trees carry, if that is more: where ways are few, most relays are further down.
-DEEPER = 0.7
+#: The same as a part of what the trees carry, if that is more: where ways are few, most relays are further down. And
+#: where more than so many receive, whose trees are deeper still.
+DEEPER, FEW, DEEPER_AMONG_MANY = 0.7, 32, 1.3
 #: That time before any was seen, between near nodes too, and at most (seconds).
 FIRST_LAG, NEAR_LAG, MOST_LAG = 0.25, 0.1, 1.0
 #: What the trees carry is the best of so many spans, each of so long (seconds).
@@ -89,6 +90,7 @@ class Flight:
         self._weight = 0.0
         self._looked = -1.0
         self._all: list[int] = []
+        self._deeper = DEEPER
 
     def planned(self, rates: Sequence[float], ways: Sequence[Hashable]) -> None:
         """These are the trees now: their rates (chunks/s) and ways.
@@ -114,7 +116,7 @@ class Flight:
     def _fit_window(self) -> None:
         rate = max(self._rate, *self._spans) if self._spans else self._rate
         carried = min(MOST_LAG, self._lag) * rate * self._slack
-        self.window = carried + max(EACH_WAY * len(self._shares), DEEPER * carried)
+        self.window = carried + max(EACH_WAY * len(self._shares), self._deeper * carried)
 
     @property
     def _lag(self) -> float:
@@ -190,6 +192,7 @@ class Flight:
         if not self.is_due(now):
             return
         passed, self._looked = now - self._looked, now
+        self._deeper = DEEPER if len(holds) <= FEW else DEEPER_AMONG_MANY
         indices = np.array(sorted(self._flying))
         keeping_up = self._keeping_up(holds)
         lacked = sum((~theirs[indices] for theirs in keeping_up), np.zeros(len(indices))) / max(1, len(keeping_up))

@@ -21,9 +21,6 @@ MAX_QUEUED = 4096
 MAX_PATIENCE = 8.0
 #: Manifests whose chunks a peer may want at a time; beyond it, the oldest wish is forgotten.
 MAX_WANTS = 1024
-#: Bytes of a manifest that are pushed to a peer which runs its base (before an anchor: nothing) and has not asked for
-#: it yet: it may not know the manifest, or want something else.
-UNASKED_BYTES = 512 << 10
 
 
 class Early:
@@ -68,14 +65,14 @@ class Peer:
     """One connected peer. near: in this node's region. source: it publishes. Bytes and seconds throughout.
 
     early: its word on manifests that this node does not know yet. queue: chunks it asked for, in order of asking.
-    ready: digest of the version that it runs. unasked: bytes pushed of manifests of which it said no word yet. wants:
-    manifests whose chunks it wants pushed. pushes: chunks to push to it, in order, each with the tag that it gets, 0
-    for that with which it came, and since when it waits. given: chunks that were pushed to it, or are about to be,
-    flags per manifest. connections: to it. flushing: bytes handed to its connections and not yet taken by the kernel.
-    owed: bytes it was asked for, whether or not the request was given up, and has not sent. surplus: bytes it sent
-    beyond that to no use, less those of use. pushed_at: when a chunk last came from it unasked.
-    late: chunks that it was asked for in vain so far; they may still come. patience: factor on how long it is waited
-    for.
+    ready: digest of the version that it runs. unasked: bytes pushed of manifests of which it said no word yet;
+    unasked_most: see `SwarmConfig.unasked`. wants: manifests whose chunks it wants pushed. pushes: chunks to push to
+    it, in order, each with the tag that it gets, 0 for that with which it came, and since when it waits. given: chunks
+    that were pushed to it, or are about to be, flags per manifest. connections: to it. flushing: bytes handed to its
+    connections and not yet taken by the kernel. owed: bytes it was asked for, whether or not the request was given up,
+    and has not sent. surplus: bytes it sent beyond that to no use, less those of use. pushed_at: when a chunk last
+    came from it unasked. late: chunks that it was asked for in vain so far; they may still come. patience: factor on
+    how long it is waited for.
     """
 
     name: str
@@ -86,6 +83,7 @@ class Peer:
     queue: OrderedDict[tuple[bytes, int], None] = field(default_factory=OrderedDict)
     ready: bytes = b""
     unasked: dict[bytes, int] = field(default_factory=dict)
+    unasked_most: int = 0
     wants: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     pushes: OrderedDict[tuple[bytes, int], tuple[int, float]] = field(default_factory=OrderedDict)
     given: dict[bytes, Bits] = field(default_factory=dict)
@@ -119,7 +117,7 @@ class Peer:
 
     def takes(self, short: bytes) -> bool:
         """Whether chunks of a manifest may be pushed to it."""
-        return short in self.wants and self.unasked.get(short, 0) < UNASKED_BYTES
+        return short in self.wants and self.unasked.get(short, 0) < self.unasked_most
 
     def lacks(self, short: bytes, index: int) -> bool:
         """Whether a chunk is wanted, not held as far as is known, and was not pushed to it."""

@@ -115,6 +115,8 @@ class Pushing:
         for index, tag in sorted(transfer.tags.items()):
             if transfer.held[index] and name in self._ground.trees.below(tag):
                 self._serving.push(name, transfer, short, index, now)
+        if short in self._injections:
+            self.next_wake = min(self.next_wake, now + LOOK_EVERY)
         self.inject(now)
 
     # ---- the root --------------------------------------------------------------------------------------------------
@@ -228,6 +230,10 @@ class Pushing:
             if any(given):
                 injection.out[index] = (tree, now)
                 self.next_wake = min(self.next_wake, now + injection.again_after)
+            if not all(ground.peers[name].takes(short) for name in hops):
+                # Somebody got all that is pushed before he asks: what follows waits for his word.
+                self._inject(short, injection, now)
+                return
         transfer.relieves = whole and not injection.waiting
 
     def _stuck(self, short: bytes, injection: Injection, now: float) -> list[int]:

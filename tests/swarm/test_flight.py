@@ -7,7 +7,9 @@ import pytest
 
 from p2psync.swarm.flight import (
     DEEPER,
+    DEEPER_AMONG_MANY,
     EACH_WAY,
+    FEW,
     FIRST_LAG,
     FLIGHT_MOST,
     LAGGING,
@@ -101,6 +103,16 @@ def test_the_window_follows_the_least_mean_time_a_chunk_took() -> None:
     assert f.window == pytest.approx(window(1, 0.1 * 100))
     f.add(1, 0, 0.2)
     f.look([holding(0, 1), holding(0, 1)], 0.9)
+    assert f.window == pytest.approx(window(1, 0.1 * 100))
+
+
+def test_more_is_let_out_where_many_receive_whose_trees_are_deeper() -> None:
+    f = flight(100.0)
+    f.add(0, 0, 0.0)
+    f.look([holding(0)] * (FEW + 1), 0.1)
+    assert f.window == pytest.approx(0.1 * 100 * (1 + DEEPER_AMONG_MANY))
+    f.add(1, 0, 0.2)
+    f.look([holding(0, 1)] * FEW, 0.3)
     assert f.window == pytest.approx(window(1, 0.1 * 100))
 
 

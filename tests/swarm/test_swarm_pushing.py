@@ -13,9 +13,8 @@ from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.asking import ENDGAME_HELD, IDLE_AFTER, OTHERS_PART, SPENT_AFTER, STRANGERS
 from p2psync.swarm.core import Ban, Save, Send, SendChunk, SwarmConfig
 from p2psync.swarm.early import MAX_EARLY_CHUNK_BYTES
-from p2psync.swarm.flight import DEEPER, FIRST_LAG, NEAR_LAG
+from p2psync.swarm.flight import DEEPER, FIRST_LAG, LOOK_EVERY, NEAR_LAG
 from p2psync.swarm.lag import FIRST, LEAST
-from p2psync.swarm.peer import UNASKED_BYTES
 from p2psync.swarm.pushing import AGAIN_AFTER, EXPECTED_FOR, STALLED_AFTER, TELL_AFTER
 from p2psync.swarm.transfer import STALL_LEAST, pack_bitmap
 from p2psync.swarm.trees import tag_of
@@ -434,16 +433,52 @@ def test_a_node_that_runs_nothing_says_so_until_it_fetches_something() -> None:
 
 
 def test_only_little_is_pushed_to_one_who_has_not_asked_and_the_rest_once_it_asks() -> None:
-    chunks = 3 * UNASKED_BYTES // CHUNK
-    bench = Bench(chunks, config=SwarmConfig(flush_limit=1 << 30))
+    config = SwarmConfig(flush_limit=1 << 30)
+    chunks = 3 * config.unasked // CHUNK
+    bench = Bench(chunks, config=config)
     bench.peer("a")
     bench.say("a", Ready(bench.manifest.base_digest))
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
     served = len(bench.served())
-    assert UNASKED_BYTES <= served * CHUNK <= UNASKED_BYTES + CHUNK
+    assert config.unasked <= served * CHUNK <= config.unasked + CHUNK
     bench.say("a", Want(bench.short, True), 0.1)
     assert len(bench.served()) == chunks - served
+
+
+def test_what_one_who_never_asks_was_not_pushed_goes_to_the_others() -> None:
+    bench = Bench(40, config=SwarmConfig(flush_limit=100 * CHUNK, unasked=3 * CHUNK))
+    for name in "ab":
+        bench.peer(name)
+    bench.swarm.follow(root_plan("a", "b"), 0.0)
+    bench.say("a", Want(bench.short, True))
+    bench.say("b", Ready(bench.manifest.base_digest))
+    bench.seed_all()
+    early = bench.served()
+    assert sum(name == "b" for name, _ in early) == 3
+    bench.swarm.poll(EXPECTED_FOR + 0.01)
+    assert {index for _, index in [*early, *bench.served()]} == set(range(40))
+
+
+def test_a_root_looks_again_soon_once_one_asks_to_whom_it_could_push_no_more_before() -> None:
+    def begun(unasked: int) -> tuple[Bench, int]:
+        bench = Bench(2000, config=SwarmConfig(flush_limit=1 << 20, flight_least=0, unasked=unasked))
+        bench.peer("a")
+        bench.say("a", Ready(bench.manifest.base_digest))
+        bench.swarm.follow(root_plan("a"), 0.0)
+        bench.seed_all()
+        return bench, len(bench.served())
+
+    full = begun(1 << 20)[1]
+    assert 0 < full < 2000
+    bench, served = begun(full * CHUNK)
+    assert served == full
+    bench.swarm.poll(0.05)
+    bench.swarm.poll(0.05 + LOOK_EVERY)
+    bench.say("a", Want(bench.short, True), 0.2)
+    wake = bench.swarm.next_wake()
+    assert wake is not None
+    assert wake <= 0.2 + LOOK_EVERY
 
 
 def test_a_publisher_whose_manifests_nobody_wants_rests() -> None:

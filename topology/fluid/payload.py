@@ -45,7 +45,8 @@ class Payload:
 
     def as_version(self, version: int) -> Payload:
         """The same chunks as another version."""
-        manifest = msgspec.structs.replace(self.manifest, version=version, base=version - 1)
+        ends = {"digest": version.to_bytes(16, "little"), "base_digest": (version - 1).to_bytes(16, "little")}
+        manifest = msgspec.structs.replace(self.manifest, version=version, base=version - 1, **ends)
         return replace(self, id=blake3(version.to_bytes(8, "little")).digest(), manifest=manifest)
 
 
@@ -85,6 +86,7 @@ def scaled(config: SwarmConfig) -> SwarmConfig:
         window_most=config.window_most // SCALE,
         flush_limit=config.flush_limit // SCALE,
         flight_least=config.flight_least // SCALE,
+        unasked=config.unasked // SCALE,
     )
 
 

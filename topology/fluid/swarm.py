@@ -6,10 +6,10 @@ import random
 from dataclasses import dataclass, field
 
 from p2psync.errors import P2PSyncError
-from p2psync.protocol.messages import SHORT_ID_BYTES
+from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import Clock
-from p2psync.swarm.core import Swarm, SwarmConfig
+from p2psync.swarm.core import Send, Swarm, SwarmConfig
 from topology.bound import least_makespan
 from topology.fluid.hub import FluidHub
 from topology.fluid.node import FluidNode
@@ -95,6 +95,8 @@ class FluidSwarm:
         for name in names:
             for other in self._others(name):
                 self.connect(self.live[name], other)
+        for name in names:
+            self._greet(self.live[name])
         for i in range(self.options.versions):
             self.clock.at(i * self.options.every, self._publish)
         self.clock.at(0.0, self._sample)
@@ -126,6 +128,7 @@ class FluidSwarm:
     def join(self, name: str) -> None:
         """A node starts on a host where none runs, and holds nothing."""
         node = self._enter(name)
+        node.swarm.running(NO_VERSION)
         self.clock.note("joins", name)
         delay = self.net.delay(self.index[self.trainer], node.index)
         self._missing += 1
@@ -164,6 +167,15 @@ class FluidSwarm:
         pipes = [self.net.pipe(one, one.index, other, other.index) for one, other in ((a, b), (b, a))]
         for one, pipe in zip((a, b), pipes, strict=True):
             one.peer_up(pipe, near=a.region == b.region, source=pipe.target.name == self.trainer)
+
+    def _greet(self, node: FluidNode) -> None:
+        """That it holds nothing yet its parents know before anything is published."""
+        if node.name == self.trainer:
+            return
+        node.swarm.running(NO_VERSION)
+        for action in node.swarm.actions():
+            if isinstance(action, Send):
+                self.live[action.peer].swarm.receive(node.name, action.message, self.clock.now)
 
     def _enter(self, name: str) -> FluidNode:
         index = self.index[name]
@@ -255,6 +267,7 @@ class FluidSwarm:
         payload = node.payloads.get(id[:SHORT_ID_BYTES])
         if payload is None or node.name == self.trainer:
             return
+        node.swarm.running(payload.manifest.digest)
         first = self.trace.completed(node, payload, self.clock.now)
         self.clock.note("has", node.name, payload.manifest.version)
         if first and payload is self.payloads[-1]:
