@@ -106,8 +106,8 @@ NO_VERSION = bytes(DIGEST_BYTES)
 class Ready(msgspec.Struct, frozen=True, array_like=True):
     """The sender runs the version of this digest (16 bytes): a delta from it is wanted without a word.
 
-    `NO_VERSION`: it runs nothing, and wants an anchor so. Empty: it wants nothing without a word.
-    So the chunks of the next version, pushed as soon as it is there, do not wait for a round trip.
+    `NO_VERSION`: it runs nothing, and wants an anchor so. Empty: it wants nothing without a word. So the chunks of the
+    next version, pushed as soon as it is there, do not wait for a round trip.
     """
 
     digest: bytes

@@ -17,14 +17,13 @@ class SwarmConfig:
     counts as late this long after the peer's own pace would have brought it. flush_limit: bytes given to one peer's
     connections ahead of the kernel, or two chunks, or one for each connection up to `flush_most`: little, since what
     was given cannot be called off. push_room: what may wait for a first hop before its trees are passed over; with
-    little, a tree of several first hops waits for the moment in which all of them have room. unasked: what is pushed of
-    a manifest to a peer that runs its base (before an anchor: nothing) and has not asked for it yet: it may not know
-    the manifest, or want something else. endgame_copies: peers
-    asked for the same chunk at the end, once it is `endgame_after` and half as much again as the first one's pace would
-    take overdue. have_delay: how long news of held chunks may wait for company; have_delay_pushed: where they come by
-    pushes, so that nobody waits for the news, which cost more than the chunks where each tells all; have_per_peer: and
-    so much for each peer at least, so that news of pushed chunks do not cost more the more peers there are. ban: for
-    how long a liar is shut out.
+    little, a tree of several first hops waits for the moment in which all of them have room. unasked: what is pushed
+    of a manifest to a peer that runs its base (before an anchor: nothing) and has not asked for it yet: it may not
+    know the manifest, or want something else. endgame_copies: peers asked for the same chunk at the end, once it is
+    `endgame_after` and half as much again as the first one's pace would take overdue. have_delay: how long news of
+    held chunks may wait for company; have_delay_pushed: where they come by pushes, so that nobody waits for the news,
+    which cost more than the chunks where each tells all; have_per_peer: and so much for each peer at least, so that
+    news of pushed chunks do not cost more the more peers there are. ban: for how long a liar is shut out.
     """
 
     window_least: int = 256 << 10

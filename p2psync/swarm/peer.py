@@ -117,7 +117,7 @@ class Peer:
 
     def takes(self, short: bytes) -> bool:
         """Whether chunks of a manifest may be pushed to it."""
-        return short in self.wants and self.unasked.get(short, 0) < self.unasked_most
+        return short in self.wants and (short not in self.unasked or self.unasked[short] < self.unasked_most)
 
     def lacks(self, short: bytes, index: int) -> bool:
         """Whether a chunk is wanted, not held as far as is known, and was not pushed to it."""

@@ -446,6 +446,17 @@ def test_only_little_is_pushed_to_one_who_has_not_asked_and_the_rest_once_it_ask
     assert len(bench.served()) == chunks - served
 
 
+def test_where_nothing_is_to_be_pushed_unasked_all_is_once_it_is_asked_for() -> None:
+    bench = Bench(8, config=SwarmConfig(flush_limit=100 * CHUNK, unasked=0))
+    bench.peer("a")
+    bench.say("a", Ready(bench.manifest.base_digest))
+    bench.swarm.follow(root_plan("a"), 0.0)
+    bench.seed_all()
+    assert not bench.served()
+    bench.say("a", Want(bench.short, True), 0.1)
+    assert len(bench.served()) == 8
+
+
 def test_what_one_who_never_asks_was_not_pushed_goes_to_the_others() -> None:
     bench = Bench(40, config=SwarmConfig(flush_limit=100 * CHUNK, unasked=3 * CHUNK))
     for name in "ab":
