@@ -107,8 +107,12 @@ class Heat(ABC):
         """The file that a receiver has got."""
 
     def planned(self) -> list[float]:
-        """When another plan came into use, while the payload was carried."""
+        """When another plan came into use."""
         return []
+
+    def plan_rate(self, at: float) -> float | None:
+        """Mbit/s of the plan that was followed at this moment; None: there was none."""
+        return None
 
     def more(self, end: float) -> dict[str, float]:
         """Seconds until `end` from other moments that are worth telling."""

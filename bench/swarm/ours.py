@@ -41,7 +41,8 @@ class Ours(Heat):
         #: By version: who has it, and since when.
         self._at: dict[int, dict[str, float]] = {}
         self._peers: dict[str, int] = {}
-        self._planned: list[float] = []
+        #: Each plan that the trainer has followed: when it did first, and its rate (Mbit/s).
+        self._planned: list[tuple[float, float]] = []
         if cold:
             self._publish_before()
         self.began = time.monotonic()
@@ -77,7 +78,11 @@ class Ours(Heat):
 
     def planned(self) -> list[float]:
         """See `Heat`."""
-        return self._planned
+        return [at for at, _ in self._planned]
+
+    def plan_rate(self, at: float) -> float | None:
+        """Mbit/s of the plan that was followed then."""
+        return next((rate for since, rate in reversed(self._planned) if since <= at), None)
 
     def trouble(self) -> str:
         """See `Heat`."""
@@ -194,6 +199,7 @@ class Ours(Heat):
             said = self._trainer.next(min(deadline, time.monotonic() + 1.0))
             if said is not None and "plan" in said:
                 since = time.monotonic()
+                self._planned.append((said["at"], said["rate"]))
 
     def _holders(self, version: int) -> dict[str, float]:
         self._listen()
@@ -212,7 +218,7 @@ class Ours(Heat):
         """Hear what the trainer has said meanwhile."""
         while (said := self._trainer.next(0.0)) is not None:
             if "plan" in said:
-                self._planned.append(said["at"])
+                self._planned.append((said["at"], said["rate"]))
 
     def _pause(self, deadline: float, what: str) -> None:
         if time.monotonic() > deadline:

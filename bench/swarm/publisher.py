@@ -150,7 +150,7 @@ class Publisher:
             plan = self._node.runner.core.plan
             if plan is not None and plan.revision != told:
                 told = plan.revision
-                say({"plan": told, "at": time.monotonic()})
+                say({"plan": told, "rate": sum(place.rate for place in plan.places), "at": time.monotonic()})
             await asyncio.sleep(_GLANCE)
 
     async def _base(self, nbytes: int) -> None:

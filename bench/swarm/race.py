@@ -272,6 +272,7 @@ class _Timing:
             unsound=unsound,
             over_limit=self._over_limit,
             replanned=self._replanned(),
+            planned=heat.plan_rate(begin),
             trouble=trouble or (f"other bytes on {', '.join(unsound)}" if unsound else ""),
             progress=self._samples,
         )

@@ -27,7 +27,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     such as the call to publish. trainer_copies: bytes that left the trainer, headers included, by the payload.
     region_copies: the same for what came over links into each other region. cpu_seconds: of all processes of the run,
     meanwhile. replanned: seconds from the fault until the trainer followed another plan; None: it did not. unsound:
-    receivers whose bytes are not the published ones. over_limit: it was given up for time.
+    receivers whose bytes are not the published ones. over_limit: it was given up for time. planned: Mbit/s to each
+    receiver of the plan that was followed as the payload set out, from measuring; None: there was no plan.
     """
 
     contender: str
@@ -46,6 +47,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
     over_limit: bool = False
     replanned: float | None = None
+    planned: float | None = None
     progress: list[Sample] = []
 
     @property

@@ -28,6 +28,8 @@ def print_swarm_report(report: SwarmReport, console: Console | None = None) -> N
             console.print(f"{rival} takes {faster:.2f} times as long as {OURS}")
     for start, seconds in longer_times(report).items():
         console.print(f"{OURS}, from when: {start}: {seconds:.2f} s", style="dim")
+    if planned := [run.planned for run in report.runs if run.planned and not run.cold]:
+        console.print(f"plans, from measuring, had {min(planned):.4g} to {max(planned):.4g} Mbit/s", style="dim")
     for fault, ratio in fault_ratios(found).items():
         console.print(f"{OURS}, {fault}: {ratio:.2f} times the run without{_replanned(found, fault)}")
     for text in [*report.skipped, *(_trouble(report))]:

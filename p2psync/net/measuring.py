@@ -147,7 +147,12 @@ class Measuring:
         if nbytes <= LARGE or self._loop.time() - self._peers.chunk_at < QUIET:
             return
         far = [name for name in self._up if self.gauges.paths.get(name, _UNKNOWN).rtt > tcp.NEAR_RTT]
-        self._paces.begin(set(far).difference(self._pumps.peers))
+        self._paces.begin(set(far).difference(self._pumps.peers), self._loop.time())
+
+    def widen(self, name: str, rate: float) -> None:
+        """More goes to this peer from now on than was planned, up to so many bytes a second."""
+        if name not in self._pumps.peers and self.gauges.paths.get(name, _UNKNOWN).rtt > tcp.NEAR_RTT:
+            self._paces.widen(name, rate, self._loop.time())
 
     def peer_up(self, name: str, region: str) -> None:
         """A peer is connected, or has one more connection."""

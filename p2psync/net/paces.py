@@ -1,9 +1,10 @@
 """Holds connections to the parts that the plan gives them, where they lose much, and has those begin anew that bring
-far less: the shell of `swarm.pacing` and `swarm.vigour`."""
+far less, or would be stopped: the shell of `swarm.pacing`, `swarm.vigour` and `swarm.renewal`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
 from p2psync.net import tcp
 from p2psync.net.peers import PeerTable
@@ -11,7 +12,11 @@ from p2psync.net.stream import PeerStream
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.gauges import LONGEST, MBIT, TALK, Reading
 from p2psync.swarm.pacing import Pace
+from p2psync.swarm.renewal import Renewals
 from p2psync.swarm.vigour import Vigour
+
+#: Of one connection: seconds since it was read last, its reading then, and now.
+_Moved: TypeAlias = tuple[float, Reading, Reading]
 
 
 class Paces:
@@ -21,6 +26,7 @@ class Paces:
         self._peers = peers
         self._paces: dict[str, Pace] = {}
         self._vigours: dict[str, Vigour] = {}
+        self._renewals = Renewals()
         self._last: dict[PeerStream, tuple[Reading, float]] = {}
         #: How many connections to a peer carried what was sent to it last.
         self._carrying: dict[str, int] = {}
@@ -38,8 +44,8 @@ class Paces:
         for name, rate in rates.items():
             self._vigours[name].planned(rate)
 
-    def begin(self, quiet: Collection[str]) -> None:
-        """A large transfer begins. quiet: peers far away to whom nothing flowed of late.
+    def begin(self, quiet: Collection[str], now: float) -> None:
+        """A large transfer begins. quiet: peers far away to whom nothing flowed of late; now: seconds.
 
         What BBR knows of a path that was idle is what the last small messages made of it; and its least round trip is
         out of date, so that it would stop for a fifth of a second, somewhere in the transfer, to measure it.
@@ -47,15 +53,23 @@ class Paces:
         begun = self._paces.keys() & set(quiet)
         for name in begun:
             self._paces[name].begin()
-        self._hold(())
+        self._hold((), now)
         for name in begun:
-            for stream in self._peers.streams(name):
-                stream.begin_anew()
+            self._begin_anew(name, now)
+
+    def widen(self, name: str, rate: float, now: float) -> None:
+        """More goes to a peer far away than was planned: its connections look for their rates anew, up to so many bytes
+        a second, since several that do so at one time fill the queue before a link that they share."""
+        pace = self._paces.setdefault(name, Pace(rate))
+        pace.widen(rate)
+        self._hold_one(name, pace.rate)
+        self.held |= {name}
+        self._begin_anew(name, now)
 
     def read(self, readings: Mapping[PeerStream, Reading], now: float, pumped: Collection[str]) -> None:
         """The counters of what moves; now: seconds. pumped: peers to whom junk is sent, at a rate of its own, and of
         which some is meant to be lost."""
-        flows: dict[str, list[tuple[float, Reading, Reading]]] = {}
+        flows: dict[str, list[_Moved]] = {}
         for stream, reading in readings.items():
             before, at = self._last.get(stream, (reading, now))
             if now > at and reading.rtt > tcp.NEAR_RTT:
@@ -66,8 +80,8 @@ class Paces:
             if name in self._paces:
                 vigour.held(self._paces[name].rate)
             if _look(vigour, [] if name in pumped else flows.get(name, [])):
-                for stream in self._peers.streams(name):
-                    stream.begin_anew()
+                self._begin_anew(name, now)
+        self._renew({name: flows[name] for name in self._paces.keys() & flows.keys() - set(pumped)}, now)
         for name, moved in flows.items():
             if carrying := sum(after.sent - before.sent > TALK * seconds for seconds, before, after in moved):
                 self._carrying[name] = carrying
@@ -75,22 +89,50 @@ class Paces:
         self._last = {stream: last for stream, last in self._last.items() if stream in alive}
         self._last |= {stream: (reading, now) for stream, reading in readings.items()}
         self._carrying = {name: count for name, count in self._carrying.items() if name in self._paces}
-        self._hold(pumped)
+        self._hold(pumped, now)
 
-    def _hold(self, pumped: Collection[str]) -> None:
+    def _begin_anew(self, name: str, now: float) -> None:
+        self._renewals.begun([name], now)
+        for stream in self._peers.streams(name):
+            stream.begin_anew()
+
+    def _renew(self, flows: Mapping[str, Sequence[_Moved]], now: float) -> None:
+        """Have some of those begin anew that would be stopped before long."""
+        pressed = {name: moved for name, moved in flows.items() if _is_pressed(moved)}
+        came = {
+            name: sum((after.delivered - before.delivered) / seconds for seconds, before, after in moved)
+            for name, moved in pressed.items()
+        }
+        trips = {name: max(after.rtt for _, _, after in moved) for name, moved in pressed.items()}
+        spent = max((seconds for moved in pressed.values() for seconds, _, _ in moved), default=0.0)
+        self._renewals.keep(self._paces)
+        for name in self._renewals.due(came, trips, spent, now):
+            self._begin_anew(name, now)
+
+    def _hold(self, pumped: Collection[str], now: float) -> None:
         wanted = {name: pace.rate for name, pace in self._paces.items() if pace.rate}
+        for name, rate in self._renewals.limits(now).items():
+            wanted[name] = min(rate, wanted.get(name, rate))
         for name in (wanted.keys() | self.held).difference(pumped):
-            # Where one has found its rate, others are hardly used: each may have the part of those that are.
-            rate = wanted[name] / self._carrying.get(name, 1) if name in wanted else 0.0
-            for stream in self._peers.streams(name):
-                stream.hold_to(rate)
+            self._hold_one(name, wanted.get(name, 0.0))
         self.held = frozenset(wanted) | self.held.intersection(pumped)
 
+    def _hold_one(self, name: str, rate: float) -> None:
+        # Where one has found its rate, others are hardly used: each may have the part of those that are.
+        for stream in self._peers.streams(name):
+            stream.hold_to(rate / self._carrying.get(name, 1))
 
-def _look(pace: Pace | Vigour, flows: list[tuple[float, Reading, Reading]]) -> bool | None:
+
+def _is_pressed(flows: Sequence[_Moved]) -> bool:
+    """Whether something waited all the time, and it is not long ago that they were read last."""
+    pressed = any(before.backlog and after.backlog for _, before, after in flows)
+    return pressed and max(seconds for seconds, _, _ in flows) <= LONGEST
+
+
+def _look(pace: Pace | Vigour, flows: Sequence[_Moved]) -> bool | None:
     """Tell what the connections to one peer did since they were read last; returns the answer."""
     seconds = max((seconds for seconds, _, _ in flows), default=0.0)
-    if not any(before.backlog and after.backlog for _, before, after in flows) or seconds > LONGEST:
+    if not _is_pressed(flows):
         pace.pause()
         return None
     return pace.seen(

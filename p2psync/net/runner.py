@@ -30,7 +30,7 @@ from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
 from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, Hello, Message
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
-from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk, Vet
+from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk, Vet, Widen
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
@@ -249,6 +249,8 @@ class NodeRunner:
                 self._peers.send(action.peer, action.message)
             case SendChunk():
                 self._send_chunk(action)
+            case Widen():
+                self.measuring.widen(action.peer, action.rate)
             case Save():
                 self._save(action)
             case Put() if self.driver is not None and self.driver.put_at_once(action):

@@ -22,7 +22,7 @@ from p2psync.sim.engine import MemoryEngine, MemoryStage
 from p2psync.sim.hub import SimHub
 from p2psync.sim.links import Links, PeerEvents
 from p2psync.sim.network import Host, Network
-from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk, Vet
+from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk, Vet, Widen
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
@@ -193,7 +193,7 @@ class SimNode:
                 self.links.hang_up(action.peer)
             case Ban():
                 self.world.watcher.banned(self, action)
-            case Complete():
+            case Complete() | Widen():
                 pass
             case GetManifest():
                 self._get_manifest(action)

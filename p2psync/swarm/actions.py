@@ -100,4 +100,13 @@ class Vet:
     signed: bytes
 
 
-Action: TypeAlias = Send | SendChunk | Save | Complete | Ban | Vet
+@dataclass(frozen=True, slots=True)
+class Widen:
+    """More is about to go to this peer than the plan foresees: its connections look for what the path gives, up to so
+    many bytes a second."""
+
+    peer: str
+    rate: float
+
+
+Action: TypeAlias = Send | SendChunk | Save | Complete | Ban | Vet | Widen

@@ -49,6 +49,8 @@ FLIGHT_MOST, LOOK_EVERY = 10.0, 0.03
 LAGGING = 3.0
 #: How much a new chunk counts for how long a tree takes; what part of that it takes for sure.
 TOOK, SURELY = 1 / 8, 0.8
+#: The end of a manifest is near once the rest goes out within so many seconds.
+SOON = 0.8
 _FORMER = -1
 
 
@@ -155,6 +157,10 @@ class Flight:
         """Whether the way of a tree was given its part of so many chunks since the plan began."""
         way = self._way_of[tree]
         return self._given[way] >= math.ceil(self._shares[way] * chunks)
+
+    def soon_over(self, waiting: int) -> bool:
+        """Whether so many chunks more go out within `SOON`."""
+        return waiting <= SOON * max(self._rate, *self._spans, 0.0)
 
     def too_late(self, trees: Sequence[int], chunks: int) -> frozenset[int]:
         """Those of these trees in which a chunk would be everywhere only after `chunks` others had been put into the

@@ -16,6 +16,9 @@ from p2psync.swarm.tally import Tally
 #: What a flow that is held may send, of its part or of what came through; by how much that changes at each look without
 #: many losses, and with them; and from which on it is held no more, of what it was held to last.
 FIRST, RISE, FALL, FREE = 0.97, 1.004, 0.93, 1.25
+#: No path is held to less at the beginning (bytes a second): where little is planned the mean of it, chunk by chunk,
+#: would have each chunk take seconds.
+THIN = 640 << 10
 #: How it rises at the beginning of a transfer.
 EARLY_RISE = 1.03
 #: Losses that are many, as a share of what was sent: links lose up to some percent by themselves.
@@ -53,9 +56,15 @@ class Pace:
         """A transfer begins, after nothing has flowed for a while: all flows that meet at a link remember what each had
         of it while it was alone. So each keeps to its part at first, and soon tries for more."""
         if not self.rate and not self._alone:
-            self.rate = FIRST * self._part
+            self.rate = max(FIRST * self._part, THIN)
             self._free = FREE * self.rate
             self._early = True
+
+    def widen(self, rate: float) -> None:
+        """More is to be sent than the plan has for this path: it is held to so many bytes a second for now."""
+        if self.rate or not self._alone:
+            self.rate = max(rate, self.rate, THIN)
+            self._free = FREE * self.rate
 
     def pause(self) -> None:
         """What was seen since the last look tells nothing."""

@@ -209,6 +209,8 @@ class Pushing:
         if later:
             self.next_wake = min(self.next_wake, injection.begun + EXPECTED_FOR)
         whole = bool(transfer.held.all())
+        large = transfer.size > ground.config.flight_least
+        transfer.ends = whole and large and injection.flight.soon_over(len(injection.waiting))
         roomy = {name for name in takers if self._serving.has_room(ground.peers[name], transfer, whole=whole)}
         while injection.waiting and roomy:
             index = injection.waiting[0]

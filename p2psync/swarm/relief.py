@@ -16,10 +16,12 @@ Of what comes twice then, nobody had a better use for the way. Where the plan fi
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 
 import numpy as np
 from numpy.typing import NDArray
 
+from p2psync.swarm.actions import Widen
 from p2psync.swarm.ground import Ground
 from p2psync.swarm.peer import Peer
 from p2psync.swarm.serving import Serving
@@ -34,7 +36,9 @@ WAY_SECONDS, WAY_LEAST = 0.3, 2
 #: Of what a child lacks, the last part that this is drawn from.
 FAR = 0.5
 #: The root brings what would else be there only so much later, and looks for it no more often than this (seconds).
-LATER, _LATEST_EVERY = 0.25, 0.01
+LATER, _LATEST_EVERY = 0.1, 0.01
+#: Ways on which less than this part is planned of what they carry at the end are tried with so many chunks before it.
+HARDLY, TRIED = 0.5, 10
 
 
 class Relief:
@@ -46,6 +50,9 @@ class Relief:
         self.next_wake = _NEVER
         #: Of each manifest, when it was last looked for what would be somewhere last.
         self._looked_at: dict[bytes, float] = {}
+        #: Of each manifest, the ways that were made ready for more than was planned, and whether that was begun.
+        self._widened: dict[bytes, set[str]] = {}
+        self._tried: set[bytes] = set()
 
     def begin(self, transfer: Transfer, now: float) -> None:
         """All of a manifest came here along trees."""
@@ -55,6 +62,9 @@ class Relief:
 
     def flushed(self, peer: Peer, now: float) -> None:
         """Something has left for this peer."""
+        for short, transfer in self._ground.transfers.items():
+            if transfer.ends and transfer.arrivals is not None and short not in self._tried:
+                self._try_ways(short, transfer, now)
         if not peer.queue and not peer.pushes:
             for short, transfer in self._ready():
                 self._relieve(short, transfer, [peer], now)
@@ -94,8 +104,10 @@ class Relief:
         if transfer.arrivals is None or now < self._looked_at.get(short, -_NEVER) + _LATEST_EVERY:
             return
         self._looked_at = {short: at for short, at in self._looked_at.items() if short in self._ground.transfers}
+        self._widened = {short: names for short, names in self._widened.items() if short in self._ground.transfers}
         self._looked_at[short] = now
         late = self._late(short, transfer, now)
+        self._widen(short, late.keys())
         brought: dict[str, list[tuple[float, int]]] = {}
         for name, (times, chunks) in late.items():
             room = self._room(self._ground.peers[name], short, transfer, len(late))
@@ -122,6 +134,39 @@ class Relief:
             if later.any():
                 late[peer.name] = (times[later], lacked[later])
         return late
+
+    def _widen(self, short: bytes, names: Set[str]) -> None:
+        """The ways to those who get more now than was planned for them are made ready for it, once for each manifest.
+
+        Congestion control knows of such a way what little went there, and would take most of a second to find more.
+        """
+        widened, part = self._widened.setdefault(short, set()), self._part(names)
+        for name in sorted(self._below(names, part) - widened):
+            self._ground.actions.append(Widen(name, part))
+            widened.add(name)
+
+    def _part(self, names: Set[str]) -> float:
+        """Bytes a second of the uplink for each of these."""
+        return self._serving.outflow.rate / max(1, len(names))
+
+    def _below(self, names: Set[str], rate: float) -> set[str]:
+        """Those of these to whom less than so many bytes a second was planned."""
+        plan = self._ground.trees.plan
+        assert plan is not None
+        planned = plan.rates_to()
+        return {name for name in names if planned.get(name, 0.0) * 125_000 < rate}
+
+    def _try_ways(self, short: bytes, transfer: Transfer, now: float) -> None:
+        """Soon all is put in: ways that carry hardly anything as planned, and much from then on, are tried with a few
+        of the chunks that will be late there. Else the first ones take as long as all others together."""
+        self._tried = {short for short in self._tried if short in self._ground.transfers} | {short}
+        late = self._late(short, transfer, now)
+        hardly = self._below(late.keys(), HARDLY * self._part(late.keys()))
+        self._widen(short, hardly)
+        for name in sorted(hardly):
+            times, chunks = late[name]
+            for index in chunks[np.argsort(times)[-TRIED:]].tolist():
+                self._serving.push(name, transfer, short, index, now)
 
     def _give(self, peer: Peer, short: bytes, transfer: Transfer, now: float) -> None:
         """Fill what room there is to this child."""

@@ -55,9 +55,9 @@ class Transfer:
     plan's trees, so that only overdue ones are asked for. heard: since when some peer is known to hold each chunk
     (seconds). tags: of chunks that came, or go, down a tree. silent: peers are not told what is held, as long as this
     node is putting it into the trees. told: the sources say to hold everything, so that nothing more is put into the
-    trees. relieves: all is held, and put in, so that children get what others owe them, too. arrivals: when chunks
-    should be with whom, at the root that puts them in. began_at, gained_at: when the first and the last of `gains`
-    chunks came (seconds).
+    trees. relieves: all is held, and put in, so that children get what others owe them, too. ends: and so it will
+    be in a moment, at the root that puts it in. arrivals: when chunks should be with whom, at the root that puts them
+    in. began_at, gained_at: when the first and the last of `gains` chunks came (seconds).
     parts_left, parts_at: how many are needed of each part of what a region needs, and when that last changed (seconds).
     """
 
@@ -80,6 +80,7 @@ class Transfer:
     silent: bool = False
     told: bool = False
     relieves: bool = False
+    ends: bool = False
     typical: int = 1
     size: int = 0
     began_at: float = 0.0

@@ -108,11 +108,13 @@ def test_a_report_can_be_printed_drawn_and_read_again(tmp_path: Path) -> None:
     from bench.swarm.plot import plot_swarm_report
 
     cut = msgspec.structs.replace(ran(OURS, 5.0, fault=faults.CUT), replanned=1.75)
-    made = report([ran(OURS, 4.0), ran("aria2", 6.0), ran("rsync", None), cut])
+    with_plan = msgspec.structs.replace(ran(OURS, 4.0), planned=55.9)
+    made = report([with_plan, ran("aria2", 6.0), ran("rsync", None), cut])
     text = io.StringIO()
     print_swarm_report(made, Console(file=text, width=150))
     assert "aria2 takes 1.50 times as long" in text.getvalue()
     assert "rsync, round 1: not within 9 s" in text.getvalue()
+    assert "plans, from measuring, had 55.9 to 55.9 Mbit/s" in text.getvalue()
     assert "link cut to a tenth: 1.25 times the run without, planned anew 1.8 s after it" in text.getvalue()
     plot_swarm_report(made, tmp_path / "race.png")
     assert (tmp_path / "race.png").stat().st_size > 10_000

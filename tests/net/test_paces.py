@@ -11,6 +11,7 @@ from p2psync.net.paces import Paces
 from p2psync.protocol.plan import NodePlan, Place
 from p2psync.swarm.gauges import Reading
 from p2psync.swarm.pacing import FIRST
+from p2psync.swarm.renewal import HELD
 
 PART = 125_000 * 10.0
 PLAN = NodePlan(1, ["far", "near"], [1], [Place(-1, [0, 1], 0, 10.0)], spare=[1.0, 1.0])
@@ -143,10 +144,13 @@ def test_a_path_that_brings_far_less_than_planned_begins_anew_on_all_its_connect
     assert (node.far.begun, other.begun, node.near.begun) == (1, 1, 0)
 
 
-def test_a_path_that_is_probed_or_brings_what_is_planned_or_what_it_is_held_to_does_not_begin_anew(node: Node) -> None:
-    node.run(3, 0.0)
+def test_a_path_that_is_probed_or_brings_what_is_planned_does_not_begin_anew(node: Node) -> None:
+    node.run(2, 0.0)
     node.run(3, 0.0, ("far",), rate=0.1 * PART)
     assert node.far.begun == 0
+
+
+def test_a_path_that_brings_what_it_is_held_to_does_not_begin_anew(node: Node) -> None:
     for _ in range(20):
         node.run(0.25, 0.2, rate=node.far.rates[-1] if node.far.rates else PART)
     assert node.far.rates[-1] < 0.6 * PART
@@ -155,17 +159,42 @@ def test_a_path_that_is_probed_or_brings_what_is_planned_or_what_it_is_held_to_d
 
 
 def test_one_that_is_held_as_a_transfer_begins_and_then_brings_far_less_begins_anew(node: Node) -> None:
-    node.paces.begin(["far"])
+    node.paces.begin(["far"], node.now)
     node.run(1.25, 0.0, rate=0.3 * PART)
     assert node.far.rates[0] == FIRST * PART
     assert node.far.begun == 2, "as the transfer begins, and again since that did not help"
 
 
 def test_those_far_away_to_whom_nothing_flowed_begin_with_their_parts_at_once(node: Node) -> None:
-    node.paces.begin(["far", "a stranger"])
+    node.paces.begin(["far", "a stranger"], node.now)
     assert node.far.rates == [FIRST * PART]
     assert node.far.begun == 1, "what congestion control remembers of an idle path is out of date"
     assert not node.near.rates
     assert node.near.begun == 0
     node.run(5, 0.0)
     assert node.far.rates[-1] == 0.0, "and are let go"
+
+
+def test_a_path_that_always_carries_begins_anew_before_it_would_be_stopped_held_to_what_it_carries(node: Node) -> None:
+    node.paces.begin(["far"], node.now)
+    node.run(5.5, 0.0)
+    assert (node.far.begun, node.far.rates[-1]) == (1, 0.0)
+    node.run(0.75, 0.0)
+    assert node.far.begun == 2
+    assert node.far.rates[-1] == pytest.approx(HELD * PART)
+    node.run(1, 0.0)
+    assert node.far.rates[-1] == 0.0
+    node.run(4, 0.0)
+    assert node.far.begun == 2
+
+
+def test_more_goes_to_a_peer_than_was_planned_and_its_connections_look_for_it_up_to_a_rate(node: Node) -> None:
+    node.paces.widen("far", 3 * PART, node.now)
+    assert (node.far.rates, node.far.begun) == ([3 * PART], 1)
+    stranger = Line("stranger")
+    node = Node(stranger)
+    node.paces.widen("stranger", PART, node.now)
+    assert (stranger.rates, stranger.begun) == ([PART], 1)
+    node.paces.planned(PLAN)
+    node.run(0.25, 0.0)
+    assert stranger.rates[-1] == 0.0, "nobody is held to what was meant for a former end"
