@@ -36,7 +36,9 @@ WAY_SECONDS, WAY_LEAST = 0.3, 2
 #: Of what a child lacks, the last part that this is drawn from.
 FAR = 0.5
 #: The root brings what would else be there only so much later, and looks for it no more often than this (seconds).
-LATER, _LATEST_EVERY = 0.1, 0.01
+LATER, _LATEST_EVERY = 0.25, 0.01
+#: And so much later where the plan has it send every chunk more than so many times: a few more are no matter there.
+LATER_OF_MANY, MANY = 0.1, 2.0
 #: Ways on which less than this part is planned of what they carry at the end are tried with so many chunks before it.
 HARDLY, TRIED = 0.5, 10
 
@@ -50,9 +52,9 @@ class Relief:
         self.next_wake = _NEVER
         #: Of each manifest, when it was last looked for what would be somewhere last.
         self._looked_at: dict[bytes, float] = {}
-        #: Of each manifest, the ways that were made ready for more than was planned, and whether that was begun.
+        #: Of each manifest, the ways that were made ready for more than was planned, and when some may be tried first.
         self._widened: dict[bytes, set[str]] = {}
-        self._tried: set[bytes] = set()
+        self._tries_at: dict[bytes, float] = {}
 
     def begin(self, transfer: Transfer, now: float) -> None:
         """All of a manifest came here along trees."""
@@ -63,7 +65,7 @@ class Relief:
     def flushed(self, peer: Peer, now: float) -> None:
         """Something has left for this peer."""
         for short, transfer in self._ground.transfers.items():
-            if transfer.ends and transfer.arrivals is not None and short not in self._tried:
+            if transfer.ends and transfer.arrivals is not None and now >= self._tries_at.get(short, -_NEVER):
                 self._try_ways(short, transfer, now)
         if not peer.queue and not peer.pushes:
             for short, transfer in self._ready():
@@ -107,7 +109,7 @@ class Relief:
         self._widened = {short: names for short, names in self._widened.items() if short in self._ground.transfers}
         self._looked_at[short] = now
         late = self._late(short, transfer, now)
-        self._widen(short, late.keys())
+        self._widen(short, late.keys(), self._part(len(late)))
         brought: dict[str, list[tuple[float, int]]] = {}
         for name, (times, chunks) in late.items():
             room = self._room(self._ground.peers[name], short, transfer, len(late))
@@ -126,28 +128,35 @@ class Relief:
     ) -> dict[str, tuple[NDArray[np.float64], NDArray[np.intp]]]:
         """Of each peer what it should have clearly later: when (seconds), and which chunks."""
         assert transfer.arrivals is not None
-        late = {}
+        late, least = {}, self._later()
         for peer in self._relieved(transfer):
             lacked = np.flatnonzero(self._lacks(peer, short, transfer))
             times = transfer.arrivals.expected(peer.name, lacked)
-            later = times >= now + LATER
+            later = times >= now + least
             if later.any():
                 late[peer.name] = (times[later], lacked[later])
         return late
 
-    def _widen(self, short: bytes, names: Set[str]) -> None:
-        """The ways to those who get more now than was planned for them are made ready for it, once for each manifest.
+    def _later(self) -> float:
+        plan = self._ground.trees.plan
+        assert plan is not None
+        rate = sum(place.rate for place in plan.places)
+        return LATER_OF_MANY if sum(plan.rates_to().values()) > MANY * rate else LATER
+
+    def _widen(self, short: bytes, names: Set[str], part: float) -> None:
+        """The ways to those who get more now than was planned, so many bytes a second each, are made ready for it, once
+        for each manifest.
 
         Congestion control knows of such a way what little went there, and would take most of a second to find more.
         """
-        widened, part = self._widened.setdefault(short, set()), self._part(names)
+        widened = self._widened.setdefault(short, set())
         for name in sorted(self._below(names, part) - widened):
             self._ground.actions.append(Widen(name, part))
             widened.add(name)
 
-    def _part(self, names: Set[str]) -> float:
-        """Bytes a second of the uplink for each of these."""
-        return self._serving.outflow.rate / max(1, len(names))
+    def _part(self, among: int) -> float:
+        """Bytes a second of the uplink for each of so many."""
+        return self._serving.outflow.rate / max(1, among)
 
     def _below(self, names: Set[str], rate: float) -> set[str]:
         """Those of these to whom less than so many bytes a second was planned."""
@@ -159,10 +168,12 @@ class Relief:
     def _try_ways(self, short: bytes, transfer: Transfer, now: float) -> None:
         """Soon all is put in: ways that carry hardly anything as planned, and much from then on, are tried with a few
         of the chunks that will be late there. Else the first ones take as long as all others together."""
-        self._tried = {short for short in self._tried if short in self._ground.transfers} | {short}
         late = self._late(short, transfer, now)
-        hardly = self._below(late.keys(), HARDLY * self._part(late.keys()))
-        self._widen(short, hardly)
+        self._tries_at = {short: at for short, at in self._tries_at.items() if short in self._ground.transfers}
+        self._tries_at[short] = _NEVER if late else now + _LOOK_EVERY
+        part = self._part(len(late))
+        hardly = self._below(late.keys(), HARDLY * part)
+        self._widen(short, hardly, part)
         for name in sorted(hardly):
             times, chunks = late[name]
             for index in chunks[np.argsort(times)[-TRIED:]].tolist():

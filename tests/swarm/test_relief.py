@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from p2psync.protocol.messages import HaveMore, Request, Want
+from p2psync.swarm.actions import Widen
 from p2psync.swarm.arrivals import Arrivals
 from p2psync.swarm.core import SendChunk
-from p2psync.swarm.relief import HELD, WAY_SECONDS
+from p2psync.swarm.flight import SOON
+from p2psync.swarm.relief import HELD, LATER, LATER_OF_MANY, WAY_SECONDS
 from p2psync.swarm.trees import tag_of
 from tests.swarm.swarm_parts import CHUNK, Bench
 from tests.swarm.tree_parts import CONFIG, push, relay, root
@@ -271,3 +273,58 @@ def test_one_who_alone_lacks_something_may_have_all_that_a_full_uplink_sends_on_
     bench.swarm.pace(160_000)
     bench.swarm.poll(0.6)
     assert [name for name, _ in bench.served()] == ["b"] * round(160_000 * WAY_SECONDS / CHUNK)
+
+
+def test_the_way_to_one_for_whom_nothing_was_planned_is_made_ready_for_his_part_of_the_uplink_and_but_once() -> None:
+    bench = late_for_a_stranger()
+    bench.swarm.pace(1e6)
+    bench.swarm.poll(0.6)
+    ready, brought = bench.actions()
+    assert ready == Widen("x", 1e6)
+    assert isinstance(brought, SendChunk)
+    bench.swarm.poll(0.62)
+    assert bench.actions() == []
+
+
+def test_where_nothing_holds_the_uplink_up_no_way_is_made_ready() -> None:
+    bench, _ = brought_at_the_end(took=0.7)
+    assert all(isinstance(action, SendChunk) for action in bench.actions())
+
+
+def test_a_way_that_carries_hardly_anything_is_tried_once_before_all_is_put_in() -> None:
+    bench = late_for_a_stranger()
+    transfer = bench.swarm._ground.transfers[bench.short]
+    transfer.relieves, transfer.ends = False, True
+    bench.swarm.pace(1e6)
+    bench.swarm.flushed("b", 0, 0.6)
+    ready, tried = bench.actions()
+    assert ready == Widen("x", 1e6)
+    assert isinstance(tried, SendChunk) and tried.peer == "x"
+    bench.say("x", HaveMore(bench.short, [tried.index]), 0.61)
+    bench.swarm.flushed("b", 0, 0.62)
+    assert bench.actions() == []
+
+
+def test_it_is_near_the_end_once_the_rest_goes_out_in_a_moment() -> None:
+    bench = root("a", "b", chunks=1000, config=LARGE)
+    bench.seed_all()
+    transfer = bench.swarm._ground.transfers[bench.short]
+    rest = round(SOON * 2 * 125_000 / CHUNK)
+    ends = []
+    for i in range(1000 - rest):
+        ends.append(transfer.ends)
+        for name, _ in bench.served():
+            bench.swarm.flushed(name, CHUNK, i / 250)
+        given = [index for index in range(1000) if index in transfer.tags]
+        bench.say("a", HaveMore(bench.short, given), i / 250)
+        bench.say("b", HaveMore(bench.short, given), i / 250)
+        if len(given) > 1000 - rest:
+            break
+    assert not any(ends[: len(ends) // 2])
+    bench.swarm.poll(5.0)
+    assert transfer.ends
+
+
+def test_a_root_that_sends_every_chunk_several_times_waits_for_others_no_more_than_a_moment() -> None:
+    assert root("a", "b").swarm._relief._later() == LATER
+    assert root("a+b+c").swarm._relief._later() == LATER_OF_MANY < LATER
