@@ -214,6 +214,11 @@ def fullest_relay(plan: Plan, network: Network) -> float:
     return max((load.share for load in relays), default=0.0)
 
 
+def fullest_link(plan: Plan, network: Network) -> float:
+    """What the fullest link between regions carries, as a share of what it has; 0 if none binds."""
+    return max((load.share for load in link_loads(plan, network) if load.kind == "link"), default=0.0)
+
+
 def predicted_makespan(plan: Plan, network: Network, payload_bytes: int, chunk_bytes: int = CHUNK) -> float:
     """Seconds until the last node has a payload, if every link gives what the network says.
 

@@ -23,7 +23,7 @@ from topology.capacities import by_node, by_region
 from topology.expand import expand
 from topology.network import Floats, Ints, Network
 from topology.packing import pack
-from topology.plan import Plan, demands, fullest_relay, predicted_makespan, usage
+from topology.plan import Plan, demands, fullest_link, fullest_relay, predicted_makespan, usage
 from topology.repair import repair, with_members, without_crowds
 from topology.shallow import shallow_packing
 from topology.stars import stars
@@ -48,6 +48,7 @@ _CLOSE = 0.001
 KEPT_ABOVE, KEPT_AMONG_FEW = 0.95, 0.97
 #: In one region, where uplinks alone count, a plan is also left once a relay is fuller than this and the fullest of the
 #: new one clearly is not (see `topology.balance`): acknowledgements, and what is sent again, have no place in a plan.
+#: Among a few nodes of several regions the same goes for links, while nothing is on its way.
 CROWDED, _CLEARLY = 0.96, 0.95
 #: The old trees get other weights where that gives so many times the rate. It costs less than other trees would: no
 #: node gets another parent, and all connections are warm.
@@ -97,8 +98,12 @@ def _soonest(plans: list[Plan], enough: float, network: Network, payload: int) -
     if len(network.regions) == 1:
         # Of trees with two hops the root sees all that goes wrong: whoever passes its part on too slowly gets less.
         return min(soon, key=lambda plan: int(plan.depth.max()))
-    # A few thick flows over a long link find their rates sooner than many thin ones.
-    return min(soon, key=lambda plan: _crossings(plan, network))
+    # A few thick flows over a long link find their rates sooner than many thin ones; on one that is full for nothing
+    # chunks wait, and at the end all that is late does. What was assumed of a link says nothing of its room.
+    fullness = [(fullest_link(plan, network) if network.measured.all() else 0.0, plan) for plan in soon]
+    least = min(full for full, _ in fullness)
+    roomy = [plan for full, plan in fullness if full * _CLEARLY <= least]
+    return min(roomy, key=lambda plan: _crossings(plan, network))
 
 
 def _time(plan: Plan, network: Network, payload: int) -> float:
@@ -148,7 +153,7 @@ def replan(
         # What was given up as the old one was made, for other merits, is not held against it now.
         highest = new.lowest_rate / new.of_highest
         worse = patched.lowest_rate < kept_above * max(FULL_RATE, old.of_highest) * highest
-    if worse or _is_crowded(patched, new, network):
+    if worse or _is_crowded(patched, new, network) or (quiet and _has_full_links(patched, new, network)):
         return new
     same = (
         patched.names == old.names
@@ -163,6 +168,14 @@ def _is_crowded(patched: Plan, new: Plan, network: Network) -> bool:
         return False
     fullest = fullest_relay(patched, network)
     return fullest > CROWDED and _CLEARLY * fullest > fullest_relay(new, network)
+
+
+def _has_full_links(patched: Plan, new: Plan, network: Network) -> bool:
+    """Whether a link between regions is about full that clearly is not in the new plan, at about the same rate."""
+    if new.lowest_rate < KEPT_QUIET * patched.lowest_rate:
+        return False
+    fullest = fullest_link(patched, network)
+    return fullest > CROWDED and _CLEARLY * fullest > fullest_link(new, network)
 
 
 def changed_places(old: Plan, new: Plan) -> float:

@@ -19,7 +19,7 @@ from topology.draw import draw_topology
 from topology.model import Host, Link, Region, Topology
 from topology.model import load as read
 from topology.network import Network, from_topology
-from topology.plan import Plan, fullest_relay, link_loads, predicted_makespan
+from topology.plan import Plan, fullest_link, fullest_relay, link_loads, predicted_makespan
 from topology.planner import KEPT_QUIET, MOST_CHILDREN, changed_places, make_plan, replan
 
 #: The same networks for all properties: each is planned for once.
@@ -191,6 +191,39 @@ def test_links_that_together_have_room_have_about_as_much_each() -> None:
     assert plan.ratio > 0.998
     # Two links lead to America. What its own uplinks cannot carry fills them to 89 %.
     assert max(load.share for load in link_loads(plan, network) if load.kind == "link") < 0.93
+
+
+def volunteers_as_measured(to_america: float = 116, across: float = 100) -> Network:
+    """`volunteers.toml` as its hosts once measured it: the uplinks together bind, no link need be full. to_america:
+    Mbit/s from the trainer; across: from Europe to America."""
+    network = example("volunteers")
+    order = [f"america-{i}" for i in range(5)] + [f"europe-{i}" for i in range(6)]
+    measured = [3.9, 18.5, 18.9, 35.0, 19.1, 38.6, 8.6, 98.6, 40.1, 18.6, 37.9]
+    up = network.up.copy()
+    for name, rate in zip(order, measured, strict=True):
+        up[network.names.index(name)] = rate
+    up[network.trainer] = 293.0
+    rate = network.rate.copy()
+    at = network.regions.index
+    for source, target, mbit in (("dc", "america", to_america), ("dc", "europe", 249), ("europe", "america", across)):
+        rate[at(source), at(target)] = mbit
+    for source, target, mbit in (("america", "dc", 33), ("america", "europe", 33), ("europe", "dc", 96)):
+        rate[at(source), at(target)] = mbit
+    return replace(network, up=up, rate=rate)
+
+
+def test_where_uplinks_bind_no_link_is_filled_that_need_not_be() -> None:
+    network = volunteers_as_measured(to_america=112, across=95)
+    plan = make_plan(network)
+    assert plan.rate > 56
+    assert fullest_link(plan, network) < 0.95
+
+
+def test_while_nothing_is_on_its_way_a_plan_that_fills_a_link_is_left_for_one_that_does_not() -> None:
+    network = volunteers_as_measured()
+    old = make_plan(volunteers_as_measured(across=75))
+    assert fullest_link(old, network) > 0.97
+    assert fullest_link(replan(old, network, quiet=True), network) < 0.95
 
 
 def test_weak_uplinks_get_copies_from_strong_ones_elsewhere() -> None:
