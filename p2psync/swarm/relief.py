@@ -39,8 +39,9 @@ FAR = 0.5
 LATER, _LATEST_EVERY = 0.25, 0.01
 #: And so much later where the plan has it send every chunk more than so many times: a few more are no matter there.
 LATER_OF_MANY, MANY = 0.1, 2.0
-#: Ways on which less than this part is planned of what they carry at the end are tried with so many chunks before it.
-HARDLY, TRIED = 0.5, 10
+#: Ways on which less than this part is planned of what they carry at the end are tried with so many chunks before it,
+#: all together with no more than what the uplink brings in so many seconds.
+HARDLY, TRIED, TRIED_SECONDS = 0.5, 10, 0.1
 
 
 class Relief:
@@ -174,9 +175,11 @@ class Relief:
         part = self._part(len(late))
         hardly = self._below(late.keys(), HARDLY * part)
         self._widen(short, hardly, part)
-        for name in sorted(hardly):
+        room = self._serving.outflow.rate * TRIED_SECONDS / transfer.typical
+        each = min(TRIED, int(room / max(1, len(hardly))))
+        for name in sorted(hardly) if each else ():
             times, chunks = late[name]
-            for index in chunks[np.argsort(times)[-TRIED:]].tolist():
+            for index in chunks[np.argsort(times)[-each:]].tolist():
                 self._serving.push(name, transfer, short, index, now)
 
     def _give(self, peer: Peer, short: bytes, transfer: Transfer, now: float) -> None:

@@ -11,7 +11,7 @@ from p2psync.swarm.actions import Widen
 from p2psync.swarm.arrivals import Arrivals
 from p2psync.swarm.core import SendChunk
 from p2psync.swarm.flight import SOON
-from p2psync.swarm.relief import HELD, LATER, LATER_OF_MANY, WAY_SECONDS
+from p2psync.swarm.relief import HELD, LATER, LATER_OF_MANY, TRIED_SECONDS, WAY_SECONDS
 from p2psync.swarm.trees import tag_of
 from tests.swarm.swarm_parts import CHUNK, Bench
 from tests.swarm.tree_parts import CONFIG, push, relay, root
@@ -303,6 +303,15 @@ def test_a_way_that_carries_hardly_anything_is_tried_once_before_all_is_put_in()
     bench.say("x", HaveMore(bench.short, [tried.index]), 0.61)
     bench.swarm.flushed("b", 0, 0.62)
     assert bench.actions() == []
+
+
+def test_so_many_ways_that_trying_them_would_take_the_uplink_are_not_tried() -> None:
+    bench = late_for_a_stranger()
+    transfer = bench.swarm._ground.transfers[bench.short]
+    transfer.relieves, transfer.ends = False, True
+    bench.swarm.pace(CHUNK / TRIED_SECONDS / 2)
+    bench.swarm.flushed("b", 0, 0.6)
+    assert bench.served() == []
 
 
 def test_it_is_near_the_end_once_the_rest_goes_out_in_a_moment() -> None:
