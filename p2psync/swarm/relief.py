@@ -169,7 +169,8 @@ class Relief:
     def _try_ways(self, short: bytes, transfer: Transfer, now: float) -> None:
         """Soon all is put in: ways that carry hardly anything as planned, and much from then on, are tried with a few
         of the chunks that will be late there. Else the first ones take as long as all others together."""
-        late = self._late(short, transfer, now)
+        # Where it sends every chunk about once, its uplink has nothing to spare before all is put in.
+        late = self._late(short, transfer, now) if self._later() < LATER else {}
         self._tries_at = {short: at for short, at in self._tries_at.items() if short in self._ground.transfers}
         self._tries_at[short] = _NEVER if late else now + _LOOK_EVERY
         part = self._part(len(late))

@@ -14,7 +14,7 @@ from p2psync.swarm.flight import SOON
 from p2psync.swarm.relief import HELD, LATER, LATER_OF_MANY, TRIED_SECONDS, WAY_SECONDS
 from p2psync.swarm.trees import tag_of
 from tests.swarm.swarm_parts import CHUNK, Bench
-from tests.swarm.tree_parts import CONFIG, push, relay, root
+from tests.swarm.tree_parts import CONFIG, push, relay, root, root_plan
 
 #: No manifest is small.
 LARGE = replace(CONFIG, flight_least=0)
@@ -296,6 +296,9 @@ def test_a_way_that_carries_hardly_anything_is_tried_once_before_all_is_put_in()
     transfer = bench.swarm._ground.transfers[bench.short]
     transfer.relieves, transfer.ends = False, True
     bench.swarm.pace(1e6)
+    bench.swarm.flushed("b", 0, 0.45)
+    assert bench.actions() == [], "not where each chunk goes out but once or twice"
+    bench.swarm.follow(root_plan("a+b+c", revision=2), 0.55)
     bench.swarm.flushed("b", 0, 0.6)
     ready, tried = bench.actions()
     assert ready == Widen("x", 1e6)
@@ -309,6 +312,7 @@ def test_so_many_ways_that_trying_them_would_take_the_uplink_are_not_tried() -> 
     bench = late_for_a_stranger()
     transfer = bench.swarm._ground.transfers[bench.short]
     transfer.relieves, transfer.ends = False, True
+    bench.swarm.follow(root_plan("a+b+c", revision=2), 0.55)
     bench.swarm.pace(CHUNK / TRIED_SECONDS / 2)
     bench.swarm.flushed("b", 0, 0.6)
     assert bench.served() == []
