@@ -100,7 +100,7 @@ def _soonest(plans: list[Plan], enough: float, network: Network, payload: int) -
         return min(soon, key=lambda plan: int(plan.depth.max()))
     # A few thick flows over a long link find their rates sooner than many thin ones; on one that is full for nothing
     # chunks wait, and at the end all that is late does. What was assumed of a link says nothing of its room.
-    fullness = [(fullest_link(plan, network) if network.measured.all() else 0.0, plan) for plan in soon]
+    fullness = [(_fullest_known(plan, network), plan) for plan in soon]
     least = min(full for full, _ in fullness)
     roomy = [plan for full, plan in fullness if full * _CLEARLY <= least]
     return min(roomy, key=lambda plan: _crossings(plan, network))
@@ -174,8 +174,13 @@ def _has_full_links(patched: Plan, new: Plan, network: Network) -> bool:
     """Whether a link between regions is about full that clearly is not in the new plan, at about the same rate."""
     if new.lowest_rate < KEPT_QUIET * patched.lowest_rate:
         return False
-    fullest = fullest_link(patched, network)
-    return fullest > CROWDED and _CLEARLY * fullest > fullest_link(new, network)
+    fullest = _fullest_known(patched, network)
+    return fullest > CROWDED and _CLEARLY * fullest > _fullest_known(new, network)
+
+
+def _fullest_known(plan: Plan, network: Network) -> float:
+    """What the fullest link carries, as a share of what it has; 0 while some of them are not measured."""
+    return fullest_link(plan, network) if network.measured.all() else 0.0
 
 
 def changed_places(old: Plan, new: Plan) -> float:
