@@ -94,7 +94,7 @@ class Measuring:
         self._up: set[str] = set()
         self._fresh: dict[str, str] = {}
         self._seen: dict[PeerStream, tuple[int, float, float]] = {}
-        self._paces = Paces(peers)
+        self._paces = Paces(peers, stops=congestion in ("", *TOLERANT))
         self._uplink_pace = UplinkPace()
         #: Bytes of junk so far.
         self.junk_received = 0

@@ -22,11 +22,15 @@ _Moved: TypeAlias = tuple[float, Reading, Reading]
 class Paces:
     """The paces of one node's children. Near ones are not held: between them nothing is lost for long."""
 
-    def __init__(self, peers: PeerTable) -> None:
+    def __init__(self, peers: PeerTable, *, stops: bool = True) -> None:
+        """stops: far connections may use a congestion control that stops them once they are ten seconds old."""
         self._peers = peers
+        self._stops = stops
         self._paces: dict[str, Pace] = {}
         self._vigours: dict[str, Vigour] = {}
         self._renewals = Renewals()
+        #: Connections that are to begin anew as soon as may be.
+        self._waiting: set[PeerStream] = set()
         self._last: dict[PeerStream, tuple[Reading, float]] = {}
         #: How many connections to a peer carried what was sent to it last.
         self._carrying: dict[str, int] = {}
@@ -81,11 +85,13 @@ class Paces:
                 vigour.held(self._paces[name].rate)
             if _look(vigour, [] if name in pumped else flows.get(name, [])):
                 self._begin_anew(name, now)
-        self._renew({name: flows[name] for name in self._paces.keys() & flows.keys() - set(pumped)}, now)
+        if self._stops:
+            self._renew({name: flows[name] for name in self._paces.keys() & flows.keys() - set(pumped)}, now)
         for name, moved in flows.items():
             if carrying := sum(after.sent - before.sent > TALK * seconds for seconds, before, after in moved):
                 self._carrying[name] = carrying
         alive = set(self._peers.all_streams())
+        self._waiting = {stream for stream in self._waiting & alive if not stream.begin_anew()}
         self._last = {stream: last for stream, last in self._last.items() if stream in alive}
         self._last |= {stream: (reading, now) for stream, reading in readings.items()}
         self._carrying = {name: count for name, count in self._carrying.items() if name in self._paces}
@@ -93,8 +99,7 @@ class Paces:
 
     def _begin_anew(self, name: str, now: float) -> None:
         self._renewals.begun([name], now)
-        for stream in self._peers.streams(name):
-            stream.begin_anew()
+        self._waiting.update(stream for stream in self._peers.streams(name) if not stream.begin_anew())
 
     def _renew(self, flows: Mapping[str, Sequence[_Moved]], now: float) -> None:
         """Have some of those begin anew that would be stopped before long."""

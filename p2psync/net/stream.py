@@ -240,10 +240,13 @@ class PeerStream(asyncio.BufferedProtocol):
             self._held_to = rate
             tcp.set_most(self._socket, rate)
 
-    def begin_anew(self) -> None:
-        """Have the congestion control look for the path's rate as on a new connection."""
+    def begin_anew(self) -> bool:
+        """Have the congestion control look for the path's rate as on a new connection; False: this is not the time."""
         if self._socket is not None:
+            if not tcp.may_begin_anew(self._socket):
+                return False
             tcp.begin_anew(self._socket)
+        return True
 
     def send_frame(self, frame: bytes) -> None:
         """Send a message that stands in its frame already."""

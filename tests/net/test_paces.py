@@ -26,9 +26,11 @@ class Line:
     carries: bool = True
     rates: list[float] = field(default_factory=list)
     begun: int = 0
+    ready: bool = True
 
-    def begin_anew(self) -> None:
-        self.begun += 1
+    def begin_anew(self) -> bool:
+        self.begun += self.ready
+        return self.ready
 
     def hold_to(self, rate: float) -> None:
         self.rates.append(rate)
@@ -50,10 +52,10 @@ class Table:
 class Node:
     """Paces whose connections all send as much as the plan has for them."""
 
-    def __init__(self, *more: Line) -> None:
+    def __init__(self, *more: Line, stops: bool = True) -> None:
         self.far, self.near = Line("far"), Line("near", rtt=0.001)
         lines = (self.far, self.near, *more)
-        self.paces = Paces(cast(Any, Table(*lines)))
+        self.paces = Paces(cast(Any, Table(*lines)), stops=stops)
         self.paces.planned(PLAN)
         self.now = 0.0
         self._readings = {line: Reading(line.peer) for line in lines}
@@ -144,6 +146,16 @@ def test_a_path_that_brings_far_less_than_planned_begins_anew_on_all_its_connect
     assert (node.far.begun, other.begun, node.near.begun) == (1, 1, 0)
 
 
+def test_a_connection_that_cannot_begin_anew_just_now_does_so_as_soon_as_it_can_and_once(node: Node) -> None:
+    node.far.ready = False
+    node.run(1, 0.0, rate=0.3 * PART)
+    node.far.ready = True
+    node.run(0.25, 0.0)
+    assert node.far.begun == 1
+    node.run(1, 0.0)
+    assert node.far.begun == 1
+
+
 def test_a_path_that_is_probed_or_brings_what_is_planned_does_not_begin_anew(node: Node) -> None:
     node.run(2, 0.0)
     node.run(3, 0.0, ("far",), rate=0.1 * PART)
@@ -198,3 +210,10 @@ def test_more_goes_to_a_peer_than_was_planned_and_its_connections_look_for_it_up
     node.paces.planned(PLAN)
     node.run(0.25, 0.0)
     assert stranger.rates[-1] == 0.0, "nobody is held to what was meant for a former end"
+
+
+def test_where_no_congestion_control_stops_old_connections_none_is_held_for_its_age() -> None:
+    node = Node(stops=False)
+    node.run(12, 0.0)
+    assert not node.far.rates
+    assert node.far.begun == 0

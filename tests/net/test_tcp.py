@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
@@ -28,6 +29,26 @@ def test_bbr_begins_anew_and_stays_bbr(ends: tuple[socket.socket, socket.socket]
     assert tcp.congestion_of(near) == "bbr"
     near.sendall(b"still there")
     assert far.recv(100) == b"still there"
+
+
+@pytest.mark.parametrize(
+    ("state", "unacked", "sacked", "lost", "resent", "draining"),
+    [(3, 60, 20, 10, 5, True), (4, 49, 0, 0, 0, True), (3, 90, 20, 30, 10, False), (1, 60, 20, 10, 5, False)],
+    ids=["recovery", "loss", "half the window on its way", "nothing lost"],
+)
+def test_one_that_repairs_losses_with_little_on_its_way_keeps_the_window_that_it_will_come_back_to(
+    state: int, unacked: int, sacked: int, lost: int, resent: int, draining: bool
+) -> None:
+    data = bytearray(232)
+    data[1] = state  # tcpi_ca_state
+    struct.pack_into("<4I", data, 24, unacked, sacked, lost, resent)
+    struct.pack_into("<I", data, 80, 100)  # tcpi_snd_cwnd
+    assert tcp.is_draining(bytes(data)) == draining
+    assert not tcp.is_draining(bytes(data[:215]))
+
+
+def test_a_connection_at_rest_may_begin_anew(ends: tuple[socket.socket, socket.socket]) -> None:
+    assert tcp.may_begin_anew(ends[0])
 
 
 def test_another_congestion_control_is_left_as_it_is(ends: tuple[socket.socket, socket.socket]) -> None:
