@@ -29,8 +29,6 @@ class Paces:
         self._paces: dict[str, Pace] = {}
         self._vigours: dict[str, Vigour] = {}
         self._renewals = Renewals()
-        #: Connections that are to begin anew as soon as may be.
-        self._waiting: set[PeerStream] = set()
         self._last: dict[PeerStream, tuple[Reading, float]] = {}
         #: How many connections to a peer carried what was sent to it last.
         self._carrying: dict[str, int] = {}
@@ -91,7 +89,6 @@ class Paces:
             if carrying := sum(after.sent - before.sent > TALK * seconds for seconds, before, after in moved):
                 self._carrying[name] = carrying
         alive = set(self._peers.all_streams())
-        self._waiting = {stream for stream in self._waiting & alive if not stream.begin_anew()}
         self._last = {stream: last for stream, last in self._last.items() if stream in alive}
         self._last |= {stream: (reading, now) for stream, reading in readings.items()}
         self._carrying = {name: count for name, count in self._carrying.items() if name in self._paces}
@@ -99,11 +96,16 @@ class Paces:
 
     def _begin_anew(self, name: str, now: float) -> None:
         self._renewals.begun([name], now)
-        self._waiting.update(stream for stream in self._peers.streams(name) if not stream.begin_anew())
+        for stream in self._peers.streams(name):
+            if stream.may_begin_anew:
+                stream.begin_anew()
+
+    def _may_begin_anew(self, name: str) -> bool:
+        return all(stream.may_begin_anew for stream in self._peers.streams(name))
 
     def _renew(self, flows: Mapping[str, Sequence[_Moved]], now: float) -> None:
         """Have some of those begin anew that would be stopped before long."""
-        pressed = {name: moved for name, moved in flows.items() if _is_pressed(moved)}
+        pressed = {name: moved for name, moved in flows.items() if _is_pressed(moved) and self._may_begin_anew(name)}
         came = {
             name: sum((after.delivered - before.delivered) / seconds for seconds, before, after in moved)
             for name, moved in pressed.items()

@@ -240,13 +240,15 @@ class PeerStream(asyncio.BufferedProtocol):
             self._held_to = rate
             tcp.set_most(self._socket, rate)
 
-    def begin_anew(self) -> bool:
-        """Have the congestion control look for the path's rate as on a new connection; False: this is not the time."""
+    @property
+    def may_begin_anew(self) -> bool:
+        """Whether nothing speaks against that just now."""
+        return self._socket is None or tcp.may_begin_anew(self._socket)
+
+    def begin_anew(self) -> None:
+        """Have the congestion control look for the path's rate as on a new connection."""
         if self._socket is not None:
-            if not tcp.may_begin_anew(self._socket):
-                return False
             tcp.begin_anew(self._socket)
-        return True
 
     def send_frame(self, frame: bytes) -> None:
         """Send a message that stands in its frame already."""

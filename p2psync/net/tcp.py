@@ -43,7 +43,7 @@ _MEMORY = struct.Struct("<I32x")
 _QUEUED_SHARE = 0.8
 _SENT_RESENT = struct.Struct("<QQ")
 _RTT_WINDOW = struct.Struct("<I8xI")
-_STATE, _RECOVERS = 1, 3
+_STATE, _RECOVERS, _HARDLY = 1, 3, 4
 _FLIGHT, _WINDOW = struct.Struct("<4I"), struct.Struct("<I")
 #: Linux: the most that a socket sends a second, in 32 bits; all ones is no limit. Not less than this: what was sent at
 #: a rate is waited for, whatever is set later.
@@ -197,16 +197,17 @@ def tune(sock: Any, congestion: Congestion) -> None:
 
 
 def is_draining(data: bytes) -> bool:
-    """Whether a connection repairs losses with less than half its window on its way, by the kernel's struct tcp_info.
+    """Whether a connection repairs losses with hardly anything of its window on its way, by the kernel's tcp_info.
 
     A congestion control that is set just then takes what is on its way for the window, and knows of none to come back
-    to: on a path of 150 ms it is a second before it has its rate again.
+    to: on a path of 150 ms it is a second before it has its rate again. BBR at its rate has half of its window on its
+    way.
     """
     if len(data) < _INFO_BYTES or data[_STATE] < _RECOVERS:
         return False
     unacked, sacked, lost, resent = _FLIGHT.unpack_from(data, 24)
     (window,) = _WINDOW.unpack_from(data, 80)
-    return bool(2 * (unacked - sacked - lost + resent) < window)
+    return bool(_HARDLY * (unacked - sacked - lost + resent) < window)
 
 
 def may_begin_anew(sock: Any) -> bool:

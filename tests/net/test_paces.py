@@ -26,11 +26,10 @@ class Line:
     carries: bool = True
     rates: list[float] = field(default_factory=list)
     begun: int = 0
-    ready: bool = True
+    may_begin_anew: bool = True
 
-    def begin_anew(self) -> bool:
-        self.begun += self.ready
-        return self.ready
+    def begin_anew(self) -> None:
+        self.begun += 1
 
     def hold_to(self, rate: float) -> None:
         self.rates.append(rate)
@@ -146,16 +145,6 @@ def test_a_path_that_brings_far_less_than_planned_begins_anew_on_all_its_connect
     assert (node.far.begun, other.begun, node.near.begun) == (1, 1, 0)
 
 
-def test_a_connection_that_cannot_begin_anew_just_now_does_so_as_soon_as_it_can_and_once(node: Node) -> None:
-    node.far.ready = False
-    node.run(1, 0.0, rate=0.3 * PART)
-    node.far.ready = True
-    node.run(0.25, 0.0)
-    assert node.far.begun == 1
-    node.run(1, 0.0)
-    assert node.far.begun == 1
-
-
 def test_a_path_that_is_probed_or_brings_what_is_planned_does_not_begin_anew(node: Node) -> None:
     node.run(2, 0.0)
     node.run(3, 0.0, ("far",), rate=0.1 * PART)
@@ -198,6 +187,24 @@ def test_a_path_that_always_carries_begins_anew_before_it_would_be_stopped_held_
     assert node.far.rates[-1] == 0.0
     node.run(4, 0.0)
     assert node.far.begun == 2
+
+
+def test_one_that_is_old_and_may_not_begin_anew_just_now_is_not_held_and_does_so_as_soon_as_it_may(node: Node) -> None:
+    node.paces.begin(["far"], node.now)
+    node.run(5.5, 0.0)
+    node.far.may_begin_anew = False
+    node.run(2, 0.0)
+    assert (node.far.begun, node.far.rates[-1]) == (1, 0.0)
+    node.far.may_begin_anew = True
+    node.run(0.25, 0.0)
+    assert node.far.begun == 2
+    assert node.far.rates[-1] == pytest.approx(HELD * PART)
+
+
+def test_who_lacks_vigour_does_not_begin_anew_while_that_would_cost_it_its_window(node: Node) -> None:
+    node.far.may_begin_anew = False
+    node.run(1, 0.0, rate=0.3 * PART)
+    assert node.far.begun == 0
 
 
 def test_more_goes_to_a_peer_than_was_planned_and_its_connections_look_for_it_up_to_a_rate(node: Node) -> None:

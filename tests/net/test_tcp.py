@@ -33,10 +33,10 @@ def test_bbr_begins_anew_and_stays_bbr(ends: tuple[socket.socket, socket.socket]
 
 @pytest.mark.parametrize(
     ("state", "unacked", "sacked", "lost", "resent", "draining"),
-    [(3, 60, 20, 10, 5, True), (4, 49, 0, 0, 0, True), (3, 90, 20, 30, 10, False), (1, 60, 20, 10, 5, False)],
-    ids=["recovery", "loss", "half the window on its way", "nothing lost"],
+    [(3, 60, 30, 20, 10, True), (4, 24, 0, 0, 0, True), (3, 60, 20, 20, 10, False), (1, 20, 0, 0, 0, False)],
+    ids=["recovery", "loss", "a part of the window on its way", "nothing lost"],
 )
-def test_one_that_repairs_losses_with_little_on_its_way_keeps_the_window_that_it_will_come_back_to(
+def test_one_that_repairs_losses_with_hardly_anything_on_its_way_keeps_the_window_that_it_will_come_back_to(
     state: int, unacked: int, sacked: int, lost: int, resent: int, draining: bool
 ) -> None:
     data = bytearray(232)
