@@ -95,10 +95,11 @@ class Paces:
         self._hold(pumped, now)
 
     def _begin_anew(self, name: str, now: float) -> None:
-        self._renewals.begun([name], now)
-        for stream in self._peers.streams(name):
-            if stream.may_begin_anew:
-                stream.begin_anew()
+        ready = [stream for stream in self._peers.streams(name) if stream.may_begin_anew]
+        for stream in ready:
+            stream.begin_anew()
+        if ready:
+            self._renewals.begun([name], now)
 
     def _may_begin_anew(self, name: str) -> bool:
         return all(stream.may_begin_anew for stream in self._peers.streams(name))

@@ -201,6 +201,16 @@ def test_one_that_is_old_and_may_not_begin_anew_just_now_is_not_held_and_does_so
     assert node.far.rates[-1] == pytest.approx(HELD * PART)
 
 
+def test_one_that_could_not_begin_anew_is_as_old_as_it_was(node: Node) -> None:
+    node.paces.begin(["far"], node.now)
+    node.run(5, 0.0)
+    node.far.may_begin_anew = False
+    node.paces.widen("far", PART, node.now)
+    node.far.may_begin_anew = True
+    node.run(1.25, 0.0)
+    assert node.far.begun == 2
+
+
 def test_who_lacks_vigour_does_not_begin_anew_while_that_would_cost_it_its_window(node: Node) -> None:
     node.far.may_begin_anew = False
     node.run(1, 0.0, rate=0.3 * PART)
