@@ -7,7 +7,8 @@ around when no other is in its way, and a little for every way on, so that no re
 stands in queues, and at last the last chunk has to get through them. What the trees carry is what was planned, or what
 was seen of late if that is more. By Little's law the time is the mean, over those who receive, of how long each lacked
 the chunk; the least one seen on a way is nearest to that of empty queues. Where less arrives than was planned, more is
-let out, up to a limit.
+let out, up to a limit. Near receivers are heard of first, to whom chunks get around in no time: when others come, the
+times are learnt anew, from chunks that are put in thereafter.
 
 Ways are the first hops of trees: trees that begin at the same hops share what is let onto them. A small manifest goes
 out without waiting for news.
@@ -16,14 +17,14 @@ Trees differ in how long a chunk takes to be everywhere. The last chunks go down
 that all trees end at one time: one is given nothing more once what is left would be through the others before.
 
 A chunk leaves when all who receive hold it, or after a while, so that a slow receiver cannot stop the others; one who
-lags by more than what may be on its way several times is not waited for at all.
+lags by more than what may be on its way several times, and than a second's, is not waited for at all.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,8 +46,11 @@ MOST_SLACK = 2.0
 WAY_SLACK, LEAST_IN_WAY = 2.0, 2.0
 #: Seconds after which a chunk is waited for no more; how often is looked.
 FLIGHT_MOST, LOOK_EVERY = 10.0, 0.03
-#: One who lacks so many times what may be on its way is not waited for.
+#: One who lacks so many times what may be on its way, and more than the trees carry in `MOST_LAG`, is not waited for:
+#: by the first alone nobody far would be waited for once little is let out, and then nothing would show that more may.
 LAGGING = 3.0
+#: Where more than such a part of the receivers is new, times are learnt anew.
+NEWCOMERS = 0.05
 #: How much a new chunk counts for how long a tree takes; what part of that it takes for sure.
 TOOK, SURELY = 1 / 8, 0.8
 #: The end of a manifest is near once the rest goes out within so many seconds.
@@ -58,13 +62,14 @@ _FORMER = -1
 class _Flying:
     """A chunk. tree: its number, `_FORMER` if it is of an earlier plan. lacked: by what share of the receivers.
 
-    since: when it was put in. lag: for how long each lacked it, in the mean (seconds).
+    since: when it was put in. lag: for how long each lacked it, in the mean (seconds). again: it had been before.
     """
 
     tree: int
     since: float
     lacked: float = 1.0
     lag: float = 0.0
+    again: bool = False
 
 
 class Flight:
@@ -91,8 +96,10 @@ class Flight:
         self._given: list[int] = []
         self._weight = 0.0
         self._looked = -1.0
-        self._all: list[int] = []
+        self._all: set[int] = set()
         self._deeper = DEEPER
+        #: Those who receive, as of the last look.
+        self._receivers: set[str] = set()
 
     def planned(self, rates: Sequence[float], ways: Sequence[Hashable]) -> None:
         """These are the trees now: their rates (chunks/s) and ways.
@@ -100,20 +107,25 @@ class Flight:
         What is on its way down others still counts in all.
         """
         # What was seen is the best guess for ways that were not tried yet.
-        self._first_lag = self._lag
+        first_lag = self._lag
         numbers: dict[Hashable, int] = {}
         self._way_of = [numbers.setdefault(way, len(numbers)) for way in ways]
-        self._rates, self._took = list(rates), [0.0] * len(rates)
+        self._rates = list(rates)
         self._rate = sum(rates)
         self._shares = [0.0] * len(numbers)
         for way, rate in zip(self._way_of, rates, strict=True):
             self._shares[way] += rate / (self._rate or 1.0)
         self._weights = [0.0] * len(numbers)
         self._given = [0] * len(numbers)
-        self._lags = [0.0] * len(numbers)
+        self._learn_anew(first_lag)
         for flying in self._flying.values():
             flying.tree = _FORMER
         self._fit_window()
+
+    def _learn_anew(self, first_lag: float) -> None:
+        """Forget how long chunks took; it may be so long (seconds)."""
+        self._first_lag = first_lag
+        self._lags, self._took = [0.0] * len(self._shares), [0.0] * len(self._rates)
 
     def _fit_window(self) -> None:
         rate = max(self._rate, *self._spans) if self._spans else self._rate
@@ -184,36 +196,35 @@ class Flight:
             self._drop(index)
         if self._looked < 0:
             self._looked = self._span_began = now
-        self._flying[index] = _Flying(tree, now)
+        self._flying[index] = _Flying(tree, now, again=index in self._all)
         self._weigh(self._flying[index], 1.0)
         self._given[self._way_of[tree]] += 1
-        self._all.append(index)
+        self._all.add(index)
 
     def is_due(self, now: float) -> bool:
         """Whether it is time to look again."""
         return bool(self._flying) and now - self._looked >= LOOK_EVERY
 
-    def look(self, holds: Sequence[Bits], now: float) -> None:
-        """What the receivers hold (flags per chunk, of each)."""
+    def look(self, holds: Mapping[str, Bits], now: float) -> None:
+        """What the receivers hold (flags per chunk, by their names)."""
         if not self.is_due(now):
             return
         passed, self._looked = now - self._looked, now
         self._deeper = DEEPER if len(holds) <= FEW else DEEPER_AMONG_MANY
+        for flying in self._flying.values():
+            # Put in after the last look, it was not lacked for all the time since.
+            flying.lag += flying.lacked * min(passed, now - flying.since)
+        self._meet(holds.keys(), now)
         indices = np.array(sorted(self._flying))
-        keeping_up = self._keeping_up(holds)
+        keeping_up = self._keeping_up(list(holds.values()))
         lacked = sum((~theirs[indices] for theirs in keeping_up), np.zeros(len(indices))) / max(1, len(keeping_up))
         for index, share in zip(indices.tolist(), lacked.tolist(), strict=True):
             flying = self._flying[index]
-            # Put in after the last look, it was not lacked for all the time since.
-            flying.lag += flying.lacked * min(passed, now - flying.since)
             self._arrived += flying.lacked - share
             self._weigh(flying, share - flying.lacked)
             flying.lacked = share
-            if not share and flying.tree != _FORMER:
-                way = self._way_of[flying.tree]
-                self._lags[way] = min(self._lags[way] or flying.lag, flying.lag)
-                took = self._took[flying.tree] or now - flying.since
-                self._took[flying.tree] = took + TOOK * (now - flying.since - took)
+            if not share:
+                self._learn(flying, now)
             if not share or now - flying.since > FLIGHT_MOST:
                 self._drop(index)
         if now - self._span_began >= SPAN:
@@ -221,9 +232,30 @@ class Flight:
             self._span_began, self._arrived = now, 0.0
         self._fit_window()
 
+    def _meet(self, receivers: Set[str], now: float) -> None:
+        new = len(receivers - self._receivers)
+        if not new:
+            return
+        part = new / len(receivers)
+        for flying in self._flying.values():
+            # They lacked what is on its way since it was put in.
+            flying.lag += part * (now - flying.since - flying.lag)
+        if self._receivers and part > NEWCOMERS:
+            self._learn_anew(max(self._first_lag, self._lag))
+        self._receivers = set(receivers)
+
+    def _learn(self, flying: _Flying, now: float) -> None:
+        """A chunk is everywhere. Of one that was put in again nobody knows since when."""
+        if flying.tree == _FORMER or flying.again:
+            return
+        way = self._way_of[flying.tree]
+        self._lags[way] = min(self._lags[way] or flying.lag, flying.lag)
+        took = self._took[flying.tree] or now - flying.since
+        self._took[flying.tree] = took + TOOK * (now - flying.since - took)
+
     def _keeping_up(self, holds: Sequence[Bits]) -> list[Bits]:
-        sent = np.unique(self._all)
-        most = LAGGING * max(self.window, self._first)
+        sent = np.array(sorted(self._all))
+        most = max(LAGGING * max(self.window, self._first), MOST_LAG * self._rate)
         return [theirs for theirs in holds if len(sent) - int(theirs[sent].sum()) <= most]
 
     def _weigh(self, flying: _Flying, more: float) -> None:

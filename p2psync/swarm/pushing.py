@@ -177,7 +177,7 @@ class Pushing:
                 if injection.flight.is_due(now):
                     held = self._held(short)
                     injection.arrivals.seen(held, now)
-                    injection.flight.look(list(held.values()), now)
+                    injection.flight.look(held, now)
                 self._inject(short, injection, now)
 
     def poll(self, now: float) -> None:

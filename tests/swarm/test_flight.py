@@ -27,6 +27,11 @@ def holding(*chunks: int) -> Bits:
     return flags
 
 
+def held(*flags: Bits) -> dict[str, Bits]:
+    """What receivers hold, by their names."""
+    return {f"r{i}": theirs for i, theirs in enumerate(flags)}
+
+
 def flight(*rates: float, first: int = 0) -> Flight:
     """With trees of these rates (chunks/s), each on a way of its own."""
     found = Flight(first)
@@ -52,7 +57,7 @@ def test_a_way_is_full_with_its_part_and_some_more_and_has_room_once_all_hold_a_
     count = fill(f, 0, 0.0)
     assert f.window / 4 < count <= f.window / 2
     assert not f.full(1)
-    f.look([holding(0, 1), holding(1)], 0.3)
+    f.look(held(holding(0, 1), holding(1)), 0.3)
     assert not f.full(0)
 
 
@@ -77,7 +82,7 @@ def test_trees_that_begin_at_the_same_hops_share_what_their_way_may_have() -> No
 def test_a_chunk_counts_for_the_share_of_those_who_lack_it() -> None:
     f = flight(40.0)
     chunks = range(fill(f, 0, 0.0))
-    f.look([holding(*chunks), holding(*chunks), holding(*chunks), holding()], 0.1)
+    f.look(held(holding(*chunks), holding(*chunks), holding(*chunks), holding()), 0.1)
     assert fill(f, 0, 0.1, 100) - 100 == pytest.approx(0.75 * len(chunks), abs=1)
 
 
@@ -86,7 +91,7 @@ def test_where_less_arrives_than_was_planned_more_is_let_out_up_to_a_limit(arriv
     f = flight(100.0)
     chunk, now = 0, 0.0
     while now < 3.0:
-        f.look([holding(*range(chunk))], now)  # all that was put in a tenth of a second ago
+        f.look(held(holding(*range(chunk))), now)  # all that was put in a tenth of a second ago
         for _ in range(arriving // 10):
             f.add(chunk, 0, now)
             chunk += 1
@@ -98,21 +103,21 @@ def test_where_less_arrives_than_was_planned_more_is_let_out_up_to_a_limit(arriv
 def test_the_window_follows_the_least_mean_time_a_chunk_took() -> None:
     f = flight(100.0)
     f.add(0, 0, 0.0)
-    f.look([holding(0), holding()], 0.05)  # lacked by both until now, and by one for twice as long
-    f.look([holding(0), holding(0)], 0.15)
+    f.look(held(holding(0), holding()), 0.05)  # lacked by both until now, and by one for twice as long
+    f.look(held(holding(0), holding(0)), 0.15)
     assert f.window == pytest.approx(window(1, 0.1 * 100))
     f.add(1, 0, 0.2)
-    f.look([holding(0, 1), holding(0, 1)], 0.9)
+    f.look(held(holding(0, 1), holding(0, 1)), 0.9)
     assert f.window == pytest.approx(window(1, 0.1 * 100))
 
 
 def test_more_is_let_out_where_many_receive_whose_trees_are_deeper() -> None:
     f = flight(100.0)
     f.add(0, 0, 0.0)
-    f.look([holding(0)] * (FEW + 1), 0.1)
+    f.look(held(*[holding(0)] * (FEW + 1)), 0.1)
     assert f.window == pytest.approx(0.1 * 100 * (1 + DEEPER_AMONG_MANY))
     f.add(1, 0, 0.2)
-    f.look([holding(0, 1)] * FEW, 0.3)
+    f.look(held(*[holding(0, 1)] * FEW), 0.3)
     assert f.window == pytest.approx(window(1, 0.1 * 100))
 
 
@@ -120,9 +125,9 @@ def test_the_window_follows_the_least_times_of_all_ways_halfway_from_the_shortes
     f = flight(75.0, 25.0)
     f.add(0, 0, 0.0)
     f.add(1, 1, 0.0)
-    f.look([holding(0)], 0.1)
+    f.look(held(holding(0)), 0.1)
     assert f.window == pytest.approx(window(2, 0.1 * 100)), "of the other way nothing is known yet"
-    f.look([holding(0, 1)], 0.5)
+    f.look(held(holding(0, 1)), 0.5)
     assert f.window == pytest.approx(window(2, (0.1 + 0.75 * 0.1 + 0.25 * 0.5) / 2 * 100))
 
 
@@ -132,7 +137,7 @@ def took(*seconds: float) -> Flight:
     for tree in range(len(seconds)):
         f.add(tree, tree, 0.0)
     for tree in sorted(range(len(seconds)), key=seconds.__getitem__):
-        f.look([holding(*[i for i, time in enumerate(seconds) if time <= seconds[tree]])], seconds[tree])
+        f.look(held(holding(*[i for i, time in enumerate(seconds) if time <= seconds[tree]])), seconds[tree])
     return f
 
 
@@ -157,7 +162,7 @@ def test_as_long_as_one_is_not_known_every_tree_takes_more() -> None:
 def test_a_new_plan_begins_with_the_times_that_were_seen() -> None:
     f = flight(100.0)
     f.add(0, 0, 0.0)
-    f.look([holding(0)], 0.08)
+    f.look(held(holding(0)), 0.08)
     f.planned([50.0, 50.0], ["a", "b"])
     assert f.window == pytest.approx(window(2, 0.08 * 100))
 
@@ -167,7 +172,7 @@ def test_the_window_follows_what_the_trees_carry_if_that_is_more_than_was_planne
     planned = f.window
     for index in range(120):  # 60 a second, each held by all after 50 ms
         f.add(index, 0, index / 60)
-        f.look([holding(*range(index - 2))], index / 60)
+        f.look(held(holding(*range(index - 2))), index / 60)
     assert f.window == pytest.approx(window(1, 0.05 * 60), abs=1)
     assert f.window > window(1, 0.05 * 10)
     assert planned == window(1, FIRST_LAG * 10)
@@ -199,19 +204,19 @@ def test_a_way_has_its_part_of_the_whole_once_it_was_given_as_many() -> None:
 def test_a_look_too_soon_after_the_last_changes_nothing() -> None:
     f = flight(1.0)
     chunks = range(fill(f, 0, 0.0))
-    f.look([holding()], 0.1)
-    f.look([holding(*chunks)], 0.1 + LOOK_EVERY / 2)
+    f.look(held(holding()), 0.1)
+    f.look(held(holding(*chunks)), 0.1 + LOOK_EVERY / 2)
     assert f.full(0)
-    f.look([holding(*chunks)], 0.1 + 2 * LOOK_EVERY)
+    f.look(held(holding(*chunks)), 0.1 + 2 * LOOK_EVERY)
     assert not f.full(0)
 
 
 def test_a_chunk_is_waited_for_no_more_in_the_end_whoever_lacks_it() -> None:
     f = flight(1.0)
     chunks = range(fill(f, 0, 0.0))
-    f.look([holding(), holding()], FLIGHT_MOST - 0.1)
+    f.look(held(holding(), holding()), FLIGHT_MOST - 0.1)
     assert f.full(0)
-    f.look([holding(), holding(*chunks)], FLIGHT_MOST + 0.1)
+    f.look(held(holding(), holding(*chunks)), FLIGHT_MOST + 0.1)
     assert not f.full(0)
 
 
@@ -220,11 +225,64 @@ def test_one_who_lags_by_far_is_not_waited_for() -> None:
     now, index = 0.0, 0
     while index <= LAGGING * f.window + 1:
         now += FLIGHT_MOST + 1 if f.full(0) else 0.1
-        f.look([holding(*range(index)), holding()], now)
+        f.look(held(holding(*range(index)), holding()), now)
         f.add(index, 0, now)
         index += 1
-    f.look([holding(*range(index)), holding()], now + 0.1)
+    f.look(held(holding(*range(index)), holding()), now + 0.1)
     assert f.load(0) < 1 / f.window
+
+
+def test_one_who_lacks_less_than_the_trees_carry_in_a_second_is_waited_for_however_little_is_let_out() -> None:
+    f = flight(100.0)
+    f.add(0, 0, 0.0)
+    f.look(held(holding(0), holding(0)), 0.03)
+    assert LAGGING * f.window < 30
+    for index in range(1, 61):
+        f.add(index, 0, 0.06)
+    f.look(held(holding(*range(61)), holding(0)), 0.1)
+    assert f.load(0) > 1
+
+
+def test_when_others_come_times_are_learnt_anew_from_what_they_lack() -> None:
+    f = flight(100.0)
+    first = f.window
+    f.add(0, 0, 0.0)
+    f.look(held(holding(0)), 0.03)
+    assert f.window < first / 2, "one who is near has it at once"
+    f.add(1, 0, 0.04)
+    f.look(held(holding(0, 1), holding()), 0.14)
+    assert f.window == first
+    f.look(held(holding(0, 1), holding(0, 1)), 0.24)
+    # The one may have lacked it until it was seen that he has it, the other lacked it all the time.
+    assert f.window == pytest.approx(window(1, (0.1 + 0.2) / 2 * 100))
+
+
+def test_how_long_a_tree_takes_is_learnt_anew_when_others_come() -> None:
+    f = took(0.5, 9.0)
+    assert f.too_late([0, 1], 1) == {1}
+    f.add(2, 0, 9.1)
+    f.look(held(holding(0, 1), holding(0, 1)), 9.2)
+    assert f.too_late([0, 1], 1) == set()
+
+
+def test_one_who_comes_to_many_changes_nothing() -> None:
+    f = flight(100.0)
+    f.add(0, 0, 0.0)
+    f.look(held(*[holding(0)] * 30), 0.05)
+    learnt = f.window
+    f.add(1, 0, 0.1)
+    f.look(held(*[holding(0, 1)] * 31), 0.4)
+    assert f.window == pytest.approx(learnt)
+
+
+def test_a_chunk_that_is_put_in_again_teaches_no_times() -> None:
+    f = flight(100.0)
+    f.add(0, 0, 0.0)
+    f.look(held(holding(0)), 0.2)
+    learnt = f.window
+    f.add(0, 0, 0.3)
+    f.look(held(holding(0)), 0.33)
+    assert f.window == pytest.approx(learnt)
 
 
 def test_under_a_new_plan_what_is_on_its_way_still_counts_in_all() -> None:
@@ -233,7 +291,7 @@ def test_under_a_new_plan_what_is_on_its_way_still_counts_in_all() -> None:
     last = fill(f, 1, 0.0, first)
     f.planned([60.0, 20.0], range(2))
     assert f.full(0)
-    f.look([holding(*range(last))], 0.1)
+    f.look(held(holding(*range(last))), 0.1)
     assert not f.full(0)
     fill(f, 1, 0.2, last)
     assert not f.full(0)
