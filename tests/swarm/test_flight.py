@@ -247,14 +247,15 @@ def test_when_others_come_times_are_learnt_anew_from_what_they_lack() -> None:
     f = flight(100.0)
     first = f.window
     f.add(0, 0, 0.0)
-    f.look(held(holding(0)), 0.03)
-    assert f.window < first / 2, "one who is near has it at once"
+    f.look(held(holding(0), holding(0)), 0.03)
+    assert f.window < first / 2, "those who are near have it at once"
     f.add(1, 0, 0.04)
-    f.look(held(holding(0, 1), holding()), 0.14)
+    f.look(held(holding(0, 1), holding(0)), 0.08)
+    f.look(held(holding(0, 1), holding(0), holding()), 0.14)
     assert f.window == first
-    f.look(held(holding(0, 1), holding(0, 1)), 0.24)
-    # The one may have lacked it until it was seen that he has it, the other lacked it all the time.
-    assert f.window == pytest.approx(window(1, (0.1 + 0.2) / 2 * 100))
+    f.look(held(holding(0, 1), holding(0, 1), holding(0, 1)), 0.24)
+    # The first may have lacked it until it was seen that he has it, the others lacked it all the time.
+    assert f.window == pytest.approx(window(1, (0.04 + 0.2 + 0.2) / 3 * 100))
 
 
 def test_how_long_a_tree_takes_is_learnt_anew_when_others_come() -> None:
