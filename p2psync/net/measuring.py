@@ -102,6 +102,9 @@ class Measuring:
         #: Bytes a second that the plan has this node send to each child; None: no plan.
         self._planned: dict[str, float] | None = None
         self._ticked_at = self._tended_at = 0.0
+        #: Whether chunks had flowed of late when it was looked last, and when a large transfer began last.
+        self._flowed = False
+        self._began_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -143,11 +146,15 @@ class Measuring:
         self._prober.planned(from_parents, self._loop.time())
 
     def transfer_begins(self, nbytes: int) -> None:
-        """So many bytes are about to be fetched or pushed here."""
-        if nbytes <= LARGE or self._loop.time() - self._peers.chunk_at < QUIET:
+        """So many bytes are about to be fetched or pushed here. To be said before anything is sent of it, its manifest
+        too: a connection that was idle for ten seconds is stopped as soon as something is acknowledged."""
+        now = self._loop.time()
+        # Its manifest goes ahead, and the first chunks may be quicker than whoever looks at that.
+        if nbytes <= LARGE or self._flowed or now - self._began_at < QUIET:
             return
+        self._began_at = now
         far = [name for name in self._up if self.gauges.paths.get(name, _UNKNOWN).rtt > tcp.NEAR_RTT]
-        self._paces.begin(set(far).difference(self._pumps.peers), self._loop.time())
+        self._paces.begin(set(far).difference(self._pumps.peers), now)
 
     def widen(self, name: str, rate: float) -> None:
         """More goes to this peer from now on than was planned, up to so many bytes a second."""
@@ -205,6 +212,7 @@ class Measuring:
         self._read(now)
         span, self._ticked_at = now - self._ticked_at, now
         silent = now - self._peers.chunk_at
+        self._flowed = silent < QUIET
         flowing = silent < self._config.probing.quiet
         flowing = flowing or (silent < self._config.probing.courtesy and self._others_fetch())
         for name in list(self._fresh):

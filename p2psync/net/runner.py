@@ -510,6 +510,8 @@ class NodeRunner:
         else:
             if self.core.vetted(vet, manifest, self._loop.time()):
                 self._signed[signed.id] = signed
+                # Before it is passed on.
+                self.measuring.transfer_begins(manifest.payload_bytes)
         self._kick()
 
     async def _opened(self, data: bytes, id: str) -> tuple[Manifest, SignedManifest]:

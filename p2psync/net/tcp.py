@@ -43,7 +43,7 @@ _MEMORY = struct.Struct("<I32x")
 _QUEUED_SHARE = 0.8
 _SENT_RESENT = struct.Struct("<QQ")
 _RTT_WINDOW = struct.Struct("<I8xI")
-_STATE, _RECOVERS, _HARDLY = 1, 3, 4
+_STATE, _RECOVERS, _HARDLY, _STOPPED = 1, 3, 4, 4
 _FLIGHT, _WINDOW = struct.Struct("<4I"), struct.Struct("<I")
 #: Linux: the most that a socket sends a second, in 32 bits; all ones is no limit. Not less than this: what was sent at
 #: a rate is waited for, whatever is set later.
@@ -196,26 +196,29 @@ def tune(sock: Any, congestion: Congestion) -> None:
     set_notsent(sock, LEAST_NOTSENT)
 
 
-def is_draining(data: bytes) -> bool:
-    """Whether a connection repairs losses with hardly anything of its window on its way, by the kernel's tcp_info.
+def is_away_from_window(data: bytes) -> bool:
+    """Whether a connection has a window to come back to that it does not use just now, by the kernel's tcp_info.
 
-    A congestion control that is set just then takes what is on its way for the window, and knows of none to come back
-    to: on a path of 150 ms it is a second before it has its rate again. BBR at its rate has half of its window on its
-    way.
+    A congestion control that is set just then takes what it finds for the window, and knows of none to come back to: on
+    a path of 150 ms it is a second before it has its rate again. BBR stops for a fifth of a second, with a window of
+    four packets, to measure a round trip. And one that repairs losses may have hardly anything of its window on its
+    way; BBR at its rate has half of it.
     """
-    if len(data) < _INFO_BYTES or data[_STATE] < _RECOVERS:
+    if len(data) < _INFO_BYTES:
         return False
-    unacked, sacked, lost, resent = _FLIGHT.unpack_from(data, 24)
     (window,) = _WINDOW.unpack_from(data, 80)
+    if data[_STATE] < _RECOVERS:
+        return bool(window <= _STOPPED)
+    unacked, sacked, lost, resent = _FLIGHT.unpack_from(data, 24)
     return bool(_HARDLY * (unacked - sacked - lost + resent) < window)
 
 
 def may_begin_anew(sock: Any) -> bool:
-    """Whether nothing speaks against `begin_anew` just now: see `is_draining`."""
+    """Whether nothing speaks against `begin_anew` just now: see `is_away_from_window`."""
     if _TCP_INFO is None:
         return True
     try:
-        return not is_draining(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES))
+        return not is_away_from_window(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES))
     except (OSError, ValueError):
         return True
 

@@ -32,19 +32,26 @@ def test_bbr_begins_anew_and_stays_bbr(ends: tuple[socket.socket, socket.socket]
 
 
 @pytest.mark.parametrize(
-    ("state", "unacked", "sacked", "lost", "resent", "draining"),
-    [(3, 60, 30, 20, 10, True), (4, 24, 0, 0, 0, True), (3, 60, 20, 20, 10, False), (1, 20, 0, 0, 0, False)],
-    ids=["recovery", "loss", "a part of the window on its way", "nothing lost"],
+    ("state", "unacked", "sacked", "lost", "resent", "window", "away"),
+    [
+        (3, 60, 30, 20, 10, 100, True),
+        (4, 24, 0, 0, 0, 100, True),
+        (3, 60, 20, 20, 10, 100, False),
+        (1, 20, 0, 0, 0, 100, False),
+        (0, 3, 0, 0, 0, 4, True),
+        (0, 0, 0, 0, 0, 10, False),
+    ],
+    ids=["recovery", "loss", "a part of the window on its way", "nothing lost", "stopped", "new"],
 )
-def test_one_that_repairs_losses_with_hardly_anything_on_its_way_keeps_the_window_that_it_will_come_back_to(
-    state: int, unacked: int, sacked: int, lost: int, resent: int, draining: bool
+def test_one_that_repairs_losses_or_is_stopped_keeps_the_window_that_it_will_come_back_to(
+    state: int, unacked: int, sacked: int, lost: int, resent: int, window: int, away: bool
 ) -> None:
     data = bytearray(232)
     data[1] = state  # tcpi_ca_state
     struct.pack_into("<4I", data, 24, unacked, sacked, lost, resent)
-    struct.pack_into("<I", data, 80, 100)  # tcpi_snd_cwnd
-    assert tcp.is_draining(bytes(data)) == draining
-    assert not tcp.is_draining(bytes(data[:215]))
+    struct.pack_into("<I", data, 80, window)  # tcpi_snd_cwnd
+    assert tcp.is_away_from_window(bytes(data)) == away
+    assert not tcp.is_away_from_window(bytes(data[:215]))
 
 
 def test_a_connection_at_rest_may_begin_anew(ends: tuple[socket.socket, socket.socket]) -> None:

@@ -1,0 +1,107 @@
+"""Large transfers that begin: far connections begin anew before anything of a transfer goes over them, and once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+from peer_parts import Told, until
+
+from p2psync.membership.records import NodeInfo
+from p2psync.net.hub_client import HubClient
+from p2psync.net.measuring import LARGE, QUIET, MeasureConfig, Measuring
+from p2psync.net.runner import NodeRunner
+from p2psync.protocol.manifest import Manifest
+from p2psync.protocol.messages import Control, Offer
+from p2psync.store.packs import Store
+from p2psync.swarm.actions import Vet
+from p2psync.swarm.budget import ProbeConfig
+from p2psync.swarm.gauges import Gauge
+from p2psync.swarm.node import NodeConfig, NodeCore
+from tests.store.store_parts import KEY, make_pack
+
+
+class Beginner:
+    """Measuring with a peer far away; `begun`: the far paths of each transfer that began."""
+
+    def __init__(self, told: Told) -> None:
+        self.begun: list[Collection[str]] = []
+        self.table = told.table
+        config = MeasureConfig(probing=ProbeConfig(settle=1e6))
+        self.measuring = Measuring(told.info, told.table, random.Random(0), config, streams=0, congestion="")
+        self.measuring._up.add("far")
+        self.measuring.gauges.paths["far"] = Gauge(rtt=0.1)
+        self.measuring._paces.begin = lambda quiet, now: self.begun.append(quiet)  # type: ignore[method-assign]
+
+    def chunk(self, ago: float = 0.0) -> None:
+        """One flowed so many seconds ago."""
+        self.table.chunk_at = asyncio.get_running_loop().time() - ago
+
+    def look(self) -> None:
+        self.measuring._look(asyncio.get_running_loop().time())
+
+
+@pytest.fixture
+async def beginner() -> Beginner:
+    return Beginner(Told("a"))
+
+
+async def test_far_paths_begin_anew_also_if_the_first_chunk_was_quicker_than_the_manifest(beginner: Beginner) -> None:
+    beginner.look()
+    beginner.chunk()
+    beginner.measuring.transfer_begins(LARGE + 1)
+    assert beginner.begun == [{"far"}]
+
+
+async def test_a_transfer_that_is_told_of_twice_begins_once(beginner: Beginner) -> None:
+    beginner.measuring.transfer_begins(LARGE + 1)
+    beginner.measuring.transfer_begins(LARGE + 1)
+    assert len(beginner.begun) == 1
+
+
+async def test_while_chunks_flow_nothing_begins_anew_and_once_they_do_not_it_does(beginner: Beginner) -> None:
+    beginner.chunk()
+    beginner.look()
+    beginner.measuring.transfer_begins(LARGE + 1)
+    assert not beginner.begun
+    beginner.chunk(ago=QUIET + 0.1)
+    beginner.look()
+    beginner.measuring.transfer_begins(LARGE + 1)
+    assert len(beginner.begun) == 1
+
+
+async def test_a_small_transfer_leaves_connections_as_they_are(beginner: Beginner) -> None:
+    beginner.measuring.transfer_begins(LARGE)
+    assert not beginner.begun
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_a_manifest_is_passed_on_after_the_paths_began_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    signed, manifest, _ = make_pack(1, [LARGE, LARGE])
+    trusted = frozenset({KEY.public_key().public_bytes_raw()})
+    core = NodeCore(NodeInfo(node="n", role="relay", host="127.0.0.1"), NodeConfig(), random.Random(0))
+    client, store = HubClient("http://127.0.0.1:9"), Store(tmp_path)
+    runner = NodeRunner(core, client, store, trusted=trusted, instance="life", warm=False)
+    done: list[str] = []
+
+    def vetted(vet: Vet, what: Manifest, now: float) -> bool:
+        core.swarm._ground.send("child", Offer(vet.id, vet.signed))
+        return taken
+
+    def send(name: str, message: Control) -> None:
+        done.append(f"{type(message).__name__} to {name}")
+
+    monkeypatch.setattr(core, "vetted", vetted)
+    monkeypatch.setattr(runner._peers, "send", send)
+    monkeypatch.setattr(runner.measuring, "transfer_begins", lambda nbytes: done.append(f"begin {nbytes}"))
+    await runner._vet(Vet("parent", signed.id, signed.to_bytes()))
+    await until(lambda: "Offer to child" in done)
+    assert done == [f"begin {manifest.payload_bytes}"] * taken + ["Offer to child"]
+    await runner.stop()
+    store.close()
+    await client.close()
