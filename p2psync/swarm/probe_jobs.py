@@ -21,15 +21,16 @@ AMPLE = 1.5
 class Job:
     """Something to measure, when it is due, and how often that came to nothing since it was done.
 
-    sure: a look was confirmed. asked: the peer that was asked last, where it is one at a time. shown: those that showed
-    what they give. busy: those that had no time since it was done, and when that was. best: bytes a second that had
-    come from its region when it was done last.
+    sure: a look was confirmed. bound: of a downlink, whether it was that which held back what came. asked: the peer
+    that was asked last, where it is one at a time. shown: those that showed what they give. busy: those that had no
+    time since it was done, and when that was. best: bytes a second that had come from its region when it was done last.
     """
 
     due: float
     tries: int = 0
     done: bool = False
     sure: bool = False
+    bound: bool = False
     asked: str = ""
     best: float = 0.0
     shown: set[str] = field(default_factory=set)

@@ -39,6 +39,8 @@ PATIENCE = 2.5
 LOOKS = 2
 #: By how much faster than planned a way that the plan counts on is tried.
 PRESS = 1.25
+#: Those who can send so many times what came show that it was the downlink that bound.
+BOUND = 1.25
 #: A probe has shown its rate when it was steady, or after this part of its time, or this part of the most bytes.
 _ENOUGH, _MUCH = 0.8, 0.5
 #: A pump was seen if what is known of the uplink is this part of its rate, over so many seconds if it was shorter.
@@ -136,8 +138,8 @@ class Prober:
 
     @property
     def down_sure(self) -> bool:
-        """Whether this node's downlink was looked at twice by as many as it takes, to the same end."""
-        return self._jobs.down is not None and self._jobs.down.sure
+        """Whether two looks at this node's downlink agree, and it was that which bound, not those who sent."""
+        return self._jobs.down is not None and self._jobs.down.sure and self._jobs.down.bound
 
     def members(self, mates: Iterable[str]) -> None:
         """The names of the nodes that have this node's region, connected or not."""
@@ -323,6 +325,7 @@ class Prober:
             # What came at best: from a region, where a job measures one, or at all.
             if job is self._jobs.down:
                 best = self._gauges.down.value
+                job.bound = self._wide(asking.fan) > BOUND * best
                 self._jobs.judge(job, came, now, best, hidden=self._narrow(asking.fan, best))
                 return
             mates = self._in_line(self._region_of(job.asked)) if job.asked in self._peers else []
@@ -340,6 +343,11 @@ class Prober:
         widest = self._fan(Job(0.0), self._config.down_fan, down=True)
         most = sum(self._peers[name].uplink for name in widest)
         return most > MORE * max(came, sum(self._peers[name].uplink for name in asked if name in self._peers))
+
+    def _wide(self, names: Set[str]) -> float:
+        """Bytes a second that these say that they can send together; 0 if one of them has not said."""
+        rates = [self._peers[name].uplink for name in names if name in self._peers]
+        return sum(rates) if all(rates) else 0.0
 
     def _came_from(self, names: Iterable[str]) -> float:
         """Bytes a second that came from one of these peers at best, 0: nothing did."""
