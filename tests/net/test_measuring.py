@@ -114,12 +114,17 @@ def test_the_hub_is_told_of_a_downlink_once_the_prober_is_sure_of_it_or_where_no
         one._tell()
         assert one._measures.down == 0
         one._prober.peer_up("b", "", 0.0)
-        one._prober._jobs.down.sure = True  # type: ignore[union-attr]
+        job = one._prober._jobs.down
+        assert job is not None
+        job.sure = True
+        one._tell()
+        assert one._measures.down == 0, "it may be all that others can send"
+        job.bound = True
         one._tell()
         assert one._measures.down == 8
         one._measures = one.gauges.measures(down_sure=False)
         one._config = replace(one._config, probe=False)
-        one._prober._jobs.down.sure = False  # type: ignore[union-attr]
+        job.sure = False
         one._tell()
         assert one._measures.down == 8
         await stop(one, a, b)
