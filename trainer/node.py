@@ -271,6 +271,7 @@ class TrainerNode:
                 raise self.fenced
             if self._stopping:
                 raise StoreError("this trainer is stopping: publish again once it is started")
+            self.runner.measuring.version_comes()
             choice = self._choose(source)
             made = await asyncio.to_thread(
                 self.versions.make, source, profile=choice.profile, settled=settled, given_up=given_up.is_set

@@ -16,7 +16,7 @@ from p2psync.net.junk import JunkPumps
 from p2psync.net.paces import Paces
 from p2psync.net.peers import PeerTable
 from p2psync.net.stream import PeerStream
-from p2psync.protocol.messages import MAX_STREAMS, Junk, Message, Probe, ProbeEnd, ProbeOffer, Uplink, WantStreams
+from p2psync.protocol.messages import MAX_STREAMS, Hush, Junk, Message, Probe, ProbeEnd, ProbeOffer, Uplink, WantStreams
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauges import MBIT, Gauge, Gauges, Reading
@@ -143,7 +143,13 @@ class Measuring:
         self._expect()
         self._paces.planned(plan)
         from_parents = {name: rate / MBIT for name, rate in plan.rates_from().items()}
-        self._prober.planned(from_parents, self._loop.time())
+        self._prober.planned(from_parents, plan.rates_to(), self._loop.time())
+
+    def version_comes(self) -> None:
+        """A version is being made here: its first chunks should not meet junk."""
+        if self._config.probe:
+            self._prober.hush(self._loop.time())
+            self._act()
 
     def transfer_begins(self, nbytes: int) -> None:
         """So many bytes are about to be fetched or pushed here. To be said before anything is sent of it, its manifest
@@ -189,7 +195,7 @@ class Measuring:
             if name in self._up:
                 self._tend_streams(name)
             return True
-        if not isinstance(message, Probe | Junk | ProbeEnd | ProbeOffer | Uplink):
+        if not isinstance(message, Probe | Junk | ProbeEnd | ProbeOffer | Uplink | Hush):
             return False
         self._meet(name)
         if isinstance(message, Junk):

@@ -21,7 +21,7 @@ from p2psync.delta.tensors import DIGEST_BYTES
 from p2psync.errors import FormatError
 from p2psync.protocol.manifest import HASH_BYTES, MAX_CHUNK_BYTES, MAX_CHUNKS
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAGIC = "p2psync"
 FRAME_HEADER = struct.Struct("<IB")
 CHUNK_HEADER = struct.Struct("<8sIQ")
@@ -175,6 +175,14 @@ class Uplink(msgspec.Struct, frozen=True, array_like=True):
     rate: float
 
 
+class Hush(msgspec.Struct, frozen=True, array_like=True):
+    """A version is about to come down the plan's trees: no junk for so many seconds. From a parent to its children, who
+    pass it on.
+    """
+
+    seconds: float
+
+
 class WantStreams(msgspec.Struct, frozen=True, array_like=True):
     """So many parallel connections between us would suit what I send to you; for the side that dialled."""
 
@@ -190,7 +198,7 @@ class Chunk(msgspec.Struct, frozen=True):
     tag: int = 0
 
 
-Probing: TypeAlias = Probe | Junk | ProbeEnd | ProbeOffer | Uplink | WantStreams
+Probing: TypeAlias = Probe | Junk | ProbeEnd | ProbeOffer | Uplink | Hush | WantStreams
 Control: TypeAlias = (
     Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want | Ready | Offer | Probing
 )
@@ -219,6 +227,7 @@ _TYPES: dict[int, type[Control]] = {
     23: ProbeOffer,
     24: WantStreams,
     25: Uplink,
+    26: Hush,
 }
 _NUMBERS = {kind: number for number, kind in _TYPES.items()}
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _TYPES.items()}
@@ -270,7 +279,7 @@ def _check(message: Control) -> None:
         return
     if isinstance(message, Ping | Pong | Junk):
         return
-    if isinstance(message, Probe | ProbeEnd | ProbeOffer | Uplink | WantStreams):
+    if isinstance(message, Probe | ProbeEnd | ProbeOffer | Uplink | Hush | WantStreams):
         _check_probing(message)
         return
     if len(message.manifest) != SHORT_ID_BYTES:
@@ -293,7 +302,7 @@ def _check_hello(hello: Hello) -> None:
         raise FormatError("a Hello with a name that is too long or empty")
 
 
-def _check_probing(message: Probe | ProbeEnd | ProbeOffer | Uplink | WantStreams) -> None:
+def _check_probing(message: Probe | ProbeEnd | ProbeOffer | Uplink | Hush | WantStreams) -> None:
     match message:
         case Probe():
             bounded = 0 <= message.size <= MAX_PROBE_BYTES and 0 <= message.seconds <= MAX_PROBE_SECONDS
@@ -304,6 +313,8 @@ def _check_probing(message: Probe | ProbeEnd | ProbeOffer | Uplink | WantStreams
             bounded = True
         case Uplink():
             bounded = 0 < message.rate < math.inf
+        case Hush():
+            bounded = 0 < message.seconds <= MAX_PROBE_SECONDS
         case WantStreams():
             bounded = 1 <= message.count <= MAX_STREAMS
     if not bounded or not 0 <= getattr(message, "token", 0) < 1 << 32:

@@ -13,7 +13,8 @@ decides that junk flows. A node is asked by one other at a time, and asks for on
 - a *way* that the plan counts on and that never carried about so much: of that parent, at a little above the planned
   rate. So the plan hears of it in time, and the connection has found its rate before the first chunk comes.
 
-Unmeasured comes before stale. While chunks flow nobody probes: what flows is measured. Both sides count what probes
+Unmeasured comes before stale. While chunks flow nobody probes: what flows is measured; and the trainer says when it
+begins to make a version, so that no junk is in the way of the first chunks. Both sides count what probes
 cost, in a bucket for each direction: a node sends no junk beyond it, whoever asks, and asks for none beyond it.
 """
 
@@ -24,7 +25,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
-from p2psync.protocol.messages import Junk, Message, Probe, ProbeEnd, ProbeOffer, Uplink
+from p2psync.protocol.messages import Hush, Junk, Message, Probe, ProbeEnd, ProbeOffer, Uplink
 from p2psync.swarm.budget import Budget, ProbeConfig, Steady
 from p2psync.swarm.gauges import NEAR, Best, Gauges
 from p2psync.swarm.probe_actions import Expel, ProbeAction, Pump, StopPump, Tell
@@ -41,6 +42,8 @@ LOOKS = 2
 PRESS = 1.25
 #: Those who can send so many times what came show that it was the downlink that bound.
 BOUND = 1.25
+#: Seconds for which nobody probes because a version is about to come; as long again whoever says so is not listened to.
+HUSHED = 5.0
 #: A probe has shown its rate when it was steady, or after this part of its time, or this part of the most bytes.
 _ENOUGH, _MUCH = 0.8, 0.5
 #: A pump was seen if what is known of the uplink is this part of its rate, over so many seconds if it was shorter.
@@ -123,6 +126,9 @@ class Prober:
         self._up_budget = Budget(config)
         self._down_budget = Budget(config)
         self._flowing = False
+        #: To whom the plan has this node send, and until when it is quiet because a version is about to come.
+        self._children: frozenset[str] = frozenset()
+        self._hushed_until = -_NEVER
         self._uplink_told = 0.0
         self._actions: list[ProbeAction] = []
 
@@ -145,9 +151,20 @@ class Prober:
         """The names of the nodes that have this node's region, connected or not."""
         self._mates = [name for name in mates if name != self._node]
 
-    def planned(self, expected: Mapping[str, float], now: float) -> None:
+    def planned(self, expected: Mapping[str, float], children: Iterable[str], now: float) -> None:
         """There is another plan. expected: bytes a second that it has each parent send to this node."""
         self._jobs.planned(expected, now)
+        self._children = frozenset(children)
+
+    def hush(self, now: float, seconds: float = HUSHED) -> None:
+        """A version is about to come: for so long nobody below probes, nor this node."""
+        seconds = min(seconds, HUSHED)
+        if now < self._hushed_until + HUSHED:
+            return
+        self._hushed_until = now + seconds
+        for name in sorted(self._children & self._peers.keys()):
+            self._tell(name, Hush(seconds))
+        self._give_way(now)
 
     def peer_up(self, name: str, region: str, now: float) -> None:
         """A peer is connected; to be said once."""
@@ -190,6 +207,9 @@ class Prober:
                 self._on_end(name, message, now)
             case Uplink():
                 peer.uplink = message.rate
+            case Hush():
+                if name in self._jobs.expected:
+                    self.hush(now, message.seconds)
             case _:
                 pass
 
@@ -202,8 +222,8 @@ class Prober:
 
     def poll(self, flowing: bool, now: float) -> None:
         """Do what is due. flowing: whether chunks flow, or did a moment ago."""
-        self._flowing = flowing
-        if flowing:
+        self._flowing = flowing or now < self._hushed_until
+        if self._flowing:
             self._give_way(now)
             return
         if self._asking is not None:
@@ -629,7 +649,7 @@ class Prober:
     def _steady(self, peers: Iterable[str]) -> Steady:
         return Steady(max((self._rtt(name) for name in peers), default=0.0))
 
-    def _tell(self, name: str, message: Probe | ProbeEnd | ProbeOffer | Uplink) -> None:
+    def _tell(self, name: str, message: Probe | ProbeEnd | ProbeOffer | Uplink | Hush) -> None:
         self._actions.append(Tell(name, message))
 
 

@@ -27,6 +27,7 @@ from p2psync.protocol.messages import (
     Have,
     HaveMore,
     Hello,
+    Hush,
     Message,
     Ping,
     Pong,
@@ -56,6 +57,7 @@ controls: st.SearchStrategy[Control] = st.one_of(
     st.builds(Ping, st.integers(0, 1 << 60)),
     st.builds(Pong, st.integers(0, 1 << 60)),
     st.builds(Uplink, st.floats(1, 1e12)),
+    st.builds(Hush, st.floats(0.01, 60)),
 )
 chunks = st.builds(
     Chunk, shorts, st.integers(0, (1 << 32) - 1), st.binary(min_size=1, max_size=9000), st.integers(0, 1 << 63)

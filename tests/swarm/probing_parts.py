@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from p2psync.protocol.messages import Junk, Probe, ProbeEnd, ProbeOffer, Uplink
+from p2psync.protocol.messages import Hush, Junk, Probe, ProbeEnd, ProbeOffer, Uplink
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauges import Gauges, Reading
 from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
@@ -124,7 +124,7 @@ class World:
         due = sorted((mail for mail in self._mail if mail[0] <= self.now), key=lambda mail: mail[:3])
         self._mail = [mail for mail in self._mail if mail[0] > self.now]
         for _, source, target, message in due:
-            assert isinstance(message, Probe | ProbeEnd | ProbeOffer | Uplink)
+            assert isinstance(message, Probe | ProbeEnd | ProbeOffer | Uplink | Hush)
             self.hosts[target].prober.receive(source, message, self.now)
             self._act(self.hosts[target])
 

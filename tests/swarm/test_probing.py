@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 from probing_parts import MBIT, Host, World
 
-from p2psync.protocol.messages import Junk, Probe, ProbeEnd, ProbeOffer, Uplink
+from p2psync.protocol.messages import Hush, Junk, Probe, ProbeEnd, ProbeOffer, Uplink
 from p2psync.swarm.budget import Budget, ProbeConfig, Steady
 from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
 from p2psync.swarm.probe_jobs import Jobs
-from p2psync.swarm.probing import Prober
+from p2psync.swarm.probing import HUSHED, Prober
 
 FOUR_REGIONS = {
     ("r0", "r1"): (100.0, 0.07),
@@ -213,13 +213,46 @@ def test_nobody_probes_while_chunks_flow_and_what_runs_ends() -> None:
     assert all(host.gauges.up.value for host in world.hosts.values())
 
 
+def test_before_a_version_comes_all_below_fall_silent_and_go_on_after_a_while() -> None:
+    world = four_regions()
+    root, first, second = (world.hosts[name] for name in ("r0-0", "r1-0", "r2-0"))
+    below = [host for host in world.hosts.values() if host not in (root, first, second)]
+    root.prober.planned({}, ["r1-0"], 0.0)
+    first.prober.planned({"r0-0": 60 * MBIT}, ["r2-0"], 0.0)
+    second.prober.planned({"r1-0": 60 * MBIT}, [host.name for host in below], 0.0)
+    for host in below:
+        host.prober.planned({"r2-0": 60 * MBIT}, (), 0.0)
+    world.run(1.5)
+    assert any(host.flows for host in world.hosts.values())
+    root.prober.hush(world.now)
+    world.run(0.5)
+    assert not any(host.flows for host in world.hosts.values())
+    sent = [host.junk_sent for host in world.hosts.values()]
+    world.run(HUSHED - 0.6)
+    assert [host.junk_sent for host in world.hosts.values()] == sent
+    world.run(30)
+    assert best_way(world, "r0", "r1") == pytest.approx(100, rel=0.15)
+
+
+def test_only_a_parent_is_hushed_by_and_not_all_the_time() -> None:
+    node = asking()
+    node.planned({"p0": 60 * MBIT}, ["p1", "gone"], 0.1)
+    node.receive("p1", Hush(3.0), 0.1)
+    assert node.busy, "who says so sends nothing to this node"
+    node.receive("p0", Hush(3.0), 0.2)
+    assert not node.busy
+    node.receive("p0", Hush(3.0), 3.1 + HUSHED)  # it would never measure
+    node.receive("p0", Hush(60.0), 3.3 + HUSHED)
+    assert [(tell.peer, tell.message) for tell in told(node, Hush)] == [("p1", Hush(3.0)), ("p1", Hush(HUSHED))]
+
+
 def test_a_way_that_the_plan_counts_on_is_tried_at_a_little_more_than_the_planned_rate_and_only_once() -> None:
     world = four_regions()
     world.run(80)  # all others are done
     source, target = world.hosts["r0-2"], world.hosts["r3-2"]
     assert target.gauges.paths["r0-2"].received.value == 0  # another pair measured the link
     expected = {"r0-2": 12 * MBIT, "r3-0": 12 * MBIT}  # the second is near: its connection needs no warming up
-    target.prober.planned(expected, world.now)
+    target.prober.planned(expected, (), world.now)
     near = target.gauges.paths["r3-0"].received.value
     world.run(10)
     assert target.gauges.paths["r0-2"].received.value / MBIT == pytest.approx(15, rel=0.1)
@@ -227,7 +260,7 @@ def test_a_way_that_the_plan_counts_on_is_tried_at_a_little_more_than_the_planne
     assert target.gauges.paths["r3-0"].received.value == near
     cost = world.moved("r0-2", "r3-2")
     assert cost < 15 * MBIT * 4
-    target.prober.planned(dict(expected), world.now)
+    target.prober.planned(dict(expected), (), world.now)
     world.run(60)
     assert world.moved("r0-2", "r3-2") == cost
 
@@ -236,7 +269,7 @@ def test_a_way_that_gives_less_than_the_plan_counts_on_is_not_tried_again_and_ag
     world = four_regions()
     world.run(80)  # all others are done
     target = world.hosts["r3-1"]
-    target.prober.planned({"r2-1": 40 * MBIT}, world.now)
+    target.prober.planned({"r2-1": 40 * MBIT}, (), world.now)
     world.run(40)
     assert target.gauges.paths["r2-1"].received.value / MBIT == pytest.approx(10, rel=0.15)
     moved = world.moved("r2-1", "r3-1")
@@ -513,7 +546,7 @@ def test_a_downlink_that_gave_clearly_more_than_the_plan_needs_is_not_looked_at(
         for _ in range(10):
             gauges.down.add(int(60 * MBIT / 10), 0.1)
         if planned is not None:
-            node.planned({"p0": planned / 2 * MBIT, "p1": planned / 2 * MBIT}, 0.0)
+            node.planned({"p0": planned / 2 * MBIT, "p1": planned / 2 * MBIT}, (), 0.0)
         node.poll(False, 0.1)
         return bool(told(node, Probe))
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,23 @@ def test_a_subscriber_has_every_version_bit_for_bit_and_serving_holds_it_still(
     assert [event.version for event in events if isinstance(event, Committed)] == [0, 1, 2, 3]
     with pytest.raises(UsageError), subscriber.serving():
         pass
+
+
+def test_before_a_version_is_made_the_swarm_is_told_that_one_comes(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    node = publisher.node
+    make = node.versions.make
+
+    def making(*args: Any, **options: Any) -> Any:
+        done.append("make")
+        return make(*args, **options)
+
+    monkeypatch.setattr(node.runner.measuring, "version_comes", lambda: done.append("tell"))
+    monkeypatch.setattr(node.versions, "make", making)
+    publisher.publish()
+    assert done == ["tell", "make"]
 
 
 def test_a_restarted_publisher_goes_on_with_its_run(tmp_path: Path) -> None:
