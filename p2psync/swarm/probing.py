@@ -40,6 +40,8 @@ PATIENCE = 2.5
 LOOKS = 2
 #: By how much faster than planned a way that the plan counts on is tried.
 PRESS = 1.25
+#: What a way is sent, of the best that it gave, while it is one of several over which an uplink is looked at.
+FULL = 1.05
 #: Those who can send so many times what came show that it was the downlink that bound.
 BOUND = 1.25
 #: Seconds for which nobody probes because a version is about to come; as long again whoever says so is not listened to.
@@ -457,7 +459,17 @@ class Prober:
         sending.enough_at, sending.before = now + _ENOUGH * sending.seconds, self._gauges.delivered
         sending.steady = self._steady(sending.granted)
         for name, size in sorted(sending.granted.items()):
-            self._actions.append(Pump(name, size, sending.until, sending.rate))
+            self._actions.append(Pump(name, size, sending.until, sending.rate or self._most_to(name, sending)))
+
+    def _most_to(self, name: str, sending: _Sending) -> float:
+        """Bytes a second for one of several ways over which the own uplink is looked at; 0: as fast as may be.
+
+        What a way is sent beyond what it gives is lost behind the uplink, where it takes the room of the others.
+        """
+        path = self._gauges.paths.get(name)
+        if not sending.pool or len(sending.granted) == 1 or path is None or path.rtt <= NEAR:
+            return 0.0
+        return FULL * path.sent.value
 
     def _stop(self, sending: _Sending, name: str, now: float) -> None:
         """A peer wants no more."""

@@ -13,7 +13,7 @@ from p2psync.swarm.budget import Budget, ProbeConfig, Steady
 from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
 from p2psync.swarm.probe_jobs import Jobs
-from p2psync.swarm.probing import HUSHED, Prober
+from p2psync.swarm.probing import FULL, HUSHED, Prober
 
 FOUR_REGIONS = {
     ("r0", "r1"): (100.0, 0.07),
@@ -439,6 +439,25 @@ def test_an_offer_waits_for_all_and_is_called_off_if_one_has_no_time() -> None:
     for name in ("p0", "p1"):
         node.receive(name, Probe(token, 1 << 20, 2.0), 5.1)
     assert [action.peer for action in node.actions() if isinstance(action, Pump)] == ["p0", "p1"]
+
+
+@pytest.mark.parametrize("fan", [1, 3])
+def test_several_far_ways_are_sent_what_they_give_while_an_uplink_is_looked_at_over_them(fan: int) -> None:
+    node = prober(ProbeConfig(settle=0.0, spread=0.0, up_fan=fan, down_fan=3), peers=3)
+    gauges = node._gauges
+    for name, rtt in (("p0", 0.1), ("p1", 0.001), ("p2", 0.1)):
+        gauges.round_trip(name, rtt)
+    for name, rate in (("p0", 40), ("p1", 20)):
+        for _ in range(10):
+            gauges.paths[name].sent.add(int(rate * MBIT / 10), 0.1)
+    node.poll(False, 0.1)
+    for offer in told(node, ProbeOffer):
+        node.receive(offer.peer, Probe(offer.message.token, 1 << 20, 2.0), 0.2)  # type: ignore[union-attr]
+    rates = {action.peer: action.rate for action in node.actions() if isinstance(action, Pump)}
+    if fan == 1:
+        assert set(rates.values()) == {0.0}, "it may give more"
+    else:
+        assert rates == {"p0": pytest.approx(FULL * 40 * MBIT, rel=0.01), "p1": 0.0, "p2": 0.0}
 
 
 def test_a_nodes_own_uplink_is_looked_at_until_a_look_finds_no_more() -> None:
