@@ -7,8 +7,8 @@ around when no other is in its way, and a little for every way on, so that no re
 stands in queues, and at last the last chunk has to get through them. What the trees carry is what was planned, or what
 was seen of late if that is more. By Little's law the time is the mean, over those who receive, of how long each lacked
 the chunk; the least one seen on a way is nearest to that of empty queues. Where less arrives than was planned, more is
-let out, up to a limit. Near receivers are heard of first, to whom chunks get around in no time: when others come, the
-times are learnt anew, from chunks that are put in thereafter.
+let out, up to a limit. The least time may be what near receivers took before others were heard of: where for a second
+hardly half arrives of what was planned, and as much is on its way as may be, times are learnt anew, once for each plan.
 
 Ways are the first hops of trees: trees that begin at the same hops share what is let onto them. A small manifest goes
 out without waiting for news.
@@ -49,8 +49,8 @@ FLIGHT_MOST, LOOK_EVERY = 10.0, 0.03
 #: One who lacks so many times what may be on its way, and more than the trees carry in `MOST_LAG`, is not waited for:
 #: by the first alone nobody far would be waited for once little is let out, and then nothing would show that more may.
 LAGGING = 3.0
-#: Where more than such a part of the receivers is new, times are learnt anew.
-NEWCOMERS = 0.05
+#: Where in so many spans in a row less than such a part of what was planned arrives, times are learnt anew.
+SHORT, SHORT_SPANS = 0.5, 2
 #: How much a new chunk counts for how long a tree takes; what part of that it takes for sure.
 TOOK, SURELY = 1 / 8, 0.8
 #: The end of a manifest is near once the rest goes out within so many seconds.
@@ -100,6 +100,9 @@ class Flight:
         self._deeper = DEEPER
         #: Those who receive, as of the last look.
         self._receivers: set[str] = set()
+        #: Spans in a row in which far less than planned arrived though no more might be put in.
+        self._short = 0
+        self._was_full = False
 
     def planned(self, rates: Sequence[float], ways: Sequence[Hashable]) -> None:
         """These are the trees now: their rates (chunks/s) and ways.
@@ -118,6 +121,7 @@ class Flight:
         self._weights = [0.0] * len(numbers)
         self._given = [0] * len(numbers)
         self._learn_anew(first_lag)
+        self._short, self._learnt_anew = 0, False
         for flying in self._flying.values():
             flying.tree = _FORMER
         self._fit_window()
@@ -214,6 +218,7 @@ class Flight:
         for flying in self._flying.values():
             # Put in after the last look, it was not lacked for all the time since.
             flying.lag += flying.lacked * min(passed, now - flying.since)
+        self._was_full |= self.is_full
         self._meet(holds.keys(), now)
         indices = np.array(sorted(self._flying))
         keeping_up = self._keeping_up(list(holds.values()))
@@ -228,9 +233,17 @@ class Flight:
             if not share or now - flying.since > FLIGHT_MOST:
                 self._drop(index)
         if now - self._span_began >= SPAN:
-            self._spans.append(self._arrived / (now - self._span_began))
+            self._end_span(self._arrived / (now - self._span_began))
             self._span_began, self._arrived = now, 0.0
         self._fit_window()
+
+    def _end_span(self, rate: float) -> None:
+        self._spans.append(rate)
+        self._short = self._short + 1 if rate < SHORT * self._rate and self._was_full else 0
+        self._was_full = False
+        if self._short >= SHORT_SPANS and not self._learnt_anew:
+            self._learnt_anew = True
+            self._learn_anew(max(self._first_lag, FIRST_LAG))
 
     def _meet(self, receivers: Set[str], now: float) -> None:
         new = len(receivers - self._receivers)
@@ -240,8 +253,6 @@ class Flight:
         for flying in self._flying.values():
             # They lacked what is on its way since it was put in.
             flying.lag += part * (now - flying.since - flying.lag)
-        if self._receivers and part > NEWCOMERS:
-            self._learn_anew(max(self._first_lag, self._lag))
         self._receivers = set(receivers)
 
     def _learn(self, flying: _Flying, now: float) -> None:

@@ -243,37 +243,43 @@ def test_one_who_lacks_less_than_the_trees_carry_in_a_second_is_waited_for_howev
     assert f.load(0) > 1
 
 
-def test_when_others_come_times_are_learnt_anew_from_what_they_lack() -> None:
+def test_those_who_are_heard_of_later_lacked_what_is_on_its_way_since_it_was_put_in() -> None:
     f = flight(100.0)
-    first = f.window
-    f.add(0, 0, 0.0)
-    f.look(held(holding(0), holding(0)), 0.03)
-    assert f.window < first / 2, "those who are near have it at once"
     f.add(1, 0, 0.04)
-    f.look(held(holding(0, 1), holding(0)), 0.08)
-    f.look(held(holding(0, 1), holding(0), holding()), 0.14)
-    assert f.window == first
-    f.look(held(holding(0, 1), holding(0, 1), holding(0, 1)), 0.24)
+    f.look(held(holding(1), holding()), 0.08)
+    f.look(held(holding(1), holding(), holding()), 0.14)
+    f.look(held(holding(1), holding(1), holding(1)), 0.24)
     # The first may have lacked it until it was seen that he has it, the others lacked it all the time.
     assert f.window == pytest.approx(window(1, (0.04 + 0.2 + 0.2) / 3 * 100))
 
 
-def test_how_long_a_tree_takes_is_learnt_anew_when_others_come() -> None:
-    f = took(0.5, 9.0)
-    assert f.too_late([0, 1], 1) == {1}
-    f.add(2, 0, 9.1)
-    f.look(held(holding(0, 1), holding(0, 1)), 9.2)
-    assert f.too_late([0, 1], 1) == set()
-
-
-def test_one_who_comes_to_many_changes_nothing() -> None:
+def arriving(share: float, seconds: float, *, full: bool = True) -> Flight:
+    """Near receivers have a chunk at once; then others come, and so much of what was planned arrives for so long."""
     f = flight(100.0)
     f.add(0, 0, 0.0)
-    f.look(held(*[holding(0)] * 30), 0.05)
-    learnt = f.window
-    f.add(1, 0, 0.1)
-    f.look(held(*[holding(0, 1)] * 31), 0.4)
-    assert f.window == pytest.approx(learnt)
+    f.look(held(holding(0)), 0.03)
+    out, came, now = 1, 1.0, 0.03
+    while now < seconds:
+        while (full and not f.is_full) or out <= came:
+            f.add(out, 0, now)
+            out += 1
+        now += 0.05
+        came += 0.05 * share * 100
+        f.look(held(holding(*range(out)), *[holding(*range(int(came)))] * 99), now)
+    return f
+
+
+def test_where_far_less_than_planned_arrives_for_a_second_times_are_learnt_anew_once() -> None:
+    before, after, later, latest = (arriving(0.4, seconds) for seconds in (0.9, 1.15, 1.8, 3.6))
+    assert before._lags == [pytest.approx(0.03)]
+    assert after.window > 2 * before.window
+    assert later._lags[0] > 0.1, "then it follows what was seen"
+    assert latest._lags == later._lags, "however little arrives"
+
+
+def test_times_are_kept_where_more_arrives_or_more_might_have_been_put_in() -> None:
+    assert min(arriving(0.6, 1.8)._lags) == pytest.approx(0.03)
+    assert min(arriving(0.4, 1.8, full=False)._lags) == pytest.approx(0.03)
 
 
 def test_a_chunk_that_is_put_in_again_teaches_no_times() -> None:
