@@ -103,6 +103,8 @@ class Flight:
         #: Spans in a row in which far less than planned arrived though no more might be put in.
         self._short = 0
         self._was_full = False
+        #: Whether times were learnt anew since the plan began.
+        self._learnt_anew = False
 
     def planned(self, rates: Sequence[float], ways: Sequence[Hashable]) -> None:
         """These are the trees now: their rates (chunks/s) and ways.
