@@ -207,7 +207,7 @@ def is_away_from_window(data: bytes) -> bool:
     if len(data) < _INFO_BYTES:
         return False
     (window,) = _WINDOW.unpack_from(data, 80)
-    if data[_STATE] < _RECOVERS:
+    if window <= _STOPPED or data[_STATE] < _RECOVERS:
         return bool(window <= _STOPPED)
     unacked, sacked, lost, resent = _FLIGHT.unpack_from(data, 24)
     return bool(_HARDLY * (unacked - sacked - lost + resent) < window)

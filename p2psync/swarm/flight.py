@@ -267,7 +267,7 @@ class Flight:
         self._took[flying.tree] = took + TOOK * (now - flying.since - took)
 
     def _keeping_up(self, holds: Sequence[Bits]) -> list[Bits]:
-        sent = np.array(sorted(self._all))
+        sent = np.fromiter(self._all, np.intp, len(self._all))
         most = max(LAGGING * max(self.window, self._first), MOST_LAG * self._rate)
         return [theirs for theirs in holds if len(sent) - int(theirs[sent].sum()) <= most]
 

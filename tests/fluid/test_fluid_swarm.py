@@ -97,16 +97,23 @@ def test_all_live_nodes_converge_while_nodes_come_and_go() -> None:
     # Six tenths of the nodes a minute, and more plans under way.
     network = drawn(66, 4)
     spare = spare_hosts(network.names, network.names[network.trainer], 6, 3)
-    options = replace(SMALL, payload_bytes=16 << 20, versions=4, every=3.0, seed=3)
-    figures, trace = simulate(network, options, churn=0.6, spare=spare)
+    options = replace(SMALL, payload_bytes=16 << 20, versions=4, every=3.0)
+    wasted = []
+    for seed in range(3, 6):
+        figures, trace = simulate(network, replace(options, seed=seed), churn=0.6, spare=spare)
+        check_churned(figures, trace, network)
+        wasted.append(figures.wasted)
+    # Who misses a parent asks others for what may be on its way still.
+    assert sum(wasted) / len(wasted) < 0.05
+
+
+def check_churned(figures: SwarmFigures, trace: Trace, network: Network) -> None:
     assert figures.churned is not None
     assert figures.churned.left >= 4 and figures.churned.joined >= 4
     assert len(figures.planning) > 4
     assert figures.unfinished == 0
     assert all(version.missed == 0 for version in figures.versions)
     assert trace.finished[4].keys() >= {name for name in network.names if name in trace.finished[3]}
-    # Of six seeds 0.03 to 0.06: who misses a parent asks others for what may be on its way still.
-    assert figures.wasted < 0.07
 
 
 def test_without_a_plan_everything_is_pulled() -> None:

@@ -39,9 +39,10 @@ def test_bbr_begins_anew_and_stays_bbr(ends: tuple[socket.socket, socket.socket]
         (3, 60, 20, 20, 10, 100, False),
         (1, 20, 0, 0, 0, 100, False),
         (0, 3, 0, 0, 0, 4, True),
+        (3, 4, 0, 0, 0, 4, True),
         (0, 0, 0, 0, 0, 10, False),
     ],
-    ids=["recovery", "loss", "a part of the window on its way", "nothing lost", "stopped", "new"],
+    ids=["recovery", "loss", "a part on its way", "nothing lost", "stopped", "stopped and repairs", "new"],
 )
 def test_one_that_repairs_losses_or_is_stopped_keeps_the_window_that_it_will_come_back_to(
     state: int, unacked: int, sacked: int, lost: int, resent: int, window: int, away: bool
