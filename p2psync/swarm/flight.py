@@ -9,6 +9,8 @@ was seen of late if that is more. By Little's law the time is the mean, over tho
 the chunk; the least one seen on a way is nearest to that of empty queues. Where less arrives than was planned, more is
 let out, up to a limit. The least time may be what near receivers took before others were heard of: where for a second
 hardly half arrives of what was planned, and as much is on its way as may be, times are learnt anew, once for each plan.
+Receivers say what they hold now and then only, and the least time is that of a chunk that came just before: where all
+are near, no less is let out than the trees carry between two words of one.
 
 Ways are the first hops of trees: trees that begin at the same hops share what is let onto them. A small manifest goes
 out without waiting for news.
@@ -75,9 +77,12 @@ class _Flying:
 class Flight:
     """Chunks on their way, of one manifest."""
 
-    def __init__(self, first: int = 0, *, near: bool = False) -> None:
-        """first: chunks that go out without waiting. near: all receivers are nearby."""
+    def __init__(self, first: int = 0, *, near: bool = False, news: float = 0.0) -> None:
+        """first: chunks that go out without waiting. near: all receivers are nearby. news: how long a receiver may keep
+        to itself what it holds (seconds)."""
         self._first = first
+        # A word may come right after a look, and is acted on at the next one.
+        self._unheard = news + 2 * LOOK_EVERY
         self._first_lag = NEAR_LAG if near else FIRST_LAG
         self._flying: dict[int, _Flying] = {}
         self._way_of: list[int] = []
@@ -136,7 +141,8 @@ class Flight:
     def _fit_window(self) -> None:
         rate = max(self._rate, *self._spans) if self._spans else self._rate
         carried = min(MOST_LAG, self._lag) * rate * self._slack
-        self.window = carried + max(EACH_WAY * len(self._shares), self._deeper * carried)
+        ways = EACH_WAY * len(self._shares)
+        self.window = max(carried + max(ways, self._deeper * carried), self._unheard * rate + ways)
 
     @property
     def _lag(self) -> float:

@@ -133,7 +133,8 @@ class Pushing:
             first = least // transfer.typical if transfer.size <= least else 0
             peers = self._ground.peers.values()
             # First hops that are near may have far ones behind them.
-            flight = Flight(first, near=bool(peers) and all(peer.near for peer in peers))
+            near = bool(peers) and all(peer.near for peer in peers)
+            flight = Flight(first, near=near, news=self._ground.config.news_after(len(peers)))
             transfer.arrivals = Arrivals(len(transfer.held))
             self._injections[short] = Injection(deque(held), len(held), now, now, flight, transfer.arrivals)
             self.next_wake = min(self.next_wake, now + TELL_AFTER)

@@ -185,6 +185,24 @@ def test_between_near_nodes_less_is_let_out_before_any_time_was_seen() -> None:
     assert near.window == window(1, 100 * NEAR_LAG)
 
 
+def test_a_near_receiver_who_tells_now_and_then_gets_all_that_its_link_carries() -> None:
+    rate, news = 1000.0, 0.1
+    f = Flight(near=True, news=news)
+    f.planned([rate], [0])
+    put, here = 0, 0
+    for step in range(int(5 * rate)):
+        now = step / rate
+        if not f.is_full:
+            f.add(put, 0, now)
+            put += 1
+        if step % int(news * rate) == 0:  # what was put in a millisecond ago is here, and told
+            here = put - 1
+        flags = np.zeros(put + 1, np.bool_)
+        flags[:here] = True
+        f.look({"r": flags}, now)
+    assert put >= 0.98 * 5 * rate
+
+
 def test_a_small_manifest_goes_out_without_waiting() -> None:
     f = flight(10.0, first=50)
     assert fill(f, 0, 0.0) == 50
