@@ -8,7 +8,6 @@ files are compared. All moments are of CLOCK_MONOTONIC.
 from __future__ import annotations
 
 import os
-import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from bench.relay.meter import Meter
 from bench.relay.report import Passage, RelayReport
 from bench.relay.wires import RELAY, Wires, star
 from bench.swarm.contenders import HEATS, missing
-from bench.swarm.heat import Heat, Track, sha256
+from bench.swarm.heat import Heat, Track, sha256, write_random
 from bench.swarm.processes import Children
 from p2psync.errors import P2PSyncError
 
@@ -91,11 +90,7 @@ class RelayBench:
     def _track(self, wires: Wires, size: int, folder: Path) -> Track:
         options = self.options
         file = folder / "seed" / "payload"
-        file.parent.mkdir(exist_ok=True)
-        drawn = random.Random(options.seed)
-        with file.open("wb") as out:
-            for at in range(0, size, 1 << 24):
-                out.write(drawn.randbytes(min(1 << 24, size - at)))
+        write_random(file, size, options.seed)
         return Track(
             star(options.leaves),
             wires,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from topology.model import Topology
 
 #: Seconds from when a torrent's processes are up to the start.
 SETTLE = 2.0
+#: Random bytes that are drawn at a time: 256 MiB are more than `random` can count.
+_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,15 @@ class Heat(ABC):
     def more(self, end: float) -> dict[str, float]:
         """Seconds until `end` from other moments that are worth telling."""
         return {}
+
+
+def write_random(path: Path, nbytes: int, seed: int) -> None:
+    """Make a file of so many random bytes, for which the folder is made if need be."""
+    path.parent.mkdir(exist_ok=True)
+    drawn = random.Random(seed)
+    with path.open("wb") as out:
+        for at in range(0, nbytes, _AT_ONCE):
+            out.write(drawn.randbytes(min(_AT_ONCE, nbytes - at)))
 
 
 def sha256(path: Path) -> str:

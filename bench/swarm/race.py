@@ -8,7 +8,6 @@ moments are of CLOCK_MONOTONIC, which the hosts of an emulated network share.
 from __future__ import annotations
 
 import os
-import random
 import tempfile
 import threading
 import time
@@ -21,7 +20,7 @@ from bench.codec import cpu_name
 from bench.swarm import faults
 from bench.swarm.contenders import HEATS, OURS, missing
 from bench.swarm.faults import Fault
-from bench.swarm.heat import Heat, Track, sha256
+from bench.swarm.heat import Heat, Track, sha256, write_random
 from bench.swarm.processes import Children
 from bench.swarm.report import Run, Sample, SwarmReport
 from p2psync.errors import P2PSyncError
@@ -118,8 +117,7 @@ class Race:
     def _track(self, network: Network, folder: Path) -> Track:
         options = self.options
         file = folder / "seed" / "payload"
-        file.parent.mkdir()
-        file.write_bytes(random.Random(options.seed).randbytes(options.payload_bytes))
+        write_random(file, options.payload_bytes, options.seed)
         return Track(
             self.topology,
             network,

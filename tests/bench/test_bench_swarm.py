@@ -17,6 +17,7 @@ from rich.console import Console
 
 from bench.swarm import faults, tracker
 from bench.swarm.contenders import HEATS, OURS, missing
+from bench.swarm.heat import write_random
 from bench.swarm.metainfo import bencode, torrent_of
 from bench.swarm.plot import middle_runs
 from bench.swarm.publisher import Weights, count_for, least_bytes
@@ -69,6 +70,12 @@ def report(found: list[Run]) -> SwarmReport:
         limit=9.0,
         runs=found,
     )
+
+
+def test_a_payload_may_be_larger_than_can_be_drawn_at_a_time(tmp_path: Path) -> None:
+    file = tmp_path / "seed" / "payload"
+    write_random(file, (256 << 20) + 1, 7)
+    assert file.stat().st_size == (256 << 20) + 1
 
 
 def test_a_line_is_the_median_of_its_runs() -> None:
