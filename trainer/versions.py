@@ -26,6 +26,7 @@ from p2psync.membership.records import Announcement
 from p2psync.protocol.keys import public_text
 from p2psync.protocol.lineage import resolve
 from p2psync.protocol.manifest import Manifest, SignedManifest, sign
+from p2psync.protocol.messages import NO_VERSION
 from p2psync.protocol.versions import Position
 from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.packs import Draft, Pack, Store
@@ -218,7 +219,7 @@ class VersionMaker:
             version=position.version,
             base=base.version if base else None,
             digest=position.digest,
-            base_digest=base.digest if base else bytes(16),
+            base_digest=base.digest if base else NO_VERSION,
             created=time.time(),
         )
         return draft.seal(sign(manifest, self._key), manifest)

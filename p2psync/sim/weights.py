@@ -19,6 +19,7 @@ from p2psync.delta.container import ChunkEncoder, decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.protocol.manifest import Manifest, SignedManifest, pack_table, sign
+from p2psync.protocol.messages import NO_VERSION
 
 Name: TypeAlias = tuple[int, ...]
 
@@ -146,7 +147,7 @@ def signed_manifest(
         version=len(coded.name) - 1,
         base=None if coded.base is None else len(coded.base) - 1,
         digest=bits.weights(coded.name).digest,
-        base_digest=bytes(16) if coded.base is None else bits.weights(coded.base).digest,
+        base_digest=NO_VERSION if coded.base is None else bits.weights(coded.base).digest,
         profile="fast",
         block_units=BLOCK_UNITS,
         table=coded.table,

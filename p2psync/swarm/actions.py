@@ -42,10 +42,6 @@ class SwarmConfig:
     have_per_peer: float = 0.005
     ban: float = 600.0
 
-    def news_after(self, peers: int) -> float:
-        """How long news of pushed chunks may wait at a node with so many peers (seconds)."""
-        return max(self.have_delay_pushed, self.have_per_peer * peers)
-
 
 @dataclass(frozen=True, slots=True)
 class Send:

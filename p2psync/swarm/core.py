@@ -548,7 +548,7 @@ class Swarm:
         config = self._config
         if not transfer.pushed:
             return config.have_delay
-        delay = config.news_after(len(self._peers))
+        delay = max(config.have_delay_pushed, config.have_per_peer * len(self._peers))
         return delay * SOONER if transfer.told else delay
 
     def _tell_news(self) -> None:

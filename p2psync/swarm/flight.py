@@ -9,8 +9,8 @@ was seen of late if that is more. By Little's law the time is the mean, over tho
 the chunk; the least one seen on a way is nearest to that of empty queues. Where less arrives than was planned, more is
 let out, up to a limit. The least time may be what near receivers took before others were heard of: where for a second
 hardly half arrives of what was planned, and as much is on its way as may be, times are learnt anew, once for each plan.
-Receivers say what they hold now and then only, and the least time is that of a chunk that came just before: where all
-are near, no less is let out than the trees carry between two words of one.
+Receivers say what they hold now and then only, and where few are near the least time is that of a chunk that came just
+before somebody's word: no less is let out than the trees carry between two words of one.
 
 Ways are the first hops of trees: trees that begin at the same hops share what is let onto them. A small manifest goes
 out without waiting for news.

@@ -134,7 +134,7 @@ class Pushing:
             peers = self._ground.peers.values()
             # First hops that are near may have far ones behind them.
             near = bool(peers) and all(peer.near for peer in peers)
-            flight = Flight(first, near=near, news=self._ground.config.news_after(len(peers)))
+            flight = Flight(first, near=near, news=self._ground.config.have_delay_pushed)
             transfer.arrivals = Arrivals(len(transfer.held))
             self._injections[short] = Injection(deque(held), len(held), now, now, flight, transfer.arrivals)
             self.next_wake = min(self.next_wake, now + TELL_AFTER)

@@ -27,6 +27,7 @@ from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.errors import DigestMismatchError, StoreError
 from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest, SignedManifest, decode_body, sign
+from p2psync.protocol.messages import NO_VERSION
 from p2psync.protocol.versions import Position
 from p2psync.store.encoding import EncodedPart, Encoding
 from p2psync.store.packs import Draft, Pack, Store
@@ -269,7 +270,7 @@ class Making:
                 version=position.version,
                 base=base.version if base else None,
                 digest=position.digest,
-                base_digest=base.digest if base else bytes(16),
+                base_digest=base.digest if base else NO_VERSION,
                 created=time.time(),
             )
             return sign(manifest, self._key).to_bytes()
