@@ -207,8 +207,10 @@ def is_away_from_window(data: bytes) -> bool:
     if len(data) < _INFO_BYTES:
         return False
     (window,) = _WINDOW.unpack_from(data, 80)
-    if window <= _STOPPED or data[_STATE] < _RECOVERS:
-        return bool(window <= _STOPPED)
+    if window <= _STOPPED:
+        return True
+    if data[_STATE] < _RECOVERS:
+        return False
     unacked, sacked, lost, resent = _FLIGHT.unpack_from(data, 24)
     return bool(_HARDLY * (unacked - sacked - lost + resent) < window)
 

@@ -13,7 +13,7 @@ from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.asking import ENDGAME_HELD, IDLE_AFTER, OTHERS_PART, SPENT_AFTER, STRANGERS
 from p2psync.swarm.core import Ban, Save, Send, SendChunk, SwarmConfig
 from p2psync.swarm.early import MAX_EARLY_CHUNK_BYTES
-from p2psync.swarm.flight import DEEPER, FIRST_LAG, LOOK_EVERY, NEAR_LAG
+from p2psync.swarm.flight import DEEPER, EACH_WAY, FIRST_LAG, LOOK_EVERY, NEAR_LAG
 from p2psync.swarm.lag import FIRST, LEAST
 from p2psync.swarm.pushing import AGAIN_AFTER, EXPECTED_FOR, STALLED_AFTER, TELL_AFTER
 from p2psync.swarm.transfer import STALL_LEAST, pack_bitmap
@@ -105,6 +105,18 @@ def test_a_publisher_begins_with_less_on_its_way_only_where_everybody_is_near(fa
     bench.seed_all()
     carried = lag * 2 * 125_000 / CHUNK  # two trees of a Mbit/s each
     assert len(bench.served()) == pytest.approx(carried * (1 + DEEPER), abs=2)
+
+
+def test_a_publisher_lets_out_what_trees_carry_until_it_hears_of_it_even_where_everybody_is_near() -> None:
+    news = 5 * NEAR_LAG
+    bench = Bench(2000, config=SwarmConfig(flight_least=0, have_delay_pushed=news))
+    for name in "ab":
+        bench.peer(name, near=True)
+        bench.say(name, Want(bench.short, True))
+    bench.swarm.follow(root_plan("a", "b"), 0.0)
+    bench.seed_all()
+    carried = (news + 2 * LOOK_EVERY) * 2 * 125_000 / CHUNK
+    assert len(bench.served()) == pytest.approx(carried + 2 * EACH_WAY, abs=2)
 
 
 def test_a_publisher_who_knows_nobody_yet_does_not_take_everybody_for_near() -> None:
