@@ -107,6 +107,9 @@ class NodeRunner:
         # Chunks that were saved in this turn: they are passed on from memory.
         self._saved: dict[tuple[bytes, int], Data] = {}
         self._draining = False
+        # Whether more than chunks and words on them came since the last drain; when else something is due besides them.
+        self._stirred = True
+        self._rest_wake = 0.0
         self._stopped = False
         self._hub_away = False
         self._was_member = False
@@ -211,6 +214,14 @@ class NodeRunner:
 
     def _kick(self) -> None:
         """Drain the core's actions in this turn of the loop, once."""
+        self._stirred = True
+        self._kick_swarm()
+
+    def _kick_swarm(self) -> None:
+        """The same, where only chunks or words on them came: the rest of the core is looked at when its time has come.
+
+        Else that would cost more than all that is done for a chunk.
+        """
         if not self._draining and not self._stopped:
             self._draining = True
             self._loop.call_soon(self._drain)
@@ -220,17 +231,24 @@ class NodeRunner:
         if self._stopped:
             return
         try:
-            self.core.poll(self._loop.time())
+            now = self._loop.time()
+            rest = self._stirred or now >= self._rest_wake
+            self._stirred = False
+            if rest:
+                self.core.poll(now)
+            else:
+                self.core.swarm.poll(now)
             while actions := self.core.actions():
                 for action in actions:
                     self._do(action)
             self._saved.clear()
-            self._arm()
+            if rest:
+                self._rest_wake = self.core.rest_wake()
+            self._arm(min(self._rest_wake, self.core.swarm.next_wake()))
         except Exception as error:  # in a call of the loop: nobody else would hear of it
             self._break(error)
 
-    def _arm(self) -> None:
-        wake = self.core.next_wake(self._loop.time())
+    def _arm(self, wake: float) -> None:
         if self._timer is not None:
             if self._timer_at <= wake:
                 return  # too early costs one more look, less than a new timer each turn
@@ -241,7 +259,7 @@ class NodeRunner:
 
     def _alarm(self) -> None:
         self._timer = None
-        self._kick()
+        self._kick_swarm()
 
     def _do(self, action: NodeAction) -> None:
         match action:
@@ -262,6 +280,7 @@ class NodeRunner:
             case Hangup():
                 self._peers.hang_up(action.peer, action.reason)
             case Ban():
+                self._kick()
                 self._emit(PeerBanned(action.peer, action.reason))
             case Complete():
                 self._complete(action.id)
@@ -339,11 +358,11 @@ class NodeRunner:
         if not isinstance(message, Chunk) and self.measuring.message(name, message):
             return
         self.core.receive(name, message, self._loop.time())
-        self._kick()
+        self._kick_swarm()
 
     def _flushed(self, name: str, size: int) -> None:
         self.core.swarm.flushed(name, size, self._loop.time())
-        self._kick()
+        self._kick_swarm()
 
     def _dial_failed(self, name: str) -> None:
         self.core.dial_failed(name, self._loop.time())
@@ -383,6 +402,7 @@ class NodeRunner:
         except P2PSyncError as error:
             self._trouble(str(error))
             self.core.store_failed(action.id, str(error), self._loop.time())
+            self._kick()
             return
         self._saved[(action.id, action.index)] = action.data
         self.core.saved(action)

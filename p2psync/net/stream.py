@@ -74,6 +74,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self.got = 0
         self.round_trip = 0.0
         self.dried = 0
+        self._dry = True
         self._congestion = congestion
         self._rate = 0.0
         self._fading = Fading()
@@ -187,10 +188,12 @@ class PeerStream(asyncio.BufferedProtocol):
         again soon. Where rates are not known they are taken for equal.
         """
         notsent, window = tcp.pace(self._socket) if self._socket is not None else (0, 0.0)
+        waits = self.backlog + notsent
+        self._dry = not waits
         most = self._held_to or math.inf
         self._rate = min(window, most)
         rate = min(self._fading.seen(window, self._loop.time()), most)
-        return (self.backlog + notsent + size) / (rate or _RATE)
+        return (waits + size) / (rate or _RATE)
 
     @property
     def address(self) -> str:
@@ -213,10 +216,10 @@ class PeerStream(asyncio.BufferedProtocol):
             self.close("the peer does not read")
 
     def send_chunk(self, manifest: bytes, index: int, data: bytes | bytearray | memoryview, tag: int = 0) -> None:
-        """Send a chunk (manifest: short id). `flushed` follows, always."""
+        """Send a chunk (manifest: short id). `flushed` follows, always. `takes` comes first."""
         self.waiting += len(data)
         if self._transport is not None and not self._transport.is_closing() and not self._retired:
-            self.dried += not self.backlog and (self._socket is None or not tcp.unsent(self._socket))
+            self.dried += self._dry
             self._fit_queue()
             header = encode_chunk_header(manifest, index, len(data), tag)
             # Both in one call to the kernel: the header does not travel as a packet of its own.

@@ -376,11 +376,10 @@ class Swarm:
         self._serving.poll(now)
         self._relief.poll(now)
 
-    def next_wake(self) -> float | None:
-        """When `poll` must be called next at the latest, if nothing else happens."""
-        parts = (self._asking, self._pushing, self._serving, self._relief)
-        wake = min(self._news_due, *(part.next_wake for part in parts))
-        return None if wake == _NEVER else wake
+    def next_wake(self) -> float:
+        """When `poll` must be called next at the latest, if nothing else happens; infinite: never."""
+        asking, pushing, serving, relief = self._asking, self._pushing, self._serving, self._relief
+        return min(self._news_due, asking.next_wake, pushing.next_wake, serving.next_wake, relief.next_wake)
 
     def actions(self) -> list[Action]:
         """What is to be done now, in order; empties the list."""

@@ -96,7 +96,10 @@ class _Walk:
     @property
     def current(self) -> int | None:
         """The first step with chunks to put; None when all are in."""
-        return next((i for i, todo in enumerate(self.todo) if todo), None)
+        for i, todo in enumerate(self.todo):
+            if todo:
+                return i
+        return None
 
 
 class Follower:

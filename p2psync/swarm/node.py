@@ -304,13 +304,12 @@ class NodeCore:
 
     def next_wake(self, now: float) -> float:
         """When `poll` must be called next at the latest."""
-        wakes = [self.membership.next_wake(), self._dial_wake]
-        swarm = self.swarm.next_wake()
-        if swarm is not None:
-            wakes.append(swarm)
-        if self.follower is not None:
-            wakes.append(self.follower.next_wake())
-        return max(now, min(wakes))
+        return max(now, min(self.rest_wake(), self.swarm.next_wake()))
+
+    def rest_wake(self) -> float:
+        """The same of all but the swarm: where nothing but its inputs came, `swarm.poll` will do until then."""
+        wake = min(self.membership.next_wake(), self._dial_wake)
+        return wake if self.follower is None else min(wake, self.follower.next_wake())
 
     def actions(self) -> list[NodeAction]:
         """What is to be done now, in order; empties the list."""

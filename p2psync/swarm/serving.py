@@ -101,13 +101,18 @@ class Serving:
     def _next(self) -> str:
         """Whose chunk leaves next of those who wait: by turns of one who asked, each in its turn, and of the push that
         has waited longest. So who asks without end keeps others waiting for no more than as long again."""
-        waiting = [peer for name in self._turns if (peer := self._ground.peers.get(name)) is not None]
-        asked = next((peer.name for peer in waiting if peer.queue), None)
-        since = {peer.name: peer.pushing_since for peer in waiting if not peer.queue and peer.pushes}
-        self._asked_last = asked is not None and not (self._asked_last and since)
-        if asked is not None and self._asked_last:
-            return asked
-        return min(since, key=since.__getitem__, default=next(iter(self._turns)))
+        asked = pushed = None
+        since = _NEVER
+        for name in self._turns:
+            peer = self._ground.peers.get(name)
+            if peer is None:
+                continue
+            if peer.queue:
+                asked = asked or name
+            elif peer.pushes and peer.pushing_since < since:
+                pushed, since = name, peer.pushing_since
+        self._asked_last = asked is not None and not (self._asked_last and pushed)
+        return (asked if self._asked_last else pushed) or next(iter(self._turns))
 
     def _has_work(self, peer: Peer) -> bool:
         """Whether something waits for this peer, and its connections have room."""

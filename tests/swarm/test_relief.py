@@ -65,7 +65,7 @@ def test_it_goes_on_below_the_child_in_the_tree_that_leads_there() -> None:
 def test_what_has_not_been_around_for_long_is_left_to_whom_it_is_due_from() -> None:
     bench = through()
     assert brought(bench, HELD - 0.1) == []
-    bench.swarm.poll(bench.swarm.next_wake() or 0.0)
+    bench.swarm.poll(bench.swarm.next_wake())
     bench.swarm.poll(HELD + 0.1)
     assert len(bench.served()) == 2, "it is looked again, though nothing else happens"
 

@@ -202,7 +202,7 @@ def test_a_first_hop_that_is_only_slow_is_not_pushed_the_same_chunk_twice_where_
     for turn in range(1, 4):
         bench.swarm.poll(turn * (AGAIN_AFTER + 0.2))
     assert bench.served() == []
-    assert (wake := bench.swarm.next_wake()) is not None and wake > 3 * (AGAIN_AFTER + 0.2) + 0.1
+    assert 3 * (AGAIN_AFTER + 0.2) + 0.1 < bench.swarm.next_wake() < float("inf")
 
 
 def test_what_only_a_first_hop_had_that_went_is_pushed_elsewhere_at_once() -> None:
@@ -500,7 +500,6 @@ def test_a_root_looks_again_soon_once_one_asks_to_whom_it_could_push_no_more_bef
     bench.swarm.poll(0.05 + LOOK_EVERY)
     bench.say("a", Want(bench.short, True), 0.2)
     wake = bench.swarm.next_wake()
-    assert wake is not None
     assert wake <= 0.2 + LOOK_EVERY
 
 
@@ -510,7 +509,7 @@ def test_a_publisher_whose_manifests_nobody_wants_rests() -> None:
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
     bench.swarm.poll(TELL_AFTER + 0.01)
-    assert bench.swarm.next_wake() is None
+    assert bench.swarm.next_wake() == float("inf")
 
 
 def test_first_hops_that_have_not_asked_yet_keep_their_part_for_a_moment() -> None:
@@ -798,7 +797,7 @@ def test_who_has_its_part_takes_from_the_mates_where_it_would_end() -> None:
         order.append([])
         now = 1.4
         while bench.swarm.progress(bench.id)[0] < 32:
-            now = max(now, bench.swarm.next_wake() or 0.0)
+            now = max(now, bench.swarm.next_wake())
             bench.swarm.poll(now)
             asked = [index for name, request in bench.sent(Request) if name == "p" for index in request.chunks]
             order[-1] += asked

@@ -137,7 +137,7 @@ class FluidNode:
             for delay, batch in told.items():
                 self._net.tell(delay, batch)
         wake = swarm.next_wake()
-        if wake is not None and wake < self._wake:
+        if wake < self._wake:
             self._wake = wake
             self._clock.at(wake, self._alarm, wake)
 
