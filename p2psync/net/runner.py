@@ -370,8 +370,9 @@ class NodeRunner:
         self._kick()
 
     def _measured(self, measures: Measures) -> None:
-        # Told to the hub with the next renewal.
+        # Told to the hub with the next renewal; at once, if it matters to plans.
         self.core.membership.measures = measures
+        self._kick()
 
     # ---- chunks ----------------------------------------------------------------------------------------------------
 
