@@ -110,6 +110,8 @@ class Flight:
         self._was_full = False
         #: Whether times were learnt anew since the plan began.
         self._learnt_anew = False
+        #: Chunks that may be put in before the next look while somebody is not waited for.
+        self._allowed = math.inf
 
     def planned(self, rates: Sequence[float], ways: Sequence[Hashable]) -> None:
         """These are the trees now: their rates (chunks/s) and ways.
@@ -171,7 +173,7 @@ class Flight:
     @property
     def is_full(self) -> bool:
         """Whether no tree should take more for now."""
-        return len(self._all) >= self._first and self._weight + 0.5 >= self.window
+        return len(self._all) >= self._first and (self._weight + 0.5 >= self.window or self._allowed < 1)
 
     def full(self, tree: int) -> bool:
         """Whether a tree should take no more for now."""
@@ -212,6 +214,7 @@ class Flight:
         self._weigh(self._flying[index], 1.0)
         self._given[self._way_of[tree]] += 1
         self._all.add(index)
+        self._allowed -= 1
 
     def is_due(self, now: float) -> bool:
         """Whether it is time to look again."""
@@ -230,6 +233,7 @@ class Flight:
         self._meet(holds.keys(), now)
         indices = np.array(sorted(self._flying))
         keeping_up = self._keeping_up(list(holds.values()))
+        self._allow(len(keeping_up) == len(holds), passed)
         lacked = sum((~theirs[indices] for theirs in keeping_up), np.zeros(len(indices))) / max(1, len(keeping_up))
         for index, share in zip(indices.tolist(), lacked.tolist(), strict=True):
             flying = self._flying[index]
@@ -276,6 +280,13 @@ class Flight:
         sent = np.fromiter(self._all, np.intp, len(self._all))
         most = max(LAGGING * max(self.window, self._first), MOST_LAG * self._rate)
         return [theirs for theirs in holds if len(sent) - int(theirs[sent].sum()) <= most]
+
+    def _allow(self, all_keep_up: bool, seconds: float) -> None:
+        if all_keep_up:
+            self._allowed = math.inf
+            return
+        left = self._allowed if math.isfinite(self._allowed) else 0.0
+        self._allowed = min(left, LEAST_IN_WAY) + self._rate * seconds
 
     def _weigh(self, flying: _Flying, more: float) -> None:
         self._weight += more

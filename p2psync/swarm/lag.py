@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: Bounds of the patience, and what it is before anything was measured (seconds).
-LEAST, MOST, FIRST = 1.0, 10.0, 1.5
+LEAST, MOST, FIRST = 1.0, 30.0, 1.5
 #: What was pulled and then came as a push after all shows that patience was too short, up to so long (seconds); by
 #: what part that is forgotten with each push.
 SPURIOUS_MOST, FORGOTTEN = 2.5, 1 / 1024
