@@ -39,8 +39,9 @@ _LOOK_EVERY = 0.02
 #: Once the source has put everything in: for how long somebody must hold a chunk that is asked for, near peers at most;
 #: and how often to look (seconds).
 ENDGAME_HELD, ENDGAME_NEAR, _ENDGAME_EVERY = 0.3, 1.0, 0.1
-#: For how many times as long a far peer that is no parent must.
-STRANGERS = 3.0
+#: For how many times as long a far peer that is no parent must; unless what is missing would take longer than so long
+#: to come (seconds) at the pace of what comes: then they are asked at once for what would be here after that.
+STRANGERS, FAR_OFF = 3.0, 2.0
 #: For how many times as long one must be known to hold a chunk that a node nearby should bring into the region, unless
 #: it is a parent who is through.
 OTHERS_PART = 2.0
@@ -122,6 +123,8 @@ class Asking:
             room = min(MAX_REQUEST, -(-(window - peer.asked_bytes) // transfer.typical))
             if room <= 0:
                 continue
+            if transfer.told and not peer.near and self._is_stranger(peer):
+                room = min(room, max(0, self._far_off(transfer, now)) or room)
             ripe = transfer.ripe(now - self._patience(peer, transfer, now)) if transfer.pushed else None
             if ripe is not None and not ripe.any() and not transfer.asked:
                 continue
@@ -138,13 +141,21 @@ class Asking:
             patience = min(patience, ENDGAME_HELD)
         elif transfer.told and not peer.near and self._is_stranger(peer):
             # Its way here is that of a push that comes, or of one that may soon be asked of a parent.
-            patience *= STRANGERS
+            patience = ENDGAME_HELD if self._far_off(transfer, now) > 0 else patience * STRANGERS
         return patience if peer.source else self._unless_stalled(patience, transfer, now)
 
     def _is_stranger(self, peer: Peer) -> bool:
         """Whether others than this peer, who are up, push to this node."""
         trees = self._ground.trees
         return peer.name not in trees.parents and not trees.above.isdisjoint(self._ground.peers)
+
+    def _far_off(self, transfer: Transfer, now: float) -> int:
+        """How many chunks that nobody was asked for will be missing after `FAR_OFF`, at the pace of what comes here."""
+        owed = transfer.missing * transfer.typical
+        seconds = self._ground.downlink.queue_seconds(owed, now)
+        if seconds <= FAR_OFF:
+            return 0
+        return int(transfer.missing * (1 - FAR_OFF / seconds)) - len(transfer.asked)
 
     def _is_through(self, peer: Peer, transfer: Transfer, now: float) -> bool:
         """Whether a peer seems to have pushed here all that it was to push."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 LEAST, MOST, FIRST = 1.0, 30.0, 1.5
 #: What was pulled and then came as a push after all shows that patience was too short, up to so long (seconds); by
 #: what part that is forgotten with each push.
-SPURIOUS_MOST, FORGOTTEN = 2.5, 1 / 1024
+SPURIOUS_MOST, FORGOTTEN = 5.0, 1 / 1024
 
 
 @dataclass(slots=True)
