@@ -81,23 +81,29 @@ class Reading:
 
 
 class _Run:
-    """Successive intervals: how much had moved when, from their beginning."""
+    """Successive intervals: how much had moved when, from their beginning, and how much had left to be moved."""
 
     def __init__(self) -> None:
-        self._points: deque[tuple[float, int]] = deque([(0.0, 0)])
+        self._points: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])
 
-    def rate(self, nbytes: int, seconds: float, lasting: float) -> float | None:
+    def rate(self, nbytes: int, seconds: float, lasting: float, left: int | None = None) -> float | None:
         """One interval more; the rate at which it lasted, None as long as there are too few.
 
         Of all times between once and 1.6 times `lasting` ago the one since which least has moved per second: then no
-        hole in the sequence, and no queue of acknowledgements, held back what later came at once.
+        hole in the sequence, and no queue of acknowledgements, held back what later came at once. Where word of what
+        arrived waits in queues for longer than that, more seems to arrive than left (`left`, bytes without what was
+        sent again); then what left counts, as in a sample of BBR's (draft-ietf-ccwg-bbr, delivery rate).
         """
-        last = self._points[-1]
-        now, total = last[0] + seconds, last[1] + nbytes
-        self._points.append((now, total))
+        at, moved, gone = self._points[-1]
+        now, moved, gone = at + seconds, moved + nbytes, gone + (nbytes if left is None else left)
+        self._points.append((now, moved, gone))
         while now - self._points[0][0] > 1.6 * lasting + _SLACK:
             self._points.popleft()
-        rates = [(total - moved) / (now - at) for at, moved in self._points if now - at >= lasting - _SLACK]
+        rates = [
+            min(moved - came, gone - went) / (now - at)
+            for at, came, went in self._points
+            if now - at >= lasting - _SLACK
+        ]
         return min(rates, default=None)
 
 
@@ -128,14 +134,22 @@ class Best:
         best, newest = max(rate for rate, _ in self._recent), self._recent[-1][0]
         return self.value * newest / whole if best < CHANGED * whole else None
 
-    def add(self, nbytes: int, seconds: float, *, lasting: float = LASTING, conclusive: bool = True) -> None:
+    def add(
+        self,
+        nbytes: int,
+        seconds: float,
+        *,
+        lasting: float = LASTING,
+        conclusive: bool = True,
+        left: int | None = None,
+    ) -> None:
         """So much moved in an interval, and a rate counts once it has lasted for `lasting` seconds.
 
         conclusive: false if something else than what is measured may have been the limit: that can raise the best, but
-        neither age nor refute it.
+        neither age nor refute it. left: what was sent, if that is known, without what was sent again (bytes).
         """
         self._quiet = 0.0
-        mean = self._run.rate(nbytes, seconds, lasting)
+        mean = self._run.rate(nbytes, seconds, lasting, left)
         if mean is None:
             return
         if not self._parts or (conclusive and self._parts[-1][0] >= MEMORY / PARTS):
@@ -150,13 +164,13 @@ class Best:
         """Nothing pressed in this interval: what comes next does not follow what came before."""
         self._run = _Run()
 
-    def lull(self, nbytes: int, seconds: float, lasting: float) -> None:
+    def lull(self, nbytes: int, seconds: float, lasting: float, left: int | None = None) -> None:
         """An interval that is no measure itself: what comes next follows what came before only if it comes soon."""
         self._quiet += seconds
         if self._quiet >= lasting:
             self.pause()
         else:
-            self._run.rate(nbytes, seconds, lasting)
+            self._run.rate(nbytes, seconds, lasting, left)
 
     def at_least(self, rate: float) -> None:
         """So much moved, pressed or not: what is known was too low. Where nothing is known it tells nothing."""
@@ -264,6 +278,11 @@ class _Flow:
     touched: int = 0
     limited: bool = False
 
+    @property
+    def left(self) -> int:
+        """What was sent, without what was sent again."""
+        return self.sent - self.resent
+
 
 class Gauges:
     """The gauges of one node."""
@@ -360,6 +379,7 @@ class Gauges:
 
     def _take(self, flows: Mapping[str, _Flow], span: float, now: float) -> None:
         delivered = sum(flow.delivered for flow in flows.values())
+        left = sum(flow.left for flow in flows.values())
         received = sum(flow.received for flow in flows.values())
         self.delivered += delivered
         self.received += received
@@ -369,15 +389,15 @@ class Gauges:
         sure = self._longest_lasting(pressed)
         if pressed:
             free = sum(not flow.limited for flow in pressed.values())
-            self.up.add(delivered, span, lasting=sure, conclusive=free > 1)
+            self.up.add(delivered, span, lasting=sure, conclusive=free > 1, left=left)
             self._notice_changes(pressed)
         elif any(flow.touched for flow in flows.values()):
-            self.up.lull(delivered, span, sure)
+            self.up.lull(delivered, span, sure, left)
         else:
             self.up.pause()
         # A fast link may empty all that waits before two looks have seen it wait.
         busy = [peer for peer, flow in flows.items() if flow.delivered >= TALK * span]
-        self.up.at_least(self._moved.rate(delivered, span, self._longest_lasting(busy)) or 0.0)
+        self.up.at_least(self._moved.rate(delivered, span, self._longest_lasting(busy), left) or 0.0)
         for peer, gauge in self.paths.items():
             _take_received(gauge.received, flows[peer].received if peer in flows else 0, span, self._lasting(peer))
         senders = [peer for peer, flow in flows.items() if flow.received >= TALK * span]
@@ -401,7 +421,7 @@ class Gauges:
             if peer not in pressed:
                 gauge.pressed_since = None
                 if flow is not None and flow.touched:
-                    gauge.sent.lull(flow.delivered, span, self._lasting(peer))
+                    gauge.sent.lull(flow.delivered, span, self._lasting(peer), flow.left)
                 else:
                     gauge.sent.pause()
                 continue
@@ -409,7 +429,8 @@ class Gauges:
                 gauge.pressed_since = now
             flow = pressed[peer]
             conclusive = peer not in self._junk and not flow.limited and not (crowded and gauge.sending >= fair)
-            gauge.sent.add(flow.delivered, span, lasting=self._lasting(peer), conclusive=conclusive)
+            sure = self._lasting(peer)
+            gauge.sent.add(flow.delivered, span, lasting=sure, conclusive=conclusive, left=flow.left)
             gauge.rise()
 
     def _notice_changes(self, pressed: Iterable[str]) -> None:
