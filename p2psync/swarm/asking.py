@@ -11,9 +11,10 @@ Of a manifest that is pushed here along the plan's trees only what is overdue is
 longer than pushes take (`Lag`). Whoever has all from the beginning, the source, is the last to be asked, since its
 uplink is what everybody waits for. Once the source has put everything in, what lies in the queues of slow relays is
 taken from them: of near peers as soon as they have it, and of parents who hold all and have pushed all that is theirs,
-so that no way stands idle before everything is here. What was heard of last is taken first, since that is the farthest
-back in the queues; a slow relay and those who take from it meet in the middle. Nodes of a region take different chunks;
-one that has its part takes from those of the others, beginning where they would end.
+so that no way stands idle before everything is here. Where that would still take seconds, everybody else may stand idle
+by now, and what would be here last is taken from anywhere. What was heard of last is taken first, since that is the
+farthest back in the queues; a slow relay and those who take from it meet in the middle. Nodes of a region take
+different chunks; one that has its part takes from those of the others, beginning where they would end.
 
 A small manifest is pushed at once by all who pass it on. Once half of it is here and then nothing comes for some while,
 packets were lost, and to wait for them takes longer than to ask others.
@@ -41,7 +42,7 @@ _LOOK_EVERY = 0.02
 ENDGAME_HELD, ENDGAME_NEAR, _ENDGAME_EVERY = 0.3, 1.0, 0.1
 #: For how many times as long a far peer that is no parent must; unless what is missing would take longer than so long
 #: to come (seconds) at the pace of what comes: then they are asked at once for what would be here after that.
-STRANGERS, FAR_OFF = 3.0, 2.0
+STRANGERS, FAR_OFF = 3.0, 4.0
 #: For how many times as long one must be known to hold a chunk that a node nearby should bring into the region, unless
 #: it is a parent who is through.
 OTHERS_PART = 2.0
@@ -124,7 +125,7 @@ class Asking:
             if room <= 0:
                 continue
             if transfer.told and not peer.near and self._is_stranger(peer):
-                room = min(room, max(0, self._far_off(transfer, now)) or room)
+                room = min(room, self._far_off(transfer, now) or room)
             ripe = transfer.ripe(now - self._patience(peer, transfer, now)) if transfer.pushed else None
             if ripe is not None and not ripe.any() and not transfer.asked:
                 continue
@@ -141,7 +142,7 @@ class Asking:
             patience = min(patience, ENDGAME_HELD)
         elif transfer.told and not peer.near and self._is_stranger(peer):
             # Its way here is that of a push that comes, or of one that may soon be asked of a parent.
-            patience = ENDGAME_HELD if self._far_off(transfer, now) > 0 else patience * STRANGERS
+            patience = ENDGAME_HELD if self._far_off(transfer, now) else patience * STRANGERS
         return patience if peer.source else self._unless_stalled(patience, transfer, now)
 
     def _is_stranger(self, peer: Peer) -> bool:
@@ -151,11 +152,10 @@ class Asking:
 
     def _far_off(self, transfer: Transfer, now: float) -> int:
         """How many chunks that nobody was asked for will be missing after `FAR_OFF`, at the pace of what comes here."""
-        owed = transfer.missing * transfer.typical
-        seconds = self._ground.downlink.queue_seconds(owed, now)
+        seconds = transfer.seconds_left(now)
         if seconds <= FAR_OFF:
             return 0
-        return int(transfer.missing * (1 - FAR_OFF / seconds)) - len(transfer.asked)
+        return max(0, int(transfer.missing * (1 - FAR_OFF / seconds)) - len(transfer.asked))
 
     def _is_through(self, peer: Peer, transfer: Transfer, now: float) -> bool:
         """Whether a peer seems to have pushed here all that it was to push."""

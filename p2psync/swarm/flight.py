@@ -19,7 +19,9 @@ Trees differ in how long a chunk takes to be everywhere. The last chunks go down
 that all trees end at one time: one is given nothing more once what is left would be through the others before.
 
 A chunk leaves when all who receive hold it, or after a while, so that a slow receiver cannot stop the others; one who
-lags by more than what may be on its way several times, and than a second's, is not waited for at all.
+lags by more than what may be on its way several times, and than a second's, is not waited for at all. But as long as
+there is such a one, no more goes out than was planned: where the others are ahead, whatever they get sooner is taken
+from links and uplinks that he needs, too.
 """
 
 from __future__ import annotations

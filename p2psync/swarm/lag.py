@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Bounds of the patience, and what it is before anything was measured (seconds).
+#: Bounds of the patience, and what it is before anything was measured (seconds). The most is no rare case: with uplinks
+#: of a Mbit/s or two that all have a little more to do than they can, pushes come later and later, and what is pulled
+#: meanwhile makes them later still.
 LEAST, MOST, FIRST = 1.0, 30.0, 1.5
 #: What was pulled and then came as a push after all shows that patience was too short, up to so long (seconds); by
 #: what part that is forgotten with each push.

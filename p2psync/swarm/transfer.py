@@ -26,6 +26,8 @@ FEW = 24
 #: Of a small manifest: seconds without a chunk, and multiples of the usual time between two, after which those that are
 #: missing seem to be held up.
 STALL_LEAST, STALL_GAPS = 0.05, 3.0
+#: Chunks that must have come for their pace to tell when the rest will be here.
+PACE_FROM = 8
 
 
 @dataclass(slots=True)
@@ -227,6 +229,10 @@ class Transfer:
     def stalls_after(self) -> float:
         """Seconds without a chunk after which those that are missing seem to be held up."""
         return max(STALL_LEAST, STALL_GAPS * (self.gained_at - self.began_at) / max(1, self.gains - 1))
+
+    def seconds_left(self, now: float) -> float:
+        """How long what is missing takes at the pace at which chunks have come so far; 0 as long as few have."""
+        return self.missing * (now - self.began_at) / self.gains if self.gains >= PACE_FROM else 0.0
 
     def gain(self, index: int, now: float) -> list[Asked]:
         """The chunk is held now; returns the requests that were still out for it."""

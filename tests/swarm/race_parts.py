@@ -20,7 +20,8 @@ _CONFIG = SwarmConfig(flush_limit=256 << 10)
 class Race:
     """One payload from the trainer to everyone. `run` returns the seconds until the last has it.
 
-    buffer: see `FluidOptions`. silent: nodes that take everything and pass nothing on. at: what happens when (seconds).
+    buffer: see `FluidOptions`. believed: see `FluidSwarm`. silent: nodes that take everything and pass nothing on.
+    at: what happens when (seconds).
     """
 
     network: Network
@@ -28,6 +29,7 @@ class Race:
     planned: bool = True
     buffer: float = 1e6
     silent: frozenset[str] = frozenset()
+    believed: Network | None = None
     at: dict[float, Callable[[FluidSwarm], None]] = field(default_factory=dict)
 
     def run(self, limit: float = 300.0) -> float:
@@ -40,7 +42,7 @@ class Race:
             buffer=self.buffer,
             config=_CONFIG,
         )
-        self.swarm = swarm = FluidSwarm(self.network, options)
+        self.swarm = swarm = FluidSwarm(self.network, options, believed=self.believed)
         swarm.start()
         for name in self.silent:
             swarm.live[name].silent = True

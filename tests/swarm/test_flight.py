@@ -250,6 +250,31 @@ def test_one_who_lags_by_far_is_not_waited_for() -> None:
     assert f.load(0) < 1 / f.window
 
 
+def test_while_somebody_is_not_waited_for_no_more_goes_out_than_was_planned_and_then_as_much_as_arrives() -> None:
+    f = flight(16.0)
+    f.add(0, 0, 0.0)
+    f.look(held(holding(*range(1000)), holding(*range(1000))), 0.1)
+    index, now = fill(f, 0, 0.1, 1), 0.1
+    # One falls behind by all that goes out; the others have everything at once.
+    while index < LAGGING * f.window + 2:
+        now += 0.1
+        f.look(held(holding(*range(1000)), holding()), now)
+        index = fill(f, 0, now, index)
+    begun, at = index, now
+    while now < at + 10:
+        now += 0.1
+        f.look(held(holding(*range(1000)), holding()), now)
+        index = fill(f, 0, now, index)
+    assert index - begun == pytest.approx(10 * 16, rel=0.05)
+    # Now he has everything at once, too.
+    begun, at = index, now
+    while now < at + 2:
+        now += 0.1
+        f.look(held(holding(*range(1000)), holding(*range(1000))), now)
+        index = fill(f, 0, now, index)
+    assert index - begun > 1.5 * 2 * 16
+
+
 def test_one_who_lacks_less_than_the_trees_carry_in_a_second_is_waited_for_however_little_is_let_out() -> None:
     f = flight(100.0)
     f.add(0, 0, 0.0)

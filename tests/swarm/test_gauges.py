@@ -134,6 +134,21 @@ def test_what_comes_at_once_when_a_hole_is_filled_is_not_faster() -> None:
     assert mbit(best) <= 20 * 1.01
 
 
+def test_what_seems_to_arrive_faster_than_it_left_is_no_faster() -> None:
+    """Sending at 5 Mbit/s, while the word of what arrived waited 0.2 s, and then does not any more."""
+    best = Best()
+    for i in range(30):
+        best.add(int((5 if i < 10 or i >= 16 else 5 * 8 / 6) * MBIT * 0.1), 0.1, left=int(5 * MBIT * 0.1))
+    assert mbit(best) == pytest.approx(5, rel=0.01)
+
+
+def test_what_leaves_faster_than_it_arrives_fills_queues_and_is_no_faster() -> None:
+    best = Best()
+    for _ in range(20):
+        best.add(int(5 * MBIT * 0.1), 0.1, left=int(8 * MBIT * 0.1))
+    assert mbit(best) == pytest.approx(5, rel=0.01)
+
+
 def test_figures_are_told_to_three_digits() -> None:
     assert Feed().run(2, {"b": 19.54}).measures().up == 19.5
 

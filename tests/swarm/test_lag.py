@@ -32,6 +32,6 @@ def test_what_was_pulled_too_soon_is_remembered_for_a_while_and_up_to_a_bound() 
     assert lag.patience == 2.0
     lag.came_late(60.0)
     assert lag.patience == SPURIOUS_MOST
-    for _ in range(1500):
+    for _ in range(2000):
         lag.sample(0.01)
     assert lag.patience == LEAST

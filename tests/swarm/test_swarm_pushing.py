@@ -841,6 +841,24 @@ def test_without_a_parent_at_hand_nobody_is_a_stranger() -> None:
     assert [name for name, _ in bench.sent(Request)] == ["stranger"]
 
 
+@pytest.mark.parametrize(("every", "asked"), [(0.25, True), (0.05, False)])
+def test_who_would_wait_for_seconds_more_once_everything_is_on_its_way_asks_far_peers_for_the_last_of_it(
+    every: float, asked: bool
+) -> None:
+    bench = relay(("p", ""), chunks=64)
+    bench.peer("stranger")
+    assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
+    now = 1.0
+    for index in range(26):
+        now += every
+        push(bench, "p", index, now=now)
+    bench.have("stranger", *range(64), now=now)
+    bench.have("trainer", *range(64), now=now)
+    bench.actions()
+    bench.swarm.poll(now + ENDGAME_HELD + 0.05)
+    assert {name for name, _ in bench.sent(Request)} == ({"stranger", "trainer"} if asked else set())
+
+
 def test_far_peers_who_are_no_parents_are_asked_last_once_everything_is_on_its_way() -> None:
     bench = relay(("p", ""), ("other", ""))
     assert bench.swarm.peer_up("trainer", False, 0.0, source=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.swarm.race_parts import Race
@@ -39,6 +41,36 @@ def test_where_queues_are_bounded_and_senders_feel_them_it_is_still_near_the_bou
     race = Race(network(name), buffer=0.2)
     assert race.run() <= most * race.bound
     assert race.wasted < 0.05
+
+
+def slower(net: Network, times: float) -> Network:
+    return replace(net, up=net.up / times, down=net.down / times, rate=net.rate / times)
+
+
+def mismeasured(net: Network, share: float, seed: int) -> Network:
+    """What is believed of uplinks and links is wrong by about such a share."""
+    rng = np.random.default_rng(seed)
+    return replace(
+        net,
+        up=net.up * np.exp(rng.normal(0, share, net.up.shape)),
+        rate=net.rate * np.exp(rng.normal(0, share, net.rate.shape)),
+    )
+
+
+@pytest.mark.parametrize(("name", "seed"), [("wan-4x3", 2), ("volunteers", 5)])
+def test_on_links_of_some_mbit_a_plan_that_errs_by_some_percent_costs_little_and_hardly_anything_comes_twice(
+    name: str, seed: int
+) -> None:
+    slow = slower(network(name), 8)
+    race = Race(slow, buffer=0.2, believed=mismeasured(slow, 0.04, seed))
+    assert race.run() <= 1.15 * race.bound
+    assert race.wasted < 0.045
+
+
+def test_whom_slow_relays_alone_feed_has_the_last_of_it_from_all_over_the_world() -> None:
+    """Uplinks of 0.6 to 5 Mbit/s, all full: the others are through first, and then theirs are free."""
+    race = Race(slower(network("volunteers"), 8), buffer=0.2)
+    assert race.run() <= 1.17 * race.bound
 
 
 def test_the_trainer_sends_one_copy_where_the_others_can_relay_it() -> None:

@@ -22,7 +22,7 @@ PLAN_SECONDS_PER_MEMBER = 0.0005
 
 
 class FluidHub:
-    """Plans from the true network of the members, when the hub's keeper says. tell: gives a node its plan."""
+    """Plans from what is believed of the members' network, when the hub's keeper says. tell: gives a node its plan."""
 
     def __init__(self, network: Network, clock: Clock, tell: Callable[[str, NodePlan], None]) -> None:
         self._network, self._clock, self._tell = network, clock, tell

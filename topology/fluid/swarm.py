@@ -55,14 +55,21 @@ class NotConvergedError(P2PSyncError):
 
 
 class FluidSwarm:
-    """`start`, then `run`. spare: hosts of the network on which no node runs at first."""
+    """`start`, then `run`. spare: hosts of the network on which no node runs at first. believed: the network that plans
+    are made from, if it is another."""
 
-    def __init__(self, network: Network, options: FluidOptions, spare: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        network: Network,
+        options: FluidOptions,
+        spare: frozenset[str] = frozenset(),
+        believed: Network | None = None,
+    ) -> None:
         self.network, self.options, self.spare = network, options, spare
         self.clock = Clock(options.seed)
         self.net = FluidNetwork(network, self.clock, options.buffer)
         self.trace = Trace(len(network.regions))
-        self.hub = FluidHub(network, self.clock, self._plan_made)
+        self.hub = FluidHub(believed or network, self.clock, self._plan_made)
         self.trainer = network.names[network.trainer]
         self.index = {name: i for i, name in enumerate(network.names)}
         self.live: dict[str, FluidNode] = {}
