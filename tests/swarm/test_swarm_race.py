@@ -17,9 +17,9 @@ from topology.network import Network, from_topology
 TOPOLOGIES = Path(__file__).parents[2] / "examples" / "topologies"
 
 
-def network(name: str) -> Network:
-    """One of the example topologies."""
-    return from_topology(load(TOPOLOGIES / f"{name}.toml"))
+def network(name: str, *, slower: float = 1.0) -> Network:
+    """One of the example topologies, so many times slower."""
+    return from_topology(load(TOPOLOGIES / f"{name}.toml").slower(slower))
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,6 @@ def test_where_queues_are_bounded_and_senders_feel_them_it_is_still_near_the_bou
     assert race.wasted < 0.05
 
 
-def slower(net: Network, times: float) -> Network:
-    return replace(net, up=net.up / times, down=net.down / times, rate=net.rate / times)
-
-
 def mismeasured(net: Network, share: float, seed: int) -> Network:
     """What is believed of uplinks and links is wrong by about such a share."""
     rng = np.random.default_rng(seed)
@@ -61,7 +57,7 @@ def mismeasured(net: Network, share: float, seed: int) -> Network:
 def test_on_links_of_some_mbit_a_plan_that_errs_by_some_percent_costs_little_and_hardly_anything_comes_twice(
     name: str, seed: int
 ) -> None:
-    slow = slower(network(name), 8)
+    slow = network(name, slower=8)
     race = Race(slow, buffer=0.2, believed=mismeasured(slow, 0.04, seed))
     assert race.run() <= 1.15 * race.bound
     assert race.wasted < 0.045
@@ -69,7 +65,7 @@ def test_on_links_of_some_mbit_a_plan_that_errs_by_some_percent_costs_little_and
 
 def test_whom_slow_relays_alone_feed_has_the_last_of_it_from_all_over_the_world() -> None:
     """Uplinks of 0.6 to 5 Mbit/s, all full: the others are through first, and then theirs are free."""
-    race = Race(slower(network("volunteers"), 8), buffer=0.2)
+    race = Race(network("volunteers", slower=8), buffer=0.2)
     assert race.run() <= 1.17 * race.bound
 
 
