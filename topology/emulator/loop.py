@@ -61,12 +61,12 @@ _NEVER = 1 << 62
 
 def _entry(function: _F) -> _F:
     """What Python calls: kept on disk with all that it calls."""
-    return cast(_F, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+    return cast(_F, numba.njit(nogil=True, cache=True, error_model="numpy", _nrt=False)(function))
 
 
 def _kernel(function: _F) -> _F:
     """What compiled code calls only, so that it needs no way in from Python, which would take as long to compile."""
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
     return cast(_F, numba.njit(nogil=True, error_model="numpy", **options)(function))
 
 
