@@ -94,7 +94,9 @@ class Measuring:
         self._up: set[str] = set()
         self._fresh: dict[str, str] = {}
         self._seen: dict[PeerStream, tuple[int, float, float]] = {}
-        self._paces = Paces(peers, stops=congestion in ("", *TOLERANT))
+        #: Whether connections may use a congestion control that stops them where they are ten seconds old, or idle.
+        self._stops = congestion in ("", *TOLERANT)
+        self._paces = Paces(peers, stops=self._stops)
         self._uplink_pace = UplinkPace()
         #: Bytes of junk so far.
         self.junk_received = 0
@@ -156,11 +158,11 @@ class Measuring:
         too: a connection that was idle for ten seconds is stopped as soon as something is acknowledged."""
         now = self._loop.time()
         # Its manifest goes ahead, and the first chunks may be quicker than whoever looks at that.
-        if nbytes <= LARGE or self._flowed or now - self._began_at < QUIET:
+        if self._flowed or now - self._began_at < QUIET or (nbytes <= LARGE and not self._stops):
             return
         self._began_at = now
         far = [name for name in self._up if self.gauges.paths.get(name, _UNKNOWN).rtt > tcp.NEAR_RTT]
-        self._paces.begin(set(far).difference(self._pumps.peers), now)
+        self._paces.begin(set(far).difference(self._pumps.peers), now, nbytes)
 
     def widen(self, name: str, rate: float) -> None:
         """More goes to this peer from now on than was planned, up to so many bytes a second."""
@@ -230,6 +232,8 @@ class Measuring:
         if now - self._tended_at >= TEND_EVERY:
             self._tended_at = now
             self._tend()
+            if self._stops:
+                self._paces.rest(now)
         elif self.gauges.fell:
             self._tell()
 

@@ -3,6 +3,7 @@ far less, or would be stopped: the shell of `swarm.pacing`, `swarm.vigour` and `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
@@ -11,12 +12,14 @@ from p2psync.net.peers import PeerTable
 from p2psync.net.stream import PeerStream
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.gauges import LONGEST, MBIT, TALK, Reading
-from p2psync.swarm.pacing import Pace
+from p2psync.swarm.pacing import Pace, haste
 from p2psync.swarm.renewal import Renewals
 from p2psync.swarm.vigour import Vigour
 
 #: Of one connection: seconds since it was read last, its reading then, and now.
 _Moved: TypeAlias = tuple[float, Reading, Reading]
+#: A connection is idle that carried nothing but small messages for so long; it begins anew so often (seconds).
+QUIET, REST = 2.0, 4.0
 
 
 class Paces:
@@ -29,6 +32,10 @@ class Paces:
         self._paces: dict[str, Pace] = {}
         self._vigours: dict[str, Vigour] = {}
         self._renewals = Renewals()
+        #: Bytes a second that the plan foresees for a transfer.
+        self._rate = 0.0
+        #: When connections that carry nothing began anew last.
+        self._rested: dict[PeerStream, float] = {}
         self._last: dict[PeerStream, tuple[Reading, float]] = {}
         #: How many connections to a peer carried what was sent to it last.
         self._carrying: dict[str, int] = {}
@@ -37,6 +44,7 @@ class Paces:
 
     def planned(self, plan: NodePlan) -> None:
         """This is the plan now."""
+        self._rate = plan.rate / MBIT
         parts = {name: rate / MBIT for name, rate in plan.limits_to().items()}
         self._paces = {name: self._paces.get(name) or Pace(part) for name, part in parts.items()}
         for name, part in parts.items():
@@ -46,18 +54,33 @@ class Paces:
         for name, rate in rates.items():
             self._vigours[name].planned(rate)
 
-    def begin(self, quiet: Collection[str], now: float) -> None:
-        """A large transfer begins. quiet: peers far away to whom nothing flowed of late; now: seconds.
+    def begin(self, quiet: Collection[str], now: float, nbytes: int) -> None:
+        """A transfer of so many bytes begins. quiet: peers far away to whom nothing flowed of late; now: seconds.
 
         What BBR knows of a path that was idle is what the last small messages made of it; and its least round trip is
         out of date, so that it would stop for a fifth of a second, somewhere in the transfer, to measure it.
         """
+        times = haste(nbytes / self._rate) if self._rate else 1.0
         begun = self._paces.keys() & set(quiet)
         for name in begun:
-            self._paces[name].begin()
+            self._paces[name].begin(times)
         self._hold((), now)
         for name in begun:
             self._begin_anew(name, now)
+
+    def rest(self, now: float) -> None:
+        """Have connections that carry nothing begin anew now and then.
+
+        BBR takes the answer to a small message for one that may have been delayed, and does not believe its round
+        trip; so two small messages after ten seconds of nothing else stop it, with a window of four packets, until more
+        has come and gone. A third of idle connections stood so as a small delta came.
+        """
+        alive = set(self._peers.all_streams())
+        self._rested = {stream: at for stream, at in self._rested.items() if stream in alive}
+        for stream in alive:
+            if now - self._rested.get(stream, -math.inf) >= REST and stream.idle(QUIET) and stream.may_begin_anew:
+                self._rested[stream] = now
+                stream.begin_anew()
 
     def widen(self, name: str, rate: float, now: float) -> None:
         """More goes to a peer far away than was planned: its connections look for their rates anew, up to so many bytes

@@ -59,6 +59,11 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
         """The fraction of all chunks that this node should send each child."""
         return self._fractions(lambda place: place.children)
 
+    @property
+    def rate(self) -> float:
+        """Mbit/s that the plan foresees for all trees together."""
+        return sum(place.rate for place in self.places)
+
     def rates_from(self) -> dict[str, float]:
         """Mbit/s that the plan foresees from each parent."""
         return self._rates(lambda place: [place.parent] if place.parent >= 0 else [])

@@ -11,6 +11,8 @@ the link loses by itself, and the flow is let alone for a while.
 
 from __future__ import annotations
 
+import math
+
 from p2psync.swarm.tally import Tally
 
 #: What a flow that is held may send, of its part or of what came through; by how much that changes at each look without
@@ -19,6 +21,8 @@ FIRST, RISE, FALL, FREE = 0.97, 1.004, 0.93, 1.25
 #: No path is held to less at the beginning (bytes a second): where little is planned the mean of it, chunk by chunk,
 #: would have each chunk take seconds.
 THIN = 640 << 10
+#: What the queue before any link surely has room for (seconds of the link's rate).
+QUEUE = 0.025
 #: How it rises at the beginning of a transfer.
 EARLY_RISE = 1.03
 #: Losses that are many, as a share of what was sent: links lose up to some percent by themselves.
@@ -28,6 +32,14 @@ MANY = 0.04
 PATIENCE, BETTER, ALONE = 6, 0.75, 240
 #: Bytes that must have been sent for losses to be a share of anything.
 LEAST = 192 << 10
+
+
+def haste(seconds: float) -> float:
+    """How many times its part each flow of a transfer may begin with that takes so long as planned.
+
+    In t seconds k times the rate of a link leave t (1 - 1 / k) seconds of its rate in the queue before it.
+    """
+    return seconds / (seconds - QUEUE) if seconds > QUEUE else math.inf
 
 
 class Pace:
@@ -52,11 +64,13 @@ class Pace:
             self._free *= part / self._part
         self._part = part
 
-    def begin(self) -> None:
+    def begin(self, times: float = 1.0) -> None:
         """A transfer begins, after nothing has flowed for a while: all flows that meet at a link remember what each had
-        of it while it was alone. So each keeps to its part at first, and soon tries for more."""
-        if not self.rate and not self._alone:
-            self.rate = max(FIRST * self._part, THIN)
+        of it while it was alone. So each keeps to its part at first, or to `times` of it, and soon tries for more."""
+        if self._early:
+            self._let_go()
+        if not self.rate and not self._alone and times < math.inf:
+            self.rate = max(FIRST * times * self._part, THIN)
             self._free = FREE * self.rate
             self._early = True
 

@@ -27,14 +27,14 @@ from tests.store.store_parts import KEY, make_pack
 class Beginner:
     """Measuring with a peer far away; `begun`: the far paths of each transfer that began."""
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, told: Told, congestion: str = "") -> None:
         self.begun: list[Collection[str]] = []
         self.table = told.table
         config = MeasureConfig(probing=ProbeConfig(settle=1e6))
-        self.measuring = Measuring(told.info, told.table, random.Random(0), config, streams=0, congestion="")
+        self.measuring = Measuring(told.info, told.table, random.Random(0), config, streams=0, congestion=congestion)
         self.measuring._up.add("far")
         self.measuring.gauges.paths["far"] = Gauge(rtt=0.1)
-        self.measuring._paces.begin = lambda quiet, now: self.begun.append(quiet)  # type: ignore[method-assign]
+        self.measuring._paces.begin = lambda quiet, now, nbytes: self.begun.append(quiet)  # type: ignore[method-assign]
 
     def chunk(self, ago: float = 0.0) -> None:
         """One flowed so many seconds ago."""
@@ -73,9 +73,22 @@ async def test_while_chunks_flow_nothing_begins_anew_and_once_they_do_not_it_doe
     assert len(beginner.begun) == 1
 
 
-async def test_a_small_transfer_leaves_connections_as_they_are(beginner: Beginner) -> None:
+async def test_far_paths_begin_anew_for_a_small_transfer_where_they_may_be_stopped_and_only_there(
+    beginner: Beginner,
+) -> None:
     beginner.measuring.transfer_begins(LARGE)
-    assert not beginner.begun
+    assert len(beginner.begun) == 1
+    cubic = Beginner(Told("b"), "cubic")
+    cubic.measuring.transfer_begins(LARGE)
+    assert not cubic.begun
+
+
+async def test_connections_that_rest_begin_anew_where_they_may_be_stopped_and_only_there(beginner: Beginner) -> None:
+    cubic, rests = Beginner(Told("b"), "cubic"), list[str]()
+    for name, one in (("any", beginner), ("cubic", cubic)):
+        one.measuring._paces.rest = lambda now, name=name: rests.append(name)  # type: ignore[method-assign,misc]
+        one.look()
+    assert rests == ["any"]
 
 
 @pytest.mark.parametrize("taken", [True, False])

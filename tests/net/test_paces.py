@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from p2psync.net.paces import Paces
+from p2psync.net.paces import REST, Paces
 from p2psync.protocol.plan import NodePlan, Place
 from p2psync.swarm.gauges import Reading
-from p2psync.swarm.pacing import FIRST
+from p2psync.swarm.pacing import FIRST, QUEUE
 from p2psync.swarm.renewal import HELD
 
 PART = 125_000 * 10.0
@@ -27,6 +27,13 @@ class Line:
     rates: list[float] = field(default_factory=list)
     begun: int = 0
     may_begin_anew: bool = True
+    moved_at: float = 0.0
+
+    def idle(self, seconds: float) -> bool:
+        return self.clock() - self.moved_at >= seconds
+
+    def clock(self) -> float:
+        raise NotImplementedError
 
     def begin_anew(self) -> None:
         self.begun += 1
@@ -54,6 +61,8 @@ class Node:
     def __init__(self, *more: Line, stops: bool = True) -> None:
         self.far, self.near = Line("far"), Line("near", rtt=0.001)
         lines = (self.far, self.near, *more)
+        for line in lines:
+            line.clock = lambda: self.now  # type: ignore[method-assign]
         self.paces = Paces(cast(Any, Table(*lines)), stops=stops)
         self.paces.planned(PLAN)
         self.now = 0.0
@@ -160,15 +169,15 @@ def test_a_path_that_brings_what_it_is_held_to_does_not_begin_anew(node: Node) -
 
 
 def test_one_that_is_held_as_a_transfer_begins_and_then_brings_far_less_begins_anew(node: Node) -> None:
-    node.paces.begin(["far"], node.now)
+    node.paces.begin(["far"], node.now, 1 << 40)
     node.run(1.25, 0.0, rate=0.3 * PART)
-    assert node.far.rates[0] == FIRST * PART
+    assert node.far.rates[0] == pytest.approx(FIRST * PART)
     assert node.far.begun == 2, "as the transfer begins, and again since that did not help"
 
 
 def test_those_far_away_to_whom_nothing_flowed_begin_with_their_parts_at_once(node: Node) -> None:
-    node.paces.begin(["far", "a stranger"], node.now)
-    assert node.far.rates == [FIRST * PART]
+    node.paces.begin(["far", "a stranger"], node.now, 1 << 40)
+    assert node.far.rates == [pytest.approx(FIRST * PART)]
     assert node.far.begun == 1, "what congestion control remembers of an idle path is out of date"
     assert not node.near.rates
     assert node.near.begun == 0
@@ -177,7 +186,7 @@ def test_those_far_away_to_whom_nothing_flowed_begin_with_their_parts_at_once(no
 
 
 def test_a_path_that_always_carries_begins_anew_before_it_would_be_stopped_held_to_what_it_carries(node: Node) -> None:
-    node.paces.begin(["far"], node.now)
+    node.paces.begin(["far"], node.now, 1 << 40)
     node.run(5.5, 0.0)
     assert (node.far.begun, node.far.rates[-1]) == (1, 0.0)
     node.run(0.75, 0.0)
@@ -190,7 +199,7 @@ def test_a_path_that_always_carries_begins_anew_before_it_would_be_stopped_held_
 
 
 def test_one_that_is_old_and_may_not_begin_anew_just_now_is_not_held_and_does_so_as_soon_as_it_may(node: Node) -> None:
-    node.paces.begin(["far"], node.now)
+    node.paces.begin(["far"], node.now, 1 << 40)
     node.run(5.5, 0.0)
     node.far.may_begin_anew = False
     node.run(2, 0.0)
@@ -202,7 +211,7 @@ def test_one_that_is_old_and_may_not_begin_anew_just_now_is_not_held_and_does_so
 
 
 def test_one_that_could_not_begin_anew_is_as_old_as_it_was(node: Node) -> None:
-    node.paces.begin(["far"], node.now)
+    node.paces.begin(["far"], node.now, 1 << 40)
     node.run(5, 0.0)
     node.far.may_begin_anew = False
     node.paces.widen("far", PART, node.now)
@@ -234,3 +243,37 @@ def test_where_no_congestion_control_stops_old_connections_none_is_held_for_its_
     node.run(12, 0.0)
     assert not node.far.rates
     assert node.far.begun == 0
+
+
+def test_connections_that_carry_nothing_begin_anew_more_often_than_they_would_be_stopped(node: Node) -> None:
+    moment = 0.25
+    while node.now < 60.0:
+        node.now += moment
+        node.near.moved_at = node.now
+        node.paces.rest(node.now)
+    assert node.far.begun == pytest.approx(60.0 / REST, abs=1)
+    assert REST + 1.0 < 10.0, "BBR stops a connection whose least round trip is ten seconds old"
+    assert node.near.begun == 0, "it is not idle"
+
+
+def test_one_that_rests_and_would_lose_its_window_begins_anew_as_soon_as_it_may(node: Node) -> None:
+    node.now = 20.0
+    node.far.may_begin_anew = False
+    node.paces.rest(node.now)
+    assert node.far.begun == 0
+    node.far.may_begin_anew = True
+    node.paces.rest(node.now + 0.5)
+    assert node.far.begun == 1
+
+
+def test_a_small_transfer_begins_with_more_than_its_part_as_far_as_queues_have_room(node: Node) -> None:
+    seconds = 2 * QUEUE
+    node.paces.begin(["far"], node.now, int(seconds * PART))
+    assert node.far.rates[-1] == pytest.approx(2 * FIRST * PART, rel=1e-5)
+    assert node.far.begun == 1
+
+
+def test_a_transfer_that_any_queue_holds_is_not_held(node: Node) -> None:
+    node.paces.begin(["far"], node.now, int(QUEUE * PART))
+    assert node.far.begun == 1
+    assert not node.far.rates

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from p2psync.swarm.pacing import ALONE, FIRST, FREE, LEAST, MANY, PATIENCE, Pace
+from p2psync.swarm.pacing import ALONE, FIRST, FREE, LEAST, MANY, PATIENCE, QUEUE, Pace, haste
 
 PART = 2e6
 
@@ -156,3 +158,25 @@ def test_one_that_is_held_or_let_alone_is_not_begun_again() -> None:
     for pace in (held, alone):
         pace.begin()
     assert (held.rate, alone.rate) == (before, 0.0)
+
+
+def test_what_fits_into_any_queue_goes_out_at_once_and_what_takes_long_at_the_rate_planned() -> None:
+    assert haste(QUEUE) == math.inf
+    assert haste(1000.0) < 1.001
+    for seconds in (0.03, 0.1, 1.0):
+        assert seconds * (1 - 1 / haste(seconds)) == pytest.approx(QUEUE)
+
+
+def test_a_flow_of_a_small_transfer_begins_with_more_than_its_part_or_unlimited() -> None:
+    pace = Pace(PART)
+    pace.begin(2.0)
+    assert pace.rate == 2 * FIRST * PART
+    pace.begin(math.inf)
+    assert pace.rate == 0.0
+
+
+def test_a_large_transfer_after_a_small_one_begins_with_its_part() -> None:
+    pace = Pace(PART)
+    pace.begin(2.0)
+    pace.begin()
+    assert pace.rate == FIRST * PART
