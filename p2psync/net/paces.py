@@ -73,7 +73,7 @@ class Paces:
 
         BBR takes the answer to a small message for one that may have been delayed, and does not believe its round
         trip; so two small messages after ten seconds of nothing else stop it, with a window of four packets, until more
-        has come and gone. A third of idle connections stood so as a small delta came.
+        has come and gone. A fifth of all connections stood so as a small delta came.
         """
         alive = set(self._peers.all_streams())
         self._rested = {stream: at for stream, at in self._rested.items() if stream in alive}
