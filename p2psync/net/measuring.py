@@ -94,9 +94,7 @@ class Measuring:
         self._up: set[str] = set()
         self._fresh: dict[str, str] = {}
         self._seen: dict[PeerStream, tuple[int, float, float]] = {}
-        #: Whether connections may use a congestion control that stops them where they are ten seconds old, or idle.
-        self._stops = congestion in ("", *TOLERANT)
-        self._paces = Paces(peers, stops=self._stops)
+        self._paces = Paces(peers, stops=congestion in ("", *TOLERANT))
         self._uplink_pace = UplinkPace()
         #: Bytes of junk so far.
         self.junk_received = 0
@@ -104,7 +102,7 @@ class Measuring:
         #: Bytes a second that the plan has this node send to each child; None: no plan.
         self._planned: dict[str, float] | None = None
         self._ticked_at = self._tended_at = 0.0
-        #: Whether chunks had flowed of late when it was looked last, and when a large transfer began last.
+        #: Whether chunks had flowed of late when it was looked last, and when a transfer began last.
         self._flowed = False
         self._began_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
@@ -158,7 +156,7 @@ class Measuring:
         too: a connection that was idle for ten seconds is stopped as soon as something is acknowledged."""
         now = self._loop.time()
         # Its manifest goes ahead, and the first chunks may be quicker than whoever looks at that.
-        if self._flowed or now - self._began_at < QUIET or (nbytes <= LARGE and not self._stops):
+        if self._flowed or now - self._began_at < QUIET or (nbytes <= LARGE and not self._paces.stops):
             return
         self._began_at = now
         far = [name for name in self._up if self.gauges.paths.get(name, _UNKNOWN).rtt > tcp.NEAR_RTT]
@@ -232,8 +230,7 @@ class Measuring:
         if now - self._tended_at >= TEND_EVERY:
             self._tended_at = now
             self._tend()
-            if self._stops:
-                self._paces.rest(now)
+            self._paces.rest(now)
         elif self.gauges.fell:
             self._tell()
 

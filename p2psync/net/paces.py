@@ -19,7 +19,7 @@ from p2psync.swarm.vigour import Vigour
 #: Of one connection: seconds since it was read last, its reading then, and now.
 _Moved: TypeAlias = tuple[float, Reading, Reading]
 #: A connection is idle that carried nothing but small messages for so long; it begins anew so often (seconds).
-QUIET, REST = 2.0, 4.0
+IDLE, REST = 2.0, 4.0
 
 
 class Paces:
@@ -28,7 +28,7 @@ class Paces:
     def __init__(self, peers: PeerTable, *, stops: bool = True) -> None:
         """stops: far connections may use a congestion control that stops them once they are ten seconds old."""
         self._peers = peers
-        self._stops = stops
+        self.stops = stops
         self._paces: dict[str, Pace] = {}
         self._vigours: dict[str, Vigour] = {}
         self._renewals = Renewals()
@@ -75,10 +75,12 @@ class Paces:
         trip; so two small messages after ten seconds of nothing else stop it, with a window of four packets, until more
         has come and gone. A fifth of all connections stood so as a small delta came.
         """
+        if not self.stops:
+            return
         alive = set(self._peers.all_streams())
         self._rested = {stream: at for stream, at in self._rested.items() if stream in alive}
         for stream in alive:
-            if now - self._rested.get(stream, -math.inf) >= REST and stream.idle(QUIET) and stream.may_begin_anew:
+            if now - self._rested.get(stream, -math.inf) >= REST and stream.idle(IDLE) and stream.may_begin_anew:
                 self._rested[stream] = now
                 stream.begin_anew()
 
@@ -106,7 +108,7 @@ class Paces:
                 vigour.held(self._paces[name].rate)
             if _look(vigour, [] if name in pumped else flows.get(name, [])):
                 self._begin_anew(name, now)
-        if self._stops:
+        if self.stops:
             self._renew({name: flows[name] for name in self._paces.keys() & flows.keys() - set(pumped)}, now)
         for name, moved in flows.items():
             if carrying := sum(after.sent - before.sent > TALK * seconds for seconds, before, after in moved):
