@@ -7,8 +7,10 @@ around when no other is in its way, and a little for every way on, so that no re
 stands in queues, and at last the last chunk has to get through them. What the trees carry is what was planned, or what
 was seen of late if that is more. By Little's law the time is the mean, over those who receive, of how long each lacked
 the chunk; the least one seen on a way is nearest to that of empty queues. Where less arrives than was planned, more is
-let out, up to a limit. The least time may be what near receivers took before others were heard of: where for a second
-hardly half arrives of what was planned, and as much is on its way as may be, times are learnt anew, once for each plan.
+let out, up to a limit, and more and more where that goes on: where packets are lost a chunk takes far longer in the
+mean than at best. Who is heard of later lacked what came before him, too. Even so the least time may be what near
+receivers took: where for a second hardly half arrives of what was planned, and as much is on its way as may be, times are learnt
+anew, once for each plan.
 Receivers say what they hold now and then only, and where few are near the least time is that of a chunk that came just
 before somebody's word: no less is let out than the trees carry between two words of one.
 
@@ -46,6 +48,9 @@ FIRST_LAG, NEAR_LAG, MOST_LAG = 0.25, 0.1, 1.0
 SPANS, SPAN = 4, 0.5
 #: How many times that may be let out where less than planned arrives.
 MOST_SLACK = 2.0
+#: Where so many spans in a row bring less than such a part of what was planned, with as much on its way as may be, so
+#: many times that is let out after each.
+LATELY, ENOUGH, MORE = 2, 0.93, 1.15
 #: What one way may have, as a multiple of its part of all, and at least (chunks).
 WAY_SLACK, LEAST_IN_WAY = 2.0, 2.0
 #: Seconds after which a chunk is waited for no more; how often is looked.
@@ -90,7 +95,8 @@ class Flight:
         self._way_of: list[int] = []
         self._shares: list[float] = []
         self._rate = 0.0
-        self._lags: list[float] = []
+        #: Of each way: the least mean time that a chunk was lacked (seconds, 0: not known), and when that was put in.
+        self._least: list[tuple[float, float]] = []
         #: Of each tree: its rate (chunks/s), and how long a chunk took to be everywhere (seconds, 0: not known).
         self._rates: list[float] = []
         self._took: list[float] = []
@@ -110,6 +116,8 @@ class Flight:
         #: Spans in a row in which far less than planned arrived though no more might be put in.
         self._short = 0
         self._was_full = False
+        #: How many times that is let out because less than planned went on to arrive.
+        self._more = 1.0
         #: Whether times were learnt anew since the plan began.
         self._learnt_anew = False
         #: Chunks that may be put in before the next look while somebody is not waited for.
@@ -133,6 +141,7 @@ class Flight:
         self._given = [0] * len(numbers)
         self._learn_anew(first_lag)
         self._short, self._learnt_anew = 0, False
+        self._more = 1.0
         for flying in self._flying.values():
             flying.tree = _FORMER
         self._fit_window()
@@ -140,7 +149,7 @@ class Flight:
     def _learn_anew(self, first_lag: float) -> None:
         """Forget how long chunks took; it may be so long (seconds)."""
         self._first_lag = first_lag
-        self._lags, self._took = [0.0] * len(self._shares), [0.0] * len(self._rates)
+        self._least, self._took = [(0.0, 0.0)] * len(self._shares), [0.0] * len(self._rates)
 
     def _fit_window(self) -> None:
         rate = max(self._rate, *self._spans) if self._spans else self._rate
@@ -154,7 +163,7 @@ class Flight:
 
         The shortest alone lets out too little where trees are long, the mean too much where all uplinks are full.
         """
-        known = [(share, lag) for share, lag in zip(self._shares, self._lags, strict=True) if lag]
+        known = [(share, lag) for share, (lag, _) in zip(self._shares, self._least, strict=True) if lag]
         if not known:
             return self._first_lag
         mean = sum(share * lag for share, lag in known) / sum(share for share, _ in known)
@@ -165,7 +174,7 @@ class Flight:
         """By how much more than planned is let out because less arrives: ways differ in how long they take."""
         if len(self._spans) < SPANS:
             return 1.0
-        return max(1.0, min(MOST_SLACK, self._rate / max(1e-9, *self._spans)))
+        return max(1.0, min(MOST_SLACK, self._more * self._rate / max(1e-9, *self._spans)))
 
     def load(self, tree: int) -> float:
         """What the way of a tree has with one chunk more, as a part of what it may have."""
@@ -254,6 +263,9 @@ class Flight:
     def _end_span(self, rate: float) -> None:
         self._spans.append(rate)
         self._short = self._short + 1 if rate < SHORT * self._rate and self._was_full else 0
+        lately = list(self._spans)[-LATELY:]
+        if self._was_full and len(lately) == LATELY and max(lately) < ENOUGH * self._rate:
+            self._more = min(MOST_SLACK, MORE * self._more)
         self._was_full = False
         if self._short >= SHORT_SPANS and not self._learnt_anew:
             self._learnt_anew = True
@@ -267,6 +279,10 @@ class Flight:
         for flying in self._flying.values():
             # They lacked what is on its way since it was put in.
             flying.lag += part * (now - flying.since - flying.lag)
+        # And so they did what others have long had. That errs upwards at most, which the next chunk mends.
+        for way, (lag, since) in enumerate(self._least):
+            if lag:
+                self._least[way] = (lag + part * max(0.0, min(MOST_LAG, now - since) - lag), since)
         self._receivers = set(receivers)
 
     def _learn(self, flying: _Flying, now: float) -> None:
@@ -274,7 +290,8 @@ class Flight:
         if flying.tree == _FORMER or flying.again:
             return
         way = self._way_of[flying.tree]
-        self._lags[way] = min(self._lags[way] or flying.lag, flying.lag)
+        if not self._least[way][0] or flying.lag < self._least[way][0]:
+            self._least[way] = (flying.lag, flying.since)
         took = self._took[flying.tree] or now - flying.since
         self._took[flying.tree] = took + TOOK * (now - flying.since - took)
 

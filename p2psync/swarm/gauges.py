@@ -9,6 +9,7 @@ A rate counts once it has lasted for some round trips, so that what a filled hol
 rate. The best one is kept for a minute in which the path was pressed, however long it
 takes until such a minute has gone by. A path that for a pressed second gives less than three tenths of its best has
 changed, unless the uplink was what all its users shared; if all pressed paths fell so, it is the uplink that changed.
+What has just begun to flow, and what flowed before a pause, tells nothing of that: a flow needs time to find its rate.
 Links are shared with the paths of other nodes, too. So where a plan says what to expect of a path, it has changed only
 if it gives less than three tenths of that, and then by as much as it falls short; what no plan asks of it tells nothing
 of its change. What comes in tells less, since only the sender knows what held it up: a received rate is the highest
@@ -44,8 +45,11 @@ CROWDED, FAIR = 0.7, 0.3
 TALK = 64 << 10
 #: Bytes sent after which older losses count half, and from which on losses are a share of anything.
 LOSS_MEMORY, LOSS_LEAST = 64 << 20, 128 << 10
-#: Seconds after pressure began for which losses are those of finding out the rate; round trips that are added to them.
+#: Seconds that a flow takes to find its rate, in which losses are its own, and little is no sign of a change; round
+#: trips that are added to them.
 RAMP, RAMP_TRIPS = 1.0, 3.0
+#: Seconds without anything after which whatever flows begins.
+LULL = 1.0
 #: A figure that moves by less than this part of itself is no news.
 NEWS = 0.06
 
@@ -218,6 +222,22 @@ class _Loss:
         return min(1.0, self.resent / self.sent) if self.known else 0.0
 
 
+class Course:
+    """Since when something flows without a longer pause. Seconds."""
+
+    def __init__(self) -> None:
+        self.since = float("-inf")
+        self._last = float("-inf")
+
+    def begins(self, now: float) -> bool:
+        """Something flows now; returns whether nothing did for a while before."""
+        begins = now - self._last > LULL
+        self._last = now
+        if begins:
+            self.since = now
+        return begins
+
+
 @dataclass(slots=True)
 class Gauge:
     """What is known of the way to one peer. rtt: seconds; rates: bytes a second. pressed_since: None while not pressed.
@@ -232,11 +252,21 @@ class Gauge:
     losses: _Loss = field(default_factory=_Loss)
     pressed_since: float | None = None
     sending: float = 0.0
+    course: Course = field(default_factory=Course)
     failed: bool = False
     fallen: float = 0.0
     fell_to: float = 0.0
     _planned: float = 0.0
     _left: float = 1.0
+
+    @property
+    def ramp(self) -> float:
+        """How long a flow may take to find its rate (seconds)."""
+        return RAMP + RAMP_TRIPS * self.rtt
+
+    def has_found_its_rate(self, now: float) -> bool:
+        """Whether what flows to the peer does so for long enough."""
+        return now - self.course.since >= self.ramp
 
     def fallen_to(self, planned: float) -> float | None:
         """What is left of the rate sent if it has changed, else None. planned: what is expected of it (bytes a second),
@@ -299,6 +329,7 @@ class Gauges:
         self.delivered = 0
         self.received = 0
         self._moved = _Run()
+        self._course = Course()
         self._last: dict[Hashable, Reading] = {}
         self._read_at: dict[Hashable, float] = {}
         self._junk: Collection[str] = ()
@@ -387,8 +418,10 @@ class Gauges:
         pressed = {peer: flow for peer, flow in flows.items() if 2 * flow.pressed >= flow.connections}
         self._take_sent(flows, pressed, span, now)
         sure = self._longest_lasting(pressed)
+        if (pressed or delivered >= TALK * span) and self._course.begins(now):
+            self.up.excuse()
         if pressed:
-            free = sum(not flow.limited for flow in pressed.values())
+            free = sum(not f.limited and self.paths[peer].has_found_its_rate(now) for peer, f in pressed.items())
             self.up.add(delivered, span, lasting=sure, conclusive=free > 1, left=left)
             self._notice_changes(pressed)
         elif any(flow.touched for flow in flows.values()):
@@ -416,6 +449,8 @@ class Gauges:
         for peer, gauge in self.paths.items():
             flow = flows.get(peer)
             gauge.sending = flow.delivered / span if flow is not None else 0.0
+            if (peer in pressed or gauge.sending >= TALK) and gauge.course.begins(now):
+                gauge.sent.excuse()
             if flow is not None:
                 self._take_loss(gauge, flow, now)
             if peer not in pressed:
@@ -428,7 +463,8 @@ class Gauges:
             if gauge.pressed_since is None:
                 gauge.pressed_since = now
             flow = pressed[peer]
-            conclusive = peer not in self._junk and not flow.limited and not (crowded and gauge.sending >= fair)
+            free = gauge.has_found_its_rate(now) and not flow.limited
+            conclusive = free and peer not in self._junk and not (crowded and gauge.sending >= fair)
             sure = self._lasting(peer)
             gauge.sent.add(flow.delivered, span, lasting=sure, conclusive=conclusive, left=flow.left)
             gauge.rise()
@@ -452,7 +488,7 @@ class Gauges:
 
     def _take_loss(self, gauge: Gauge, flow: _Flow, now: float) -> None:
         since = gauge.pressed_since
-        if since is not None and now - since >= RAMP + RAMP_TRIPS * gauge.rtt:
+        if since is not None and now - since >= gauge.ramp:
             gauge.losses.add(flow.sent, flow.resent)
 
 

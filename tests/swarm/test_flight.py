@@ -14,6 +14,7 @@ from p2psync.swarm.flight import (
     FLIGHT_MOST,
     LAGGING,
     LOOK_EVERY,
+    MOST_SLACK,
     NEAR_LAG,
     SURELY,
     Flight,
@@ -296,6 +297,18 @@ def test_those_who_are_heard_of_later_lacked_what_is_on_its_way_since_it_was_put
     assert f.window == pytest.approx(window(1, (0.04 + 0.2 + 0.2) / 3 * 100))
 
 
+def test_those_who_are_heard_of_later_lacked_what_others_had_before() -> None:
+    f = flight(100.0)
+    f.add(0, 0, 0.0)
+    f.look(held(holding(0)), 0.08)
+    assert f.window == pytest.approx(window(1, 0.08 * 100))
+    f.add(1, 0, 0.4)
+    f.look(held(holding(0, 1), holding()), 0.48)
+    assert f.window == pytest.approx(window(1, (0.08 + 0.48) / 2 * 100))
+    f.look(held(holding(0, 1), holding(0, 1)), 0.56)
+    assert f.window == pytest.approx(window(1, (0.08 + 0.16) / 2 * 100)), "the next chunk mends what errs upwards"
+
+
 def arriving(share: float, seconds: float, *, full: bool = True) -> Flight:
     """Near receivers have a chunk at once; then others come, and so much of what was planned arrives for so long."""
     f = flight(100.0)
@@ -312,17 +325,32 @@ def arriving(share: float, seconds: float, *, full: bool = True) -> Flight:
     return f
 
 
+def least(f: Flight) -> float:
+    """The least mean time that a chunk of the first way was lacked."""
+    return f._least[0][0]
+
+
 def test_where_far_less_than_planned_arrives_for_a_second_times_are_learnt_anew_once() -> None:
     before, after, later, latest = (arriving(0.4, seconds) for seconds in (0.9, 1.15, 1.8, 3.6))
-    assert before._lags == [pytest.approx(0.03)]
+    assert least(before) == pytest.approx(0.05)
     assert after.window > 2 * before.window
-    assert later._lags[0] > 0.1, "then it follows what was seen"
-    assert latest._lags == later._lags, "however little arrives"
+    assert least(later) > 0.1, "then it follows what was seen"
+    assert least(latest) == least(later), "however little arrives"
 
 
 def test_times_are_kept_where_more_arrives_or_more_might_have_been_put_in() -> None:
-    assert min(arriving(0.6, 1.8)._lags) == pytest.approx(0.03)
-    assert min(arriving(0.4, 1.8, full=False)._lags) == pytest.approx(0.03)
+    assert least(arriving(0.6, 1.8)) == pytest.approx(0.05)
+    assert least(arriving(0.4, 1.8, full=False)) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("share", "full", "times"), [(0.85, True, 1.15**3), (0.95, True, 1.0), (0.85, False, 1.0)])
+def test_more_and_more_is_let_out_where_less_than_planned_goes_on_to_arrive(
+    share: float, full: bool, times: float
+) -> None:
+    # Spans end after each half second; two of them must have brought too little.
+    early, late = (arriving(share, seconds, full=full)._more for seconds in (0.9, 2.4))
+    assert (early, late) == (1.0, pytest.approx(times))
+    assert arriving(share, 9, full=full)._more <= MOST_SLACK
 
 
 def test_a_chunk_that_is_put_in_again_teaches_no_times() -> None:

@@ -256,6 +256,32 @@ def test_small_transfers_and_ramps_refute_nothing() -> None:
     assert mbit(feed.gauges.paths["a"].sent) == pytest.approx(100)
 
 
+def test_what_begins_slowly_has_not_changed_and_what_stays_slow_has() -> None:
+    feed = Feed()
+    feed.run(3, {"a": 50, "b": 50}, rtt=0.1)
+    feed.run(5, {"a": 0, "b": 0}, pressed=False, rtt=0.1)
+    slow = feed.run(2, {"a": 1, "b": 50}, rtt=0.1)
+    assert slow.paths["a"].fallen == 0
+    slow = feed.run(1, {"a": 1, "b": 50}, rtt=0.1)
+    assert slow.paths["a"].fallen > 0
+
+
+def test_slow_moments_before_pauses_do_not_add_up() -> None:
+    feed = Feed()
+    feed.run(3, {"a": 50, "b": 50})
+    for _ in range(4):
+        feed.run(5, {"a": 0, "b": 0}, pressed=False)
+        assert feed.run(1.75, {"a": 1, "b": 50}).paths["a"].fallen == 0
+
+
+def test_all_that_begins_slowly_together_does_not_make_the_uplink_slow() -> None:
+    feed = Feed()
+    feed.run(3, {"a": 50, "b": 50}, rtt=0.1)
+    feed.run(5, {"a": 0, "b": 0}, pressed=False, rtt=0.1)
+    assert mbit(feed.run(2, {"a": 1, "b": 1}, rtt=0.1).up) > 90
+    assert mbit(feed.run(1, {"a": 1, "b": 1}, rtt=0.1).up) < 10
+
+
 def test_the_best_is_kept_while_nothing_flows_and_forgotten_after_a_minute_under_pressure() -> None:
     feed = Feed()
     feed.run(3, {"a": 100})
