@@ -9,8 +9,8 @@ was seen of late if that is more. By Little's law the time is the mean, over tho
 the chunk; the least one seen on a way is nearest to that of empty queues. Where less arrives than was planned, more is
 let out, up to a limit, and more and more where that goes on: where packets are lost a chunk takes far longer in the
 mean than at best. Who is heard of later lacked what came before him, too. Even so the least time may be what near
-receivers took: where for a second hardly half arrives of what was planned, and as much is on its way as may be, times are learnt
-anew, once for each plan.
+receivers took: where for a second hardly half arrives of what was planned, and as much is on its way as may be, times
+are learnt anew, once for each plan.
 Receivers say what they hold now and then only, and where few are near the least time is that of a chunk that came just
 before somebody's word: no less is let out than the trees carry between two words of one.
 
