@@ -242,6 +242,8 @@ class Course:
 class Gauge:
     """What is known of the way to one peer. rtt: seconds; rates: bytes a second. pressed_since: None while not pressed.
 
+    course: since when something flows to it.
+
     failed: a connection could not be opened. fallen, fell_to: what part was left of the rate sent when it changed, and
     what it was then; 0: it has not.
     """
