@@ -274,7 +274,12 @@ class TrainerNode:
             self.runner.measuring.version_comes()
             choice = self._choose(source)
             made = await asyncio.to_thread(
-                self.versions.make, source, profile=choice.profile, settled=settled, given_up=given_up.is_set
+                self.versions.make,
+                source,
+                profile=choice.profile,
+                rate=self._planned_rate(),
+                settled=settled,
+                given_up=given_up.is_set,
             )
             if made is None:
                 return None
@@ -286,6 +291,11 @@ class TrainerNode:
     def _choose(self, source: Source) -> Choice:
         link = self.config.link_mbps / 8e-6 or slowest_link(self._view.members if self._view is not None else ())
         return self._chooser.choose(sum(spec.count for spec in source.specs), link)
+
+    def _planned_rate(self) -> float:
+        """Bytes a second that the plan spreads versions at; 0 without a plan."""
+        plan = self.runner.core.plan
+        return plan.rate / 8e-6 if plan is not None else 0.0
 
     def _look_back(self, store: Store) -> None:
         """What the newest delta of an earlier life tells of the next one."""
@@ -342,7 +352,7 @@ class TrainerNode:
         try:
             async with self._publishing:
                 if not self._stopping:
-                    self._offer(await asyncio.to_thread(self.versions.make_anchor))
+                    self._offer(await asyncio.to_thread(self.versions.make_anchor, self._planned_rate()))
         except P2PSyncError as error:
             if not self._stopping:
                 self._emit(Trouble(f"no new anchor yet: {error}"))

@@ -59,10 +59,11 @@ class Maker(Protocol):
         source: Source,
         *,
         profile: str = "fast",
+        rate: float = 0.0,
         settled: Callable[[], bool] = lambda: True,
         given_up: Callable[[], bool] = lambda: False,
     ) -> Made | None: ...
-    def make_anchor(self) -> Made: ...
+    def make_anchor(self, rate: float = 0.0) -> Made: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
 
@@ -115,12 +116,13 @@ class VersionMaker:
         source: Source,
         *,
         profile: str = "fast",
+        rate: float = 0.0,
         settled: Callable[[], bool] = lambda: True,
         given_up: Callable[[], bool] = lambda: False,
     ) -> Made | None:
         """The next version, from `source`: an anchor if it is the first, else a delta in `profile`.
 
-        None if no bit differs.
+        None if no bit differs. rate: bytes a second at which it is to be spread, 0: not known; see `block_and_chunk`.
 
         `settled` is asked after everything was read: False drops the version, since the source changed meanwhile.
         `given_up` is asked now and then: True ends it with `StoreError`, as `stop` does. Whatever is raised, nothing
@@ -136,7 +138,7 @@ class VersionMaker:
         rows = rows_between(self.snapshot.specs, source.specs)
         draft = self.store.draft()
         try:
-            encode = self._encode(draft, rows, source, given_up, profile=None if live is None else profile)
+            encode = self._encode(draft, rows, source, given_up, rate, profile=None if live is None else profile)
             encoded = time.monotonic()
             if not settled():
                 raise StoreError("the checkpoint changed while it was read: not published")
@@ -166,8 +168,8 @@ class VersionMaker:
             self.steps.prune(self.store)
         return Made(pack, position, time.monotonic() - began, encoded - began, applying)
 
-    def make_anchor(self) -> Made:
-        """The newest version written out whole, for those who start from nothing.
+    def make_anchor(self, rate: float = 0.0) -> Made:
+        """The newest version written out whole, for those who start from nothing. rate: see `make`.
 
         Raises `StoreError` if there is no version, and `DigestMismatchError` if the snapshot turns out to be damaged;
         it is then made anew from the store before anything else is published.
@@ -181,7 +183,7 @@ class VersionMaker:
         rows = [Row(spec, False, True) for spec in self.snapshot.specs]
         draft = self.store.draft()
         try:
-            encode = self._encode(draft, rows, self.snapshot, lambda: False, profile=None)
+            encode = self._encode(draft, rows, self.snapshot, lambda: False, rate, profile=None)
             if digest_bytes(encode.digest_change % MODULUS) != live.digest:
                 self._doubtful = True
                 self.snapshot.distrust()
@@ -193,11 +195,18 @@ class VersionMaker:
         return Made(pack, live, time.monotonic() - began)
 
     def _encode(
-        self, draft: Draft, rows: Sequence[Row], source: Source, given_up: Callable[[], bool], *, profile: str | None
+        self,
+        draft: Draft,
+        rows: Sequence[Row],
+        source: Source,
+        given_up: Callable[[], bool],
+        rate: float,
+        *,
+        profile: str | None,
     ) -> Encoding:
         """profile: None makes an anchor."""
         finds = None
-        with Encoding(draft, rows, anchor=profile is None, profile=profile or "fast") as encode:
+        with Encoding(draft, rows, anchor=profile is None, rate=rate, profile=profile or "fast") as encode:
             if isinstance(source, FindingSource) and profile is not None:
                 finds = source.find(rows, encode.block_units, self.snapshot)
             for index, row in enumerate(rows):

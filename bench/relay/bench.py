@@ -23,15 +23,16 @@ from bench.relay.wires import RELAY, Wires, star
 from bench.swarm.contenders import HEATS, missing
 from bench.swarm.heat import Heat, Track, sha256, write_random
 from bench.swarm.processes import Children
+from p2psync.delta.tensors import Kind, Row, TensorSpec
 from p2psync.errors import P2PSyncError
+from p2psync.store.encoding import block_and_chunk
+from topology.model import MAX_RATE
 
 RIVALS = ("aria2", "libtorrent")
 #: How long processes may take to start and to find each other (seconds).
 READY = 60.0
 #: How often it is looked whether all is there; nobody's CPU time but the bench's own.
 _GLANCE = 0.002
-#: Bytes of a torrent's pieces, by the size of the payload: about as many, and as large, as our chunks.
-_PIECES = ((256 << 20, 64 << 10), (512 << 20, 256 << 10), (1 << 62, 512 << 10))
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,14 @@ class RelayBench:
             )
 
     def _rounds(self, wires: Wires, rate: float, size: int, folder: Path) -> None:
-        track = self._track(wires, size, folder)
+        track = self._track(wires, rate, size, folder)
         for number in range(self.options.rounds):
             for name in self.options.contenders:
                 if not missing(name):
                     self._pass(track, wires, rate, name, number)
         track.file.unlink()
 
-    def _track(self, wires: Wires, size: int, folder: Path) -> Track:
+    def _track(self, wires: Wires, rate: float, size: int, folder: Path) -> Track:
         options = self.options
         file = folder / "seed" / "payload"
         write_random(file, size, options.seed)
@@ -97,7 +98,7 @@ class RelayBench:
             file,
             sha256(file),
             size,
-            piece=next(piece for most, piece in _PIECES if size < most),
+            piece=_piece(size, rate),
             settle=options.settle,
             congestion=options.congestion,
             meeting=RELAY,
@@ -122,6 +123,12 @@ class RelayBench:
         else:
             cost = passage.cpu_seconds / passage.gigabytes
             self.progress(f"{label}: {passage.seconds:.2f} s, {cost:.2f} CPU s per GB")
+
+
+def _piece(size: int, rate: float) -> int:
+    """Bytes of a torrent's pieces: as many, and as large, as our chunks. rate: Mbit/s of the links, 0: no limit."""
+    rows = [Row(TensorSpec(Kind.TENSOR, "payload", "U8", (size,)), False, True)]
+    return block_and_chunk(rows, anchor=True, rate=(rate or MAX_RATE) / 8e-6)[1]
 
 
 def limit_of(rate: float) -> str:

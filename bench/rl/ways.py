@@ -92,18 +92,19 @@ class WholeMaker(VersionMaker):
         source: Source,
         *,
         profile: str = "fast",
+        rate: float = 0.0,
         settled: Callable[[], bool] = lambda: True,
         given_up: Callable[[], bool] = lambda: False,
     ) -> Made | None:
         """See `VersionMaker`."""
         live = self.position
         if live is None:
-            return super().make(source, profile=profile, settled=settled, given_up=given_up)
+            return super().make(source, profile=profile, rate=rate, settled=settled, given_up=given_up)
         began = time.monotonic()
         rows = [Row(spec, False, True) for spec in source.specs]
         draft = self.store.draft()
         try:
-            encoding = self._encode(draft, rows, source, given_up, profile=None)
+            encoding = self._encode(draft, rows, source, given_up, rate, profile=None)
             digest = digest_bytes(encoding.digest_change % MODULUS)
             position = Position(run=live.run, epoch=self.epoch, version=live.version + 1, digest=digest)
             pack = self._seal(draft, encoding, position, None)

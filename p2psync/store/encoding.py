@@ -29,6 +29,9 @@ DELTA_BLOCK, _LARGEST_ANCHOR_BLOCK = 1 << 20, 1 << 17
 #: last node late. Each one takes 32 bytes of the manifest, and time at every node.
 SMALLEST_DELTA_CHUNK, DELTA_CHUNK, _DELTA_PART = 128 << 10, 256 << 10, 1 << 13
 SMALLEST_ANCHOR_CHUNK, LARGEST_ANCHOR_CHUNK, _ANCHOR_PART = 64 << 10, 512 << 10, 1 << 10
+#: Where links are fast, small chunks cost a relay's processor most, and none is long under way: an anchor's takes
+#: about so long (seconds) at the rate that it is to be spread at, as long as there are so many of them.
+_CHUNK_TIME, _LEAST_CHUNKS = 0.0025, 256
 #: Bytes of each segment that are looked at before it is encoded: 2 to this.
 _LOOK_BITS = 17
 
@@ -46,12 +49,16 @@ def rows_between(old: Sequence[TensorSpec], new: Sequence[TensorSpec]) -> list[R
     return [Row(spec, spec in before, spec in after) for spec in sorted(before | after)]
 
 
-def block_and_chunk(rows: Sequence[Row], *, anchor: bool) -> tuple[int, int]:
-    """(units per block, bytes per chunk) for a model of this table; powers of two. An anchor's blocks fill a chunk."""
+def block_and_chunk(rows: Sequence[Row], *, anchor: bool, rate: float = 0.0) -> tuple[int, int]:
+    """(units per block, bytes per chunk) for a model of this table; powers of two. An anchor's blocks fill a chunk.
+
+    rate: bytes a second at which an anchor is to be spread; 0: not known.
+    """
     total = sum(row.spec.nbytes for row in rows)
     if not anchor:
         return DELTA_BLOCK, _between(SMALLEST_DELTA_CHUNK, total // _DELTA_PART, DELTA_CHUNK)
-    chunk = _between(SMALLEST_ANCHOR_CHUNK, total // _ANCHOR_PART, LARGEST_ANCHOR_CHUNK)
+    part = max(total // _ANCHOR_PART, min(total // _LEAST_CHUNKS, int(rate * _CHUNK_TIME)))
+    chunk = _between(SMALLEST_ANCHOR_CHUNK, part, LARGEST_ANCHOR_CHUNK)
     return min(_LARGEST_ANCHOR_BLOCK, chunk // 2), chunk
 
 
@@ -123,15 +130,16 @@ class Encoding:
         rows: Sequence[Row],
         *,
         anchor: bool = False,
+        rate: float = 0.0,
         profile: str = "fast",
         history: Past | None = None,
         segments: Container[int] | None = None,
     ) -> None:
-        """history: see `ChunkEncoder`; read by all threads. segments: those that are encoded here, by default all;
-        others have the rest, and what was taken of them is passed over. Raises `FormatError` for a profile that there
-        is not."""
+        """rate: see `block_and_chunk`. history: see `ChunkEncoder`; read by all threads. segments: those that are
+        encoded here, by default all; others have the rest, and what was taken of them is passed over. Raises
+        `FormatError` for a profile that there is not."""
         self.rows = list(rows)
-        self.block_units, self._chunk_bytes = block_and_chunk(rows, anchor=anchor)
+        self.block_units, self._chunk_bytes = block_and_chunk(rows, anchor=anchor, rate=rate)
         #: What the rows encoded so far add to the digest, mod 2^128; all of it after `finish`. Blocks do not tell it.
         self.digest_change = 0
         #: Units whose bits differ, so far; all of them after `finish`.

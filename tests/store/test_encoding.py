@@ -13,7 +13,7 @@ from p2psync.delta.block import block_count, block_range
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.parallel import limit_threads
-from p2psync.store.encoding import DELTA_BLOCK, Encoding
+from p2psync.store.encoding import DELTA_BLOCK, Encoding, block_and_chunk
 from p2psync.store.segments import MAX_SEGMENT, MIN_SEGMENT, Segments
 
 Pair = tuple[Units, Units]
@@ -176,3 +176,30 @@ def test_small_models_have_small_chunks_of_deltas_too() -> None:
         encoding.finish()
     assert len(sink.chunks) > 4
     assert max(len(chunk) for chunk in sink.chunks) <= 128 << 10
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "mbps", "chunk"),
+    [
+        (64 * MIB, 0, 64 << 10),
+        (64 * MIB, 100, 64 << 10),
+        (64 * MIB, 1000, 256 << 10),
+        (64 * MIB, 40_000, 256 << 10),
+        (16 * MIB, 1000, 64 << 10),
+        (64 * MIB, 200, 64 << 10),
+        (64 * MIB, 500, 256 << 10),
+        (256 * MIB, 40_000, 512 << 10),
+        (512 * MIB, 100, 512 << 10),
+    ],
+)
+def test_a_small_anchor_has_larger_chunks_where_it_is_spread_fast(nbytes: int, mbps: float, chunk: int) -> None:
+    block, found = block_and_chunk([row(0, nbytes // 2)], anchor=True, rate=mbps * 125_000)
+    assert (found, block) == (chunk, min(1 << 17, chunk // 2))
+
+
+def test_a_deltas_chunks_are_the_same_at_any_rate() -> None:
+    rows = [row(0, 32 * MIB)]
+    assert block_and_chunk(rows, anchor=False, rate=1e9) == block_and_chunk(rows, anchor=False)

@@ -68,10 +68,14 @@ class Maker:
         source: Source,
         *,
         profile: str = "fast",
+        rate: float = 0.0,
         settled: Callable[[], bool] = lambda: True,
         given_up: Callable[[], bool] = lambda: False,
     ) -> Made | None:
-        """The next version, from `source`, rank 0's shards. Raises `RanksError` for what went wrong elsewhere."""
+        """The next version, from `source`, rank 0's shards. Raises `RanksError` for what went wrong elsewhere.
+
+        rate: all the same here: who makes which block is fixed, and sharded models are large.
+        """
         assert isinstance(source, Shards)
         began, encoding = time.monotonic(), 0.0
 
@@ -102,8 +106,8 @@ class Maker:
         seconds = time.monotonic() - began
         return Made(pack, position_of(pack.manifest), seconds, encoding, max(0.0, seconds - encoding))
 
-    def make_anchor(self) -> Made:
-        """The newest version written out whole. Raises `StoreError` if there is none."""
+    def make_anchor(self, rate: float = 0.0) -> Made:
+        """The newest version written out whole. rate: see `make`. Raises `StoreError` if there is none."""
         began = time.monotonic()
         with self._lock:
             if self._position is None:
