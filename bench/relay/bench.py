@@ -126,7 +126,7 @@ class RelayBench:
 
 
 def _piece(size: int, rate: float) -> int:
-    """Bytes of a torrent's pieces: as many, and as large, as our chunks. rate: Mbit/s of the links, 0: no limit."""
+    """Bytes of a torrent's pieces: as large as our chunks may be. rate: Mbit/s of the links, 0: no limit."""
     rows = [Row(TensorSpec(Kind.TENSOR, "payload", "U8", (size,)), False, True)]
     return block_and_chunk(rows, anchor=True, rate=(rate or MAX_RATE) / 8e-6)[1]
 
