@@ -120,6 +120,8 @@ class Best:
         self._parts: deque[list[float]] = deque(maxlen=PARTS)
         self._recent: deque[tuple[float, float]] = deque()
         self._recent_seconds = 0.0
+        #: What moved at best before anything was known.
+        self._moved_before = 0.0
 
     @property
     def value(self) -> float:
@@ -146,8 +148,8 @@ class Best:
         lasting: float = LASTING,
         conclusive: bool = True,
         left: int | None = None,
-    ) -> None:
-        """So much moved in an interval, and a rate counts once it has lasted for `lasting` seconds.
+    ) -> float | None:
+        """So much moved in an interval, and a rate counts once it has lasted for `lasting` seconds; returns it, if so.
 
         conclusive: false if something else than what is measured may have been the limit: that can raise the best, but
         neither age nor refute it. left: what was sent, if that is known, without what was sent again (bytes).
@@ -155,14 +157,17 @@ class Best:
         self._quiet = 0.0
         mean = self._run.rate(nbytes, seconds, lasting, left)
         if mean is None:
-            return
-        if not self._parts or (conclusive and self._parts[-1][0] >= MEMORY / PARTS):
+            return None
+        if not self._parts:
+            self._parts.append([0.0, self._moved_before])
+        elif conclusive and self._parts[-1][0] >= MEMORY / PARTS:
             self._parts.append([0.0, 0.0])
         part = self._parts[-1]
         part[1] = max(part[1], mean)
         if conclusive:
             part[0] += seconds
             self._remember(mean, seconds)
+        return mean
 
     def pause(self) -> None:
         """Nothing pressed in this interval: what comes next does not follow what came before."""
@@ -177,9 +182,20 @@ class Best:
             self._run.rate(nbytes, seconds, lasting, left)
 
     def at_least(self, rate: float) -> None:
-        """So much moved, pressed or not: what is known was too low. Where nothing is known it tells nothing."""
-        if 0 < self.value < rate:
+        """So much moved, pressed or not: what is known was too low. Where nothing is known it counts once something is.
+
+        A fast link may be emptied too soon to be pressed, and a thin way that is must not pass for all there is.
+        """
+        if not self._parts:
+            self._moved_before = max(self._moved_before, rate)
+        elif self.value < rate:
             self._parts[-1][1] = rate
+
+    def gave(self, rate: float) -> None:
+        """A rate that lasted by another measure: it is as much at least."""
+        if not self._parts:
+            self._parts.append([0.0, self._moved_before])
+        self._parts[-1][1] = max(self._parts[-1][1], rate)
 
     def drop_to(self, rate: float) -> None:
         """What was known is no more true."""
@@ -468,8 +484,11 @@ class Gauges:
             free = gauge.has_found_its_rate(now) and not flow.limited
             conclusive = free and peer not in self._junk and not (crowded and gauge.sending >= fair)
             sure = self._lasting(peer)
-            gauge.sent.add(flow.delivered, span, lasting=sure, conclusive=conclusive, left=flow.left)
+            rate = gauge.sent.add(flow.delivered, span, lasting=sure, conclusive=conclusive, left=flow.left)
             gauge.rise()
+            if rate is not None:
+                # Together with far peers nothing is a rate for longer than a near one's takes.
+                self.up.gave(rate)
 
     def _notice_changes(self, pressed: Iterable[str]) -> None:
         expected = self.expected

@@ -282,6 +282,34 @@ def test_all_that_begins_slowly_together_does_not_make_the_uplink_slow() -> None
     assert mbit(feed.run(1, {"a": 1, "b": 1}, rtt=0.1).up) < 10
 
 
+def test_an_uplink_gives_no_less_than_one_of_its_paths_did() -> None:
+    feed = Feed()
+    feed.gauges.round_trip("near", 0.001)
+    feed.gauges.round_trip("far", 0.15)
+    # Not for long enough to be a rate of the far one, and so of both together.
+    feed.run(0.4, {"near": 900, "far": 10}, rtt=0, tick=0.05)
+    feed.run(2, {"near": 0, "far": 0}, rtt=0, pressed=False)
+    gauges = feed.run(4, {"far": 60}, rtt=0)
+    assert mbit(gauges.paths["near"].sent) == pytest.approx(900)
+    assert mbit(gauges.up) == pytest.approx(900)
+
+
+def test_a_thin_path_does_not_make_an_uplink_thin_through_which_more_has_gone_already() -> None:
+    feed = Feed()
+    # Too fast to be seen to wait.
+    gauges = feed.run(0.5, {"near": 900}, rtt=0.001, pressed=False, tick=0.1)
+    assert mbit(gauges.up) == 0, "it may give far more"
+    gauges = feed.run(4, {"near": 0, "far": 20}, rtt=0.1)
+    assert mbit(gauges.up) == pytest.approx(900)
+
+
+def test_an_uplink_that_fell_gives_what_is_left_whatever_its_paths_did_before() -> None:
+    feed = Feed()
+    feed.run(4, {"a": 300, "b": 200})
+    gauges = feed.run(4, {"a": 30, "b": 20})
+    assert mbit(gauges.up) == pytest.approx(50)
+
+
 def test_the_best_is_kept_while_nothing_flows_and_forgotten_after_a_minute_under_pressure() -> None:
     feed = Feed()
     feed.run(3, {"a": 100})
