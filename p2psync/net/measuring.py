@@ -172,6 +172,8 @@ class Measuring:
         if name not in self._up:
             self._up.add(name)
             self._fresh[name] = region
+            if region and self._region and region != self._region:
+                self.gauges.regions[name] = region
 
     def peer_down(self, name: str) -> None:
         """A peer is gone."""
@@ -180,6 +182,7 @@ class Measuring:
         self._pumps.stop(name)
         self._prober.peer_down(name, self._loop.time())
         self._policy.forget(name)
+        self.gauges.regions.pop(name, None)
         for table in (self._wished, self._told, self._counts):
             table.pop(name, None)
         self._act()

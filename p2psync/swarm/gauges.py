@@ -339,6 +339,8 @@ class Gauges:
         self.paths: dict[str, Gauge] = {}
         #: What the plan expects of the ways to peers, together with other nodes' (bytes a second). None: no plan.
         self.expected: Mapping[str, float] | None = None
+        #: The region of each peer that is in another one than this node.
+        self.regions: dict[str, str] = {}
         self.up = Best()
         self.down = Best()
         #: Whether a path has fallen since `measures` was asked.
@@ -497,7 +499,8 @@ class Gauges:
             for peer in pressed
         }
         whole = self.up.fallen_to(float("inf") if expected is None else sum(expected.values()))
-        if len(fallen) > 1 and whole is not None and None not in fallen.values():
+        all_fell = len(fallen) > 1 and whole is not None and None not in fallen.values()
+        if whole is not None and all_fell and not self._behind_one_link(fallen):
             self.up.drop_to(whole)
             for peer in fallen:
                 self.paths[peer].sent.excuse()
@@ -506,6 +509,11 @@ class Gauges:
             if rate is not None:
                 self.paths[peer].fall(rate)
                 self.fell = True
+
+    def _behind_one_link(self, peers: Iterable[str]) -> bool:
+        """Whether all these are in one region, and it is another one."""
+        regions = {self.regions.get(peer) for peer in peers}
+        return len(regions) == 1 and None not in regions
 
     def _take_loss(self, gauge: Gauge, flow: _Flow, now: float) -> None:
         since = gauge.pressed_since

@@ -31,6 +31,7 @@ class Told:
     failed: list[str] = field(default_factory=list)
     messages: list[tuple[str, Message]] = field(default_factory=list)
     flushed: int = 0
+    region: str = ""
 
     def __post_init__(self) -> None:
         events = PeerEvents(
@@ -51,7 +52,7 @@ class Told:
     @property
     def info(self) -> NodeInfo:
         """Where it is."""
-        return NodeInfo(node=self.name, role="actor", host="127.0.0.1", port=self.port)
+        return NodeInfo(node=self.name, role="actor", region=self.region, host="127.0.0.1", port=self.port)
 
     def _up(self, name: str, region: str) -> bool:
         if name in self.refuses:

@@ -526,3 +526,13 @@ def test_the_best_congestion_control_to_be_had_is_taken(
 def test_one_that_is_not_to_be_had_is_one_line() -> None:
     with pytest.raises(UsageError, match="--congestion quic is not offered here"):
         tcp.choose_congestion("quic")
+
+
+async def test_gauges_know_the_regions_of_peers_that_are_in_another_one() -> None:
+    one = Told("one", region="here")
+    made = measured(one)
+    for name, region in [("mate", "here"), ("far", "there"), ("nobody-knows", "")]:
+        made.peer_up(name, region)
+    assert made.gauges.regions == {"far": "there"}
+    made.peer_down("far")
+    assert not made.gauges.regions

@@ -230,6 +230,24 @@ def test_an_uplink_cut_to_a_tenth_is_not_blamed_on_the_paths() -> None:
     assert mbit(feed.gauges.paths["b"].sent) == pytest.approx(20)
 
 
+def test_a_link_cut_to_a_tenth_is_not_blamed_on_the_uplink_though_all_that_is_pressed_goes_there() -> None:
+    feed = Feed()
+    feed.gauges.regions.update(a="there", b="there", c="elsewhere")
+    feed.run(10, {"a": 50, "b": 20})
+    gauges = feed.run(4, {"a": 5, "b": 2})
+    assert mbit(gauges.up) == pytest.approx(70)
+    assert [path.fallen for path in gauges.measures().paths] == [pytest.approx(0.1), pytest.approx(0.1)]
+
+
+def test_an_uplink_cut_to_a_tenth_shows_in_ways_to_several_regions() -> None:
+    feed = Feed()
+    feed.gauges.regions.update(a="there", b="elsewhere")
+    feed.run(10, {"a": 50, "b": 20})
+    gauges = feed.run(4, {"a": 5, "b": 2})
+    assert mbit(gauges.up) == pytest.approx(7)
+    assert not any(path.fallen for path in gauges.measures().paths)
+
+
 def test_sharing_an_uplink_makes_no_path_slow() -> None:
     feed = Feed()
     feed.run(2, {"a": 100})
