@@ -57,7 +57,7 @@ def block_and_chunk(rows: Sequence[Row], *, anchor: bool, rate: float = 0.0) -> 
     total = sum(row.spec.nbytes for row in rows)
     if not anchor:
         return DELTA_BLOCK, _between(SMALLEST_DELTA_CHUNK, total // _DELTA_PART, DELTA_CHUNK)
-    part = max(total // _ANCHOR_PART, min(total // _LEAST_CHUNKS, int(rate * _CHUNK_TIME)))
+    part = max(total // _ANCHOR_PART, int(min(total // _LEAST_CHUNKS, rate * _CHUNK_TIME)))
     chunk = _between(SMALLEST_ANCHOR_CHUNK, part, LARGEST_ANCHOR_CHUNK)
     return min(_LARGEST_ANCHOR_BLOCK, chunk // 2), chunk
 
