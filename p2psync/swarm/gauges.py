@@ -37,6 +37,8 @@ MEMORY, PARTS = 60.0, 10
 SETTLE = 1.0
 #: A path that gives less than this part of its best has changed, and is not only shared for a while.
 CHANGED = 0.3
+#: Of one that gives nothing any more this part is said to be left: 0 says that nothing has changed, or is known.
+LEAST_LEFT = 0.01
 #: One that fell and gives so many times what was left has changed again.
 RISEN = 2.0
 #: An uplink of which so much is used is what holds its users up, as far as each has so much of an equal share.
@@ -138,7 +140,7 @@ class Best:
         if self._recent_seconds < SETTLE or not whole:
             return None
         best, newest = max(rate for rate, _ in self._recent), self._recent[-1][0]
-        return self.value * newest / whole if best < CHANGED * whole else None
+        return self.value * max(LEAST_LEFT, newest / whole) if best < CHANGED * whole else None
 
     def add(
         self,
@@ -158,14 +160,11 @@ class Best:
         mean = self._run.rate(nbytes, seconds, lasting, left)
         if mean is None:
             return None
-        if not self._parts:
-            self._parts.append([0.0, self._moved_before])
-        elif conclusive and self._parts[-1][0] >= MEMORY / PARTS:
+        if conclusive and self._parts and self._parts[-1][0] >= MEMORY / PARTS:
             self._parts.append([0.0, 0.0])
-        part = self._parts[-1]
-        part[1] = max(part[1], mean)
+        self.gave(mean)
         if conclusive:
-            part[0] += seconds
+            self._parts[-1][0] += seconds
             self._remember(mean, seconds)
         return mean
 
@@ -192,7 +191,7 @@ class Best:
             self._parts[-1][1] = rate
 
     def gave(self, rate: float) -> None:
-        """A rate that lasted by another measure: it is as much at least."""
+        """A rate that lasted, by this measure or another: it is as much at least."""
         if not self._parts:
             self._parts.append([0.0, self._moved_before])
         self._parts[-1][1] = max(self._parts[-1][1], rate)
@@ -291,7 +290,11 @@ class Gauge:
         which is still that of before a fall until a plan says something else."""
         if planned != self._planned:
             self._planned, self._left = planned, 1.0
-        return self.sent.fallen_to(planned * self._left)
+        return self.sent.fallen_to(planned * self._left) if self._has_something_left else None
+
+    @property
+    def _has_something_left(self) -> bool:
+        return not self.fallen or self.fallen > LEAST_LEFT
 
     def fall(self, rate: float) -> None:
         """The way changed: it gives so much now."""
@@ -328,8 +331,8 @@ class _Flow:
 
     @property
     def left(self) -> int:
-        """What was sent, without what was sent again."""
-        return self.sent - self.resent
+        """What was sent, without what was sent again, unless that was most: then it is what was lost that arrives."""
+        return max(self.sent - self.resent, self.resent)
 
 
 class Gauges:

@@ -203,6 +203,29 @@ def test_what_is_left_of_a_path_is_what_it_gives_in_the_end_and_not_as_it_falls(
     assert feed.gauges.measures().paths[0].fallen == pytest.approx(0.1, abs=0.05)
 
 
+def test_a_path_that_gives_nothing_any_more_has_fallen_and_does_not_pass_for_one_that_has_not() -> None:
+    feed = Feed()
+    feed.gauges.expected = {"a": 40 * MBIT}
+    feed.run(5, {"a": 40})
+    feed.run(2, {"a": 0})
+    assert feed.gauges.fell
+    (path,) = feed.gauges.measures().paths
+    assert 0 < path.fallen <= 0.01
+    assert 0 < path.sent <= 0.4, "0 would say that nothing is known of it"
+    feed.run(5, {"a": 0})
+    assert not feed.gauges.fell, "there is no less than nothing"
+    feed.run(3, {"a": 40})
+    assert feed.gauges.measures().paths[0].fallen == 0
+
+
+def test_a_path_that_only_carries_what_was_lost_as_it_was_cut_gives_as_much_as_arrives() -> None:
+    feed = Feed()
+    feed.gauges.expected = {"a": 40 * MBIT}
+    feed.run(5, {"a": 40})
+    feed.run(2, {"a": 4}, loss=1.0)
+    assert feed.gauges.measures().paths[0].fallen == pytest.approx(0.1, rel=0.01)
+
+
 def test_a_pause_of_a_second_is_no_fall() -> None:
     feed = Feed()
     feed.gauges.expected = {"a": 40 * MBIT}
