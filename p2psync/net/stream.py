@@ -187,8 +187,8 @@ class PeerStream(asyncio.BufferedProtocol):
         A connection that carried little has a small window; one that closes its for a moment is believed to have it
         again soon. Where rates are not known they are taken for equal.
         """
-        notsent, window = tcp.pace(self._socket) if self._socket is not None else (0, 0.0)
-        waits = self.backlog + notsent
+        waits, window = tcp.pace(self._socket) if self._socket is not None else (0, 0.0)
+        waits += self.backlog
         self._dry = not waits
         most = self._held_to or math.inf
         self._rate = min(window, most)
@@ -284,7 +284,7 @@ class PeerStream(asyncio.BufferedProtocol):
         if info is None:
             gone = self.written - backlog
             return Reading(peer, gone, self.got, gone, 0, backlog, self.round_trip, dried=self.dried)
-        waits = backlog + info.notsent
+        waits = backlog + info.waits
         return Reading(
             peer,
             info.delivered,

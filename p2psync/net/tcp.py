@@ -35,7 +35,7 @@ _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _INFO_BYTES = 216
 _MSS_SACKED = struct.Struct("<I8xI")
 _ACKED_RECEIVED = struct.Struct("<QQ")
-_NOTSENT_RTT = struct.Struct("<II")
+_NOTSENT, _RTT = struct.Struct("<I"), struct.Struct("<I")
 _WINDOW_LIMITED = struct.Struct("<Q")
 _SO_MEMINFO = 55
 _MEMORY = struct.Struct("<I32x")
@@ -57,15 +57,16 @@ _SIOCOUTQNSD = 0x894B
 class TcpInfo:
     """A connection's counters: bytes, and seconds. delivered: what was acknowledged, selectively or in order.
 
-    received: what has come, in order or about. rtt: the least of the last minutes, 0: none yet. delay: how much longer
-    round trips take now. held: time in which the peer's window was full.
+    received: what has come, in order or about. waits: what is to be sent as soon as the window lets it, for the first
+    time or again. rtt: the least of the last minutes, 0: none yet. delay: how much longer round trips take now. held:
+    time in which the peer's window was full.
     """
 
     delivered: int
     received: int
     sent: int
     resent: int
-    notsent: int
+    waits: int
     rtt: float
     held: float
     delay: float = 0.0
@@ -98,13 +99,23 @@ def parse_info(data: bytes, queued: int = 0) -> TcpInfo | None:
         return None
     mss, sacked = _MSS_SACKED.unpack_from(data, 16)
     acked, received = _ACKED_RECEIVED.unpack_from(data, 120)
-    notsent, rtt = _NOTSENT_RTT.unpack_from(data, 144)
+    (rtt,) = _RTT.unpack_from(data, 148)
     (window,) = _WINDOW_LIMITED.unpack_from(data, 176)
     sent, resent = _SENT_RESENT.unpack_from(data, 200)
     # Before the first round trip the kernel says all ones.
     seconds = rtt / 1e6 if rtt != 0xFFFFFFFF else 0.0
     delay = max(0.0, _RTT_WINDOW.unpack_from(data, 68)[0] / 1e6 - seconds) if seconds else 0.0
-    return TcpInfo(acked + sacked * mss, received + queued, sent, resent, notsent, seconds, window / 1e6, delay)
+    return TcpInfo(acked + sacked * mss, received + queued, sent, resent, _waits(data), seconds, window / 1e6, delay)
+
+
+def _waits(data: bytes) -> int:
+    """Bytes that wait to be sent: for the first time, and again, after they were lost.
+
+    On a link that was cut seconds go by in which nothing leaves but what was lost, whether more waits behind it or not.
+    """
+    mss = _MSS_SACKED.unpack_from(data, 16)[0]
+    _, _, lost, resent = _FLIGHT.unpack_from(data, 24)
+    return int(_NOTSENT.unpack_from(data, 144)[0] + max(0, lost - resent) * mss)
 
 
 def unsent(sock: Any) -> int:
@@ -116,7 +127,7 @@ def unsent(sock: Any) -> int:
 
 
 def pace(sock: Any) -> tuple[int, float]:
-    """(bytes that wait in the kernel to be sent for the first time, bytes a second that the window lets out).
+    """(bytes that wait in the kernel to be sent, bytes a second that the window lets out).
 
     The rate is 0 where the kernel does not tell, or knows no round trip yet.
     """
@@ -128,7 +139,7 @@ def pace(sock: Any) -> tuple[int, float]:
         return 0, 0.0
     mss = _MSS_SACKED.unpack_from(data, 16)[0]
     rtt, window = _RTT_WINDOW.unpack_from(data, 68)
-    return _NOTSENT_RTT.unpack_from(data, 144)[0], window * mss * 1e6 / rtt if rtt else 0.0
+    return _waits(data), window * mss * 1e6 / rtt if rtt else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -480,12 +480,12 @@ def test_a_round_trip_is_timed_where_the_kernel_tells_nothing(run: Run, monkeypa
 def test_the_kernels_counters_are_read_where_they_stand() -> None:
     data = bytearray(232)
     struct.pack_into("<I", data, 16, 1448)  # tcpi_snd_mss
-    struct.pack_into("<I", data, 28, 3)  # tcpi_sacked
+    struct.pack_into("<III", data, 28, 3, 5, 2)  # tcpi_sacked, tcpi_lost, tcpi_retrans
     struct.pack_into("<QQ", data, 120, 10_000, 777)  # tcpi_bytes_acked, tcpi_bytes_received
     struct.pack_into("<II", data, 144, 55, 20_000)  # tcpi_notsent_bytes, tcpi_min_rtt
     struct.pack_into("<QQQ", data, 168, 9_000_000, 250_000, 500_000)  # busy, rwnd_limited, sndbuf_limited
     struct.pack_into("<QQ", data, 200, 20_000, 300)  # tcpi_bytes_sent, tcpi_bytes_retrans
-    assert tcp.parse_info(bytes(data), 23) == tcp.TcpInfo(14_344, 800, 20_000, 300, 55, 0.02, 0.25)
+    assert tcp.parse_info(bytes(data), 23) == tcp.TcpInfo(14_344, 800, 20_000, 300, 55 + 3 * 1448, 0.02, 0.25)
     assert tcp.parse_info(bytes(data[:215])) is None
 
 
