@@ -23,7 +23,7 @@ from bench.swarm.faults import Fault
 from bench.swarm.heat import Heat, Track, sha256, write_random
 from bench.swarm.processes import Children
 from bench.swarm.report import Run, Sample, SwarmReport
-from p2psync.errors import P2PSyncError
+from p2psync.errors import P2PSyncError, UsageError
 from p2psync.net.tcp import AUTO_CONGESTION, PREFERRED
 from topology.bound import broadcast_bound, least_makespan
 from topology.emulator import Emulator, Network
@@ -68,8 +68,9 @@ class Race:
     runs: list[Run] = field(default_factory=list)
 
     def run(self) -> SwarmReport:
-        """All rounds. Raises `P2PSyncError` where no network can be emulated."""
+        """All rounds. Raises `P2PSyncError` where no network can be emulated, `UsageError` for an unfit one."""
         options, topology = self.options, self.topology
+        _check(topology)
         bound = broadcast_bound(topology)
         skipped = [f"{name}: {why}" for name in options.contenders if (why := missing(name))]
         names = [name for name in options.contenders if not missing(name)]
@@ -295,3 +296,11 @@ def quick(options: Options) -> tuple[Topology, Options]:
     """The short form: three receivers on a network of its own, 4 MiB, one round."""
     topology = Topology("lan-0", {"lan": Region(4, 100)})
     return topology, replace(options, payload_bytes=4 << 20, rounds=1, limit=20.0, settle=0.5, base=0)
+
+
+def _check(topology: Topology) -> None:
+    """Raise `UsageError` if somebody cannot reach the trainer's host: the hub, the tracker and the daemon are there."""
+    home = dict(topology.hosts)[topology.trainer]
+    linked = {region for link in topology.link if home in link.between for region in link.between}
+    if apart := sorted({region for _, region in topology.hosts} - linked - {home}):
+        raise UsageError(f"no link joins {apart[0]} and {home}: all must reach the hub beside the trainer in a race")

@@ -24,6 +24,7 @@ from bench.swarm.publisher import Weights, count_for, least_bytes
 from bench.swarm.race import Options, Race
 from bench.swarm.report import Run, Sample, SwarmReport, lines, times_faster
 from bench.swarm.tables import fault_ratios, print_swarm_report
+from p2psync.errors import UsageError
 from topology.emulator import namespaces, runs, why_not
 from topology.model import Host, Link, Region, Topology, load
 
@@ -204,6 +205,12 @@ def test_wrong_uses_are_told_in_one_line(arguments: tuple[str, ...], refused: Ca
     code, told = refused("swarm", *arguments)
     assert code == 2
     assert len(told.splitlines()) == 1
+
+
+def test_a_region_without_a_link_to_the_trainers_cannot_race() -> None:
+    chain = Topology("a-0", {name: Region(1, 10) for name in "abc"}, [Link(("a", "b"), 10, 5), Link(("b", "c"), 10, 5)])
+    with pytest.raises(UsageError, match="no link joins c and a"):
+        Race("chain", chain, Options(1 << 20, [OURS])).run()
 
 
 def networks_of(process: int) -> list[runs.RunState]:

@@ -24,7 +24,14 @@ def network(name: str, *, slower: float = 1.0) -> Network:
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("lan-12", 1.10), ("lan-12-one-slow", 1.15), ("wan-4x3", 1.10), ("two-continents", 1.15), ("volunteers", 1.20)],
+    [
+        ("lan-12", 1.10),
+        ("lan-12-one-slow", 1.15),
+        ("wan-4x3", 1.10),
+        ("two-continents", 1.15),
+        ("six-regions", 1.15),
+        ("volunteers", 1.20),
+    ],
 )
 def test_following_a_right_plan_everybody_has_it_near_the_bound_and_hardly_anything_twice(
     name: str, most: float
