@@ -19,7 +19,8 @@ from p2psync.net.stream import PeerStream
 from p2psync.protocol.messages import MAX_STREAMS, Hush, Junk, Message, Probe, ProbeEnd, ProbeOffer, Uplink, WantStreams
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.budget import ProbeConfig
-from p2psync.swarm.gauges import MBIT, Gauge, Gauges, Reading
+from p2psync.swarm.gauge import Gauge
+from p2psync.swarm.gauges import MBIT, Gauges, Reading
 from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
 from p2psync.swarm.probing import Prober
 from p2psync.swarm.streams import TOLERANT, StreamPolicy

@@ -35,7 +35,7 @@ _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _INFO_BYTES = 216
 _MSS_SACKED = struct.Struct("<I8xI")
 _ACKED_RECEIVED = struct.Struct("<QQ")
-_NOTSENT, _RTT = struct.Struct("<I"), struct.Struct("<I")
+_U32 = struct.Struct("<I")
 _WINDOW_LIMITED = struct.Struct("<Q")
 _SO_MEMINFO = 55
 _MEMORY = struct.Struct("<I32x")
@@ -44,7 +44,7 @@ _QUEUED_SHARE = 0.8
 _SENT_RESENT = struct.Struct("<QQ")
 _RTT_WINDOW = struct.Struct("<I8xI")
 _STATE, _RECOVERS, _HARDLY, _STOPPED = 1, 3, 4, 4
-_FLIGHT, _WINDOW = struct.Struct("<4I"), struct.Struct("<I")
+_FLIGHT = struct.Struct("<4I")
 #: Linux: the most that a socket sends a second, in 32 bits; all ones is no limit. Not less than this: what was sent at
 #: a rate is waited for, whatever is set later.
 _SO_MAX_PACING_RATE = 47
@@ -99,23 +99,22 @@ def parse_info(data: bytes, queued: int = 0) -> TcpInfo | None:
         return None
     mss, sacked = _MSS_SACKED.unpack_from(data, 16)
     acked, received = _ACKED_RECEIVED.unpack_from(data, 120)
-    (rtt,) = _RTT.unpack_from(data, 148)
+    (rtt,) = _U32.unpack_from(data, 148)
     (window,) = _WINDOW_LIMITED.unpack_from(data, 176)
     sent, resent = _SENT_RESENT.unpack_from(data, 200)
     # Before the first round trip the kernel says all ones.
     seconds = rtt / 1e6 if rtt != 0xFFFFFFFF else 0.0
     delay = max(0.0, _RTT_WINDOW.unpack_from(data, 68)[0] / 1e6 - seconds) if seconds else 0.0
-    return TcpInfo(acked + sacked * mss, received + queued, sent, resent, _waits(data), seconds, window / 1e6, delay)
+    return TcpInfo(acked + sacked * mss, received + queued, sent, resent, _waits(data, mss), seconds, window / 1e6, delay)
 
 
-def _waits(data: bytes) -> int:
+def _waits(data: bytes, mss: int) -> int:
     """Bytes that wait to be sent: for the first time, and again, after they were lost.
 
     On a link that was cut seconds go by in which nothing leaves but what was lost, whether more waits behind it or not.
     """
-    mss = _MSS_SACKED.unpack_from(data, 16)[0]
     _, _, lost, resent = _FLIGHT.unpack_from(data, 24)
-    return int(_NOTSENT.unpack_from(data, 144)[0] + max(0, lost - resent) * mss)
+    return int(_U32.unpack_from(data, 144)[0] + max(0, lost - resent) * mss)
 
 
 def unsent(sock: Any) -> int:
@@ -139,7 +138,7 @@ def pace(sock: Any) -> tuple[int, float]:
         return 0, 0.0
     mss = _MSS_SACKED.unpack_from(data, 16)[0]
     rtt, window = _RTT_WINDOW.unpack_from(data, 68)
-    return _waits(data), window * mss * 1e6 / rtt if rtt else 0.0
+    return _waits(data, mss), window * mss * 1e6 / rtt if rtt else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +216,7 @@ def is_away_from_window(data: bytes) -> bool:
     """
     if len(data) < _INFO_BYTES:
         return False
-    (window,) = _WINDOW.unpack_from(data, 80)
+    (window,) = _U32.unpack_from(data, 80)
     if window <= _STOPPED:
         return True
     if data[_STATE] < _RECOVERS:

@@ -18,40 +18,20 @@ that was seen.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from p2psync.membership.records import Measures, Path
+from p2psync.swarm.best import LASTING, Best, Run, lasting
+from p2psync.swarm.gauge import Course, Gauge
 
 #: Seconds: intervals outside of these are no measure (a timer that came late is not a rate that fell).
 SHORTEST, LONGEST = 0.05, 1.0
-#: Seconds for which a rate must last at least, and at most; in round trips: so many; timers are not exact.
-LASTING, LASTING_MOST, LASTING_TRIPS = 0.5, 0.75, 5.0
-#: Between near peers, by their round trip (seconds), a hole is filled at once, and each second of junk costs much.
-NEAR, LASTING_NEAR = 0.005, 0.2
-_SLACK = 0.02
-#: Seconds under pressure for which a best rate is kept, in so many parts; after which a path is known to have changed.
-MEMORY, PARTS = 60.0, 10
-SETTLE = 1.0
-#: A path that gives less than this part of its best has changed, and is not only shared for a while.
-CHANGED = 0.3
-#: Of one that gives nothing any more this part is said to be left: 0 says that nothing has changed, or is known.
-LEAST_LEFT = 0.01
-#: One that fell and gives so many times what was left has changed again.
-RISEN = 2.0
 #: An uplink of which so much is used is what holds its users up, as far as each has so much of an equal share.
 CROWDED, FAIR = 0.7, 0.3
 #: Bytes a second below which what comes from a peer is talk, no transfer.
 TALK = 64 << 10
-#: Bytes sent after which older losses count half, and from which on losses are a share of anything.
-LOSS_MEMORY, LOSS_LEAST = 64 << 20, 128 << 10
-#: Seconds that a flow takes to find its rate, in which losses are its own, and little is no sign of a change; round
-#: trips that are added to them.
-RAMP, RAMP_TRIPS = 1.0, 3.0
-#: Seconds without anything after which whatever flows begins.
-LULL = 1.0
 #: A figure that moves by less than this part of itself is no news.
 NEWS = 0.06
 
@@ -84,234 +64,6 @@ class Reading:
     dried: int = 0
     limit: float = 0.0
     delay: float = 0.0
-
-
-class _Run:
-    """Successive intervals: how much had moved when, from their beginning, and how much had left to be moved."""
-
-    def __init__(self) -> None:
-        self._points: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])
-
-    def rate(self, nbytes: int, seconds: float, lasting: float, left: int | None = None) -> float | None:
-        """One interval more; the rate at which it lasted, None as long as there are too few.
-
-        Of all times between once and 1.6 times `lasting` ago the one since which least has moved per second: then no
-        hole in the sequence, and no queue of acknowledgements, held back what later came at once. Where word of what
-        arrived waits in queues for longer than that, more seems to arrive than left (`left`, bytes without what was
-        sent again); then what left counts, as in a sample of BBR's (draft-ietf-ccwg-bbr, delivery rate).
-        """
-        at, moved, gone = self._points[-1]
-        now, moved, gone = at + seconds, moved + nbytes, gone + (nbytes if left is None else left)
-        self._points.append((now, moved, gone))
-        while now - self._points[0][0] > 1.6 * lasting + _SLACK:
-            self._points.popleft()
-        rates = [
-            min(moved - came, gone - went) / (now - at)
-            for at, came, went in self._points
-            if now - at >= lasting - _SLACK
-        ]
-        return min(rates, default=None)
-
-
-class Best:
-    """The highest rate that lasted (bytes a second), and whether it still holds."""
-
-    def __init__(self) -> None:
-        self._run = _Run()
-        self._quiet = 0.0
-        self._parts: deque[list[float]] = deque(maxlen=PARTS)
-        self._recent: deque[tuple[float, float]] = deque()
-        self._recent_seconds = 0.0
-        #: What moved at best before anything was known.
-        self._moved_before = 0.0
-
-    @property
-    def value(self) -> float:
-        """The best of the last minute; 0 before the first."""
-        return max((part[1] for part in self._parts), default=0.0)
-
-    def fallen_to(self, expected: float = float("inf")) -> float | None:
-        """What is left of it if the best of the last pressed seconds is far below the best of the minute, else None.
-
-        expected: what it would give, at most, if it had not changed (bytes a second); what is left is in proportion,
-        by the newest rate: the best is just below what is far below when that is noticed, whatever is left.
-        """
-        whole = min(self.value, expected)
-        if self._recent_seconds < SETTLE or not whole:
-            return None
-        best, newest = max(rate for rate, _ in self._recent), self._recent[-1][0]
-        return self.value * max(LEAST_LEFT, newest / whole) if best < CHANGED * whole else None
-
-    def add(
-        self,
-        nbytes: int,
-        seconds: float,
-        *,
-        lasting: float = LASTING,
-        conclusive: bool = True,
-        left: int | None = None,
-    ) -> float | None:
-        """So much moved in an interval, and a rate counts once it has lasted for `lasting` seconds; returns it, if so.
-
-        conclusive: false if something else than what is measured may have been the limit: that can raise the best, but
-        neither age nor refute it. left: what was sent, if that is known, without what was sent again (bytes).
-        """
-        self._quiet = 0.0
-        mean = self._run.rate(nbytes, seconds, lasting, left)
-        if mean is None:
-            return None
-        if conclusive and self._parts and self._parts[-1][0] >= MEMORY / PARTS:
-            self._parts.append([0.0, 0.0])
-        self.gave(mean)
-        if conclusive:
-            self._parts[-1][0] += seconds
-            self._remember(mean, seconds)
-        return mean
-
-    def pause(self) -> None:
-        """Nothing pressed in this interval: what comes next does not follow what came before."""
-        self._run = _Run()
-
-    def lull(self, nbytes: int, seconds: float, lasting: float, left: int | None = None) -> None:
-        """An interval that is no measure itself: what comes next follows what came before only if it comes soon."""
-        self._quiet += seconds
-        if self._quiet >= lasting:
-            self.pause()
-        else:
-            self._run.rate(nbytes, seconds, lasting, left)
-
-    def at_least(self, rate: float) -> None:
-        """So much moved, pressed or not: what is known was too low. Where nothing is known it counts once something is.
-
-        A fast link may be emptied too soon to be pressed, and a thin way that is must not pass for all there is.
-        """
-        if not self._parts:
-            self._moved_before = max(self._moved_before, rate)
-        elif self.value < rate:
-            self._parts[-1][1] = rate
-
-    def gave(self, rate: float) -> None:
-        """A rate that lasted, by this measure or another: it is as much at least."""
-        if not self._parts:
-            self._parts.append([0.0, self._moved_before])
-        self._parts[-1][1] = max(self._parts[-1][1], rate)
-
-    def drop_to(self, rate: float) -> None:
-        """What was known is no more true."""
-        self._parts.clear()
-        self._parts.append([0.0, rate])
-        self._forget_recent()
-
-    def excuse(self) -> None:
-        """What was low of late was so for another reason."""
-        self._forget_recent()
-
-    def _remember(self, rate: float, seconds: float) -> None:
-        self._recent.append((rate, seconds))
-        self._recent_seconds += seconds
-        while self._recent_seconds - self._recent[0][1] >= SETTLE:
-            self._recent_seconds -= self._recent.popleft()[1]
-
-    def _forget_recent(self) -> None:
-        self._recent.clear()
-        self._recent_seconds = 0.0
-
-
-@dataclass(slots=True)
-class _Loss:
-    sent: float = 0.0
-    resent: float = 0.0
-
-    def add(self, sent: int, resent: int) -> None:
-        if self.sent > LOSS_MEMORY:
-            self.sent, self.resent = self.sent / 2, self.resent / 2
-        self.sent += sent
-        self.resent += resent
-
-    @property
-    def known(self) -> bool:
-        return self.sent >= LOSS_LEAST
-
-    @property
-    def share(self) -> float:
-        return min(1.0, self.resent / self.sent) if self.known else 0.0
-
-
-class Course:
-    """Since when something flows without a longer pause. Seconds."""
-
-    def __init__(self) -> None:
-        self.since = float("-inf")
-        self._last = float("-inf")
-
-    def begins(self, now: float) -> bool:
-        """Something flows now; returns whether nothing did for a while before."""
-        begins = now - self._last > LULL
-        self._last = now
-        if begins:
-            self.since = now
-        return begins
-
-
-@dataclass(slots=True)
-class Gauge:
-    """What is known of the way to one peer. rtt: seconds; rates: bytes a second. pressed_since: None while not pressed.
-
-    course: since when something flows to it.
-
-    failed: a connection could not be opened. fallen, fell_to: what part was left of the rate sent when it changed, and
-    what it was then; 0: it has not.
-    """
-
-    rtt: float = 0.0
-    sent: Best = field(default_factory=Best)
-    received: Best = field(default_factory=Best)
-    losses: _Loss = field(default_factory=_Loss)
-    pressed_since: float | None = None
-    sending: float = 0.0
-    course: Course = field(default_factory=Course)
-    failed: bool = False
-    fallen: float = 0.0
-    fell_to: float = 0.0
-    _planned: float = 0.0
-    _left: float = 1.0
-
-    @property
-    def ramp(self) -> float:
-        """How long a flow may take to find its rate (seconds)."""
-        return RAMP + RAMP_TRIPS * self.rtt
-
-    def has_found_its_rate(self, now: float) -> bool:
-        """Whether what flows to the peer does so for long enough."""
-        return now - self.course.since >= self.ramp
-
-    def fallen_to(self, planned: float) -> float | None:
-        """What is left of the rate sent if it has changed, else None. planned: what is expected of it (bytes a second),
-        which is still that of before a fall until a plan says something else."""
-        if planned != self._planned:
-            self._planned, self._left = planned, 1.0
-        return self.sent.fallen_to(planned * self._left) if self._has_something_left else None
-
-    @property
-    def _has_something_left(self) -> bool:
-        return not self.fallen or self.fallen > LEAST_LEFT
-
-    def fall(self, rate: float) -> None:
-        """The way changed: it gives so much now."""
-        left = rate / self.sent.value
-        self.fallen, self._left = (self.fallen or 1.0) * left, self._left * left
-        self.fell_to = rate
-        self.sent.drop_to(rate)
-
-    def rise(self) -> None:
-        """Once it gives a good deal more, it has changed again."""
-        if self.fallen and self.sent.value >= RISEN * self.fell_to:
-            self.fallen, self._left = 0.0, 1.0
-
-    @property
-    def loss(self) -> float:
-        """Share of the bytes sent that had to be sent again, once a flow had found its rate; 0 if that is not known."""
-        return self.losses.share
 
 
 @dataclass(slots=True)
@@ -351,7 +103,7 @@ class Gauges:
         #: Bytes that were delivered and received in all intervals so far.
         self.delivered = 0
         self.received = 0
-        self._moved = _Run()
+        self._moved = Run()
         self._course = Course()
         self._last: dict[Hashable, Reading] = {}
         self._read_at: dict[Hashable, float] = {}
@@ -522,13 +274,6 @@ class Gauges:
         since = gauge.pressed_since
         if since is not None and now - since >= gauge.ramp:
             gauge.losses.add(flow.sent, flow.resent)
-
-
-def lasting(rtt: float) -> float:
-    """For how long (seconds) a rate must last to be one, by the round trip (0: not known)."""
-    if 0 < rtt <= NEAR:
-        return LASTING_NEAR
-    return min(LASTING_MOST, max(LASTING, LASTING_TRIPS * rtt))
 
 
 def _count(flow: _Flow, before: Reading, after: Reading, since: float) -> None:

@@ -21,23 +21,22 @@ cost, in a bucket for each direction: a node sends no junk beyond it, whoever as
 from __future__ import annotations
 
 import random
-import zlib
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from p2psync.protocol.messages import Hush, Junk, Message, Probe, ProbeEnd, ProbeOffer, Uplink
+from p2psync.swarm.best import NEAR, Best
 from p2psync.swarm.budget import Budget, ProbeConfig, Steady
-from p2psync.swarm.gauges import NEAR, Best, Gauges
+from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.probe_actions import Expel, ProbeAction, Pump, StopPump, Tell
-from p2psync.swarm.probe_jobs import MORE, Job, Jobs
+from p2psync.swarm.probe_jobs import Job, Jobs
+from p2psync.swarm.probe_peers import Peer, Peers
 
 #: Seconds of grace after which an answer will not come any more.
 GRACE = 1.0
 #: Seconds for which an offer from far away waits for a peer that measures something else just now. Whoever has to
 #: offer that far has no others to turn to, and all of a few busy peers are hardly ever free at one moment.
 PATIENCE = 2.5
-#: Peers of another region that a node asks soon after it joined; the next node in line goes on behind them.
-LOOKS = 2
 #: By how much faster than planned a way that the plan counts on is tried.
 PRESS = 1.25
 #: What a way is sent, of the best that it gave, while it is one of several over which an uplink is looked at.
@@ -97,18 +96,6 @@ class _Sending:
     enough_at: float = 0.0
 
 
-@dataclass(slots=True)
-class _Peer:
-    """served_at: when it last got junk. owed: bytes it was asked for and has not sent. asked: whether it ever was.
-    uplink: bytes a second that it says it can send, 0: it said nothing."""
-
-    region: str
-    served_at: float = -_NEVER
-    owed: int = 0
-    asked: bool = False
-    uplink: float = 0.0
-
-
 class Prober:
     """The probing of one node."""
 
@@ -118,8 +105,8 @@ class Prober:
         self._config = config
         self._gauges = gauges
         self._rng = rng
-        self._peers: dict[str, _Peer] = {}
-        self._mates: list[str] = []
+        self._around = Peers(node, region, config, gauges, rng)
+        self._peers = self._around.peers
         self._jobs = Jobs(config, gauges, rng)
         self._asking: _Asking | None = None
         self._sending: _Sending | None = None
@@ -151,7 +138,7 @@ class Prober:
 
     def members(self, mates: Iterable[str]) -> None:
         """The names of the nodes that have this node's region, connected or not."""
-        self._mates = [name for name in mates if name != self._node]
+        self._around.mates = [name for name in mates if name != self._node]
 
     def planned(self, expected: Mapping[str, float], children: Iterable[str], now: float) -> None:
         """There is another plan. expected: bytes a second that it has each parent send to this node."""
@@ -170,7 +157,7 @@ class Prober:
 
     def peer_up(self, name: str, region: str, now: float) -> None:
         """A peer is connected; to be said once."""
-        self._peers[name] = _Peer(region)
+        self._peers[name] = Peer(region)
         self._jobs.begin(now)
         if self._uplink_told:
             self._tell(name, Uplink(self._uplink_told))
@@ -178,10 +165,10 @@ class Prober:
     def again(self, name: str, now: float) -> None:
         """The connections to a peer have changed so much that what was measured over them is no more true."""
         peer = self._peers.get(name)
-        job = self._jobs.regions.get(self._region_of(name)) if peer is not None else None
+        job = self._jobs.regions.get(self._around.region_of(name)) if peer is not None else None
         if job is not None and peer is not None and peer.asked:
             job.due = min(job.due, now + self._config.pause)
-            job.shown = {*self._in_line(self._region_of(name))} - {name}
+            job.shown = {*self._around.in_line(self._around.region_of(name))} - {name}
 
     def peer_down(self, name: str, now: float) -> None:
         """A peer is gone."""
@@ -262,32 +249,9 @@ class Prober:
             return
         job, region = min(due, key=lambda one: (one[0].tries, one[0].due))
         if job is jobs.down:
-            self._ask(job, self._fan(job, self._config.down_fan, down=True), now)
+            self._ask(job, self._around.fan(job, self._config.down_fan, down=True), now)
         else:
-            self._ask(job, [self._next_in_line(region, job)], now)
-
-    def _next_in_line(self, region: str, job: Job) -> str:
-        """Another peer of a region each time; whoever has no time is passed over until the next time.
-
-        First those whose uplinks are known to be wider than what came so far, the widest of them first; then those who
-        said nothing; then the others, of whom the widest is asked again rather than one that cannot show more.
-        """
-        line = self._in_line(region)
-        begin = LOOKS * self._rank(region) % len(line)
-        came = self._came_from(line)
-        more = [name for name in line[begin:] + line[:begin] if name not in job.shown and self._may_show(name, came)]
-        if not more:
-            job.shown.clear()
-            more = line[begin:] + line[:begin]
-        widest = max(self._peers[name].uplink for name in more)
-        more = [name for name in more if self._peers[name].uplink >= widest / MORE]
-        job.asked = more[job.tries % len(more)]
-        return job.asked
-
-    def _may_show(self, name: str, came: float) -> bool:
-        """Whether more may come from a peer than this (bytes a second), for all that it says of its uplink."""
-        uplink = self._peers[name].uplink
-        return not uplink or uplink > MORE * came
+            self._ask(job, [self._around.next_in_line(region, job)], now)
 
     def _try_ways(self, now: float) -> None:
         """Once this node's part of the network is measured, and so the plan is no guess."""
@@ -305,13 +269,13 @@ class Prober:
         if job is self._jobs.down:
             left = int(left * self._config.own)
         size = min(self._config.most, left // max(1, len(peers)))
-        seconds = self._seconds(peers)
+        seconds = self._around.seconds(peers)
         if rate:
             size = min(size, max(self._config.least, int(rate * seconds)))
         if not peers or size < self._config.least:
             self._jobs.put_off(job, now, self._config.tired)
             return
-        asking = _Asking(job, self._rng.getrandbits(32), set(peers), now + seconds + GRACE, self._steady(peers))
+        asking = _Asking(job, self._rng.getrandbits(32), set(peers), now + seconds + GRACE, self._around.steady(peers))
         asking.enough_at, asking.fan = now + _ENOUGH * seconds, frozenset(peers)
         job.tries += 1
         self._await(asking, size, seconds, rate)
@@ -347,34 +311,12 @@ class Prober:
             # What came at best: from a region, where a job measures one, or at all.
             if job is self._jobs.down:
                 best = self._gauges.down.value
-                job.bound = self._wide(asking.fan) > BOUND * best
-                self._jobs.judge(job, came, now, best, hidden=self._narrow(asking.fan, best))
+                job.bound = self._around.wide(asking.fan) > BOUND * best
+                self._jobs.judge(job, came, now, best, hidden=self._around.narrow(asking.fan, best))
                 return
-            mates = self._in_line(self._region_of(job.asked)) if job.asked in self._peers else []
-            best = self._came_from(mates)
-            self._jobs.judge(job, came, now, best, hidden=self._hidden(mates, job.shown, best))
-
-    def _hidden(self, mates: Iterable[str], shown: Set[str], came: float) -> bool:
-        """Whether it was uplinks that hid how much more than this may come from a region, and one there is wider."""
-        wider = {name for name in mates if self._peers[name].uplink > MORE * came}
-        return bool(wider) and wider.isdisjoint(shown)
-
-    def _narrow(self, asked: Set[str], came: float) -> bool:
-        """Whether the uplinks of those who were asked may have hidden how much more than this a downlink takes, and
-        others have wider ones."""
-        widest = self._fan(Job(0.0), self._config.down_fan, down=True)
-        most = sum(self._peers[name].uplink for name in widest)
-        return most > MORE * max(came, sum(self._peers[name].uplink for name in asked if name in self._peers))
-
-    def _wide(self, names: Set[str]) -> float:
-        """Bytes a second that these say that they can send together; 0 if one of them has not said."""
-        rates = [self._peers[name].uplink for name in names if name in self._peers]
-        return sum(rates) if all(rates) else 0.0
-
-    def _came_from(self, names: Iterable[str]) -> float:
-        """Bytes a second that came from one of these peers at best, 0: nothing did."""
-        paths = self._gauges.paths
-        return max((paths[name].received.value for name in names if name in paths), default=0.0)
+            mates = self._around.in_line(self._around.region_of(job.asked)) if job.asked in self._peers else []
+            best = self._around.came_from(mates)
+            self._jobs.judge(job, came, now, best, hidden=self._around.hidden(mates, job.shown, best))
 
     def _answered(self, asking: _Asking, name: str, *, refused: bool, now: float) -> None:
         if name in asking.peers:
@@ -383,7 +325,7 @@ class Prober:
             if not asking.peers or asking.refused:
                 self._end_asking(asking, now)
 
-    def _on_junk(self, name: str, peer: _Peer, size: int) -> None:
+    def _on_junk(self, name: str, peer: Peer, size: int) -> None:
         peer.owed -= size
         self._down_budget.spend(size)
         if peer.owed < 0:
@@ -402,7 +344,7 @@ class Prober:
     def _on_offer(self, name: str, token: int, now: float) -> None:
         left = self._left(self._down_budget, self._gauges.down, self._jobs.down, now)
         size = min(self._config.most, int(left * self._config.own))
-        far = self._region_of(name) != self._region
+        far = self._around.region_of(name) != self._region
         # Whoever waits with an offer serves nobody: one whose ways are not known yet may have to ask just that one.
         if self._flowing or size < self._config.least or not self._jobs.paths_known(now):
             self._tell(name, ProbeEnd(token, 0))
@@ -413,9 +355,9 @@ class Prober:
             else:
                 self._tell(name, ProbeEnd(token, 0))
             return
-        seconds = self._seconds([name])
+        seconds = self._around.seconds([name])
         until = now + seconds + GRACE + (PATIENCE if far else 0.0)
-        self._await(_Asking(None, token, {name}, until, self._steady([name])), size, seconds)
+        self._await(_Asking(None, token, {name}, until, self._around.steady([name])), size, seconds)
 
     def _take_held(self, now: float) -> None:
         """The oldest offer that waits and is not too old: its peer has given up the others."""
@@ -427,7 +369,7 @@ class Prober:
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 
-    def _on_probe(self, name: str, peer: _Peer, probe: Probe, now: float) -> None:
+    def _on_probe(self, name: str, peer: Peer, probe: Probe, now: float) -> None:
         sending = self._sending
         if probe.size == 0:
             if sending is not None and sending.token == probe.token and name in sending.granted:
@@ -440,7 +382,7 @@ class Prober:
             return
         seconds = min(probe.seconds, self._config.longest)
         if sending is None:
-            sending = self._sending = _Sending(None, probe.token, now + seconds, self._steady([name]))
+            sending = self._sending = _Sending(None, probe.token, now + seconds, self._around.steady([name]))
         sending.offered.discard(name)
         sending.granted[name] = size
         sending.seconds, sending.rate = max(sending.seconds, seconds), probe.rate
@@ -457,7 +399,7 @@ class Prober:
         sending.offered.clear()
         sending.until = now + sending.seconds
         sending.enough_at, sending.before = now + _ENOUGH * sending.seconds, self._gauges.delivered
-        sending.steady = self._steady(sending.granted)
+        sending.steady = self._around.steady(sending.granted)
         for name, size in sorted(sending.granted.items()):
             self._actions.append(Pump(name, size, sending.until, sending.rate or self._most_to(name, sending)))
 
@@ -477,11 +419,6 @@ class Prober:
             self._actions.append(StopPump(name))
             return
         self._sent(name, 0, now)
-
-    def _rate_to(self, name: str) -> float:
-        """Bytes a second that moved to or from a peer at best, 0: nothing did."""
-        path = self._gauges.paths.get(name)
-        return max(path.sent.value, path.received.value) if path is not None else 0.0
 
     def _grant(self, wished: int, name: str, mine: bool, now: float) -> int:
         """Bytes that a peer may have; 0: none now. mine: it takes up this node's own offer."""
@@ -572,16 +509,16 @@ class Prober:
         job = self._jobs.up
         if job is None or job.due > now or not self._jobs.paths_known(now):
             return
-        peers = self._fan(job, self._config.up_fan)
+        peers = self._around.fan(job, self._config.up_fan)
         left = self._left(self._up_budget, self._gauges.up, self._jobs.up, now)
         pool = max(int(self._config.own * left), min(left, self._reserve(now)))
         if not peers or pool < self._config.least:
             self._jobs.put_off(job, now, self._config.tired)
             return
         token = self._rng.getrandbits(32)
-        far = any(self._region_of(name) != self._region for name in peers)
+        far = any(self._around.region_of(name) != self._region for name in peers)
         until = now + GRACE + (PATIENCE if far else 0.0)
-        self._sending = _Sending(job, token, until, self._steady(peers), offered=set(peers), pool=pool)
+        self._sending = _Sending(job, token, until, self._around.steady(peers), offered=set(peers), pool=pool)
         job.tries += 1
         for name in peers:
             self._tell(name, ProbeOffer(token))
@@ -612,59 +549,12 @@ class Prober:
 
     def _plan_regions(self, now: float) -> None:
         """A job for each region that a peer is in, later the later this node is in line for it."""
-        regions = {self._region_of(name) for name in self._peers} - {self._region}
+        regions = {self._around.region_of(name) for name in self._peers} - {self._region}
         jobs = self._jobs.regions
         for region in [region for region in jobs if region not in regions]:
             del jobs[region]
         for region in sorted(regions - jobs.keys()):
-            jobs[region] = self._jobs.new(now + self._rank(region) * self._config.rank_wait)
-
-    def _rank(self, region: str) -> int:
-        """This node's place among those of its region who probe another."""
-        return _line([self._node, *self._mates], self._region, region).index(self._node)
-
-    def _in_line(self, region: str) -> list[str]:
-        """The peers of a region, in the order in which that region's nodes probe this one's."""
-        return _line([name for name in self._peers if self._region_of(name) == region], region, self._region)
-
-    def _region_of(self, name: str) -> str:
-        """A peer's region. Where nobody gave one, a peer that is far away is a region of its own."""
-        region = self._peers[name].region
-        if region:
-            return region
-        return self._region if self._rtt(name) <= NEAR else f"?{name}"
-
-    def _fan(self, job: Job, count: int, *, down: bool = False) -> list[str]:
-        """Peers to measure this node's own links with: near ones first, then those who did not lack time of late, then
-        those that give most, or, for a downlink, say to send most; else at random."""
-
-        def order(name: str) -> tuple[bool, float, float, float, float]:
-            far, busy = self._region_of(name) != self._region, job.busy.get(name, -_NEVER)
-            return far, busy, -self._peers[name].uplink if down else 0.0, -self._rate_to(name), self._rng.random()
-
-        ordered = sorted(self._peers, key=order)
-        near = [name for name in ordered if self._region_of(name) == self._region]
-        # Those of one region far away share the way to it.
-        firsts = {self._region_of(name): name for name in reversed(ordered)}
-        ordered.sort(key=lambda name: firsts[self._region_of(name)] != name)
-        # All of them must have time; where they never have, it is tried with fewer, down to the best one.
-        return (near if len(near) > 1 else ordered)[: max(1, count - job.tries // self._config.tries)]
-
-    def _rtt(self, name: str) -> float:
-        path = self._gauges.paths.get(name)
-        return path.rtt if path is not None else 0.0
-
-    def _seconds(self, peers: Iterable[str]) -> float:
-        farthest = max((self._rtt(name) for name in peers), default=0.0)
-        return min(self._config.longest, self._config.shortest + self._config.trips * farthest)
-
-    def _steady(self, peers: Iterable[str]) -> Steady:
-        return Steady(max((self._rtt(name) for name in peers), default=0.0))
+            jobs[region] = self._jobs.new(now + self._around.rank(region) * self._config.rank_wait)
 
     def _tell(self, name: str, message: Probe | ProbeEnd | ProbeOffer | Uplink | Hush) -> None:
         self._actions.append(Tell(name, message))
-
-
-def _line(names: Iterable[str], home: str, other: str) -> list[str]:
-    """The nodes of region `home` in the order in which they probe region `other`: the same wherever it is computed."""
-    return sorted(names, key=lambda name: (zlib.crc32(f"{home}\0{other}\0{name}".encode()), name))

@@ -22,7 +22,8 @@ from p2psync.net.measuring import MeasureConfig, Measuring
 from p2psync.protocol.messages import Chunk, Junk, Message, Probe, ProbeEnd, WantStreams
 from p2psync.protocol.plan import NodePlan, Place
 from p2psync.swarm.budget import ProbeConfig
-from p2psync.swarm.gauges import Gauge, Gauges
+from p2psync.swarm.gauge import Gauge
+from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.probing import Prober
 
 

@@ -309,8 +309,11 @@ def test_those_who_are_heard_of_later_lacked_what_others_had_before() -> None:
     assert f.window == pytest.approx(window(1, (0.08 + 0.16) / 2 * 100)), "the next chunk mends what errs upwards"
 
 
-def arriving(share: float, seconds: float, *, full: bool = True) -> Flight:
-    """Near receivers have a chunk at once; then others come, and so much of what was planned arrives for so long."""
+def arriving(share: float, seconds: float, *, full: bool = True, behind: int = 0) -> Flight:
+    """Near receivers have a chunk at once; then others come, and so much of what was planned arrives for so long.
+
+    behind: how many receivers get nothing.
+    """
     f = flight(100.0)
     f.add(0, 0, 0.0)
     f.look(held(holding(0)), 0.03)
@@ -321,7 +324,8 @@ def arriving(share: float, seconds: float, *, full: bool = True) -> Flight:
             out += 1
         now += 0.05
         came += 0.05 * share * 100
-        f.look(held(holding(*range(out)), *[holding(*range(int(came)))] * 99), now)
+        others = [holding(*range(int(came)))] * (99 - behind) + [holding()] * behind
+        f.look(held(holding(*range(out)), *others), now)
     return f
 
 
@@ -351,6 +355,11 @@ def test_more_and_more_is_let_out_where_less_than_planned_goes_on_to_arrive(
     early, late = (arriving(share, seconds, full=full)._more for seconds in (0.9, 2.4))
     assert (early, late) == (1.0, pytest.approx(times))
     assert arriving(share, 9, full=full)._more <= MOST_SLACK
+
+
+def test_no_more_than_before_is_let_out_where_less_arrives_once_somebody_lags_by_far() -> None:
+    begun, later = (arriving(0.85, seconds, behind=1)._more for seconds in (3, 9))
+    assert later == begun < arriving(0.85, 9)._more
 
 
 def test_a_chunk_that_is_put_in_again_teaches_no_times() -> None:

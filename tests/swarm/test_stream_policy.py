@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from p2psync.protocol.messages import MAX_STREAMS
-from p2psync.swarm.gauges import Gauge
+from p2psync.swarm.gauge import Gauge
 from p2psync.swarm.streams import ASSUMED, FAR, LEAST_WINDOW, REST, StreamPolicy
 
 MBIT = 125_000
