@@ -105,7 +105,9 @@ def parse_info(data: bytes, queued: int = 0) -> TcpInfo | None:
     # Before the first round trip the kernel says all ones.
     seconds = rtt / 1e6 if rtt != 0xFFFFFFFF else 0.0
     delay = max(0.0, _RTT_WINDOW.unpack_from(data, 68)[0] / 1e6 - seconds) if seconds else 0.0
-    return TcpInfo(acked + sacked * mss, received + queued, sent, resent, _waits(data, mss), seconds, window / 1e6, delay)
+    return TcpInfo(
+        acked + sacked * mss, received + queued, sent, resent, _waits(data, mss), seconds, window / 1e6, delay
+    )
 
 
 def _waits(data: bytes, mss: int) -> int:

@@ -11,9 +11,12 @@ Theory of operation. A *pack* is one manifest and its chunks:
     root/<name>.new/                a pack being made; removed when a store is opened
 
 A pack appears by a rename, with a whole manifest and a payload of full size, so a full disk is known before anything
-is changed. Which chunks a pack holds is derived from content alone: a pack without `done` is hashed chunk by chunk when
-it is opened, one with `done` is trusted until a chunk is first read, and every first read is hashed. So no crash, and
-no damage to the disk, can make the store hand out a chunk that is not the manifest's.
+is changed. Nothing waits for the disk then, since the first chunks are on their way: a pack becomes durable as it is
+sealed, and one of which a power loss left less than its manifest is forgotten.
+
+Which chunks a pack holds is derived from content alone: a pack without `done` is hashed chunk by chunk when it is
+opened, one with `done` is trusted until a chunk is first read, and every first read is hashed. So no crash, and no
+damage to the disk, can make the store hand out a chunk that is not the manifest's.
 
 The store checks that bytes are what their names say. Whom to trust is the caller's matter: `open_signed` comes first.
 """
@@ -32,7 +35,17 @@ import msgspec
 
 from p2psync.errors import FormatError, StoreError
 from p2psync.protocol.manifest import Manifest, SignedManifest, decode_body
-from p2psync.store.disk import Bytes, disk_error, disk_errors, lock, read_exactly, reserve, sync_directory, write_all
+from p2psync.store.disk import (
+    Bytes,
+    disk_error,
+    disk_errors,
+    lock,
+    read_exactly,
+    reserve,
+    sync_directory,
+    sync_file,
+    write_all,
+)
 
 _MANIFEST, _PAYLOAD, _PART, _DONE = "manifest", "payload", "part", "done"
 _PACK_NAME = re.compile(r"[0-9a-f]{64}")
@@ -126,6 +139,9 @@ class Pack:
             raise StoreError(f"{self.path}: {self._wanted - self.count} chunks are missing: fetch them first")
         with disk_errors(self.path):
             os.fsync(self._file)
+            sync_file(self.path / _MANIFEST)
+            sync_directory(self.path)
+            sync_directory(self.path.parent)
             _touch_durably(self.path / _DONE)
             sync_directory(self.path)
         self._sealed = True
@@ -200,8 +216,11 @@ class Draft:
             os.fsync(self._file)
             if part is not None:
                 _write_new(self._path / _PART, part)
+                sync_file(self._path / _PART)
             _write_new(self._path / _MANIFEST, signed.to_bytes())
+            sync_file(self._path / _MANIFEST)
             _touch_durably(self._path / _DONE)
+            sync_directory(self._path)
         return self._store._accept(self, signed, manifest)
 
     def abandon(self) -> None:
@@ -262,7 +281,7 @@ class Store:
             with disk_errors(self.root):
                 _reserve_payload(path / _PAYLOAD, manifest.payload_bytes)
                 _write_new(path / _MANIFEST, signed.to_bytes())
-                return self._install(path, signed, manifest, empty=True)
+                return self._install(path, signed, manifest, new=True)
         except BaseException:
             _discard(path)
             raise
@@ -328,18 +347,19 @@ class Store:
         if found is not None:
             self.remove(signed.id)
         with disk_errors(self.root):
-            pack = self._install(draft._path, signed, manifest, empty=False)
+            pack = self._install(draft._path, signed, manifest, new=False)
         os.close(draft._file)
         draft._file = -1
         return pack
 
-    def _install(self, path: Path, signed: SignedManifest, manifest: Manifest, *, empty: bool) -> Pack:
+    def _install(self, path: Path, signed: SignedManifest, manifest: Manifest, *, new: bool) -> Pack:
+        """new: there is no chunk in it yet, so that nothing of it need be durable."""
         place = self.root / signed.id.hex()
         _discard(place)
-        sync_directory(path)
         path.replace(place)
-        sync_directory(self.root)
-        pack = Pack(place, signed, manifest, empty=empty)
+        if not new:
+            sync_directory(self.root)
+        pack = Pack(place, signed, manifest, empty=new)
         self._packs[signed.id] = pack
         return pack
 
@@ -377,8 +397,6 @@ def _reserve_payload(path: Path, size: int) -> None:
 def _write_new(path: Path, data: bytes) -> None:
     with path.open("xb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _touch_durably(path: Path) -> None:

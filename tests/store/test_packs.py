@@ -26,6 +26,59 @@ def test_a_chunk_that_was_written_is_read_back(tmp_path: Path) -> None:
         assert (list(pack.have), pack.count, pack.complete) == ([0, 0, 1, 0], 1, False)
 
 
+class Syncs:
+    """What is made durable meanwhile, in order: names, each with whether the pack called itself done by then."""
+
+    def __init__(self, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[tuple[str, bool]] = []
+        self._store = store.resolve()
+        self._sync = os.fsync
+        monkeypatch.setattr(os, "fsync", self._watch)
+
+    def _watch(self, file: int) -> None:
+        path = Path(f"/proc/self/fd/{file}").resolve()
+        self.seen.append((str(path.relative_to(self._store)), any(self._store.glob("*/done"))))
+        self._sync(file)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the kernel does not tell which file is made durable")
+def test_a_pack_that_is_begun_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        syncs = Syncs(tmp_path, monkeypatch)
+        pack = store.add(signed, manifest)
+        for index, chunk in enumerate(chunks):
+            pack.write(index, chunk)
+        assert syncs.seen == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the kernel does not tell which file is made durable")
+def test_a_pack_is_durable_with_its_name_before_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        pack = store.add(signed, manifest)
+        for index, chunk in enumerate(chunks):
+            pack.write(index, chunk)
+        syncs = Syncs(tmp_path, monkeypatch)
+        pack.seal()
+        name = signed.id.hex()
+        before = {what for what, done in syncs.seen if not done}
+        assert before == {f"{name}/payload", f"{name}/manifest", name, "."}
+        assert [what for what, done in syncs.seen if done] == [f"{name}/done", name]
+
+
+def test_a_pack_whose_manifest_a_power_loss_left_empty_is_forgotten(tmp_path: Path) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        store.add(signed, manifest).write(0, chunks[0])
+    (tmp_path / signed.id.hex() / "manifest").write_bytes(b"")
+    with Store(tmp_path) as store:
+        assert store.packs() == []
+        pack = store.add(signed, manifest)
+        pack.write(0, chunks[0])
+        assert pack.read(0) == chunks[0]
+
+
 def test_adding_a_manifest_again_gives_the_same_pack(tmp_path: Path) -> None:
     signed, manifest, _ = make_pack(1, SIZES)
     with Store(tmp_path) as store:
