@@ -34,7 +34,7 @@ class SwarmConfig:
     flush_limit: int = 128 << 10
     flush_most: int = 4 << 20
     push_room: int = 1 << 20
-    unasked: int = 512 << 10
+    unasked: int = 1 << 20
     endgame_copies: int = 2
     endgame_after: float = 0.2
     have_delay: float = 0.01
