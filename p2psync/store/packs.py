@@ -271,6 +271,8 @@ class Store:
     def add(self, signed: SignedManifest, manifest: Manifest) -> Pack:
         """The pack of a manifest: the one there is, or a new one with no chunks whose bytes are reserved on disk.
 
+        It is not durable before it is sealed.
+
         Raises `StoreError` if the disk has no room for all of it; then nothing was changed.
         """
         found = self._packs.get(signed.id)

@@ -18,7 +18,7 @@ _NEVER = float("inf")
 
 
 @dataclass(slots=True)
-class Peer:
+class ProbePeer:
     """served_at: when it last got junk. owed: bytes it was asked for and has not sent. asked: whether it ever was.
     uplink: bytes a second that it says it can send, 0: it said nothing."""
 
@@ -29,12 +29,12 @@ class Peer:
     uplink: float = 0.0
 
 
-class Peers:
+class ProbePeers:
     """The connected peers of one node. mates: the names of the other nodes of its region, connected or not."""
 
     def __init__(self, node: str, region: str, config: ProbeConfig, gauges: Gauges, rng: random.Random) -> None:
         self.region = region
-        self.peers: dict[str, Peer] = {}
+        self.peers: dict[str, ProbePeer] = {}
         self.mates: list[str] = []
         self._node = node
         self._config = config

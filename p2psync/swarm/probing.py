@@ -30,7 +30,7 @@ from p2psync.swarm.budget import Budget, ProbeConfig, Steady
 from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.probe_actions import Expel, ProbeAction, Pump, StopPump, Tell
 from p2psync.swarm.probe_jobs import Job, Jobs
-from p2psync.swarm.probe_peers import Peer, Peers
+from p2psync.swarm.probe_peers import ProbePeer, ProbePeers
 
 #: Seconds of grace after which an answer will not come any more.
 GRACE = 1.0
@@ -101,11 +101,10 @@ class Prober:
 
     def __init__(self, node: str, region: str, config: ProbeConfig, gauges: Gauges, rng: random.Random) -> None:
         self._node = node
-        self._region = region
         self._config = config
         self._gauges = gauges
         self._rng = rng
-        self._around = Peers(node, region, config, gauges, rng)
+        self._around = ProbePeers(node, region, config, gauges, rng)
         self._peers = self._around.peers
         self._jobs = Jobs(config, gauges, rng)
         self._asking: _Asking | None = None
@@ -157,7 +156,7 @@ class Prober:
 
     def peer_up(self, name: str, region: str, now: float) -> None:
         """A peer is connected; to be said once."""
-        self._peers[name] = Peer(region)
+        self._peers[name] = ProbePeer(region)
         self._jobs.begin(now)
         if self._uplink_told:
             self._tell(name, Uplink(self._uplink_told))
@@ -325,7 +324,7 @@ class Prober:
             if not asking.peers or asking.refused:
                 self._end_asking(asking, now)
 
-    def _on_junk(self, name: str, peer: Peer, size: int) -> None:
+    def _on_junk(self, name: str, peer: ProbePeer, size: int) -> None:
         peer.owed -= size
         self._down_budget.spend(size)
         if peer.owed < 0:
@@ -344,7 +343,7 @@ class Prober:
     def _on_offer(self, name: str, token: int, now: float) -> None:
         left = self._left(self._down_budget, self._gauges.down, self._jobs.down, now)
         size = min(self._config.most, int(left * self._config.own))
-        far = self._around.region_of(name) != self._region
+        far = self._around.region_of(name) != self._around.region
         # Whoever waits with an offer serves nobody: one whose ways are not known yet may have to ask just that one.
         if self._flowing or size < self._config.least or not self._jobs.paths_known(now):
             self._tell(name, ProbeEnd(token, 0))
@@ -369,7 +368,7 @@ class Prober:
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 
-    def _on_probe(self, name: str, peer: Peer, probe: Probe, now: float) -> None:
+    def _on_probe(self, name: str, peer: ProbePeer, probe: Probe, now: float) -> None:
         sending = self._sending
         if probe.size == 0:
             if sending is not None and sending.token == probe.token and name in sending.granted:
@@ -430,7 +429,7 @@ class Prober:
             left = self._sending.pool
         else:
             left = self._left(self._up_budget, self._gauges.up, self._jobs.up, now) - self._reserve(now)
-            if peer.region == self._region:
+            if peer.region == self._around.region:
                 left = int(left * self._config.own)
         size = min(wished, left, self._config.most)
         return size if size >= min(wished, self._config.least) else 0
@@ -516,7 +515,7 @@ class Prober:
             self._jobs.put_off(job, now, self._config.tired)
             return
         token = self._rng.getrandbits(32)
-        far = any(self._around.region_of(name) != self._region for name in peers)
+        far = any(self._around.region_of(name) != self._around.region for name in peers)
         until = now + GRACE + (PATIENCE if far else 0.0)
         self._sending = _Sending(job, token, until, self._around.steady(peers), offered=set(peers), pool=pool)
         job.tries += 1
@@ -549,7 +548,7 @@ class Prober:
 
     def _plan_regions(self, now: float) -> None:
         """A job for each region that a peer is in, later the later this node is in line for it."""
-        regions = {self._around.region_of(name) for name in self._peers} - {self._region}
+        regions = {self._around.region_of(name) for name in self._peers} - {self._around.region}
         jobs = self._jobs.regions
         for region in [region for region in jobs if region not in regions]:
             del jobs[region]

@@ -67,6 +67,20 @@ def test_a_pack_is_durable_with_its_name_before_it_is_done(tmp_path: Path, monke
         assert [what for what, done in syncs.seen if done] == [f"{name}/done", name]
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the kernel does not tell which file is made durable")
+def test_a_draft_is_durable_with_its_name_once_it_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    with Store(tmp_path) as store:
+        draft = store.draft()
+        for chunk in chunks:
+            draft.append(chunk)
+        syncs = Syncs(tmp_path, monkeypatch)
+        draft.seal(signed, manifest)
+        at = "draft-0.new"
+        assert [what for what, done in syncs.seen if not done] == [f"{at}/payload", f"{at}/manifest"]
+        assert [what for what, done in syncs.seen if done] == [f"{at}/done", at, "."]
+
+
 def test_a_pack_whose_manifest_a_power_loss_left_empty_is_forgotten(tmp_path: Path) -> None:
     signed, manifest, chunks = make_pack(1, SIZES)
     with Store(tmp_path) as store:
