@@ -8,9 +8,9 @@ stands in queues, and at last the last chunk has to get through them. What the t
 was seen of late if that is more. By Little's law the time is the mean, over those who receive, of how long each lacked
 the chunk; the least one seen on a way is nearest to that of empty queues. Where less arrives than was planned, more is
 let out, up to a limit, and more and more where that goes on: where packets are lost a chunk takes far longer in the
-mean than at best. Who is heard of later lacked what came before him, too. Even so the least time may be what near
-receivers took: where for a second hardly half arrives of what was planned, and as much is on its way as may be, times
-are learnt anew, once for each plan.
+mean than at best. Who is heard of later and lacks what came before him lacked it all the time, too. Even so the least
+time may be what near receivers took: where for a second hardly half arrives of what was planned, and as much is on its
+way as may be, times are learnt anew, once for each plan.
 Receivers say what they hold now and then only, and where few are near the least time is that of a chunk that came just
 before somebody's word: no less is let out than the trees carry between two words of one.
 
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,9 +48,9 @@ FIRST_LAG, NEAR_LAG, MOST_LAG = 0.25, 0.1, 1.0
 SPANS, SPAN = 4, 0.5
 #: How many times that may be let out where less than planned arrives.
 MOST_SLACK = 2.0
-#: Where so many spans in a row bring less than such a part of what was planned, with as much on its way as may be, so
-#: many times that is let out after each; not while somebody lags, from whom it would take links and uplinks.
-LATELY, ENOUGH, MORE = 2, 0.9, 1.15
+#: Where each of those spans brought less than such a part of what was planned, with as much on its way as may be, so
+#: many times that is let out; not while somebody lags, from whom it would take links and uplinks.
+ENOUGH, MORE = 0.9, 1.15
 #: What one way may have, as a multiple of its part of all, and at least (chunks).
 WAY_SLACK, LEAST_IN_WAY = 2.0, 2.0
 #: Seconds after which a chunk is waited for no more; how often is looked.
@@ -81,6 +81,16 @@ class _Flying:
     again: bool = False
 
 
+@dataclass(slots=True)
+class _Quickest:
+    """The chunk of a way that got around soonest. since: when it was put in. lag: for how long each lacked it, in the
+    mean (seconds)."""
+
+    index: int
+    since: float
+    lag: float
+
+
 class Flight:
     """Chunks on their way, of one manifest."""
 
@@ -95,8 +105,8 @@ class Flight:
         self._way_of: list[int] = []
         self._shares: list[float] = []
         self._rate = 0.0
-        #: Of each way: the least mean time that a chunk was lacked (seconds, 0: not known), and when that was put in.
-        self._least: list[tuple[float, float]] = []
+        #: Of each way: the chunk that was lacked for the least time in the mean.
+        self._least: list[_Quickest | None] = []
         #: Of each tree: its rate (chunks/s), and how long a chunk took to be everywhere (seconds, 0: not known).
         self._rates: list[float] = []
         self._took: list[float] = []
@@ -149,7 +159,7 @@ class Flight:
     def _learn_anew(self, first_lag: float) -> None:
         """Forget how long chunks took; it may be so long (seconds)."""
         self._first_lag = first_lag
-        self._least, self._took = [(0.0, 0.0)] * len(self._shares), [0.0] * len(self._rates)
+        self._least, self._took = [None] * len(self._shares), [0.0] * len(self._rates)
 
     def _fit_window(self) -> None:
         rate = max(self._rate, *self._spans) if self._spans else self._rate
@@ -163,7 +173,7 @@ class Flight:
 
         The shortest alone lets out too little where trees are long, the mean too much where all uplinks are full.
         """
-        known = [(share, lag) for share, (lag, _) in zip(self._shares, self._least, strict=True) if lag]
+        known = [(share, best.lag) for share, best in zip(self._shares, self._least, strict=True) if best]
         if not known:
             return self._first_lag
         mean = sum(share * lag for share, lag in known) / sum(share for share, _ in known)
@@ -241,7 +251,7 @@ class Flight:
             # Put in after the last look, it was not lacked for all the time since.
             flying.lag += flying.lacked * min(passed, now - flying.since)
         self._was_full |= self.is_full
-        self._meet(holds.keys(), now)
+        self._meet(holds, now)
         indices = np.array(sorted(self._flying))
         keeping_up = self._keeping_up(list(holds.values()))
         self._allow(len(keeping_up) == len(holds), passed)
@@ -252,7 +262,7 @@ class Flight:
             self._weigh(flying, share - flying.lacked)
             flying.lacked = share
             if not share:
-                self._learn(flying, now)
+                self._learn(index, flying, now)
             if not share or now - flying.since > FLIGHT_MOST:
                 self._drop(index)
         if now - self._span_began >= SPAN:
@@ -263,36 +273,37 @@ class Flight:
     def _end_span(self, rate: float) -> None:
         self._spans.append(rate)
         self._short = self._short + 1 if rate < SHORT * self._rate and self._was_full else 0
-        lately = list(self._spans)[-LATELY:]
         pressed = self._was_full and math.isinf(self._allowed)
-        if pressed and len(lately) == LATELY and max(lately) < ENOUGH * self._rate:
+        if pressed and len(self._spans) == SPANS and max(self._spans) < ENOUGH * self._rate:
             self._more = min(MOST_SLACK, MORE * self._more)
         self._was_full = False
         if self._short >= SHORT_SPANS and not self._learnt_anew:
             self._learnt_anew = True
             self._learn_anew(max(self._first_lag, FIRST_LAG))
 
-    def _meet(self, receivers: Set[str], now: float) -> None:
-        new = len(receivers - self._receivers)
+    def _meet(self, holds: Mapping[str, Bits], now: float) -> None:
+        new = holds.keys() - self._receivers
         if not new:
             return
-        part = new / len(receivers)
+        part = len(new) / len(holds)
         for flying in self._flying.values():
             # They lacked what is on its way since it was put in.
             flying.lag += part * (now - flying.since - flying.lag)
-        # And so they did what others have long had. That errs upwards at most, which the next chunk mends.
-        for way, (lag, since) in enumerate(self._least):
-            if lag:
-                self._least[way] = (lag + part * max(0.0, min(MOST_LAG, now - since) - lag), since)
-        self._receivers = set(receivers)
+        for best in filter(None, self._least):
+            # And so those of them did who lack what others have long had. How long the rest did nobody knows: where
+            # many are heard of one after the other, up to all the time since would come to far too much.
+            lacking = sum(not holds[name][best.index] for name in new) / len(holds)
+            best.lag += lacking * max(0.0, min(MOST_LAG, now - best.since) - best.lag)
+        self._receivers = set(holds)
 
-    def _learn(self, flying: _Flying, now: float) -> None:
+    def _learn(self, index: int, flying: _Flying, now: float) -> None:
         """A chunk is everywhere. Of one that was put in again nobody knows since when."""
         if flying.tree == _FORMER or flying.again:
             return
         way = self._way_of[flying.tree]
-        if not self._least[way][0] or flying.lag < self._least[way][0]:
-            self._least[way] = (flying.lag, flying.since)
+        best = self._least[way]
+        if best is None or flying.lag < best.lag:
+            self._least[way] = _Quickest(index, flying.since, flying.lag)
         took = self._took[flying.tree] or now - flying.since
         self._took[flying.tree] = took + TOOK * (now - flying.since - took)
 

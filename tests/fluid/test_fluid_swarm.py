@@ -44,6 +44,15 @@ def test_everybody_has_it_near_the_bound_and_the_trainer_sends_one_copy(run: tup
     assert figures.bans == 0
 
 
+@pytest.mark.parametrize("seed", [2, 4])
+def test_where_hundreds_are_heard_of_one_after_the_other_no_more_stands_in_queues(seed: int) -> None:
+    figures, _ = simulate(drawn(300, 15, seed), replace(SMALL, payload_bytes=64 << 20, chunk_bytes=256 << 10))
+    (version,) = figures.versions
+    assert version.missed == 0
+    assert version.ratio is not None and version.ratio < 1.2
+    assert figures.wasted < 0.005
+
+
 def test_the_trace_tells_how_each_node_and_region_came_along(run: tuple[SwarmFigures, Trace]) -> None:
     figures, trace = run
     held: dict[str, list[int]] = {}
