@@ -249,7 +249,7 @@ class HubCore:
         """Whether `token` is the live claimant's."""
         return self._fence.is_current(token)
 
-    def announce(self, request: Announce) -> Announced:
+    def announce(self, request: Announce, *, now: float) -> Announced:
         """Change the lineage, all or nothing; what is known already is passed over.
 
         Raises `FencedError` or `LeaseError` for the token, `TrustError` or `FormatError` for a manifest, `ReplayError`
@@ -268,7 +268,7 @@ class HubCore:
         entries = [self._open(data, claimant) for data in request.manifests]
         if self._lineage.update(entries, request.retire):
             self._tell()
-            self._planning.announced(self._lineage.payload)
+            self._planning.announced(self._lineage.payload, now)
         self._remark = request.remark or self._remark
         if request.beside is not None and self._beside != set(request.beside):
             self._beside = frozenset(request.beside)

@@ -22,8 +22,11 @@ from p2psync.protocol.plan import NodePlan
 SETTLE = 0.05
 SETTLE_PER_MEMBER = 0.0005
 SETTLE_AT_MOST = 1.0
-#: Seconds between two plans that only measures call for.
-DRIFT_EVERY = 1.0
+#: Seconds between two plans that only measures call for: at first, and at most as long as such plans change nothing.
+DRIFT_EVERY, DRIFT_AT_MOST = 1.0, 4.0
+#: Seconds after an announcement in which neither measures nor the payload's size call for a plan: nothing was learnt
+#: yet from what flows, and processors have it to carry.
+CALM = 2.0
 #: How many times as long as a plan took no other one is begun, while that is not longer than so many seconds; after a
 #: plan that took longer, as long as it took.
 REST, REST_AT_MOST = 3.0, 3.0
@@ -90,7 +93,8 @@ class PlanKeeper:
         self._urgent = False
         #: Whether somebody told anything since the last plan was begun.
         self._told = False
-        self._started = -_NEVER
+        self._started = self._calm_until = -_NEVER
+        self._drift_every = DRIFT_EVERY
         self._under_way = False
         # What the last plan was made from: small steps add up until they count.
         self._used: Mapping[str, Measures] = {}
@@ -125,19 +129,20 @@ class PlanKeeper:
         if fallen:
             self._wanted_at = min(self._wanted_at, now + SETTLE)
         elif changed_much(before, measures):
-            self._wanted_at = min(self._wanted_at, max(now + SETTLE, self._started + DRIFT_EVERY))
+            drifted = max(now + SETTLE, self._started + self._drift_every, self._calm_until)
+            self._wanted_at = min(self._wanted_at, drifted)
 
     def settled(self, now: float) -> None:
         """Nothing is on its way any more: what was left as it was while chunks flowed may be changed now."""
         if self._told:
             self._wanted_at = min(self._wanted_at, max(now + SETTLE, self._started + DRIFT_EVERY))
 
-    def announced(self, payload: int) -> None:
+    def announced(self, payload: int, now: float) -> None:
         """The newest version is a payload of so many bytes for those who keep up."""
-        self._payload = payload
+        self._payload, self._calm_until = payload, now + CALM
         small, large = sorted((payload, self._used_payload))
         if large > OTHER_PAYLOAD * small:
-            self._wanted_at = min(self._wanted_at, self._started + DRIFT_EVERY)
+            self._wanted_at = min(self._wanted_at, self._calm_until)
 
     def begin(
         self,
@@ -175,8 +180,9 @@ class PlanKeeper:
         self._rest_until = now + max(took, min(REST * took, REST_AT_MOST))
         self._trouble, self._pause = "", RETRY_FIRST
         if book.revision <= self.revision:
+            self._drift_every = min(DRIFT_AT_MOST, 2 * self._drift_every)
             return False
-        self.book = book
+        self.book, self._drift_every = book, DRIFT_EVERY
         return True
 
     def failed(self, message: str, now: float) -> bool:

@@ -119,7 +119,7 @@ class _Routes:
     async def announce(self, request: web.Request) -> web.Response:
         known = self._hub.core.holds_claim(request.headers.get(CLAIM_HEADER, ""))
         asked = await read_json(request, Announce, MAX_CLAIMANT_ANNOUNCE if known else MAX_ANNOUNCE)
-        announced = self._hub.core.announce(asked)
+        announced = self._hub.core.announce(asked, now=self._hub.now())
         self._hub.tick()
         return reply_json(announced)
 

@@ -168,7 +168,9 @@ class SimTrainer(SimNode):
             data = [pack.signed.to_bytes() for pack in manifests]
             ids = [pack.signed.id.hex() for pack in manifests]
             self._ask(
-                lambda core: core.announce(Announce(token=token, manifests=data, retire=retire)),
+                lambda core: core.announce(
+                    Announce(token=token, manifests=data, retire=retire), now=self.world.clock.now
+                ),
                 lambda _: self._announced(ids, retire),
             )
 

@@ -88,4 +88,4 @@ def claim(core: HubCore, now: float = 0.0, **fields: object) -> str:
 
 def announce(core: HubCore, token: str, *manifests: bytes, retire: tuple[str, ...] = ()) -> int:
     """Announce; returns the revision."""
-    return core.announce(Announce(token=token, manifests=list(manifests), retire=list(retire))).revision
+    return core.announce(Announce(token=token, manifests=list(manifests), retire=list(retire)), now=0.0).revision

@@ -344,7 +344,7 @@ def test_the_lineage_is_bounded_in_number_and_bytes() -> None:
 def test_ids_to_retire_must_be_ids() -> None:
     core = make_core()
     with pytest.raises(FormatError, match="64"):
-        core.announce(Announce(token=claim(core), retire=["x"]))
+        core.announce(Announce(token=claim(core), retire=["x"]), now=0.0)
 
 
 def test_news_marks_claims_and_announcements_but_not_members() -> None:

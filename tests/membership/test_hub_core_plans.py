@@ -203,15 +203,15 @@ def test_nodes_beside_the_trainer_are_planned_with_it_until_another_trainer_clai
     assert task is not None and not task.beside
     assert {m.info.node for m in task.members} == {node(i).node for i in (1, 4, 5)}
     core.plan_made(Book(1), 1)
-    core.announce(Announce(token=token, beside=[node(2).node, node(9).node]))
+    core.announce(Announce(token=token, beside=[node(2).node, node(9).node]), now=0.0)
     task = core.begin_plan(max(2, core.next_plan()))
     assert task is not None and task.beside == {node(2).node}  # the other one is no member
     assert {m.info.node for m in task.members} == {node(i).node for i in (1, 2, 4, 5)}
     core.plan_made(Book(2), 3)
-    core.announce(Announce(token=token, remark="nothing new of them"))
+    core.announce(Announce(token=token, remark="nothing new of them"), now=0.0)
     assert core.next_plan() == float("inf")
     with pytest.raises(FormatError):
-        core.announce(Announce(token=token, beside=["x"]))
+        core.announce(Announce(token=token, beside=["x"]), now=0.0)
     claim(core, epoch=2, claimant=3, now=4)
     task = core.begin_plan(max(5, core.next_plan()))
     assert task is not None and (task.trainer, task.beside) == (node(3).node, frozenset())

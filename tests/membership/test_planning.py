@@ -6,6 +6,8 @@ import pytest
 from membership_parts import node
 
 from p2psync.membership.planning import (
+    CALM,
+    DRIFT_AT_MOST,
     DRIFT_EVERY,
     RETRY_LAST,
     SETTLE,
@@ -125,13 +127,13 @@ def test_a_trainer_that_lost_the_run_is_left_out() -> None:
 def test_a_payload_of_another_size_calls_for_another_plan() -> None:
     made = Keeper()
     made.change(0.0)
-    made.keeper.announced(64 << 20)
+    made.keeper.announced(64 << 20, 0.0)
     made.make(made.keeper.due)
     for payload in (60 << 20, 20 << 20, 200 << 20):
-        made.keeper.announced(payload)
+        made.keeper.announced(payload, 1.0)
         assert made.keeper.due == float("inf")
-    made.keeper.announced(2 << 20)
-    assert made.keeper.due < float("inf")
+    made.keeper.announced(2 << 20, 5.0)
+    assert made.keeper.due == 5.0 + CALM, "not as it begins to flow"
     task = made.begin(10.0)
     assert task is not None and task.payload == 2 << 20
 
@@ -184,6 +186,33 @@ def test_measures_that_changed_much_make_a_plan_but_at_most_one_a_second() -> No
     assert made.keeper.due == float("inf")
     made.measure(1, Measures(up=61.0), began + 5.0)
     assert made.keeper.due == pytest.approx(began + 5.0 + SETTLE)
+
+
+def test_as_a_version_begins_to_flow_measures_make_no_plan() -> None:
+    made = Keeper()
+    made.change(0.0)
+    ended = made.make(0.0)
+    made.keeper.announced(0, ended + 5.0)
+    made.measure(1, Measures(up=50.0), ended + 5.5)
+    assert made.keeper.due == ended + 5.0 + CALM
+
+
+def test_the_more_plans_change_nothing_the_longer_measures_wait_for_the_next_one() -> None:
+    made = Keeper()
+    made.change(0.0)
+    began = made.make(0.0)
+    waits = []
+    for number in range(6):
+        made.measure(1, Measures(up=2.0**number), began)
+        waits.append(made.keeper.due - began)
+        began = made.keeper.due
+        assert made.begin(began) is not None
+        assert not made.keeper.made(Book(made.revision), began)
+    assert waits == pytest.approx([min(DRIFT_AT_MOST, 2**n * DRIFT_EVERY) for n in range(6)])
+    made.measure(1, Measures(up=100.0), began)
+    began = made.make(began)
+    made.measure(1, Measures(up=200.0), began)
+    assert made.keeper.due == began + DRIFT_EVERY, "one that changed something may be followed soon"
 
 
 def test_a_way_that_fell_is_planned_for_at_once() -> None:

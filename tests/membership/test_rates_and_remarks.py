@@ -42,13 +42,13 @@ def test_the_status_carries_the_trainers_last_remark() -> None:
     core = make_core()
     token = claim(core)
     assert core.status(0, 0).remark == ""
-    core.announce(Announce(token=token, manifests=[manifest(0)], remark="profile fast: as told"))
+    core.announce(Announce(token=token, manifests=[manifest(0)], remark="profile fast: as told"), now=0.0)
     announce(core, token, manifest(1, 0))
     assert core.status(0, 0).remark == "profile fast: as told"
     with pytest.raises(FormatError, match="remark"):
-        core.announce(Announce(token=token, manifests=[manifest(2, 1)], remark="two\nlines"))
+        core.announce(Announce(token=token, manifests=[manifest(2, 1)], remark="two\nlines"), now=0.0)
     with pytest.raises(FormatError, match="remark"):
-        core.announce(Announce(token=token, remark="x" * 1000))
+        core.announce(Announce(token=token, remark="x" * 1000), now=0.0)
     assert core.view().head == 1
     claim(core, epoch=2, run="f" + RUN[1:])
     assert core.status(0, 0).remark == "", "another run"
