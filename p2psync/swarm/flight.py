@@ -48,9 +48,10 @@ FIRST_LAG, NEAR_LAG, MOST_LAG = 0.25, 0.1, 1.0
 SPANS, SPAN = 4, 0.5
 #: How many times that may be let out where less than planned arrives.
 MOST_SLACK = 2.0
-#: Where each of those spans brought less than such a part of what was planned, with as much on its way as may be, so
-#: many times that is let out; not while somebody lags, from whom it would take links and uplinks.
-ENOUGH, MORE = 0.9, 1.15
+#: Where so many spans in a row bring less than such a part of what was planned, with as much on its way as may be, so
+#: many times that is let out after each; not while somebody lags, from whom it would take links and uplinks. Among many
+#: it takes `SPANS` of them: their trees still fill in the first ones.
+LATELY, ENOUGH, MORE = 2, 0.9, 1.15
 #: What one way may have, as a multiple of its part of all, and at least (chunks).
 WAY_SLACK, LEAST_IN_WAY = 2.0, 2.0
 #: Seconds after which a chunk is waited for no more; how often is looked.
@@ -273,8 +274,10 @@ class Flight:
     def _end_span(self, rate: float) -> None:
         self._spans.append(rate)
         self._short = self._short + 1 if rate < SHORT * self._rate and self._was_full else 0
+        spans = LATELY if len(self._receivers) <= FEW else SPANS
+        lately = list(self._spans)[-spans:]
         pressed = self._was_full and math.isinf(self._allowed)
-        if pressed and len(self._spans) == SPANS and max(self._spans) < ENOUGH * self._rate:
+        if pressed and len(lately) == spans and max(lately) < ENOUGH * self._rate:
             self._more = min(MOST_SLACK, MORE * self._more)
         self._was_full = False
         if self._short >= SHORT_SPANS and not self._learnt_anew:

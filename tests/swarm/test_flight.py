@@ -319,10 +319,10 @@ def test_how_long_those_lacked_a_chunk_who_hold_it_when_they_are_heard_of_is_not
     assert f.window == pytest.approx(window(1, 0.08 * 100))
 
 
-def arriving(share: float, seconds: float, *, full: bool = True, behind: int = 0) -> Flight:
+def arriving(share: float, seconds: float, *, full: bool = True, others: int = 99, behind: int = 0) -> Flight:
     """Near receivers have a chunk at once; then others come, and so much of what was planned arrives for so long.
 
-    behind: how many receivers get nothing.
+    others: how many come later. behind: how many of them get nothing.
     """
     f = flight(100.0)
     f.add(0, 0, 0.0)
@@ -334,8 +334,8 @@ def arriving(share: float, seconds: float, *, full: bool = True, behind: int = 0
             out += 1
         now += 0.05
         came += 0.05 * share * 100
-        others = [holding(*range(int(came)))] * (99 - behind) + [holding()] * behind
-        f.look(held(holding(*range(out)), *others), now)
+        theirs = [holding(*range(int(came)))] * (others - behind) + [holding()] * behind
+        f.look(held(holding(*range(out)), *theirs), now)
     return f
 
 
@@ -358,12 +358,21 @@ def test_times_are_kept_where_more_arrives_or_more_might_have_been_put_in() -> N
     assert least(arriving(0.4, 1.8, full=False)) == pytest.approx(0.03)
 
 
-@pytest.mark.parametrize(("share", "full", "times"), [(0.85, True, 1.15), (0.95, True, 1.0), (0.85, False, 1.0)])
+@pytest.mark.parametrize(
+    ("share", "full", "many", "times"),
+    [
+        (0.85, True, False, 1.15**3),
+        (0.85, True, True, 1.15),
+        (0.95, True, False, 1.0),
+        (0.85, False, False, 1.0),
+    ],
+)
 def test_more_and_more_is_let_out_where_less_than_planned_goes_on_to_arrive(
-    share: float, full: bool, times: float
+    share: float, full: bool, many: bool, times: float
 ) -> None:
-    # Spans end after each half second; four of them must have brought too little.
-    early, late = (arriving(share, seconds, full=full)._more for seconds in (0.9, 2.4))
+    # Spans end after each half second; two of them must have brought too little, among many four.
+    others = 99 if many else 9
+    early, late = (arriving(share, seconds, full=full, others=others)._more for seconds in (0.9, 2.4))
     assert (early, late) == (1.0, pytest.approx(times))
     assert arriving(share, 9, full=full)._more <= MOST_SLACK
 
