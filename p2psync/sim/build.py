@@ -22,7 +22,13 @@ from p2psync.swarm.node import NodeConfig
 
 #: Everything scaled to the tiny model: chunks of 400 to 3000 bytes.
 SWARM = SwarmConfig(
-    window_least=4096, window_most=32 << 10, horizon=0.3, late_after=3.0, flush_limit=4096, have_delay=0.01
+    window_least=4096,
+    window_most=32 << 10,
+    horizon=0.3,
+    late_after=3.0,
+    flush_limit=4096,
+    unasked=16 << 10,
+    have_delay=0.01,
 )
 NODE = NodeConfig(swarm=SWARM, redial_last=8.0)
 
