@@ -1,4 +1,4 @@
-"""The relay bench: rounds of runs through one relay, each contender in turn.
+"""The relay bench: rounds of runs through one relay, each contender in turn, and each first in its turn.
 
 The contenders are those of the swarm's race, on a network of three hosts and more (`wires`). A run is from the moment
 when the payload is offered to the moment when the relay has stored, and every leaf has, each byte, verified; then the
@@ -82,10 +82,10 @@ class RelayBench:
 
     def _rounds(self, wires: Wires, rate: float, size: int, folder: Path) -> None:
         track = self._track(wires, rate, size, folder)
+        names = [name for name in self.options.contenders if not missing(name)]
         for number in range(self.options.rounds):
-            for name in self.options.contenders:
-                if not missing(name):
-                    self._pass(track, wires, rate, name, number)
+            for name in in_turn(names, number):
+                self._pass(track, wires, rate, name, number)
         track.file.unlink()
 
     def _track(self, wires: Wires, rate: float, size: int, folder: Path) -> Track:
@@ -123,6 +123,12 @@ class RelayBench:
         else:
             cost = passage.cpu_seconds / passage.gigabytes
             self.progress(f"{label}: {passage.seconds:.2f} s, {cost:.2f} CPU s per GB")
+
+
+def in_turn(names: Sequence[str], number: int) -> list[str]:
+    """The order of a round: each comes first in its turn, for what a machine gives may depend on what ran before."""
+    first = number % max(1, len(names))
+    return [*names[first:], *names[:first]]
 
 
 def _piece(size: int, rate: float) -> int:

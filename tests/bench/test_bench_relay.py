@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from bench.relay.bench import RIVALS, Options, RelayBench
+from bench.relay.bench import RIVALS, Options, RelayBench, in_turn
 from bench.relay.meter import Looks, clock_of
 from bench.relay.report import Passage, RelayReport, lines, times_cheaper
 from bench.relay.tables import print_relay_report
@@ -165,3 +165,10 @@ def test_real_relays_are_measured_and_keep_what_they_pass_on() -> None:
         assert run.cpu_seconds > 0
         assert run.received >= run.payload_bytes
         assert run.sent >= 2 * run.payload_bytes
+
+
+def test_each_contender_comes_first_in_its_turn() -> None:
+    rounds = [in_turn(["p2psync", "aria2", "libtorrent"], number) for number in range(4)]
+    assert [names[0] for names in rounds] == ["p2psync", "aria2", "libtorrent", "p2psync"]
+    assert all(sorted(names) == ["aria2", "libtorrent", "p2psync"] for names in rounds)
+    assert in_turn([], 3) == []
