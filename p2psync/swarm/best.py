@@ -79,11 +79,17 @@ class Best:
         expected: what it would give, at most, if it had not changed (bytes a second); what is left is in proportion,
         by the newest rate: the best is just below what is far below when that is noticed, whatever is left.
         """
-        whole = min(self.value, expected)
+        base = self.before(expected)
+        whole = min(base, expected)
         if self._recent_seconds < SETTLE or not whole:
             return None
         best, newest = max(rate for rate, _ in self._recent), self._recent[-1][0]
-        return self.value * max(LEAST_LEFT, newest / whole) if best < CHANGED * whole else None
+        return base * max(LEAST_LEFT, newest / whole) if best < CHANGED * whole else None
+
+    def before(self, expected: float = float("inf")) -> float:
+        """What it gave as long as it had not changed (bytes a second). It may have been used for the first time after
+        that, or what it gave never have been a measure: then as much as was `expected`."""
+        return expected if self.value < CHANGED * expected < float("inf") and self.value else self.value
 
     def add(
         self,

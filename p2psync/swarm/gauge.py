@@ -100,7 +100,7 @@ class Gauge:
 
     def fall(self, rate: float) -> None:
         """The way changed: it gives so much now."""
-        left = rate / self.sent.value
+        left = rate / self.sent.before(self._planned * self._left)
         self.fallen, self._left = (self.fallen or 1.0) * left, self._left * left
         self.fell_to = rate
         self.sent.drop_to(rate)

@@ -429,6 +429,26 @@ def test_a_path_that_falls_short_of_the_plan_has_changed_in_proportion() -> None
     assert mbit(feed.run(4, {"a": 0.6}).paths["a"].sent) == pytest.approx(5, rel=0.2)
 
 
+def test_a_path_that_never_gave_what_was_planned_has_changed_in_proportion_to_that() -> None:
+    # A fast link empties what waits before two looks have seen it: it was cut before it was ever measured.
+    feed = Feed()
+    feed.gauges.expected = {"a": 30.0 * MBIT}
+    feed.run(3, {"a": 30}, pressed=False)
+    gauges = feed.run(2.5, {"a": 3})
+    assert gauges.fell
+    assert gauges.measures().paths[0].fallen == pytest.approx(0.1)
+    assert mbit(gauges.paths["a"].sent) == pytest.approx(3)
+    feed.run(10, {"a": 3})
+    assert not gauges.fell, "and it is told once"
+    assert gauges.measures().paths[0].fallen == pytest.approx(0.1)
+
+
+def test_a_path_that_gives_more_than_three_tenths_of_what_was_planned_from_the_beginning_has_not_changed() -> None:
+    feed = Feed()
+    feed.gauges.expected = {"a": 30.0 * MBIT}
+    assert not feed.run(5, {"a": 10}).fell
+
+
 def test_a_path_of_which_the_plan_asks_nothing_is_not_taken_for_changed() -> None:
     feed = Feed()
     feed.run(5, {"a": 50})
