@@ -122,6 +122,8 @@ class Flight:
         self._looked = -1.0
         self._all: set[int] = set()
         self._deeper = DEEPER
+        #: How many of the chunks that were put in each had at the last look who did not lag by far.
+        self._have: dict[str, int] = {}
         #: Those who receive, as of the last look.
         self._receivers: set[str] = set()
         #: Spans in a row in which far less than planned arrived though no more might be put in.
@@ -254,12 +256,11 @@ class Flight:
         self._was_full |= self.is_full
         self._meet(holds, now)
         indices = np.array(sorted(self._flying))
-        keeping_up = self._keeping_up(list(holds.values()))
+        keeping_up = self._keeping_up(holds)
         self._allow(len(keeping_up) == len(holds), passed)
         lacked = sum((~theirs[indices] for theirs in keeping_up), np.zeros(len(indices))) / max(1, len(keeping_up))
         for index, share in zip(indices.tolist(), lacked.tolist(), strict=True):
             flying = self._flying[index]
-            self._arrived += flying.lacked - share
             self._weigh(flying, share - flying.lacked)
             flying.lacked = share
             if not share:
@@ -310,10 +311,15 @@ class Flight:
         took = self._took[flying.tree] or now - flying.since
         self._took[flying.tree] = took + TOOK * (now - flying.since - took)
 
-    def _keeping_up(self, holds: Sequence[Bits]) -> list[Bits]:
+    def _keeping_up(self, holds: Mapping[str, Bits]) -> list[Bits]:
+        """What those hold who do not lag by far; what they got since the last look has arrived."""
         sent = np.fromiter(self._all, np.intp, len(self._all))
         most = max(LAGGING * max(self.window, self._first), MOST_LAG * self._rate)
-        return [theirs for theirs in holds if len(sent) - int(theirs[sent].sum()) <= most]
+        counts = {name: int(theirs[sent].sum()) for name, theirs in holds.items()}
+        had, self._have = self._have, {name: count for name, count in counts.items() if len(sent) - count <= most}
+        new = sum(count - had.get(name, count) for name, count in self._have.items())
+        self._arrived += new / max(1, len(self._have))
+        return [holds[name] for name in self._have]
 
     def _allow(self, all_keep_up: bool, seconds: float) -> None:
         if all_keep_up:

@@ -16,6 +16,7 @@ from p2psync.swarm.flight import (
     LOOK_EVERY,
     MOST_SLACK,
     NEAR_LAG,
+    SOON,
     SURELY,
     Flight,
 )
@@ -274,6 +275,17 @@ def test_while_somebody_is_not_waited_for_no_more_goes_out_than_was_planned_and_
         f.look(held(holding(*range(1000)), holding(*range(1000))), now)
         index = fill(f, 0, now, index)
     assert index - begun > 1.5 * 2 * 16
+
+
+def test_what_one_lacks_who_is_no_longer_waited_for_has_not_arrived() -> None:
+    f, index = flight(100.0), 0
+    for now in np.arange(0.1, 3.0, 0.1).tolist():
+        f.look(held(holding(*range(index)), holding()), now)
+        assert not f.soon_over(round(1.01 * SOON * 100)), "no more than was planned has arrived"
+        for chunk in range(index, index + 10):
+            f.add(chunk, 0, now)
+        index += 10
+    assert f.load(0) < 1, "and he is not waited for"
 
 
 def test_one_who_lacks_less_than_the_trees_carry_in_a_second_is_waited_for_however_little_is_let_out() -> None:
