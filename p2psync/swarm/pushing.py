@@ -3,8 +3,9 @@
 The root of the trees, the node that publishes, puts each chunk into one tree. The one comes first whose first hops
 have least under way (`flight`), then that whose turn it is by the shares; one whose first hops have no room, or too
 much under way, is passed over, so that a relay or a link which is slower than was planned gets less to do; no tree gets
-far more than its share. The chunk carries the tree's tag, and each node passes it on, as soon as it has verified it, to
-its children in that tree who want the manifest's chunks and do not have this one.
+far more than its share, nor less than was planned because another takes little. The chunk carries the tree's tag, and
+each node passes it on, as soon as it has verified it, to its children in that tree who want the manifest's chunks and
+do not have this one.
 
 While it puts chunks in, the root says nothing of what it holds: everybody would ask it, and its uplink would carry
 chunks twice. It watches who says to hold what it gave out; a chunk that nobody has after a while, or whose first hop
@@ -49,8 +50,9 @@ class Injection:
 
     waiting: chunks to put in, in order. chunks: how many there are in all. begun: when it began. moved: when a chunk
     was last put in. heard: when somebody last said to hold chunks. sent: chunks put into each tree of plan `revision`.
-    roomy: when each tree's first hop last had room. out: chunks put in that nobody is known to hold, with their tree
-    and when. usual: how long it takes until somebody holds one. flight: what is on its way in the trees.
+    rates: planned for each tree (chunks/s), since `planned_at`. roomy: when each tree's first hop last had room. out:
+    chunks put in that nobody is known to hold, with their tree and when. usual: how long it takes until somebody holds
+    one. flight: what is on its way in the trees.
     """
 
     waiting: deque[int]
@@ -61,6 +63,8 @@ class Injection:
     arrivals: Arrivals
     heard: float = -_NEVER
     revision: int = 0
+    planned_at: float = 0.0
+    rates: list[float] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)
     roomy: list[float] = field(default_factory=list)
     out: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -72,9 +76,14 @@ class Injection:
         # A hub that was started anew may give the same revision to another plan.
         if (self.revision, len(self.sent)) != (plan.revision, trees):
             self.revision, self.sent, self.roomy = plan.revision, [0] * trees, [now] * trees
+            self.planned_at = now
+            self.rates = [place.rate * 125_000 / chunk_bytes for place in plan.places]
             self.arrivals.planned(trees)
-            rates = [place.rate * 125_000 / chunk_bytes for place in plan.places]
-            self.flight.planned(rates, [tuple(hops) for hops in first_hops])
+            self.flight.planned(self.rates, [tuple(hops) for hops in first_hops])
+
+    def due_by(self, tree: int, now: float) -> float:
+        """Chunks that were planned to be put into a tree by now."""
+        return self.rates[tree] * (now - self.planned_at)
 
     def held_by_others(self, chunks: Iterable[int], now: float) -> None:
         """Somebody says to hold these."""
@@ -312,7 +321,8 @@ def _next_tree(
     parts = sum(shares[tree] for tree in [*moving, *later])
     total = sum(injection.sent[tree] for tree in moving) + 1
     most = (1 + AHEAD) * total / parts if moving else 0.0
-    fair = [tree for tree in room if injection.sent[tree] < most * shares[tree] + 1]
+    # As much as was planned by now is fair, however little the others take: a plan around them may be long in coming.
+    fair = [t for t in room if injection.sent[t] < max(most * shares[t] + 1, injection.due_by(t, now))]
     if later:
         fair = [tree for tree in fair if not injection.flight.has_its_part(tree, injection.chunks)]
     # Whose first hops have least to do, about, then in turns.

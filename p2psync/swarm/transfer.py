@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,8 +27,9 @@ FEW = 24
 #: Of a small manifest: seconds without a chunk, and multiples of the usual time between two, after which those that are
 #: missing seem to be held up.
 STALL_LEAST, STALL_GAPS = 0.05, 3.0
-#: Chunks that must have come for their pace to tell when the rest will be here.
-PACE_FROM = 8
+#: Chunks that must have come for their pace to tell when the rest will be here; that of so many last ones counts. (A
+#: link that fell makes it another one than it was so far.)
+PACE_FROM, PACE_OF = 8, 64
 
 
 @dataclass(slots=True)
@@ -59,7 +61,7 @@ class Transfer:
     node is putting it into the trees. told: the sources say to hold everything, so that nothing more is put into the
     trees. relieves: all is held, and put in, so that children get what others owe them, too. ends: and so it will
     be in a moment, at the root that puts it in. arrivals: when chunks should be with whom, at the root that puts them
-    in. began_at, gained_at: when the first and the last of `gains` chunks came (seconds).
+    in. began_at, gained_at: when the first and the last of `gains` chunks came (seconds). lately: when the last did.
     parts_left, parts_at: how many are needed of each part of what a region needs, and when that last changed (seconds).
     """
 
@@ -88,6 +90,7 @@ class Transfer:
     began_at: float = 0.0
     gained_at: float = 0.0
     gains: int = 0
+    lately: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_OF))
     arrivals: Arrivals | None = None
     parts_left: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     parts_at: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
@@ -231,12 +234,14 @@ class Transfer:
         return max(STALL_LEAST, STALL_GAPS * (self.gained_at - self.began_at) / max(1, self.gains - 1))
 
     def seconds_left(self, now: float) -> float:
-        """How long what is missing takes at the pace at which chunks have come so far; 0 as long as few have."""
-        return self.missing * (now - self.began_at) / self.gains if self.gains >= PACE_FROM else 0.0
+        """How long what is missing takes at the pace of the last chunks that came; 0 as long as few have."""
+        lately = self.lately
+        return self.missing * (now - lately[0]) / len(lately) if len(lately) >= PACE_FROM else 0.0
 
     def gain(self, index: int, now: float) -> list[Asked]:
         """The chunk is held now; returns the requests that were still out for it."""
         self.gains, self.gained_at = self.gains + 1, now
+        self.lately.append(now)
         if self.gains == 1:
             self.began_at = now
         self.held[index] = True

@@ -88,9 +88,31 @@ def test_a_tree_that_is_faster_than_was_planned_gets_a_fifth_more_than_its_share
     for _ in range(400):  # both make room at once
         for name, _ in bench.served():
             given[name] += 1
-            bench.swarm.flushed(name, CHUNK, 0.1)
+            bench.swarm.flushed(name, CHUNK, 0.0)
     assert 110 <= given["b"] <= 121
     assert given["a"] + given["b"] == 400
+
+
+def test_one_way_that_gives_little_does_not_hold_the_others_below_what_was_planned() -> None:
+    # Of either way 1 Mbit/s was planned: 1250 chunks a second. One brings ten.
+    bench = root("a", "b", chunks=4000)
+    bench.seed_all()
+    given = {"a": 0, "b": 0}
+    waiting = {"a": 0, "b": 0}
+    for tick in range(1, 101):
+        now = tick / 100
+        while served := bench.served():
+            for name, index in served:
+                given[name] += 1
+                waiting[name] += 1
+                bench.say(name, HaveMore(bench.short, [index]), now)
+            bench.swarm.flushed("b", waiting["b"] * CHUNK, now)
+            waiting["b"] = 0
+        if tick % 10 == 0 and waiting["a"]:  # it gets on, so that it is not given up
+            bench.swarm.flushed("a", CHUNK, now)
+            waiting["a"] -= 1
+        bench.swarm.poll(now)
+    assert given["b"] > 0.8 * 1250, given
 
 
 @pytest.mark.parametrize(("far_behind", "lag"), [(False, NEAR_LAG), (True, FIRST_LAG)])
@@ -857,6 +879,21 @@ def test_who_would_wait_for_seconds_more_once_everything_is_on_its_way_asks_far_
     bench.actions()
     bench.swarm.poll(now + ENDGAME_HELD + 0.05)
     assert {name for name, _ in bench.sent(Request)} == ({"stranger", "trainer"} if asked else set())
+
+
+def test_how_long_the_rest_takes_is_told_by_what_came_last_and_not_by_what_came_before_a_link_fell() -> None:
+    bench = relay(("p", ""), chunks=870, config=replace(CONFIG, flight_least=0))
+    bench.peer("stranger")
+    assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
+    now = 1.0
+    for index in range(770):
+        now += 0.005 if index < 700 else 0.2
+        push(bench, "p", index, now=now)
+    bench.have("stranger", *range(870), now=now)
+    bench.have("trainer", *range(870), now=now)
+    bench.actions()
+    bench.swarm.poll(now + ENDGAME_HELD + 0.05)
+    assert "stranger" in {name for name, _ in bench.sent(Request)}
 
 
 def test_far_peers_who_are_no_parents_are_asked_last_once_everything_is_on_its_way() -> None:
