@@ -55,6 +55,11 @@ class FluidHub:
         if self._members.pop(name, None) is not None:
             self._changed()
 
+    def believes(self, network: Network) -> None:
+        """The network was found to have changed into this one, of the same nodes."""
+        self._network = network
+        self._changed()
+
     def _changed(self) -> None:
         self._keeper.members_changed(len(self._members), self._clock.now)
         self._wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from p2psync.errors import P2PSyncError
 from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES
@@ -160,6 +160,19 @@ class FluidSwarm:
             back = peer.pipes.get(name)
             if back is not None:
                 self.clock.after(NOTICED_AFTER + pipe.delay, peer.peer_down, back)
+
+    def cut(self, a: str, b: str, left: float, noticed_after: float | None = None) -> None:
+        """The links between two regions keep such a share of their rates, both ways; the hub hears of it so many
+        seconds later, or never."""
+        one, other = self.network.regions.index(a), self.network.regions.index(b)
+        rate = self.network.rate.copy()
+        for ends in ((one, other), (other, one)):
+            rate[ends] *= left
+            if ends in self.net.links:
+                self.net.links[ends].rate *= left
+        self.clock.note("is cut", f"{a}-{b}")
+        if noticed_after is not None:
+            self.clock.after(noticed_after, self.hub.believes, replace(self.network, rate=rate))
 
     def connect(self, a: FluidNode, b: FluidNode) -> None:
         """The two are connected, if they live, can be, and are not yet."""
