@@ -23,7 +23,8 @@ that all trees end at one time: one is given nothing more once what is left woul
 A chunk leaves when all who receive hold it, or after a while, so that a slow receiver cannot stop the others; one who
 lags by more than what may be on its way several times, and than a second's, is not waited for at all. But as long as
 there is such a one, no more goes out than was planned: where the others are ahead, whatever they get sooner is taken
-from links and uplinks that he needs, too.
+from links and uplinks that he needs, too. A chunk in a tree of an earlier plan that nobody new has for a while stands
+before a link that fell. It counts no more: the new trees go around that link, and those who lack it ask others.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ LATELY, ENOUGH, MORE = 2, 0.9, 1.15
 WAY_SLACK, LEAST_IN_WAY = 2.0, 2.0
 #: Seconds after which a chunk is waited for no more; how often is looked.
 FLIGHT_MOST, LOOK_EVERY = 10.0, 0.03
+#: The same of those in trees of an earlier plan, since somebody new last had one; and times as long as one is lacked.
+STRANDED_AFTER, STRANDED_LAGS = 1.0, 2.0
 #: One who lacks so many times what may be on its way, and more than the trees carry in `MOST_LAG`, is not waited for:
 #: by the first alone nobody far would be waited for once little is let out, and then nothing would show that more may.
 LAGGING = 3.0
@@ -72,11 +75,13 @@ _FORMER = -1
 class _Flying:
     """A chunk. tree: its number, `_FORMER` if it is of an earlier plan. lacked: by what share of the receivers.
 
-    since: when it was put in. lag: for how long each lacked it, in the mean (seconds). again: it had been before.
+    since: when it was put in. moved: when somebody new last had it. lag: for how long each lacked it, in the mean
+    (seconds). again: it had been before.
     """
 
     tree: int
     since: float
+    moved: float
     lacked: float = 1.0
     lag: float = 0.0
     again: bool = False
@@ -234,7 +239,7 @@ class Flight:
             self._drop(index)
         if self._looked < 0:
             self._looked = self._span_began = now
-        self._flying[index] = _Flying(tree, now, again=index in self._all)
+        self._flying[index] = _Flying(tree, now, now, again=index in self._all)
         self._weigh(self._flying[index], 1.0)
         self._given[self._way_of[tree]] += 1
         self._all.add(index)
@@ -261,11 +266,13 @@ class Flight:
         lacked = sum((~theirs[indices] for theirs in keeping_up), np.zeros(len(indices))) / max(1, len(keeping_up))
         for index, share in zip(indices.tolist(), lacked.tolist(), strict=True):
             flying = self._flying[index]
+            if share < flying.lacked:
+                flying.moved = now
             self._weigh(flying, share - flying.lacked)
             flying.lacked = share
             if not share:
                 self._learn(index, flying, now)
-            if not share or now - flying.since > FLIGHT_MOST:
+            if not share or self._is_given_up(flying, now):
                 self._drop(index)
         if now - self._span_began >= SPAN:
             self._end_span(self._arrived / (now - self._span_began))
@@ -327,6 +334,11 @@ class Flight:
             return
         left = self._allowed if math.isfinite(self._allowed) else 0.0
         self._allowed = min(left, LEAST_IN_WAY) + self._rate * seconds
+
+    def _is_given_up(self, flying: _Flying, now: float) -> bool:
+        """Whether a chunk is waited for no more though somebody lacks it."""
+        stranded = flying.tree == _FORMER and now - flying.moved > max(STRANDED_AFTER, STRANDED_LAGS * self._lag)
+        return stranded or now - flying.since > FLIGHT_MOST
 
     def _weigh(self, flying: _Flying, more: float) -> None:
         self._weight += more

@@ -17,6 +17,7 @@ from p2psync.swarm.flight import (
     MOST_SLACK,
     NEAR_LAG,
     SOON,
+    STRANDED_AFTER,
     SURELY,
     Flight,
 )
@@ -414,6 +415,32 @@ def test_under_a_new_plan_what_is_on_its_way_still_counts_in_all() -> None:
     assert not f.full(0)
     fill(f, 1, 0.2, last)
     assert not f.full(0)
+
+
+def replanned(chunks: int) -> Flight:
+    """So many chunks were put in, more than may be on their way, and there is another plan now."""
+    f = flight(40.0)
+    for index in range(chunks):
+        f.add(index, 0, 0.0)
+    f.planned([40.0], "b")
+    return f
+
+
+def test_under_a_new_plan_what_nobody_new_has_for_a_while_counts_no_more() -> None:
+    f = replanned(45)
+    f.look(held(holding(*range(45)), holding(0)), 0.1)
+    f.look(held(holding(*range(45)), holding(0)), STRANDED_AFTER)
+    assert f.is_full
+    f.look(held(holding(*range(45)), holding(0)), 0.2 + STRANDED_AFTER)
+    assert not f.is_full
+
+
+def test_under_a_new_plan_what_still_gets_on_counts() -> None:
+    f = replanned(45)
+    for count in range(4):
+        receivers = [holding(*range(45)) if i < count else holding() for i in range(40)]
+        f.look(held(*receivers), 0.6 * STRANDED_AFTER * (count + 1))
+        assert f.is_full
 
 
 def test_a_chunk_that_is_put_in_again_counts_once() -> None:

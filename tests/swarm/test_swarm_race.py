@@ -124,6 +124,16 @@ def test_what_a_killed_relay_brought_into_its_region_the_others_there_bring_toge
     assert max(race.into()) <= 1.25
 
 
+@pytest.mark.parametrize(("at", "noticed_after", "most"), [(0.45, 2.0, 1.17), (0.25, 3.5, 1.3)])
+def test_a_link_that_is_cut_to_a_tenth_costs_little_more_than_the_time_until_a_plan_goes_around_it(
+    at: float, noticed_after: float, most: float
+) -> None:
+    race = Race(network("wan-4x3"), buffer=0.2)
+    alone = race.run()
+    race.at = {at * alone: lambda swarm: swarm.cut("r0", "r1", 0.1, noticed_after)}
+    assert race.run() <= most * alone
+
+
 def test_a_relay_that_becomes_ten_times_slower_than_was_planned_holds_nobody_up_for_long() -> None:
     race = Race(network("lan-12"))
 
