@@ -437,7 +437,7 @@ def test_under_a_new_plan_what_nobody_new_has_for_a_while_counts_no_more() -> No
 
 def test_under_a_new_plan_what_still_gets_on_counts() -> None:
     f = replanned(45)
-    for count in range(4):
+    for count in range(3):
         receivers = [holding(*range(45)) if i < count else holding() for i in range(40)]
         f.look(held(*receivers), 0.6 * STRANDED_AFTER * (count + 1))
         assert f.is_full
