@@ -10,7 +10,7 @@ the chunk; the least one seen on a way is nearest to that of empty queues. Where
 let out, up to a limit, and more and more where that goes on: where packets are lost a chunk takes far longer in the
 mean than at best. Who is heard of later and lacks what came before him lacked it all the time, too. Even so the least
 time may be what near receivers took: where for a second hardly half arrives of what was planned, and as much is on its
-way as may be, times are learnt anew, once for each plan.
+way as may be, times are learnt anew, once for each plan, and not where as much was enough before: then a link fell.
 Receivers say what they hold now and then only, and where few are near the least time is that of a chunk that came just
 before somebody's word: no less is let out than the trees carry between two words of one.
 
@@ -58,7 +58,7 @@ WAY_SLACK, LEAST_IN_WAY = 2.0, 2.0
 #: Seconds after which a chunk is waited for no more; how often is looked.
 FLIGHT_MOST, LOOK_EVERY = 10.0, 0.03
 #: The same of those in trees of an earlier plan, since somebody new last had one; and times as long as one is lacked.
-STRANDED_AFTER, STRANDED_LAGS = 1.0, 2.0
+STRANDED_AFTER, STRANDED_LAGS = 3.0, 6.0
 #: One who lacks so many times what may be on its way, and more than the trees carry in `MOST_LAG`, is not waited for:
 #: by the first alone nobody far would be waited for once little is let out, and then nothing would show that more may.
 LAGGING = 3.0
@@ -136,7 +136,7 @@ class Flight:
         self._was_full = False
         #: How many times that is let out because less than planned went on to arrive.
         self._more = 1.0
-        #: Whether times were learnt anew since the plan began.
+        #: Whether times were learnt anew since the plan began, or need not be.
         self._learnt_anew = False
         #: Chunks that may be put in before the next look while somebody is not waited for.
         self._allowed = math.inf
@@ -288,6 +288,8 @@ class Flight:
         if pressed and len(lately) == spans and max(lately) < ENOUGH * self._rate:
             self._more = min(MOST_SLACK, MORE * self._more)
         self._was_full = False
+        # Where trees have brought what was planned, as much on its way was enough: what is more would go to waste.
+        self._learnt_anew |= rate >= ENOUGH * self._rate
         if self._short >= SHORT_SPANS and not self._learnt_anew:
             self._learnt_anew = True
             self._learn_anew(max(self._first_lag, FIRST_LAG))

@@ -332,10 +332,12 @@ def test_how_long_those_lacked_a_chunk_who_hold_it_when_they_are_heard_of_is_not
     assert f.window == pytest.approx(window(1, 0.08 * 100))
 
 
-def arriving(share: float, seconds: float, *, full: bool = True, others: int = 99, behind: int = 0) -> Flight:
+def arriving(
+    share: float, seconds: float, *, full: bool = True, others: int = 99, behind: int = 0, first: float = 0.0
+) -> Flight:
     """Near receivers have a chunk at once; then others come, and so much of what was planned arrives for so long.
 
-    others: how many come later. behind: how many of them get nothing.
+    others: how many come later. behind: how many of them get nothing. first: for how long all arrives at first.
     """
     f = flight(100.0)
     f.add(0, 0, 0.0)
@@ -346,7 +348,7 @@ def arriving(share: float, seconds: float, *, full: bool = True, others: int = 9
             f.add(out, 0, now)
             out += 1
         now += 0.05
-        came += 0.05 * share * 100
+        came += 0.05 * 100 * (share if now > first else 1.0)
         theirs = [holding(*range(int(came)))] * (others - behind) + [holding()] * behind
         f.look(held(holding(*range(out)), *theirs), now)
     return f
@@ -369,6 +371,10 @@ def test_where_far_less_than_planned_arrives_for_a_second_times_are_learnt_anew_
 def test_times_are_kept_where_more_arrives_or_more_might_have_been_put_in() -> None:
     assert least(arriving(0.6, 1.8)) == pytest.approx(0.03)
     assert least(arriving(0.4, 1.8, full=False)) == pytest.approx(0.03)
+
+
+def test_times_are_kept_where_all_that_was_planned_has_arrived_before() -> None:
+    assert least(arriving(0.4, 3.0, first=1.1)) == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize(
