@@ -61,7 +61,7 @@ class Transfer:
     node is putting it into the trees. told: the sources say to hold everything, so that nothing more is put into the
     trees. relieves: all is held, and put in, so that children get what others owe them, too. ends: and so it will
     be in a moment, at the root that puts it in. arrivals: when chunks should be with whom, at the root that puts them
-    in. began_at, gained_at: when the first and the last of `gains` chunks came (seconds). lately: when the last did.
+    in. began_at, gained_at, lately: when the first, the last, and the last few of `gains` chunks came (seconds).
     parts_left, parts_at: how many are needed of each part of what a region needs, and when that last changed (seconds).
     """
 

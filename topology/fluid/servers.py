@@ -103,6 +103,12 @@ class FluidNetwork:
         window = rate * (2 * delay + max(2 * delay, self._buffer))
         return Pipe(source, target, up, link, down, delay, window)
 
+    def narrow(self, a: int, b: int, left: float) -> None:
+        """The link from one region to another keeps such a share of its rate; what is on its way there stays so."""
+        link = self._link(a, b)
+        if link is not None:
+            link.rate *= left
+
     def _link(self, a: int, b: int) -> Server | None:
         if a == b:
             return None

@@ -168,8 +168,7 @@ class FluidSwarm:
         rate = self.network.rate.copy()
         for ends in ((one, other), (other, one)):
             rate[ends] *= left
-            if ends in self.net.links:
-                self.net.links[ends].rate *= left
+            self.net.narrow(*ends, left)
         self.clock.note("is cut", f"{a}-{b}")
         if noticed_after is not None:
             self.clock.after(noticed_after, self.hub.believes, replace(self.network, rate=rate))
