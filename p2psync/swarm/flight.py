@@ -208,6 +208,10 @@ class Flight:
         """Whether a tree should take no more for now."""
         return self.is_full or (len(self._all) >= self._first and self.load(tree) >= 1)
 
+    def planned_in(self, tree: int, seconds: float) -> float:
+        """Chunks that a tree was planned to carry in so long."""
+        return self._rates[tree] * seconds
+
     def has_its_part(self, tree: int, chunks: int) -> bool:
         """Whether the way of a tree was given its part of so many chunks since the plan began."""
         way = self._way_of[tree]

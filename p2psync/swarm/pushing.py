@@ -50,9 +50,9 @@ class Injection:
 
     waiting: chunks to put in, in order. chunks: how many there are in all. begun: when it began. moved: when a chunk
     was last put in. heard: when somebody last said to hold chunks. sent: chunks put into each tree of plan `revision`.
-    rates: planned for each tree (chunks/s), since `planned_at`. roomy: when each tree's first hop last had room. out:
-    chunks put in that nobody is known to hold, with their tree and when. usual: how long it takes until somebody holds
-    one. flight: what is on its way in the trees.
+    planned_at: when that began. roomy: when each tree's first hop last had room. out: chunks put in that nobody is
+    known to hold, with their tree and when. usual: how long it takes until somebody holds one. flight: what is on its
+    way in the trees.
     """
 
     waiting: deque[int]
@@ -64,7 +64,6 @@ class Injection:
     heard: float = -_NEVER
     revision: int = 0
     planned_at: float = 0.0
-    rates: list[float] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)
     roomy: list[float] = field(default_factory=list)
     out: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -77,13 +76,9 @@ class Injection:
         if (self.revision, len(self.sent)) != (plan.revision, trees):
             self.revision, self.sent, self.roomy = plan.revision, [0] * trees, [now] * trees
             self.planned_at = now
-            self.rates = [place.rate * 125_000 / chunk_bytes for place in plan.places]
             self.arrivals.planned(trees)
-            self.flight.planned(self.rates, [tuple(hops) for hops in first_hops])
-
-    def due_by(self, tree: int, now: float) -> float:
-        """Chunks that were planned to be put into a tree by now."""
-        return self.rates[tree] * (now - self.planned_at)
+            rates = [place.rate * 125_000 / chunk_bytes for place in plan.places]
+            self.flight.planned(rates, [tuple(hops) for hops in first_hops])
 
     def held_by_others(self, chunks: Iterable[int], now: float) -> None:
         """Somebody says to hold these."""
@@ -322,7 +317,8 @@ def _next_tree(
     total = sum(injection.sent[tree] for tree in moving) + 1
     most = (1 + AHEAD) * total / parts if moving else 0.0
     # As much as was planned by now is fair, however little the others take: a plan around them may be long in coming.
-    fair = [t for t in room if injection.sent[t] < max(most * shares[t] + 1, injection.due_by(t, now))]
+    since = now - injection.planned_at
+    fair = [t for t in room if injection.sent[t] < max(most * shares[t] + 1, injection.flight.planned_in(t, since))]
     if later:
         fair = [tree for tree in fair if not injection.flight.has_its_part(tree, injection.chunks)]
     # Whose first hops have least to do, about, then in turns.
