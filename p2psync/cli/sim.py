@@ -67,7 +67,10 @@ def swarm(
         check_installed()
     spare: frozenset[str] = frozenset()
     if topology is not None:
-        network = from_topology(load(topology))
+        described = load(topology)
+        network = from_topology(described)
+        if described.event:
+            typer.echo(f"{topology}: its events do not happen in virtual time; `p2psync wan run` has them", err=True)
     else:
         more = int(_SPARE * actors) if churn else 0
         network = from_topology(

@@ -48,6 +48,16 @@ def test_a_topology_file_is_simulated(run: Run) -> None:
     assert json.loads(out)["actors"] == 11
 
 
+def test_events_of_a_topology_file_are_said_not_to_happen(run: Run, tmp_path: Path) -> None:
+    eventful = tmp_path / "eventful.toml"
+    event = '\n[[event]]\nat = 0.1\nkind = "kill"\nhost = "r1-0"\n'
+    eventful.write_text((EXAMPLES / "wan-4x3.toml").read_text() + event)
+    code, out, err = run("swarm", "--topology", eventful, *QUICK, "--json", "-")
+    assert code == 0
+    assert json.loads(out)["unfinished"] == 0
+    assert err == f"{eventful}: its events do not happen in virtual time; `p2psync wan run` has them\n"
+
+
 def test_churn_without_a_plan_converges(run: Run) -> None:
     words = ("--actors", 20, "--regions", 2, *QUICK, "--versions", 2, "--every", 3, "--churn", 1, "--no-plan")
     code, out, _ = run("swarm", *words, "--json", "-")
