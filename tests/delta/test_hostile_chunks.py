@@ -106,7 +106,7 @@ def test_random_mutations_are_refused_or_decode_to_valid_blocks(seed):
         if judge(forged):
             valid += 1
             apply_all(ROWS, old, decode_chunk(forged, ROWS, GRID))
-    assert valid < 4000
+    assert 400 < valid < 900  # of 4,000: most are refused, and enough decode for the promise to be tried
 
 
 def test_streams_mutated_before_compression_are_refused_or_decode_to_valid_blocks():

@@ -120,8 +120,8 @@ def test_more_capacity_never_costs_more_than_a_few_percent(seed: int, factor: fl
 def test_children_in_one_tree_are_bounded(seed: int) -> None:
     network = drawn(seed)
     plan = make_plan(replace(network, up=np.clip(network.up, 40, 400)), most_children=6)
-    assert plan.children.max() <= 6 or plan.lowest_rate > 0.9 * plan.bound
-    assert planned(seed).children.max() <= 2 * MOST_CHILDREN
+    assert plan.children.max() <= 6 + 1  # one more where no other place is left
+    assert planned(seed).children.max() <= MOST_CHILDREN
 
 
 def test_equal_hosts_share_the_relaying_and_the_trainer_sends_one_copy() -> None:

@@ -244,8 +244,8 @@ def test_a_version_may_be_published_while_a_squash_is_made(bench: Publishing, mo
 def test_killed_anywhere_in_a_squash_the_trainer_goes_on(tmp_path: Path, profile: str) -> None:
     bench = Publishing(tmp_path / "whole")
     bench.publish()
-    for profile in ("tight", "fast", "tight"):
-        bench.publish(profile)
+    for published in ("tight", "fast", "tight"):
+        bench.publish(published)
     bench.maker.snapshot.close()
     bench.store.close()
 
