@@ -13,6 +13,7 @@ from p2psync.cli.keys import make_key
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Committed, Published
 from p2psync.protocol.keys import public_text
+from p2psync.warmup import Warmup
 from rldemo.cast import Cast, Member
 from rldemo.lines import Answered, Final, Learned, Leased, Line, Ready
 from rldemo.result import Result, conclude
@@ -67,6 +68,7 @@ class Demo:
         self.trust = public_text(make_key(key_file).public_key().public_bytes_raw())
         arguments = ["--store", str(self.root / "trainer"), "--key", str(key_file), "--region", REGIONS[0]]
         numbers = ["--versions", str(self.versions), "--seed", str(self.seed)]
+        Warmup().run(lambda seconds: self.screen.note(f"compiling the codec, once for this machine: {seconds:.0f} s"))
         self.trainer = self.cast.start("trainer", REGIONS[0], "rldemo.trainer_process", *arguments, *numbers)
         self.screen.note("the trainer starts: GRPO on a warm-started transformer")
         while not self.hub_url:

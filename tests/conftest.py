@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from p2psync.warmup import Warmup
+
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
@@ -42,6 +44,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     alone = config.option.usepdb or config.option.collectonly or "PYTEST_XDIST_WORKER" in os.environ
     if whole and not alone and config.pluginmanager.hasplugin("xdist") and config.option.numprocesses is None:
         config.option.numprocesses = WORKERS
+    if whole and not alone:
+        Warmup().run(
+            lambda seconds: print(f"compiling the codec: {seconds:.0f} s", flush=True)
+        )  # once, for all workers
 
 
 @pytest.hookimpl(tryfirst=True)

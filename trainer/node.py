@@ -206,6 +206,7 @@ class TrainerNode:
         it). Raises `FencedError` once another trainer has taken the run over, and `P2PSyncError` for a bad source or
         disk; then nothing was published. Once it has returned, raised or been cancelled, `source` is not read any more.
         """
+        await self.runner.warmed()
         given_up = threading.Event()
         making = asyncio.create_task(self._publish(source, settled, given_up))
         try:

@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from p2psync.cli import actor, bench, delta, demo, doctor, hub, keys, publish, sim, status, trainer, verify, wan
+from p2psync.cli import actor, bench, delta, demo, doctor, hub, keys, publish, sim, status, trainer, verify, wan, warm
 from p2psync.errors import P2PSyncError, UsageError
 from p2psync.parallel import limit_threads
 
@@ -54,6 +54,7 @@ for command, name in (
     (verify.verify, "verify"),
     (demo.demo, "demo"),
     (doctor.doctor, "doctor"),
+    (warm.warm, "warm"),
 ):
     app.command(name)(command)
 app.add_typer(keys.app, name="keys")

@@ -25,7 +25,7 @@ from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import FIRST_STREAMS, MeasureConfig, Measuring
 from p2psync.net.peers import PeerEvents, PeerTable
-from p2psync.observe.events import Event, HubAway, HubJoined, PeerBanned, PeerDown, PeerUp, Trouble
+from p2psync.observe.events import Event, HubAway, HubJoined, Note, PeerBanned, PeerDown, PeerUp, Trouble
 from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
 from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, Hello, Message
 from p2psync.protocol.versions import Position
@@ -43,6 +43,7 @@ from p2psync.swarm.follower import (
 )
 from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeCore
 from p2psync.swarm.transfer import Bits
+from p2psync.warmup import Warmup, compiled
 
 #: How long one long poll of the view lasts (seconds).
 VIEW_WAIT = 20.0
@@ -76,6 +77,8 @@ class NodeRunner:
         self.core = core
         self.store = store
         self._warms = warm
+        self._warmup = Warmup()
+        self._warmed: asyncio.Task[None] | None = None
         self._hub = hub
         self._trusted = trusted
         self._emit = on_event
@@ -131,7 +134,7 @@ class NodeRunner:
         self._peers.watch()
         self.measuring.start()
         if self._warms:
-            self._spawn(self._warm())
+            self._warmed = self._spawn(self._warm())
         for pack in self.store.packs():
             self._know(pack)
         self._kick()
@@ -152,14 +155,21 @@ class NodeRunner:
                 task.cancel()
 
     async def _warm(self) -> None:
-        from p2psync.delta.warm import warm
-
+        if not compiled():
+            self._emit(Note("compiling the codec, once for this machine: half a minute or more; versions wait for it"))
         # In the engine's thread where there is one, so that its first call finds everything compiled.
-        await (self.driver.in_worker(warm) if self.driver is not None else asyncio.to_thread(warm))
+        run = self._warmup.run
+        await (self.driver.in_worker(run) if self.driver is not None else asyncio.to_thread(run))
+
+    async def warmed(self) -> None:
+        """Wait until the codec is compiled."""
+        if self._warmed is not None:
+            await asyncio.wait({self._warmed})
 
     async def stop(self) -> None:
         """Leave the hub, close the peers, and wait for the disk and the engine to finish what they are doing."""
         self._stopped = True
+        self._warmup.stop()
         if self._timer is not None:
             self._timer.cancel()
         # The store is closed after this, and a thread that writes cannot be cancelled.

@@ -1,0 +1,136 @@
+"""Compiles the codec once a machine, in one process, for every process that needs it.
+
+Compiling takes tens of seconds of a core; loading what numba's cache holds takes about one. So a process of its own
+(`python -m p2psync.warmup`) compiles under a file lock and leaves a stamp, named after all that makes numba compile
+anew: its version, Python's, the processor, and the codec's source files. Others wait for that process, and load. It can
+be ended at any moment, which a thread that compiles cannot: that is what makes an interrupt end a daemon at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from blake3 import blake3
+
+from p2psync.errors import P2PSyncError
+
+__all__ = ["CODEC", "Warmup", "compiled", "stamp_file"]
+
+#: How often `Warmup.run` tells that it still waits (seconds): after a longer silence a person thinks that it hangs.
+TELL_SECONDS = 4.0
+#: The source files that are compiled.
+CODEC = Path(__file__).parent / "delta"
+
+
+def compiled() -> bool:
+    """Whether some process has compiled the codec for this machine."""
+    stamp = stamp_file()
+    return stamp is not None and stamp.exists()
+
+
+class Warmup:
+    """Makes the codec ready in this process. One use; `run` in any thread, `stop` from any other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def run(self, tell: Callable[[float], None] = lambda seconds: None) -> None:
+        """Have the codec compiled, if it is not yet, and load it.
+
+        tell: called with the seconds waited so far, at once and every few seconds while the codec is being compiled.
+        Returns early after `stop`. Where nothing can be kept on the disk, this process compiles for itself.
+        """
+        if not compiled():
+            self._compile(tell)
+        if not self._stopped:
+            from p2psync.delta.warm import warm
+
+            warm()
+
+    def stop(self) -> None:
+        """End the compiling process, if there is one."""
+        with self._lock:
+            self._stopped = True
+            if self._process is not None:
+                self._process.terminate()
+
+    def _compile(self, tell: Callable[[float], None]) -> None:
+        with self._lock:
+            if self._stopped or stamp_file() is None:
+                return
+            command = [sys.executable, "-m", "p2psync.warmup"]
+            # A session of its own: an interrupt at the terminal is for this process, which then ends that one.
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+        began = time.monotonic()
+        try:
+            while True:
+                tell(time.monotonic() - began)
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(TELL_SECONDS)
+                    return
+        finally:
+            self._process.terminate()
+            self._process.wait()
+
+
+def stamp_file() -> Path | None:
+    """The file that says that the codec is compiled; None where there is no directory to keep it in."""
+    place = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:
+        root = Path(place).expanduser() / "p2psync"
+        root.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    return root / f"compiled-{_machine()}" if os.access(root, os.W_OK) else None
+
+
+def _machine() -> str:
+    """A name for all that makes numba compile anew (16 hex digits)."""
+    parts = [sys.version, platform.machine(), importlib.metadata.version("numba"), str(CODEC), _processor()]
+    parts += [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("NUMBA_CPU")]
+    for path in sorted(CODEC.glob("*.py")):
+        status = path.stat()
+        parts.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
+    return blake3("\n".join(parts).encode()).hexdigest(length=8)
+
+
+def _processor() -> str:
+    """The model and features of the first processor, as the kernel tells them; "" where it does not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(line for line in lines if line.startswith(("model", "flags", "Features", "CPU")))
+
+
+def main() -> None:
+    """Compile under the lock, unless another process did meanwhile. Raises `P2PSyncError` where nothing can be kept."""
+    from p2psync.delta.warm import warm
+
+    stamp = stamp_file()
+    if stamp is None:
+        raise P2PSyncError("no directory to keep compiled code in: set NUMBA_CACHE_DIR to one that can be written")
+    with stamp.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stamp.exists():
+            warm()
+            stamp.touch()
+
+
+if __name__ == "__main__":
+    main()

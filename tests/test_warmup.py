@@ -1,0 +1,93 @@
+"""The codec is compiled by one process of a machine, and an interrupt does not wait for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from p2psync import warmup
+from p2psync.warmup import Warmup, compiled
+
+
+@pytest.fixture(autouse=True)
+def fresh_stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where no process has left a stamp; numba's cache is the suite's own."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children()
+
+
+def test_the_first_warmup_has_another_process_compile_and_the_second_only_loads() -> None:
+    told: list[float] = []
+    assert not compiled()
+    Warmup().run(told.append)
+    assert told[0] < 1
+    assert compiled()
+    told.clear()
+    Warmup().run(told.append)
+    assert told == []
+
+
+def test_processes_that_compile_at_once_wait_for_one_of_them(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "p2psync.warmup"]
+    processes = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+    assert compiled()
+    assert len(list(tmp_path.glob("p2psync/compiled-*[0-9a-f]"))) == 1
+
+
+def test_stop_ends_a_compilation_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "empty"))  # nothing is compiled: it would take half a minute
+    begun, running = threading.Event(), Warmup()
+    thread = threading.Thread(target=running.run, args=(lambda seconds: begun.set(),))
+    thread.start()
+    assert begun.wait(30)
+    running.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert children() == []
+    assert not compiled()
+
+
+def test_an_interrupt_ends_the_compiling_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "empty"))
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Warmup().run(interrupt)
+    assert children() == []
+
+
+def test_a_changed_source_file_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    codec = tmp_path / "codec"
+    codec.mkdir()
+    (codec / "kernels.py").write_text("one")
+    monkeypatch.setattr(warmup, "CODEC", codec)
+    stamp = warmup.stamp_file()
+    assert stamp is not None
+    stamp.touch()
+    assert compiled()
+    (codec / "kernels.py").write_text("other")
+    assert not compiled()
+
+
+def test_where_nothing_can_be_kept_the_process_compiles_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    told: list[float] = []
+    Warmup().run(told.append)
+    assert told == []
+    assert not compiled()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
