@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench import patchers, rivals
+from bench import arc, patchers, rivals
 from bench.bounds import measure_bounds
 from bench.budget import Budget, measure_budget
 from bench.deltas import Delta
@@ -26,7 +26,8 @@ from p2psync.store.encoding import DELTA_BLOCK, DELTA_CHUNK
 _MEBIBYTE = 1 << 20
 #: The name of profile tight where the receiver has the history of a trajectory.
 TIGHT_PAST = "tight-history"
-RIVAL_NAMES = tuple(rival.name for rival in rivals.RIVALS) + tuple(tool.name for tool in patchers.TOOLS)
+FORMATS = (*rivals.RIVALS, arc.ARC)
+RIVAL_NAMES = tuple(rival.name for rival in FORMATS) + tuple(tool.name for tool in patchers.TOOLS)
 #: Of a smaller model both copies lie in caches, and its reading time says nothing about a real one.
 LEAST_TIMED = 64 * 10**6
 Progress = Callable[[str], None]
@@ -163,8 +164,11 @@ def _rival_sizes(delta: Delta, options: Options, progress: Progress) -> tuple[li
     while rows < len(delta.olds) and (not rows or seen + delta.olds[rows].nbytes <= options.rival_bytes):
         seen += delta.olds[rows].nbytes
         rows += 1
-    for rival in rivals.RIVALS:
+    for rival in FORMATS:
         if rival.name not in options.rivals:
+            continue
+        if rival is arc.ARC and (line := arc.missing()) is not None:
+            skipped.append(line)
             continue
         progress(f"{delta.name}: {rival.name}")
         size = rivals.measure_rival(rival, delta.rows, delta.olds[:rows], delta.news[:rows])

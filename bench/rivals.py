@@ -26,12 +26,14 @@ _HEAD = struct.Struct("<II")
 
 
 class Changes(NamedTuple):
-    """What changed in one tensor: rising positions (int64), old and new bits."""
+    """What changed in one tensor: rising positions (int64), old and new bits there; and the whole tensor's."""
 
     row: int
     positions: NDArray[np.int64]
     olds: Bits
     news: Bits
+    old: Bits
+    new: Bits
 
 
 class Rival(NamedTuple):
@@ -63,7 +65,7 @@ def find_changes(olds: Sequence[Bits], news: Sequence[Bits]) -> list[Changes]:
     for row, (old, new) in enumerate(zip(olds, news, strict=True)):
         where = np.flatnonzero(old != new)
         if where.size:
-            found.append(Changes(row, where, old[where], new[where]))
+            found.append(Changes(row, where, old[where], new[where], old, new))
     return found
 
 
@@ -210,9 +212,29 @@ def _xor8_decode(
         yield row, positions, base(row)[positions] ^ xors
 
 
+def _dense_encode(rows: Sequence[Row], changes: list[Changes]) -> bytes:
+    out = []
+    for part in changes:
+        data = _zstd((part.old ^ part.new).tobytes())
+        out += [_HEAD.pack(part.row, len(data)), data]
+    return b"".join(out)
+
+
+def _dense_decode(
+    data: bytes, rows: Sequence[Row], base: Callable[[int], Bits]
+) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
+    reader = _Reader(data)
+    while reader.left:
+        row, size = reader.head()
+        xors = np.frombuffer(_unzstd(reader.take("u1", size).tobytes()), "<u2")
+        where = np.flatnonzero(xors)
+        yield row, where, base(row)[where] ^ xors[where]
+
+
 #: In the order in which tables show them.
 RIVALS: tuple[Rival, ...] = (
     Rival("int32", "32-bit index, value (vLLM)", _int32_encode, _int32_decode),
+    Rival("dense", "dense XOR, zstd-1 (slime, Stitch, SGLang)", _dense_encode, _dense_decode),
     Rival("sparrow", "LEB128 gaps, values (SparrowRL)", _leb_encode, _leb_decode),
     Rival("pulse", "row and column gaps, values, zstd-1 (PULSE)", _coo_encode, _coo_decode),
     Rival("nemo", "16-bit gaps, XOR, zstd-1 (NeMo-RL)", _xor16_encode, _xor16_decode),

@@ -10,7 +10,7 @@ from bench.report import CodecReport, DeltaReport, FormatSize
 from bench.timing import Speed
 
 #: Formats that others publish, against which sizes are compared.
-COMPARED = ("sparrow", "pulse", "nemo", "xor")
+COMPARED = ("sparrow", "pulse", "dense", "nemo", "xor", "arc3")
 
 
 def print_codec_report(report: CodecReport, console: Console | None = None) -> None:

@@ -69,7 +69,7 @@ def codec(
 
     console = Console(file=sys.stderr if json == "-" else sys.stdout)
     if not console.is_terminal:
-        console.width = 150  # a log has no width of its own, and the tables need some
+        console.width = 180  # a log has no width of its own, and the tables need some
     notes = Console(stderr=True)
     chosen = PROFILES if profile == "all" else (profile,)
     if unknown := set(chosen) - set(PROFILES):

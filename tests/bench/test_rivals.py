@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from bench import rivals
+from bench import arc, rivals
 from bench.patchers import TOOLS, measure_tool, missing
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 
-NAMES = [rival.name for rival in rivals.RIVALS]
+FORMATS = [*rivals.RIVALS, *([] if arc.missing() else [arc.ARC])]
+NAMES = [rival.name for rival in FORMATS]
 
 
 def rows_of(*shapes):
@@ -25,7 +26,7 @@ def far_apart(size):
     return sorted({0, 1, 254, 255, 256, 509, 510, 65535, 65536, size - 2, size - 1})
 
 
-@pytest.mark.parametrize("rival", rivals.RIVALS, ids=NAMES)
+@pytest.mark.parametrize("rival", FORMATS, ids=NAMES)
 def test_gaps_of_every_length_in_matrices_and_vectors_come_back(rival):
     rng = np.random.default_rng(0)
     shapes = [(300, 1000), (7,), (5,), (70000,), (2, 3, 70000), (400000, 1)]
@@ -36,7 +37,7 @@ def test_gaps_of_every_length_in_matrices_and_vectors_come_back(rival):
     assert size.changed == sum(map(len, wheres))
 
 
-@pytest.mark.parametrize("rival", rivals.RIVALS, ids=NAMES)
+@pytest.mark.parametrize("rival", FORMATS, ids=NAMES)
 def test_nothing_and_everything_changed_come_back(rival):
     old = np.arange(5000, dtype=np.uint16)
     rows = rows_of((50, 100))
@@ -44,7 +45,7 @@ def test_nothing_and_everything_changed_come_back(rival):
     assert rivals.measure_rival(rival, rows, [old], [old + 1]).changed == 5000
 
 
-@pytest.mark.parametrize("rival", rivals.RIVALS, ids=NAMES)
+@pytest.mark.parametrize("rival", FORMATS, ids=NAMES)
 def test_a_format_that_loses_a_bit_is_found_out(rival):
     rows, old = rows_of((100,)), np.zeros(100, np.uint16)
     new = old.copy()
