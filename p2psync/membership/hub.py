@@ -24,8 +24,6 @@ from p2psync.errors import FormatError, HubError, ReplayError, UsageError
 from p2psync.membership.checks import (
     check_beside,
     check_info,
-    check_measures,
-    check_rate,
     check_remark,
     check_running,
     is_hex,
@@ -52,6 +50,7 @@ from p2psync.membership.records import (
     Status,
     View,
 )
+from p2psync.membership.renewal import Told, take
 from p2psync.protocol.manifest import open_signed
 from p2psync.protocol.plan import NodePlan, outside
 
@@ -161,28 +160,25 @@ class HubCore:
             self._acknowledged += 1
         return self.lease(lease)
 
-    def renew(self, request: Renew, *, now: float) -> Lease:
-        """Renew a lease and note what its holder runs and measured.
+    def renew(self, request: Renew | Told, *, now: float) -> Lease:
+        """Renew a lease, and note of what its holder runs and measured as much as is within bounds.
 
-        Raises `LeaseError` if it has ended, `FormatError` for data out of bounds.
+        Raises `LeaseError` if it has ended, and nothing else: what cannot be taken is named in `Lease.refused`.
         """
-        check_running(request.version, request.digest)
-        check_rate(request.fetch_rate)
-        if request.measures is not None:
-            check_measures(request.measures)
+        told = request if isinstance(request, Told) else take(request)
         self._sweep(now)
-        before = self._leases.holder(request.lease, now).member
-        after = self._leases.renew(
-            request.lease, request.version, request.digest, now, request.fetch_rate, request.measures
-        )
-        self.is_there(request.lease, now)
-        if request.measures is not None:
-            self._planning.measured(after.info.node, request.measures, now)
+        before = self._leases.holder(told.lease, now).member
+        version, digest = told.running or (before.version, before.digest)
+        fetch_rate = before.fetch_rate if told.fetch_rate is None else told.fetch_rate
+        after = self._leases.renew(told.lease, version, digest, now, fetch_rate, told.measures)
+        self.is_there(told.lease, now)
+        if told.measures is not None:
+            self._planning.measured(after.info.node, told.measures, now)
         if (after.version, after.digest) != (before.version, before.digest):
             self._acknowledged += 1
             if len(self) <= _FEW and self._all_run_head(self._leases.members()):
                 self._planning.settled(now)
-        return self.lease(request.lease)
+        return self.lease(told.lease, told.refusal)
 
     def leave(self, request: Leave, *, now: float) -> None:
         """End a lease. Raises `LeaseError` if it has ended before."""
@@ -204,9 +200,9 @@ class HubCore:
         if self._leases.is_held(lease):
             self._doubts.broke_off(lease, now)
 
-    def lease(self, lease: str) -> Lease:
-        """What a holder of `lease` is told: its length, and the revision as it is now."""
-        return Lease(lease=lease, ttl=self.config.ttl, revision=self._revision)
+    def lease(self, lease: str, refused: str = "") -> Lease:
+        """What a holder of `lease` is told: its length, and the revision as it is now. refused: see `Lease`."""
+        return Lease(lease=lease, ttl=self.config.ttl, revision=self._revision, refused=refused)
 
     def holder(self, lease: str, now: float) -> Held:
         """Who holds `lease`. Raises `LeaseError` if it has ended or never was."""
