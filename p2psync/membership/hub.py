@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from p2psync.errors import FormatError, HubError, ReplayError, UsageError
+from p2psync.errors import FormatError, HubError, LineageFullError, ReplayError, UsageError
 from p2psync.membership.checks import (
     check_beside,
     check_info,
@@ -31,7 +31,7 @@ from p2psync.membership.checks import (
 from p2psync.membership.doubts import Doubts
 from p2psync.membership.fencing import Claimant, Fence
 from p2psync.membership.leases import MAX_MEMBERS, Ended, Held, LeaseTable
-from p2psync.membership.lineage import Entry, Lineage, entry_of
+from p2psync.membership.lineage import MAX_MANIFEST_BYTES, MAX_MANIFESTS, Entry, Lineage, entry_of
 from p2psync.membership.planning import PlanBook, PlanKeeper, PlanTask
 from p2psync.membership.records import (
     DEFAULT_TTL,
@@ -74,8 +74,8 @@ class HubConfig:
     max_members: int = MAX_MEMBERS
     max_nonces: int = 1024
     nonce_ttl: float = 60.0
-    max_manifests: int = 4096
-    max_manifest_bytes: int = 1 << 30
+    max_manifests: int = MAX_MANIFESTS
+    max_manifest_bytes: int = MAX_MANIFEST_BYTES
     inline_bytes: int = 64 << 10
     inline_total: int = 512 << 10
     news_most: int = 8
@@ -250,12 +250,12 @@ class HubCore:
 
         Raises `FencedError` or `LeaseError` for the token, `TrustError` or `FormatError` for a manifest, `ReplayError`
         for one of another run, `UsageError` for one of an epoch above the claim, `BaseMismatchError` for one that
-        contradicts the lineage, `HubError` over the bounds.
+        contradicts the lineage, `LineageFullError` over the bounds.
         """
         claimant = self._fence.check(request.token)
         limit = self.config.max_manifests
         if len(request.manifests) > limit or len(request.retire) > limit:
-            raise HubError(f"more than {limit} manifests in one announcement; send fewer at a time")
+            raise LineageFullError(f"more than {limit} manifests in one announcement; announce fewer")
         if not all(is_hex(manifest_id, 64) for manifest_id in request.retire):
             raise FormatError("a manifest's id is 64 lower-case hex digits")
         check_remark(request.remark)

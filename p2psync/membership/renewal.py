@@ -24,6 +24,10 @@ _LEASE_FIRST = re.compile(rb'\s*\{\s*"lease"\s*:\s*"([ !#-\[\]-~]{1,128})"')
 _DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 T = TypeVar("T")
+_VERSION: msgspec.json.Decoder[int | None] = msgspec.json.Decoder(int | None)
+_LIST: msgspec.json.Decoder[list[msgspec.Raw] | None] = msgspec.json.Decoder(list[msgspec.Raw] | None)
+_TEXT, _WHOLE, _FIGURE = msgspec.json.Decoder(str), msgspec.json.Decoder(int), msgspec.json.Decoder(float)
+_PATH = msgspec.json.Decoder(Path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +91,23 @@ def read(body: bytes, trouble: FormatError | None = None) -> Told:
 
 def _read_parts(loose: _Loose) -> Told:
     refused: list[str] = []
-    version, digest = _part(loose.version, int | None, refused), _part(loose.digest, str, refused)
+    version, digest = _part(loose.version, _VERSION, refused), _part(loose.digest, _TEXT, refused)
     running = None
     if version is not None and digest is not None:
         running = _running(version[0], digest[0], refused)
-    rate = _part(loose.fetch_rate, int, refused)
+    rate = _part(loose.fetch_rate, _WHOLE, refused)
     fetch_rate = None if rate is None else _rate(rate[0], refused)
     return Told(loose.lease, running, fetch_rate, _read_measures(loose.measures, refused), tuple(refused))
 
 
 def _read_measures(raw: msgspec.Raw, refused: list[str]) -> Measures | None:
-    figures = _part(raw, list[msgspec.Raw] | None, refused)
+    figures = _part(raw, _LIST, refused)
     if figures is None or figures[0] is None:
         return None
     up, down, paths = (*figures[0], *map(msgspec.Raw, (b"0", b"0", b"[]")[len(figures[0]) :]))[:3]
-    sums = [_part(figure, float, refused) or (0.0,) for figure in (up, down)]
-    told = _part(paths, list[msgspec.Raw], refused) or ([],)
-    found = (_part(path, Path, refused) for path in told[0])
+    sums = [_part(figure, _FIGURE, refused) or (0.0,) for figure in (up, down)]
+    told = _part(paths, _LIST, refused)
+    found = (_part(path, _PATH, refused) for path in (told and told[0]) or [])
     return _measures(sums[0][0], sums[1][0], (path[0] for path in found if path is not None), refused)
 
 
@@ -151,10 +155,10 @@ def _rate(rate: int, refused: list[str]) -> int | None:
     return rate
 
 
-def _part(raw: msgspec.Raw, kind: type[T], refused: list[str]) -> tuple[T] | None:
-    """What `raw` says, as the one of a tuple; None if it is no `kind`."""
+def _part(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], refused: list[str]) -> tuple[T] | None:
+    """What `raw` says, in a tuple of one; None if it is not what it should be."""
     try:
-        return (msgspec.json.decode(raw, type=kind),)
+        return (decoder.decode(raw),)
     except _DECODING_ERRORS as error:
         refused.append(f"a part of the renewal is not what it should be: {error}")
         return None

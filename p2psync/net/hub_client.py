@@ -164,7 +164,7 @@ class HubClient:
         Goes in one request, all or nothing, unless the manifests are more than 95 MiB: then in several, in order.
         Raises `FencedError` when another trainer has claimed the run, `LeaseError` when the hub does not know the
         token (claim again), `TrustError`, `ReplayError`, `FormatError`, `UsageError` or `BaseMismatchError` for a
-        manifest that is refused, `HubError` also when the lineage is full.
+        manifest that is refused, `LineageFullError` when the lineage is full.
         """
         revision = 0
         for batch in _batches(manifests):

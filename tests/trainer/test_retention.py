@@ -26,7 +26,7 @@ def test_nothing_is_due_before_the_first_version() -> None:
 
 @pytest.mark.parametrize(("deltas", "due"), [(10, False), (100, False), (101, True)])
 def test_an_anchor_is_due_once_the_deltas_outweigh_the_last_one(deltas: int, due: bool) -> None:
-    assert anchor_due(chain(deltas), 1.0) is due
+    assert bool(anchor_due(chain(deltas), 1.0)) is due
 
 
 def test_an_anchor_is_due_when_none_leads_to_the_head() -> None:
