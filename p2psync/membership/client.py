@@ -261,9 +261,11 @@ class MembershipClient:
     def _weigh_measures(self) -> None:
         told, known = self._told.measures, self._measures
         self._tell_after = _NEVER
-        if known is not None and fell(told, known):
+        if known is None or known is told:
+            return
+        if fell(told, known):
             self._tell_after = FALLS_EVERY
-        elif known is not None and changed_much(told, known):
+        elif changed_much(told, known):
             self._tell_after = MEASURES_EVERY
 
     def _granted(self, lease: Lease, now: float) -> None:
