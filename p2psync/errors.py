@@ -48,6 +48,10 @@ class HubError(P2PSyncError):
     """The hub cannot be reached, or answered what no hub answers."""
 
 
+class LineageFullError(HubError):
+    """The hub holds as many manifests as it takes; retire old ones, then announce again."""
+
+
 class RanksError(P2PSyncError):
     """A rank that publishes together with this one failed or went; nothing was published."""
 

@@ -7,17 +7,18 @@ restarted) or could not be reached. A later epoch, or a later run at the same hu
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2psync.errors import FencedError, LeaseError, P2PSyncError, StoreError
+from p2psync.errors import FencedError, LeaseError, LineageFullError, P2PSyncError, StoreError
 from p2psync.membership.records import Announcement, View
 from p2psync.net.hub_client import HubClient
 from p2psync.observe.events import Event, Note, Trouble
 from p2psync.protocol.lineage import is_squash
-from p2psync.store.packs import Store
-from trainer.retention import to_retire
+from p2psync.store.packs import Pack, Store
+from trainer.retention import MOST_ANNOUNCED, to_retire
 from trainer.runstate import RunState
 from trainer.versions import announcement_of
 
@@ -53,6 +54,10 @@ class Announcer:
         self._emit = on_event
         self._view: View | None = None
         self._known_at_hub: set[str] = set()
+        # What may be announced at a time; less once the hub was full, which then holds nothing but ours.
+        self._most = MOST_ANNOUNCED
+        self._hub_was_full = False
+        self._short: dict[bytes, Announcement] = {}
         self._token: str | None = None
         self._wake = asyncio.Event()
         self._told = asyncio.Event()
@@ -69,7 +74,12 @@ class Announcer:
     def lineage(self, *, whole: bool = True) -> list[Announcement]:
         """What the store has of this run. whole: without packs of which chunks were found damaged."""
         packs = [p for p in self._store.packs() if p.manifest.run == self._state.run and (p.sealed or not whole)]
-        return [announcement_of(p.signed, p.manifest) for p in packs]
+        return [self._in_short(pack) for pack in packs]
+
+    def age(self, announced: Announcement | None) -> float:
+        """How long ago this machine's clock says that a manifest of the store was made (seconds); 0 if it is none."""
+        pack = None if announced is None else self._store.get(bytes.fromhex(announced.id))
+        return 0.0 if pack is None else max(0.0, time.time() - pack.manifest.created)
 
     async def claim(self) -> None:
         """Take the run over. Raises `TrustError`, `FencedError`, `HubError`."""
@@ -114,6 +124,8 @@ class Announcer:
             except P2PSyncError as error:
                 if isinstance(error, LeaseError):
                     self._token = None  # the hub does not know the claim: claim again
+                elif isinstance(error, LineageFullError):
+                    self._make_room(error)
                 else:
                     self._emit(Trouble(f"not announced yet: {error}"))
                 await asyncio.sleep(pause)
@@ -128,7 +140,10 @@ class Announcer:
         retire = self._retirable()
         gone = {a.id for a in retire}
         new = [a for a in self._unannounced() if a.id not in gone]
-        known = sorted(gone & self._known_at_hub)
+        shown = self._shown()
+        known = sorted(gone & (self._known_at_hub | shown) | self._strangers(shown))
+        # What the hub never heard of goes at once: while it is away, the disk must not fill.
+        await self._remove([a for a in retire if a.id not in known])
         if new or known or self._beside != self._beside_told:
             # In rising order of versions: followers count as gone only what the head has passed.
             new.sort(key=lambda a: (a.epoch, a.version, -1 if a.base is None else a.base))
@@ -139,12 +154,38 @@ class Announcer:
             self._beside_told = beside
             self._known_at_hub |= {a.id for a in new}
             self._known_at_hub -= gone
-        await self._remove(retire)
+        await self._remove([a for a in retire if a.id in known])
         self._told.set()
+
+    def _make_room(self, error: LineageFullError) -> None:
+        """The hub is full: half of what it was to hold must do, until it takes that."""
+        if self._hub_was_full:
+            self._most = max(1, min(self._most, len(self.lineage(whole=False))) // 2)
+        self._hub_was_full = True
+        self._emit(Trouble(f"making room at the hub: {error}"))
+
+    def _shown(self) -> set[str]:
+        """What the hub showed last of this run."""
+        view = self._view
+        return {a.id for a in view.lineage} if view is not None and view.run == self._state.run else set()
+
+    def _strangers(self, shown: set[str]) -> set[str]:
+        """Once the hub was full: what it shows that is not in the store, such as an earlier trainer's."""
+        if not self._hub_was_full:
+            return set()
+        return {id for id in shown if self._store.get(bytes.fromhex(id)) is None}
+
+    def _in_short(self, pack: Pack) -> Announcement:
+        id = pack.signed.id
+        found = self._short.get(id)
+        if found is None:
+            found = self._short[id] = announcement_of(pack.signed, pack.manifest)
+        return found
 
     async def _remove(self, retired: list[Announcement]) -> None:
         for announced in retired:
             self._withdraw(bytes.fromhex(announced.id))
+            self._short.pop(bytes.fromhex(announced.id), None)
             try:
                 await asyncio.to_thread(self._store.remove, bytes.fromhex(announced.id))
             except StoreError as error:
@@ -160,7 +201,7 @@ class Announcer:
         if self._view is None:
             return []
         members = [member for member in self._view.members if member.info.role != "trainer"]
-        return to_retire(self.lineage(whole=False), members, self._keep)
+        return to_retire(self.lineage(whole=False), members, self._keep, most=self._most)
 
     def _fence(self, error: FencedError) -> None:
         if self.fenced is None:

@@ -27,7 +27,7 @@ from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
-from p2psync.observe.events import Event, HubAway, ProfileChosen, Published, Trouble
+from p2psync.observe.events import Event, HubAway, Note, ProfileChosen, Published, Trouble
 from p2psync.parallel import thread_count
 from p2psync.protocol.lineage import is_squash
 from p2psync.protocol.versions import Position
@@ -36,7 +36,7 @@ from p2psync.swarm.node import NodeConfig, NodeCore
 from trainer.announcer import RETRY_FIRST, RETRY_LAST, Announcer
 from trainer.catchup import CatchUp
 from trainer.profile_choice import AUTO, Choice, ProfileChooser, slowest_link
-from trainer.retention import anchor_due
+from trainer.retention import ANCHOR_DELTAS, ANCHOR_SECONDS, anchor_due, newest_anchor
 from trainer.runstate import load_run, save_run
 from trainer.snapshot import Keeper
 from trainer.source import Source
@@ -59,7 +59,8 @@ class TrainerConfig:
     streams: connections to each peer, 0: as measurements say. congestion: of these connections, see
     `p2psync.net.tcp.choose_congestion`. probe: measure links with short bursts.
     profile: of deltas, or "auto": see `trainer.profile_choice`. link_mbps: what the slowest link gives, 0: as members
-    measure it. squash: make squashes for members that are behind. anchor_ratio, keep: see `trainer.retention`.
+    measure it. squash: make squashes for members that are behind. anchor_ratio, anchor_deltas, anchor_seconds, keep:
+    see `trainer.retention`.
     ttl: seconds of a lease at the embedded hub. plan: whether that hub makes plans.
     wait_for_hub: where an external hub cannot be reached at the start, try again until it can.
     """
@@ -80,6 +81,8 @@ class TrainerConfig:
     link_mbps: float = 0.0
     squash: bool = True
     anchor_ratio: float = 1.0
+    anchor_deltas: int = ANCHOR_DELTAS
+    anchor_seconds: float = ANCHOR_SECONDS
     keep: int = 64
     ttl: float = 10.0
     plan: bool = True
@@ -345,14 +348,25 @@ class TrainerNode:
         )
 
     def _anchor_if_due(self) -> None:
-        if self._anchoring is None and anchor_due(self.announcer.lineage(), self.config.anchor_ratio):
+        if self._anchoring is not None:
+            return
+        config, lineage = self.config, self.announcer.lineage()
+        why = anchor_due(
+            lineage,
+            config.anchor_ratio,
+            deltas=config.anchor_deltas,
+            seconds=config.anchor_seconds,
+            age=self.announcer.age(newest_anchor(lineage)),
+        )
+        if why:
             # Beside the training, which need not wait for it.
-            self._anchoring = asyncio.create_task(self._make_anchor())
+            self._anchoring = asyncio.create_task(self._make_anchor(why))
 
-    async def _make_anchor(self) -> None:
+    async def _make_anchor(self, why: str) -> None:
         try:
             async with self._publishing:
                 if not self._stopping:
+                    self._emit(Note(f"writing the newest version out whole: {why}"))
                     self._offer(await asyncio.to_thread(self.versions.make_anchor, self._planned_rate()))
         except P2PSyncError as error:
             if not self._stopping:

@@ -9,26 +9,64 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from p2psync.membership.lineage import MAX_MANIFEST_BYTES, MAX_MANIFESTS
 from p2psync.membership.records import Announcement, Member
-from p2psync.protocol.lineage import head, is_squash, place_after, resolve
+from p2psync.protocol.lineage import head, is_squash, place_after, place_before, resolve
+
+#: An anchor is due after so many deltas, however small: every node is shown all of them with each new version, and a
+#: joiner fetches them one by one.
+ANCHOR_DELTAS = 256
+#: And so long after the last one (seconds), if anything was published since: no joiner should rest on old disks alone.
+ANCHOR_SECONDS = 86400.0
+#: What a trainer has announced at a time: half of what a hub takes, which may hold what an earlier trainer announced.
+MOST_ANNOUNCED, MOST_BYTES = MAX_MANIFESTS // 2, MAX_MANIFEST_BYTES // 2
 
 
-def anchor_due(lineage: Sequence[Announcement], ratio: float) -> bool:
-    """Whether the deltas since the newest anchor have grown past `ratio` of it in bytes, or there is no way from it.
+def anchor_due(
+    lineage: Sequence[Announcement],
+    ratio: float,
+    *,
+    deltas: int = ANCHOR_DELTAS,
+    seconds: float = ANCHOR_SECONDS,
+    age: float = 0.0,
+) -> str:
+    """Why the newest version is to be written out whole, in words for people; "" if it is not.
 
-    From there on, a joiner would fetch less by a fresh anchor than by the old one and the chain.
+    It is where no way leads to it; where the deltas since the newest anchor have grown past `ratio` of it in bytes, so
+    that a joiner would fetch less by a fresh one; where they are more than `deltas`; and where that anchor's `age`
+    (seconds) is more than `seconds`.
     """
     newest = head(lineage)
     if newest is None:
-        return False
-    anchor = _newest_anchor(lineage)
-    if anchor is None or resolve(lineage, None, place_after(newest)) is None:
-        return True
-    since = sum(a.payload_bytes for a in _chain(lineage) if a.version > anchor.version)
-    return since > ratio * anchor.payload_bytes
+        return ""
+    anchor = newest_anchor(lineage)
+    if anchor is None:
+        return "there is no anchor yet"
+    if place_after(anchor) == place_after(newest):
+        return ""
+    chain = _chain(lineage)
+    since = [a for a in chain if a.version > anchor.version]
+    if (not since or place_before(since[-1]) != place_after(anchor)) and (
+        resolve(lineage, None, place_after(newest)) is None
+    ):
+        return "no anchor leads to the newest version"
+    if sum(a.payload_bytes for a in since) > ratio * anchor.payload_bytes:
+        return f"the deltas since version {anchor.version} outweigh that anchor"
+    if len(since) > deltas:
+        return f"there are {len(since)} deltas since the anchor of version {anchor.version}"
+    if age > seconds:
+        return f"the anchor of version {anchor.version} is {age / 3600:.0f} hours old"
+    return ""
 
 
-def to_retire(lineage: Sequence[Announcement], members: Iterable[Member], keep: int) -> list[Announcement]:
+def to_retire(
+    lineage: Sequence[Announcement],
+    members: Iterable[Member],
+    keep: int,
+    *,
+    most: int = MOST_ANNOUNCED,
+    most_bytes: int = MOST_BYTES,
+) -> list[Announcement]:
     """Manifests that nobody needs: older anchors, deltas before every use, squashes, and what a fork left behind.
 
     A delta of the chain is kept for the live `members` that run its base or an earlier version and would use it; for
@@ -38,10 +76,14 @@ def to_retire(lineage: Sequence[Announcement], members: Iterable[Member], keep: 
 
     A squash is kept while it is on the best way of some member; and while one may be fetching it, having been told of
     it, as long as it leads past the newest anchor.
+
+    A member that stays behind holds at most `keep` or `ANCHOR_DELTAS` deltas, whatever they weigh. If more than `most`
+    manifests, or `most_bytes` of them, are left, the oldest go too: a new version is announced in any case, and who
+    needed them waits for the next anchor.
     """
-    anchor = _newest_anchor(lineage)
+    anchor = newest_anchor(lineage)
     if anchor is None:
-        return []
+        return _oldest_over(lineage, most, most_bytes)
     members = list(members)
     anchors = {anchor.id: anchor}
     if any(member.version is None for member in members):
@@ -56,14 +98,35 @@ def to_retire(lineage: Sequence[Announcement], members: Iterable[Member], keep: 
     floor = min([newest - keep, *wanted])
     needed = set(anchors)
     bytes_left = anchor.payload_bytes + sum(a.payload_bytes for a in chain if a.version > anchor.version)
-    for delta in chain:  # from the head backwards
+    for steps, delta in enumerate(chain):  # from the head backwards
         bytes_left -= delta.payload_bytes
         base = -1 if delta.base is None else delta.base
         under_way = delta is chain[0] and base in wanted
-        if base >= start or under_way or (base >= floor and bytes_left >= 0):
+        is_way = bytes_left >= 0 and steps < max(keep, ANCHOR_DELTAS)
+        if base >= start or under_way or (base >= floor and is_way):
             needed.add(delta.id)
     needed |= _squashes_in_use(lineage, members, anchor)
-    return [a for a in lineage if a.id not in needed]
+    over = {a.id for a in _oldest_over([a for a in lineage if a.id in needed], most, most_bytes)}
+    return [a for a in lineage if a.id not in needed or a.id in over]
+
+
+def newest_anchor(lineage: Sequence[Announcement]) -> Announcement | None:
+    """The anchor of the newest version that has one."""
+    return max((a for a in lineage if a.base is None), key=lambda a: (a.epoch, a.version), default=None)
+
+
+def _oldest_over(kept: Sequence[Announcement], most: int, most_bytes: int) -> list[Announcement]:
+    """The oldest manifests beyond these bounds; the newest anchor, and what leads to the newest version, are none."""
+    newest, anchor = head(kept), newest_anchor(kept)
+    over = []
+    count, nbytes = len(kept), sum(a.manifest_bytes for a in kept)
+    for a in sorted(kept, key=lambda a: (a.epoch, a.version, a.base is None)):
+        if count <= most and nbytes <= most_bytes:
+            break
+        if a is not anchor and newest is not None and place_after(a) != place_after(newest):
+            over.append(a)
+            count, nbytes = count - 1, nbytes - a.manifest_bytes
+    return over
 
 
 def _squashes_in_use(lineage: Sequence[Announcement], members: Sequence[Member], anchor: Announcement) -> set[str]:
@@ -76,10 +139,6 @@ def _squashes_in_use(lineage: Sequence[Announcement], members: Sequence[Member],
     used = {a.id for way in ways for a in way}
     first = min((place[0] if place is not None else anchor.version for place in starts), default=newest.version)
     return {a.id for a in squashes if a.id in used or (first <= (a.base or 0) and a.version > anchor.version)}
-
-
-def _newest_anchor(lineage: Sequence[Announcement]) -> Announcement | None:
-    return max((a for a in lineage if a.base is None), key=lambda a: (a.epoch, a.version), default=None)
 
 
 def _chain(lineage: Sequence[Announcement]) -> list[Announcement]:

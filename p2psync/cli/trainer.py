@@ -50,6 +50,10 @@ def trainer(
     anchor_ratio: Annotated[
         float, typer.Option(help="A new anchor once deltas outweigh the last by this.", min=0.01)
     ] = 1.0,
+    anchor_deltas: Annotated[int, typer.Option(help="A new anchor after so many deltas, however small.", min=1)] = 256,
+    anchor_hours: Annotated[
+        float, typer.Option(help="A new anchor once the last one is so many hours old.", min=0.01)
+    ] = 24.0,
     ttl: Annotated[float, typer.Option(help="Seconds of a lease at the embedded hub.", min=1)] = 10.0,
     plan: Annotated[
         bool, typer.Option(help="The embedded hub plans, from what nodes measure, who sends what to whom.")
@@ -95,6 +99,8 @@ def trainer(
             link_mbps=link_mbps,
             squash=squash,
             anchor_ratio=anchor_ratio,
+            anchor_deltas=anchor_deltas,
+            anchor_seconds=3600 * anchor_hours,
             keep=keep,
             ttl=ttl,
             plan=plan,

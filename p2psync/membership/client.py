@@ -15,6 +15,7 @@ from typing import TypeAlias
 from p2psync.membership.measures import changed_much, fell
 from p2psync.membership.records import RENEWALS_PER_TTL, Join, Lease, Measures, NodeInfo, Renew, View
 
+_NEVER = float("inf")
 #: Pauses after failures grow from the first to the last of these (seconds), with jitter so that nodes do not all
 #: return at once.
 FIRST_PAUSE = 0.2
@@ -23,7 +24,9 @@ LAST_PAUSE = 5.0
 MEASURES_EVERY = 1.0
 #: The same of measures that show that a way brings next to nothing any more, which others wait for.
 FALLS_EVERY = 0.2
-_NEVER = float("inf")
+#: Where a renewal with measures failed and the next one without them did not, they wait for so long (seconds), growing
+#: from the first to the last: what cannot get through must not cost the lease.
+FIRST_BARE, LAST_BARE = 1.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +38,13 @@ class CallJoin:
 
 @dataclass(frozen=True, slots=True)
 class CallRenew:
-    """Renew the lease; answer with `renewed`, `failed`, or `lease_lost`."""
+    """Renew the lease; answer with `renewed`, `failed`, or `lease_lost`.
+
+    limit: seconds after which no answer counts as a failure, so that there is time for another renewal.
+    """
 
     request: Renew
+    limit: float = _NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,9 @@ class MembershipClient:
         self._measures: Measures | None = None
         self._tell_after = _NEVER
         self._measures_told_at = -MEASURES_EVERY
+        # Whether the last renewal with measures failed, and until when they wait since the next one did not.
+        self._measures_failed = False
+        self._bare_until, self._bare_for = -_NEVER, FIRST_BARE
         self._telling = _Said()
         self._told = _Said()
         self._lease: Lease | None = None
@@ -137,9 +147,11 @@ class MembershipClient:
                 calls.append(CallJoin(Join(info=self.info, version=self._version, digest=self._digest)))
                 self._telling = _Said(self._version, self._digest)
             elif now >= self._renewal_due():
-                calls.append(CallRenew(self._renewal(self._lease.lease, now)))
-                self._renew_at = now + self._lease.ttl / RENEWALS_PER_TTL
-                self._telling = _Said(self._version, self._digest, self._measures)
+                renewal, third = self._renewal(self._lease.lease, now), self._lease.ttl / RENEWALS_PER_TTL
+                calls.append(CallRenew(renewal, third))
+                self._renew_at = now + third
+                measures = self._told.measures if renewal.measures is None else renewal.measures
+                self._telling = _Said(self._version, self._digest, measures)
             self._lease_call = bool(calls)
         if self._lease is not None and not self._view_call and now >= self._view_wait_until:
             known = (self.view.instance, self.view.revision) if self.view else ("", -1)
@@ -165,12 +177,18 @@ class MembershipClient:
 
     def joined(self, lease: Lease, now: float) -> None:
         """The hub granted a lease."""
+        self._measures_failed = False
         self._granted(lease, now)
         # What became live while the join was under way is told at once.
         self._renew_at = now if self.untold else now + lease.ttl / RENEWALS_PER_TTL
 
     def renewed(self, lease: Lease, now: float) -> None:
         """The hub renewed the lease."""
+        if self._telling.measures is not self._told.measures:
+            self._bare_for = FIRST_BARE
+        elif self._measures_failed:
+            self._bare_until, self._bare_for = now + self._bare_for, min(LAST_BARE, 2 * self._bare_for)
+        self._measures_failed = False
         self._granted(lease, now)
 
     def lease_lost(self, now: float) -> None:
@@ -201,6 +219,8 @@ class MembershipClient:
             self._plan_call = False
             self._put_off_plan(now)
             return
+        if isinstance(call, CallRenew) and call.request.measures is not None:
+            self._measures_failed = True
         pause = self._pause * (0.75 + 0.5 * self._rng.random())
         self._pause = min(LAST_PAUSE, self._pause * 2)
         if isinstance(call, CallView):
@@ -223,10 +243,11 @@ class MembershipClient:
         self._plan_pause = min(LAST_PAUSE, self._plan_pause * 2)
 
     def _renewal_due(self) -> float:
-        return min(self._renew_at, self._measures_told_at + self._tell_after)
+        return min(self._renew_at, max(self._measures_told_at + self._tell_after, self._bare_until))
 
     def _renewal(self, lease: str, now: float) -> Renew:
-        measures = self._measures if self._measures != self._told.measures else None
+        bare = self._measures_failed or now < self._bare_until or self._measures == self._told.measures
+        measures = None if bare else self._measures
         if measures is not None:
             self._measures_told_at = now
         return Renew(
@@ -240,9 +261,11 @@ class MembershipClient:
     def _weigh_measures(self) -> None:
         told, known = self._told.measures, self._measures
         self._tell_after = _NEVER
-        if known is not None and fell(told, known):
+        if known is None or known is told:
+            return
+        if fell(told, known):
             self._tell_after = FALLS_EVERY
-        elif known is not None and changed_much(told, known):
+        elif changed_much(told, known):
             self._tell_after = MEASURES_EVERY
 
     def _granted(self, lease: Lease, now: float) -> None:

@@ -20,12 +20,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from p2psync.errors import FormatError, HubError, ReplayError, UsageError
+from p2psync.errors import FormatError, HubError, LineageFullError, ReplayError, UsageError
 from p2psync.membership.checks import (
     check_beside,
     check_info,
-    check_measures,
-    check_rate,
     check_remark,
     check_running,
     is_hex,
@@ -33,7 +31,7 @@ from p2psync.membership.checks import (
 from p2psync.membership.doubts import Doubts
 from p2psync.membership.fencing import Claimant, Fence
 from p2psync.membership.leases import MAX_MEMBERS, Ended, Held, LeaseTable
-from p2psync.membership.lineage import Entry, Lineage, entry_of
+from p2psync.membership.lineage import MAX_MANIFEST_BYTES, MAX_MANIFESTS, Entry, Lineage, entry_of
 from p2psync.membership.planning import PlanBook, PlanKeeper, PlanTask
 from p2psync.membership.records import (
     DEFAULT_TTL,
@@ -52,6 +50,7 @@ from p2psync.membership.records import (
     Status,
     View,
 )
+from p2psync.membership.renewal import Told, take
 from p2psync.protocol.manifest import open_signed
 from p2psync.protocol.plan import NodePlan, outside
 
@@ -75,8 +74,8 @@ class HubConfig:
     max_members: int = MAX_MEMBERS
     max_nonces: int = 1024
     nonce_ttl: float = 60.0
-    max_manifests: int = 4096
-    max_manifest_bytes: int = 1 << 30
+    max_manifests: int = MAX_MANIFESTS
+    max_manifest_bytes: int = MAX_MANIFEST_BYTES
     inline_bytes: int = 64 << 10
     inline_total: int = 512 << 10
     news_most: int = 8
@@ -161,28 +160,25 @@ class HubCore:
             self._acknowledged += 1
         return self.lease(lease)
 
-    def renew(self, request: Renew, *, now: float) -> Lease:
-        """Renew a lease and note what its holder runs and measured.
+    def renew(self, request: Renew | Told, *, now: float) -> Lease:
+        """Renew a lease, and note of what its holder runs and measured as much as is within bounds.
 
-        Raises `LeaseError` if it has ended, `FormatError` for data out of bounds.
+        Raises `LeaseError` if it has ended, and nothing else: what cannot be taken is named in `Lease.refused`.
         """
-        check_running(request.version, request.digest)
-        check_rate(request.fetch_rate)
-        if request.measures is not None:
-            check_measures(request.measures)
+        told = request if isinstance(request, Told) else take(request)
         self._sweep(now)
-        before = self._leases.holder(request.lease, now).member
-        after = self._leases.renew(
-            request.lease, request.version, request.digest, now, request.fetch_rate, request.measures
-        )
-        self.is_there(request.lease, now)
-        if request.measures is not None:
-            self._planning.measured(after.info.node, request.measures, now)
+        before = self._leases.holder(told.lease, now).member
+        version, digest = told.running or (before.version, before.digest)
+        fetch_rate = before.fetch_rate if told.fetch_rate is None else told.fetch_rate
+        after = self._leases.renew(told.lease, version, digest, now, fetch_rate, told.measures)
+        self.is_there(told.lease, now)
+        if told.measures is not None:
+            self._planning.measured(after.info.node, told.measures, now)
         if (after.version, after.digest) != (before.version, before.digest):
             self._acknowledged += 1
             if len(self) <= _FEW and self._all_run_head(self._leases.members()):
                 self._planning.settled(now)
-        return self.lease(request.lease)
+        return self.lease(told.lease, told.refusal)
 
     def leave(self, request: Leave, *, now: float) -> None:
         """End a lease. Raises `LeaseError` if it has ended before."""
@@ -204,9 +200,9 @@ class HubCore:
         if self._leases.is_held(lease):
             self._doubts.broke_off(lease, now)
 
-    def lease(self, lease: str) -> Lease:
-        """What a holder of `lease` is told: its length, and the revision as it is now."""
-        return Lease(lease=lease, ttl=self.config.ttl, revision=self._revision)
+    def lease(self, lease: str, refused: str = "") -> Lease:
+        """What a holder of `lease` is told: its length, and the revision as it is now. refused: see `Lease`."""
+        return Lease(lease=lease, ttl=self.config.ttl, revision=self._revision, refused=refused)
 
     def holder(self, lease: str, now: float) -> Held:
         """Who holds `lease`. Raises `LeaseError` if it has ended or never was."""
@@ -254,12 +250,12 @@ class HubCore:
 
         Raises `FencedError` or `LeaseError` for the token, `TrustError` or `FormatError` for a manifest, `ReplayError`
         for one of another run, `UsageError` for one of an epoch above the claim, `BaseMismatchError` for one that
-        contradicts the lineage, `HubError` over the bounds.
+        contradicts the lineage, `LineageFullError` over the bounds.
         """
         claimant = self._fence.check(request.token)
         limit = self.config.max_manifests
         if len(request.manifests) > limit or len(request.retire) > limit:
-            raise HubError(f"more than {limit} manifests in one announcement; send fewer at a time")
+            raise LineageFullError(f"more than {limit} manifests in one announcement; announce fewer")
         if not all(is_hex(manifest_id, 64) for manifest_id in request.retire):
             raise FormatError("a manifest's id is 64 lower-case hex digits")
         check_remark(request.remark)

@@ -8,9 +8,13 @@ from itertools import islice, takewhile
 
 import msgspec
 
-from p2psync.errors import BaseMismatchError, HubError
+from p2psync.errors import BaseMismatchError, LineageFullError
 from p2psync.membership.records import Announcement
 from p2psync.protocol.manifest import Manifest
+
+#: Manifests that a hub holds unless told otherwise, and bytes of them: every node is shown all of them, in short, with
+#: each version, and the hub keeps them in memory.
+MAX_MANIFESTS, MAX_MANIFEST_BYTES = 4096, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,14 @@ class _Points:
 class Lineage:
     """Manifests by id, in the order they were announced, at most `max_manifests` of them and `max_bytes` in all."""
 
-    def __init__(self, max_manifests: int, max_bytes: int) -> None:
+    def __init__(self, max_manifests: int = MAX_MANIFESTS, max_bytes: int = MAX_MANIFEST_BYTES) -> None:
         self._max_manifests = max_manifests
         self._max_bytes = max_bytes
         self._entries: dict[str, Entry] = {}
+        #: The newest version of the highest epoch, None before any: after a fork the later trainer's word counts.
+        self.head: int | None = None
+        #: Bytes that bring who keeps up to the newest version: the smallest way there; 0 before any.
+        self.payload = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -63,19 +71,6 @@ class Lineage:
         """Bytes of all manifests."""
         return sum(len(entry.data) for entry in self._entries.values())
 
-    @property
-    def head(self) -> int | None:
-        """The newest version of the highest epoch: after a fork the later trainer's word counts."""
-        points = [(e.announcement.epoch, e.announcement.version) for e in self._entries.values()]
-        return max(points)[1] if points else None
-
-    @property
-    def payload(self) -> int:
-        """Bytes that bring who keeps up to the newest version: the smallest way there; 0 before any."""
-        shown = [e.announcement for e in self._entries.values()]
-        newest = max(((a.epoch, a.version) for a in shown), default=None)
-        return min((a.payload_bytes for a in shown if (a.epoch, a.version) == newest), default=0)
-
     def get(self, manifest_id: str) -> bytes | None:
         """The signed manifest of this id (hex), None if it is not in the lineage."""
         entry = self._entries.get(manifest_id)
@@ -83,12 +78,13 @@ class Lineage:
 
     def clear(self) -> None:
         """Forget all: another run has begun."""
-        self._entries = {}
+        self._hold({})
 
     def update(self, add: Iterable[Entry], retire: Iterable[str]) -> bool:
         """Retire, then add; all or nothing. Ids that are known or unknown already are passed over. True on a change.
 
-        Raises `BaseMismatchError` when an added manifest contradicts one of the same epoch, `HubError` over the bounds.
+        Raises `BaseMismatchError` when an added manifest contradicts one of the same epoch, `LineageFullError` over the
+        bounds.
         """
         entries = dict(self._entries)
         for manifest_id in retire:
@@ -101,7 +97,7 @@ class Lineage:
             entries.setdefault(entry.announcement.id, entry)
         self._check_bounds(entries)
         changed = list(entries) != list(self._entries)
-        self._entries = entries
+        self._hold(entries)
         return changed
 
     def newer(self, revision: int, most: int) -> int:
@@ -124,10 +120,17 @@ class Lineage:
             shown.append(announcement)
         return shown[::-1]
 
+    def _hold(self, entries: dict[str, Entry]) -> None:
+        self._entries = entries
+        shown = [entry.announcement for entry in entries.values()]
+        newest = max(((a.epoch, a.version) for a in shown), default=None)
+        self.head = newest[1] if newest is not None else None
+        self.payload = min((a.payload_bytes for a in shown if (a.epoch, a.version) == newest), default=0)
+
     def _check_bounds(self, entries: dict[str, Entry]) -> None:
         nbytes = sum(len(entry.data) for entry in entries.values())
         if len(entries) > self._max_manifests or nbytes > self._max_bytes:
-            raise HubError(
+            raise LineageFullError(
                 f"the lineage would hold {len(entries)} manifests of {nbytes} bytes, over the hub's bound of"
                 f" {self._max_manifests} and {self._max_bytes}; retire old ones first"
             )

@@ -70,11 +70,15 @@ class Measures(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """What a join or renewal grants: renew within `ttl` seconds, better in a third of it."""
+    """What a join or renewal grants: renew within `ttl` seconds, better in a third of it.
+
+    refused: one line on what the renewal told besides and the hub did not take; "" if it took all.
+    """
 
     lease: str
     ttl: float
     revision: int
+    refused: str = ""
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +92,8 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 class Renew(msgspec.Struct, frozen=True, kw_only=True):
     """Keep a lease, and say which version is live: the acknowledgement of a commit is a renewal.
 
-    fetch_rate: see `Member`. measures: None if they are as they were told last.
+    The lease comes first, and is renewed whatever the rest says (see `p2psync.membership.renewal`). fetch_rate: see
+    `Member`. measures: None if they are as they were told last.
     """
 
     lease: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import ssl
 from collections.abc import Mapping, Sequence
@@ -115,13 +116,19 @@ class HubClient:
         *,
         fetch_rate: int = 0,
         measures: Measures | None = None,
+        limit: float = float("inf"),
     ) -> Lease:
         """Keep a lease, and say which version is live, `Member.fetch_rate`, and what was measured (None: as before).
 
-        Raises `LeaseError` when it has ended: join again.
+        limit: seconds to wait for the answer, if that is less than the client's timeout. Raises `LeaseError` when the
+        lease has ended: join again.
         """
         body = Renew(lease=lease, version=version, digest=digest, fetch_rate=fetch_rate, measures=measures)
-        return await self.post("/v1/renew", body, Lease)
+        try:
+            async with asyncio.timeout(limit if limit < self._timeout else None):
+                return await self.post("/v1/renew", body, Lease)
+        except TimeoutError:
+            raise HubError(f"the hub at {self.url} did not renew the lease within {limit:.1f} s") from None
 
     async def leave(self, lease: str) -> None:
         """Give a lease back. Raises `LeaseError` when it has ended before."""
@@ -157,7 +164,7 @@ class HubClient:
         Goes in one request, all or nothing, unless the manifests are more than 95 MiB: then in several, in order.
         Raises `FencedError` when another trainer has claimed the run, `LeaseError` when the hub does not know the
         token (claim again), `TrustError`, `ReplayError`, `FormatError`, `UsageError` or `BaseMismatchError` for a
-        manifest that is refused, `HubError` also when the lineage is full.
+        manifest that is refused, `LineageFullError` when the lineage is full.
         """
         revision = 0
         for batch in _batches(manifests):

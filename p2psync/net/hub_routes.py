@@ -12,7 +12,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from p2psync.errors import FormatError, P2PSyncError
-from p2psync.membership.records import Announce, Claim, Join, Leave, Renew
+from p2psync.membership.records import Announce, Claim, Join, Leave
+from p2psync.membership.renewal import read as read_renewal
 from p2psync.net import tcp
 from p2psync.net.hub_wire import (
     CLAIM_HEADER,
@@ -27,7 +28,6 @@ from p2psync.net.hub_wire import (
     decode,
     encode_error,
     one_line,
-    read_bounded,
     status_of,
 )
 
@@ -47,14 +47,24 @@ async def read_json(request: web.Request, kind: type[T], limit: int = MAX_REQUES
     """The request's body as `kind`. Raises `FormatError` if it is anything else, late, or over `limit` bytes."""
     if (request.content_length or 0) > limit:
         raise TooLargeError(f"a body of {request.content_length} bytes; at most {limit} are taken here")
+    body, trouble = await _read_beginning(request, limit)
+    if trouble is not None:
+        raise trouble
+    return decode(body, kind, "the request")
+
+
+async def _read_beginning(request: web.Request, limit: int) -> tuple[bytes, FormatError | None]:
+    """The body, or its first bytes and why there is no more of it: it is late, or over `limit` bytes."""
+    body = bytearray()
     try:
         async with asyncio.timeout(_BODY_SECONDS + limit / _BODY_RATE):
-            body = await read_bounded(request.content.iter_any(), limit)
+            async for piece in request.content.iter_any():
+                body += piece
+                if len(body) > limit:
+                    return bytes(body[:limit]), TooLargeError(f"a body of more than {limit} bytes; send less at a time")
     except TimeoutError:
-        raise FormatError("the request's body did not arrive in time; send it again") from None
-    if body is None:
-        raise TooLargeError(f"a body of more than {limit} bytes; send less at a time")
-    return decode(body, kind, "the request")
+        return bytes(body), FormatError("the request's body did not arrive in time; send it again")
+    return bytes(body), None
 
 
 def reply_json(answer: object) -> web.Response:
@@ -96,10 +106,10 @@ class _Routes:
         return self._lease_reply(lease)
 
     async def renew(self, request: web.Request) -> web.Response:
-        asked = await read_json(request, Renew)
-        self._hub.core.renew(asked, now=self._hub.now())
-        self._hub.renewed(asked.lease)
-        return self._lease_reply(asked.lease)
+        told = read_renewal(*await _read_beginning(request, MAX_REQUEST))
+        granted = self._hub.core.renew(told, now=self._hub.now())
+        self._hub.renewed(told.lease)
+        return self._lease_reply(told.lease, granted.refused)
 
     async def leave(self, request: web.Request) -> web.Response:
         asked = await read_json(request, Leave)
@@ -153,9 +163,9 @@ class _Routes:
     async def healthz(self, _request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    def _lease_reply(self, lease: str) -> web.Response:
+    def _lease_reply(self, lease: str, refused: str = "") -> web.Response:
         self._hub.tick()
-        return reply_json(self._hub.core.lease(lease))
+        return reply_json(self._hub.core.lease(lease, one_line(refused)))
 
 
 def _number(text: str, name: str) -> float:

@@ -49,6 +49,7 @@ _STATUS: dict[type[P2PSyncError], HTTPStatus] = {
     errors.LeaseError: HTTPStatus.NOT_FOUND,
     errors.FencedError: HTTPStatus.CONFLICT,
     errors.BaseMismatchError: HTTPStatus.CONFLICT,
+    errors.LineageFullError: HTTPStatus.CONFLICT,
     errors.HubError: HTTPStatus.CONFLICT,
 }
 _KINDS = {kind.__name__: kind for kind in _STATUS}

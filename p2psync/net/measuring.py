@@ -24,6 +24,7 @@ from p2psync.swarm.gauges import MBIT, Gauges, Reading
 from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
 from p2psync.swarm.probing import Prober
 from p2psync.swarm.streams import TOLERANT, StreamPolicy
+from p2psync.swarm.told_paths import most_paths
 from p2psync.swarm.uplink_pace import UplinkPace
 
 #: Seconds between looks at all connections: while junk flows, and otherwise.
@@ -134,10 +135,12 @@ class Measuring:
         """All members of the swarm."""
         known = list(infos)
         self.gauges.keep(info.node for info in known)
+        self.gauges.most_told = most_paths(len(known))
         self._prober.members(info.node for info in known if info.region == self._region)
 
     def planned(self, plan: NodePlan) -> None:
         """This is the plan now."""
+        self.gauges.planned = frozenset(plan.peers)
         self._planned = {name: rate / MBIT for name, rate in plan.rates_to().items()}
         for name in self._up.intersection(self._planned):
             self._tend_streams(name)
@@ -292,6 +295,7 @@ class Measuring:
             if self._peers.dialled(name):
                 self.gauges.failed(name, False)
         self._expect()
+        self.gauges.turn(self._loop.time())
         self._tell()
 
     def _tell(self) -> None:

@@ -337,12 +337,12 @@ class NodeRunner:
         if not self._broken.done():
             self._broken.set_exception(error)
 
-    def _trouble(self, message: str) -> None:
-        """Tell of a trouble, but not of the same one all the time."""
+    def _trouble(self, message: str, about: str = "") -> None:
+        """Tell of a trouble, but not of the same one all the time. about: names it where its message varies."""
         now = self._loop.time()
         self._troubles = {told: at for told, at in self._troubles.items() if now - at < SAY_AGAIN}
-        if message not in self._troubles:
-            self._troubles[message] = now
+        if (about or message) not in self._troubles:
+            self._troubles[about or message] = now
             self._emit(Trouble(message))
 
     # ---- peers -----------------------------------------------------------------------------------------------------
@@ -483,7 +483,10 @@ class NodeRunner:
                     request.digest,
                     fetch_rate=request.fetch_rate,
                     measures=request.measures,
+                    limit=call.limit,
                 )
+                if lease.refused:
+                    self._trouble(f"the hub renews the lease and leaves out: {lease.refused}", "refused")
                 self.core.renewed(lease, self._loop.time())
                 self._on_told()
             elif isinstance(call, CallPlan):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
@@ -16,6 +17,11 @@ Place: TypeAlias = tuple[int, str]
 def place_after(announcement: Announcement) -> Place:
     """Where an announced manifest leads."""
     return (announcement.version, announcement.digest)
+
+
+def place_before(announcement: Announcement) -> Place | None:
+    """Where an announced manifest leads from; None: an anchor leads from nothing."""
+    return None if announcement.base is None else (announcement.base, announcement.base_digest)
 
 
 def head(lineage: Iterable[Announcement]) -> Announcement | None:
@@ -43,29 +49,33 @@ def resolve(
     """
     if start == target:
         return []
-    leaving: dict[Place, list[Announcement]] = {}
+    leaving: dict[Place | None, list[Announcement]] = {}
     for announcement in lineage:
-        if announcement.base is not None:
-            leaving.setdefault((announcement.base, announcement.base_digest), []).append(announcement)
-    order = 0
-    queue: list[tuple[int, int, int, Place, tuple[Announcement, ...]]] = []
+        leaving.setdefault(place_before(announcement), []).append(announcement)
+    # Who has something at hand may begin with an anchor as well: both are steps from nothing.
+    order = itertools.count()
+    queue: list[tuple[int, int, int, Place | None, Announcement | None]] = [(0, 0, next(order), None, None)]
     if start is not None:
-        queue.append((0, 0, order, start, ()))
-    for announcement in lineage:
-        if announcement.base is None:
-            order += 1
-            queue.append((missing_bytes([announcement], held), 1, order, place_after(announcement), (announcement,)))
-    heapq.heapify(queue)
-    done: set[Place] = set()
+        queue.append((0, 0, next(order), start, None))
+    came_by: dict[Place | None, Announcement | None] = {}
     while queue:
-        cost, steps, _, place, path = heapq.heappop(queue)
-        if place == target:
-            return list(path)
-        if place in done:
+        cost, steps, _, place, step = heapq.heappop(queue)
+        if place in came_by:
             continue
-        done.add(place)
-        for step in leaving.get(place, ()):
-            order += 1
-            cost_after = cost + missing_bytes([step], held)
-            heapq.heappush(queue, (cost_after, steps + 1, order, place_after(step), (*path, step)))
+        came_by[place] = step
+        if place == target:
+            return _path(came_by, target)
+        for onward in leaving.get(place, ()):
+            after = place_after(onward)
+            if after not in came_by:
+                heapq.heappush(queue, (cost + missing_bytes([onward], held), steps + 1, next(order), after, onward))
     return None
+
+
+def _path(came_by: Mapping[Place | None, Announcement | None], target: Place) -> list[Announcement]:
+    path = []
+    step = came_by[target]
+    while step is not None:
+        path.append(step)
+        step = came_by[place_before(step)]
+    return path[::-1]

@@ -164,8 +164,12 @@ class SimHub:
             return
         self._shown = self.core.revision
         waiting, self._waiting = self._waiting, []
+        views: dict[int, View] = {}  # of those that know the same: as the hub's service encodes one for all
         for poll in waiting:
-            self._reply(poll.host, poll.answer, self.core.view(poll.known))
+            news = self.core.news_after(poll.known)
+            if news not in views:
+                views[news] = self.core.view(poll.known)
+            self._reply(poll.host, poll.answer, views[news])
 
     def _plan(self) -> None:
         if self._planner is None:

@@ -18,13 +18,15 @@ Which chunks a pack holds is derived from content alone: a pack without `done` i
 opened, one with `done` is trusted until a chunk is first read, and every first read is hashed. So no crash, and no
 damage to the disk, can make the store hand out a chunk that is not the manifest's.
 
+A pack's payload is opened when it is first used, and closed again once enough others were used since: however many
+packs there are, and however old the process, a few of them are open at a time: see `payloads`.
+
 The store checks that bytes are what their names say. Whom to trust is the caller's matter: `open_signed` comes first.
 """
 
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 import re
 import threading
@@ -46,6 +48,7 @@ from p2psync.store.disk import (
     sync_file,
     write_all,
 )
+from p2psync.store.payloads import OpenPayloads, Payload
 
 _MANIFEST, _PAYLOAD, _PART, _DONE = "manifest", "payload", "part", "done"
 _PACK_NAME = re.compile(r"[0-9a-f]{64}")
@@ -55,8 +58,19 @@ _NEW_NAME = re.compile(r"([0-9a-f]{64}|draft-[0-9]+)\.new")
 class Pack:
     """One manifest's chunks. `write`, `read`, `view` and `seal` may be called from any thread."""
 
-    def __init__(self, path: Path, signed: SignedManifest, manifest: Manifest, *, empty: bool = False) -> None:
-        """Open the pack at `path`, made before; hashes its chunks unless it is sealed or `empty`. Raises OSError."""
+    def __init__(
+        self,
+        path: Path,
+        signed: SignedManifest,
+        manifest: Manifest,
+        *,
+        payloads: OpenPayloads,
+        empty: bool = False,
+    ) -> None:
+        """Open the pack at `path`, made before; hashes its chunks unless it is sealed or `empty`. Raises OSError.
+
+        payloads: keeps those of packs in use open.
+        """
         self.path = path
         self.signed = signed
         self.manifest = manifest
@@ -72,8 +86,7 @@ class Pack:
         self.offsets = list(itertools.accumulate(sizes, initial=0))
         self._checked = bytearray(manifest.chunks)
         self._lock = threading.Lock()
-        self._file = os.open(path / _PAYLOAD, os.O_RDWR | os.O_CLOEXEC)
-        self._map: mmap.mmap | None = None
+        self._handle = payloads.handle(path / _PAYLOAD)
         self._sealed = (path / _DONE).exists()
         if not empty:
             self._take_stock()
@@ -108,7 +121,8 @@ class Pack:
         if self.have[index]:
             return
         try:
-            write_all(self._file, view, self.offsets[index])
+            payload = self._payload()
+            write_all(payload.file, view, self.offsets[index])
         except OSError as error:
             raise disk_error(self.path, error) from error
         self._mark(index)
@@ -118,17 +132,19 @@ class Pack:
         if not self.have[index]:
             return None
         with disk_errors(self.path):
-            data = read_exactly(self._file, self.manifest.sizes[index], self.offsets[index])
+            payload = self._payload()
+            data = read_exactly(payload.file, self.manifest.sizes[index], self.offsets[index])
         return data if self._checks_out(index, data) else None
 
     def view(self, index: int) -> memoryview | None:
         """Like `read`, without a copy: a read-only view into the page cache, good even after the pack is removed."""
         if not self.have[index]:
             return None
-        if self._map is None:
-            with disk_errors(self.path):
-                self._map = mmap.mmap(self._file, self.offsets[-1], mmap.MAP_SHARED, mmap.PROT_READ)
-        data = memoryview(self._map)[self.offsets[index] : self.offsets[index + 1]]
+        try:
+            mapped = self._payload().map(self.offsets[-1])
+        except OSError as error:
+            raise disk_error(self.path, error) from error
+        data = memoryview(mapped)[self.offsets[index] : self.offsets[index + 1]]
         return data if self._checks_out(index, data) else None
 
     def seal(self) -> None:
@@ -138,7 +154,8 @@ class Pack:
         if not self.complete:
             raise StoreError(f"{self.path}: {self._wanted - self.count} chunks are missing: fetch them first")
         with disk_errors(self.path):
-            os.fsync(self._file)
+            payload = self._payload()
+            os.fsync(payload.file)
             sync_file(self.path / _MANIFEST)
             sync_directory(self.path)
             sync_directory(self.path.parent)
@@ -148,14 +165,16 @@ class Pack:
 
     def close(self) -> None:
         """Give the file back. Views that were handed out stay good."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-            self._map = None
+        self._handle.close()
+
+    def _payload(self) -> Payload:
+        """The open payload: to be held in a variable for as long as its descriptor is used."""
+        return self._handle.open()
 
     def _take_stock(self) -> None:
-        if os.fstat(self._file).st_size != self.offsets[-1]:
-            os.truncate(self._file, self.offsets[-1])
+        payload = self._payload()
+        if os.fstat(payload.file).st_size != self.offsets[-1]:
+            os.truncate(payload.file, self.offsets[-1])
             self._unseal()
         if self._sealed:
             self.have = bytearray(self.part)
@@ -163,7 +182,7 @@ class Pack:
             return
         for index, size in enumerate(self.manifest.sizes):
             if self.part[index] and self.manifest.verify_chunk(
-                index, read_exactly(self._file, size, self.offsets[index])
+                index, read_exactly(payload.file, size, self.offsets[index])
             ):
                 self._mark(index)
 
@@ -248,6 +267,7 @@ class Store:
             raise StoreError(f"{root} is in use by another process: stop it, or choose another --store")
         self._held: int | None = held
         self._packs: dict[bytes, Pack] = {}
+        self._payloads = OpenPayloads()
         try:
             with disk_errors(root):
                 self._open_packs()
@@ -328,7 +348,7 @@ class Store:
             if _NEW_NAME.fullmatch(path.name) and path.is_dir():
                 _discard(path)
             elif _PACK_NAME.fullmatch(path.name) and path.is_dir():
-                pack = _open_pack(path)
+                pack = _open_pack(path, self._payloads)
                 if pack is None:
                     _discard(path)
                 else:
@@ -361,12 +381,12 @@ class Store:
         path.replace(place)
         if not new:
             sync_directory(self.root)
-        pack = Pack(place, signed, manifest, empty=new)
+        pack = Pack(place, signed, manifest, empty=new, payloads=self._payloads)
         self._packs[signed.id] = pack
         return pack
 
 
-def _open_pack(path: Path) -> Pack | None:
+def _open_pack(path: Path, payloads: OpenPayloads) -> Pack | None:
     """The pack at `path`, or None if its manifest is not the one that its name says."""
     try:
         signed = msgspec.msgpack.decode((path / _MANIFEST).read_bytes(), type=SignedManifest)
@@ -375,7 +395,7 @@ def _open_pack(path: Path) -> Pack | None:
         return None
     if signed.id.hex() != path.name or not (path / _PAYLOAD).exists():
         return None
-    return Pack(path, signed, manifest)
+    return Pack(path, signed, manifest, payloads=payloads)
 
 
 def _read_part(path: Path, chunks: int) -> bytes:

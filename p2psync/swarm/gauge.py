@@ -59,7 +59,7 @@ class Course:
 class Gauge:
     """What is known of the way to one peer. rtt: seconds; rates: bytes a second. pressed_since: None while not pressed.
 
-    course: since when something flows to it.
+    course: since when something flows to it. used_at: when chunks or probes last came or went.
 
     failed: a connection could not be opened. fallen, fell_to: what part was left of the rate sent when it changed, and
     what it was then; 0: it has not.
@@ -72,6 +72,7 @@ class Gauge:
     pressed_since: float | None = None
     sending: float = 0.0
     course: Course = field(default_factory=Course)
+    used_at: float = 0.0
     failed: bool = False
     fallen: float = 0.0
     fell_to: float = 0.0

@@ -22,9 +22,11 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from p2psync.membership.checks import MAX_PATHS
 from p2psync.membership.records import Measures, Path
 from p2psync.swarm.best import LASTING, Best, Run, lasting
 from p2psync.swarm.gauge import Course, Gauge
+from p2psync.swarm.told_paths import Unreached, most_useful
 
 #: Seconds: intervals outside of these are no measure (a timer that came late is not a rate that fell).
 SHORTEST, LONGEST = 0.05, 1.0
@@ -96,6 +98,10 @@ class Gauges:
         self.expected: Mapping[str, float] | None = None
         #: The region of each peer that is in another one than this node.
         self.regions: dict[str, str] = {}
+        #: Peers of this node's part of the plan, and how many paths the hub is told of: see `told_paths`.
+        self.planned: frozenset[str] = frozenset()
+        self.most_told = MAX_PATHS
+        self.unreached = Unreached()
         self.up = Best()
         self.down = Best()
         #: Whether a path has fallen since `measures` was asked.
@@ -142,6 +148,7 @@ class Gauges:
         known = set(peers)
         for peer in [peer for peer in self.paths if peer not in known]:
             del self.paths[peer]
+        self.unreached.keep(known)
 
     def round_trip(self, peer: str, seconds: float) -> None:
         """A round trip was timed in another way than by the kernel; the least counts."""
@@ -149,37 +156,41 @@ class Gauges:
 
     def failed(self, peer: str, failed: bool = True) -> None:
         """A connection to this peer could not be opened; or one was, after all."""
-        if failed or peer in self.paths:
-            self.paths.setdefault(peer, Gauge()).failed = failed
+        if peer in self.paths:
+            self.paths[peer].failed = failed
+        elif failed:
+            self.unreached.add(peer)
+        elif self.unreached.discard(peer):
+            self.paths[peer] = Gauge()
 
     def measures(self, *, down_sure: bool = True) -> Measures:
-        """What the hub is to know, to three digits. The same object as last time as long as nothing has really moved.
+        """What the hub is to know, to three digits; of paths the `most_told` most useful ones. The same object as last
+        time as long as nothing has really moved.
 
         down_sure: whether what came at best tells of the downlink; it may be all that anybody sent so far.
         """
         self.fell = False
-        paths = [
-            Path(
-                peer,
-                rtt=_three_digits(gauge.rtt),
-                sent=_three_digits(gauge.sent.value * MBIT),
-                received=_three_digits(gauge.received.value * MBIT),
-                loss=_three_digits(gauge.loss),
-                failed=gauge.failed,
-                fallen=_three_digits(gauge.fallen),
-            )
-            for peer, gauge in sorted(self.paths.items())
-        ]
+        told = most_useful(self.paths, self.most_told, planned=self.planned, elsewhere=self.regions.keys())
+        paths = [_path(peer, self.paths[peer]) for peer in told]
+        paths += [Path(peer, failed=True) for peer in self.unreached.last(self.most_told - len(told))]
+        paths.sort(key=lambda path: path.peer)
         down = self.down.value if down_sure else 0.0
         now = Measures(_three_digits(self.up.value * MBIT), _three_digits(down * MBIT), paths)
         if _is_news(self._told, now):
             self._told = now
         return self._told
 
+    def turn(self, now: float) -> None:
+        """Let the hub hear of other unreachable peers now and then, where it cannot be told of all."""
+        self.unreached.matter(self.planned)
+        self.unreached.turn(self.most_told - len(self.paths), now)
+
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _learn_rtt(self, reading: Reading) -> None:
-        gauge = self.paths.setdefault(reading.peer, Gauge())
+        gauge = self.paths.get(reading.peer)
+        if gauge is None:
+            gauge = self.paths[reading.peer] = Gauge(failed=self.unreached.discard(reading.peer))
         if reading.rtt > 0:
             gauge.rtt = min(gauge.rtt or reading.rtt, reading.rtt)
 
@@ -224,6 +235,8 @@ class Gauges:
         for peer, gauge in self.paths.items():
             flow = flows.get(peer)
             gauge.sending = flow.delivered / span if flow is not None else 0.0
+            if flow is not None and max(flow.delivered, flow.received) >= TALK * span:
+                gauge.used_at = now
             if (peer in pressed or gauge.sending >= TALK) and gauge.course.begins(now):
                 gauge.sent.excuse()
             if flow is not None:
@@ -294,6 +307,18 @@ def _take_received(best: Best, received: int, span: float, lasting: float) -> No
         best.add(received, span, lasting=lasting, conclusive=False)
     else:
         best.lull(received, span, lasting)
+
+
+def _path(peer: str, gauge: Gauge) -> Path:
+    return Path(
+        peer,
+        rtt=_three_digits(gauge.rtt),
+        sent=_three_digits(gauge.sent.value * MBIT),
+        received=_three_digits(gauge.received.value * MBIT),
+        loss=_three_digits(gauge.loss),
+        failed=gauge.failed,
+        fallen=_three_digits(gauge.fallen),
+    )
 
 
 def _three_digits(value: float) -> float:

@@ -48,7 +48,8 @@ class NodeConfig:
     holds for peers of the plan.
 
     redial_*: pauses after a failed or lost connection (seconds); they begin anew after a connection that lasted
-    `settled`. dial_anyway: how long to wait for a member that should dial this node before dialling it instead.
+    `settled`. dials_a_second: the last pause is longer where members are more than are dialled in it at this rate.
+    dial_anyway: how long to wait for a member that should dial this node before dialling it instead.
     dial_limit: how long a dial may take until a peer is greeted; beyond it, it has failed.
     """
 
@@ -57,6 +58,7 @@ class NodeConfig:
     most_peers: int = 128
     redial_first: float = 0.5
     redial_last: float = 30.0
+    dials_a_second: float = 4.0
     settled: float = 10.0
     dial_anyway: float = 2.0
     dial_limit: float = 20.0
@@ -404,7 +406,8 @@ class NodeCore:
         known.dialling = False
         known.first_seen = now
         known.retry_at = now + known.pause * (0.75 + 0.5 * self._rng.random())
-        known.pause = min(self.config.redial_last, known.pause * 2)
+        last = max(self.config.redial_last, len(self._known) / self.config.dials_a_second)
+        known.pause = min(last, known.pause * 2)
 
     def _running(self, position: Position | None, now: float) -> None:
         self.swarm.running(b"" if position is None else position.digest)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
+import aiohttp
 import pytest
 from hub_parts import TRUSTED, Clock, node, until
 
 from p2psync.errors import FormatError, HubError, LeaseError
+from p2psync.membership.checks import MAX_PATHS
 from p2psync.membership.doubts import DOUBT
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.leases import Ended
-from p2psync.membership.records import Member
+from p2psync.membership.records import Measures, Member, Path
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 
@@ -154,3 +157,39 @@ async def test_a_renewal_carries_the_rate_at_which_a_member_fetches(hub: HubServ
     lease = await client.join(node(1))
     await client.renew(lease.lease, 3, "ab" * 16, fetch_rate=2_500_000)
     assert [member.fetch_rate for member in (await client.status()).view.members] == [2_500_000]
+
+
+@pytest.mark.parametrize("told", [3, 256, 257, 1000, 5000])
+async def test_a_renewal_of_any_size_keeps_its_lease(
+    hub: HubService, client: HubClient, clock: Clock, told: int
+) -> None:
+    lease = (await client.join(node(1))).lease
+    paths = [Path(f"{number:032x}", 0.123, 123456.0, 123456.0, 0.0123, False, 0.123) for number in range(told)]
+    for _ in range(4):
+        clock.now += 9
+        granted = await client.renew(lease, 3, "ab" * 16, measures=Measures(paths=paths))
+        hub.tick()
+        assert len(hub.core) == 1
+        assert bool(granted.refused) is (told > MAX_PATHS) and "\n" not in granted.refused
+
+
+@pytest.mark.parametrize("rest", [b",", b' ,"measures":' + b"[" * 60_000, b',"version":"' + b"x" * (1 << 20)])
+async def test_a_renewal_that_is_too_large_or_damaged_keeps_its_lease(
+    hub: HubService, url: str, client: HubClient, clock: Clock, rest: bytes
+) -> None:
+    lease = (await client.join(node(1), 3, "ab" * 16)).lease
+    clock.now += 9
+    body = b'{"lease":"%s"' % lease.encode() + rest
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 50_000):
+            yield body[start : start + 50_000]
+
+    async with aiohttp.ClientSession() as session:
+        for data in (body, pieces()):  # of known length, and of unknown
+            async with session.post(f"{url}/v1/renew", data=data) as answer:
+                assert (answer.status, bool((await answer.json())["refused"])) == (200, True)
+    clock.now += 9
+    hub.tick()
+    (member,) = hub.core.view().members
+    assert (member.version, member.digest) == (3, "ab" * 16), "what it runs is what it told before"

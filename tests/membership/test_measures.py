@@ -9,6 +9,7 @@ from p2psync.errors import FormatError
 from p2psync.membership.checks import MAX_PATHS, check_measures
 from p2psync.membership.measures import changed_much
 from p2psync.membership.records import Join, Leave, Measures, Path, Renew
+from p2psync.membership.renewal import MAX_REFUSED
 
 PEER = "ab" * 16
 NAN, INF = float("nan"), float("inf")
@@ -36,15 +37,35 @@ NAN, INF = float("nan"), float("inf")
         Measures(paths=[Path(f"{i:032x}") for i in range(MAX_PATHS + 1)]),
     ],
 )
-def test_measures_out_of_bounds_are_refused_in_one_line_and_change_nothing(measures: Measures) -> None:
+def test_measures_out_of_bounds_are_left_out_in_one_line_and_the_lease_is_renewed(measures: Measures) -> None:
     core = make_core()
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
-    core.renew(Renew(lease=lease, measures=Measures(up=5.0)), now=1)
-    with pytest.raises(FormatError) as caught:
-        core.renew(Renew(lease=lease, version=7, measures=measures), now=2)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
-    assert core.measures() == {node(1).node: Measures(up=5.0)}
-    assert core.view().members[0].version is None
+    with pytest.raises(FormatError):
+        check_measures(measures)
+    granted = core.renew(Renew(lease=lease, version=7, measures=measures), now=9)
+    assert granted.refused and "\n" not in granted.refused and len(granted.refused) <= MAX_REFUSED
+    assert core.expire(18.9) == []
+    assert core.view().members[0].version == 7
+    for told in core.measures().values():
+        check_measures(told)
+
+
+def test_of_measures_each_figure_is_taken_or_left_out_by_itself() -> None:
+    core = make_core()
+    lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
+    good = [Path(f"{i:032x}", sent=float(i)) for i in range(2, 5)]
+    bad = [Path(PEER, sent=NAN), Path("ab"), good[0]]
+    core.renew(Renew(lease=lease, measures=Measures(up=INF, down=3.0, paths=[*bad, *good])), now=1)
+    assert core.measures() == {node(1).node: Measures(0.0, 3.0, [good[0], *good[1:]])}
+
+
+def test_of_too_many_paths_the_first_are_taken() -> None:
+    core = make_core()
+    lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
+    paths = [Path(f"{i:032x}") for i in range(MAX_PATHS + 3)]
+    granted = core.renew(Renew(lease=lease, measures=Measures(paths=paths)), now=1)
+    assert granted.refused.startswith("3 paths")
+    assert core.measures()[node(1).node].paths == paths[:MAX_PATHS]
 
 
 def test_as_many_measures_as_may_be_are_taken() -> None:

@@ -34,8 +34,10 @@ def test_a_renewal_says_how_fast_chunks_come_and_wakes_nobody() -> None:
 def test_a_rate_is_bounded(rate: int) -> None:
     core = make_core()
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
-    with pytest.raises(FormatError, match="rate"):
-        core.renew(Renew(lease=lease, fetch_rate=rate), now=1)
+    core.renew(Renew(lease=lease, fetch_rate=5), now=1)
+    assert "rate" in core.renew(Renew(lease=lease, fetch_rate=rate), now=9).refused
+    assert core.view().members[0].fetch_rate == 5
+    assert core.expire(18.9) == []
 
 
 def test_the_status_carries_the_trainers_last_remark() -> None:

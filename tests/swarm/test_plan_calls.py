@@ -11,6 +11,7 @@ from swarm_parts import view_of
 from p2psync.errors import FormatError
 from p2psync.membership.client import (
     FALLS_EVERY,
+    FIRST_BARE,
     FIRST_PAUSE,
     LAST_PAUSE,
     MEASURES_EVERY,
@@ -100,8 +101,26 @@ def test_what_was_not_confirmed_is_told_again() -> None:
     made.measures = Measures(up=50.0)
     (call,) = made.poll(0.0)
     made.failed(call, 0.1)
-    told = renewal(made, 1.5)
+    assert renewal(made, 1.5) == Renew(lease="l"), "the lease comes first"
+    assert made.next_wake() == 1.5 + FIRST_BARE
+    told = renewal(made, 1.5 + FIRST_BARE)
     assert told is not None and told.measures == Measures(up=50.0)
+
+
+def test_measures_that_never_get_through_do_not_cost_the_lease() -> None:
+    made, now, failures = member(), 0.0, 0
+    made.measures = Measures(up=50.0)
+    while now < 100 * TTL:
+        for call in made.poll(now):
+            assert isinstance(call, CallRenew), "the lease was held all the time"
+            assert call.limit == TTL / 3
+            if call.request.measures is None:
+                made.renewed(Lease(lease="l", ttl=TTL, revision=1), now)
+            else:
+                failures += 1
+                made.failed(call, now + call.limit)
+        now = max(now, made.next_wake())
+    assert failures < 15, "they are tried at growing intervals"
 
 
 def test_after_joining_anew_everything_is_told_again() -> None:

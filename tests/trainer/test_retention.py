@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from trainer_parts import announcement, member
 
 from p2psync.membership.records import Announcement
-from p2psync.protocol.lineage import resolve
-from trainer.retention import anchor_due, to_retire
+from p2psync.protocol.lineage import head, place_after, resolve
+from trainer.retention import ANCHOR_DELTAS, MOST_ANNOUNCED, anchor_due, to_retire
 
 
 def chain(last: int, size: int = 10, anchor: int = 1000) -> list[Announcement]:
@@ -19,6 +22,11 @@ def names(lineage: list[Announcement]) -> list[tuple[int | None, int]]:
     return sorted(((a.base, a.version) for a in lineage), key=str)
 
 
+def kept(lineage: list[Announcement], retired: list[Announcement]) -> list[Announcement]:
+    gone = {a.id for a in retired}
+    return [a for a in lineage if a.id not in gone]
+
+
 def test_nothing_is_due_before_the_first_version() -> None:
     assert not anchor_due([], 1.0)
     assert to_retire([], [member(3)], 5) == []
@@ -26,7 +34,7 @@ def test_nothing_is_due_before_the_first_version() -> None:
 
 @pytest.mark.parametrize(("deltas", "due"), [(10, False), (100, False), (101, True)])
 def test_an_anchor_is_due_once_the_deltas_outweigh_the_last_one(deltas: int, due: bool) -> None:
-    assert anchor_due(chain(deltas), 1.0) is due
+    assert bool(anchor_due(chain(deltas), 1.0)) is due
 
 
 def test_an_anchor_is_due_when_none_leads_to_the_head() -> None:
@@ -87,3 +95,66 @@ def test_a_delta_larger_than_the_anchor_after_it_stays_while_somebody_may_be_fet
     lineage = [announcement(0, size=1000), delta, anchor]
     assert delta not in to_retire(lineage, [member(0), member(1)], 0)
     assert delta in to_retire(lineage, [member(1), member(1)], 0)
+
+
+@pytest.mark.parametrize(("deltas", "due"), [(256, False), (257, True), (5000, True)])
+def test_an_anchor_is_due_after_so_many_deltas_however_small(deltas: int, due: bool) -> None:
+    assert bool(anchor_due(chain(deltas, size=1, anchor=1 << 30), 1.0)) is due
+
+
+def test_an_anchor_is_due_once_the_last_one_is_old_unless_nothing_was_published_since() -> None:
+    assert not anchor_due(chain(1), 1.0, seconds=3600, age=3600)
+    assert "2 hours old" in anchor_due(chain(1), 1.0, seconds=3600, age=7200)
+    assert not anchor_due(chain(0), 1.0, seconds=3600, age=7200)
+
+
+@pytest.mark.parametrize(
+    ("lineage", "settings", "why"),
+    [
+        (chain(101), {}, "outweigh"),
+        (chain(20), {"deltas": 10}, "20 deltas since"),
+        (chain(1), {"age": 90_000.0}, "25 hours old"),
+        ([announcement(5, 4)], {}, "no anchor yet"),
+        ([announcement(0, size=1000), announcement(2, 1)], {}, "no anchor leads"),
+    ],
+)
+def test_why_an_anchor_is_due_is_said(lineage: list[Announcement], settings: dict[str, float], why: str) -> None:
+    assert why in anchor_due(lineage, 1.0, **settings)
+
+
+def test_a_member_that_stays_far_behind_small_deltas_holds_a_bounded_number_of_them() -> None:
+    lineage = [*chain(5000, size=1, anchor=1 << 30), announcement(5000, size=1 << 30)]
+    left = kept(lineage, to_retire(lineage, [member(0), member(5000)], keep=64))
+    assert len(left) == 1 + ANCHOR_DELTAS
+    assert resolve(left, (5000 - ANCHOR_DELTAS, str(5000 - ANCHOR_DELTAS)), (5000, "5000")) is not None
+
+
+def test_whatever_should_be_kept_a_new_version_has_room() -> None:
+    lineage = chain(5000, size=1, anchor=1 << 30)  # an anchor is long due, and cannot be made
+    left = kept(lineage, to_retire(lineage, [member(None), member(0), member(4999)], keep=10_000))
+    assert len(left) == MOST_ANNOUNCED
+    assert lineage[0] in left and left[1:] == lineage[-(MOST_ANNOUNCED - 1) :], "the oldest deltas go"
+    assert "no anchor leads" in anchor_due(left, 1.0)
+
+
+@given(
+    deltas=st.lists(st.integers(1, 2000), max_size=40),
+    anchors=st.sets(st.integers(0, 40)),
+    members=st.lists(st.none() | st.integers(0, 40), max_size=4),
+    keep=st.integers(0, 50),
+    most=st.integers(1, 50),
+    manifest_bytes=st.integers(1, 100),
+)
+def test_what_is_left_fits_and_holds_the_newest_version(
+    deltas: list[int], anchors: set[int], members: list[int | None], keep: int, most: int, manifest_bytes: int
+) -> None:
+    lineage = [announcement(v, v - 1, size) for v, size in enumerate(deltas, 1)]
+    lineage += [announcement(v, size=1000) for v in anchors if v <= len(deltas)]
+    lineage = [msgspec.structs.replace(a, manifest_bytes=manifest_bytes) for a in lineage]
+    gone = to_retire(lineage, map(member, members), keep, most=most, most_bytes=1000)
+    left = kept(lineage, gone)
+    newest = head(lineage)
+    assert newest is None or any(place_after(a) == place_after(newest) for a in left)
+    # The newest anchor, and the delta and anchor that lead to the newest version, stay in any case.
+    assert len(left) <= max(most, 3)
+    assert sum(a.manifest_bytes for a in left) <= max(1000, 3 * manifest_bytes)

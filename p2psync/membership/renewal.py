@@ -1,0 +1,164 @@
+"""Reads a renewal: the lease counts by itself, and each figure that rides on it is taken or dropped by itself.
+
+Pure. A body that is damaged, late, or over its bound still names its lease, as long as that comes first, as every
+client writes it. Each part that is dropped leaves a line for the reply.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from p2psync.errors import FormatError
+from p2psync.membership.checks import MAX_PATHS, check_measures, check_rate, check_running
+from p2psync.membership.records import Measures, Path, Renew
+
+#: Characters of the line that tells a node what was dropped: each kind of trouble is named once.
+MAX_REFUSED = 400
+#: The lease at the beginning of a body in JSON: a string without escapes, longer than any hub grants.
+_LEASE_FIRST = re.compile(rb'\s*\{\s*"lease"\s*:\s*"([ !#-\[\]-~]{1,128})"')
+_DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+T = TypeVar("T")
+_VERSION: msgspec.json.Decoder[int | None] = msgspec.json.Decoder(int | None)
+_LIST: msgspec.json.Decoder[list[msgspec.Raw] | None] = msgspec.json.Decoder(list[msgspec.Raw] | None)
+_TEXT, _WHOLE, _FIGURE = msgspec.json.Decoder(str), msgspec.json.Decoder(int), msgspec.json.Decoder(float)
+_PATH = msgspec.json.Decoder(Path)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A renewal as far as it can be taken. None: nothing was told, or nothing fit: what was known before stays.
+
+    running: the version (None: none yet) and its digest. refused: a line for each part that was dropped.
+    """
+
+    lease: str
+    running: tuple[int | None, str] | None = None
+    fetch_rate: int | None = None
+    measures: Measures | None = None
+    refused: tuple[str, ...] = ()
+
+    @property
+    def refusal(self) -> str:
+        """What was dropped, in one line for the reply; "" if all was taken."""
+        return "; ".join(dict.fromkeys(self.refused))[:MAX_REFUSED]
+
+
+class _Loose(msgspec.Struct):
+    """A renewal whose parts, except the lease, are read one by one."""
+
+    lease: str
+    version: msgspec.Raw = msgspec.Raw(b"null")
+    digest: msgspec.Raw = msgspec.Raw(b'""')
+    fetch_rate: msgspec.Raw = msgspec.Raw(b"0")
+    measures: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def take(renewal: Renew) -> Told:
+    """Take what is within its bounds."""
+    refused: list[str] = []
+    running, rate = _running(renewal.version, renewal.digest, refused), _rate(renewal.fetch_rate, refused)
+    measures = renewal.measures
+    if measures is not None and not _fits(measures, []):
+        measures = _measures(measures.up, measures.down, measures.paths, refused)
+    return Told(renewal.lease, running, rate, measures, tuple(refused))
+
+
+def read(body: bytes, trouble: FormatError | None = None) -> Told:
+    """Read a renewal in JSON, and take what is within its bounds. trouble: why `body` is only its beginning, if it is.
+
+    Raises `trouble` or another `FormatError` only where the body does not tell which lease it is about.
+    """
+    if trouble is None:
+        try:
+            return take(msgspec.json.decode(body, type=Renew))
+        except _DECODING_ERRORS:
+            pass  # some part is not what it should be: it is read part by part
+        try:
+            return _read_parts(msgspec.json.decode(body, type=_Loose))
+        except _DECODING_ERRORS as error:
+            trouble = FormatError(f"the renewal is not what it should be: {error}")
+    lease = _LEASE_FIRST.match(body)
+    if lease is None:
+        raise trouble
+    return Told(lease[1].decode(), refused=(f"everything but the lease: {trouble}",))
+
+
+def _read_parts(loose: _Loose) -> Told:
+    refused: list[str] = []
+    version, digest = _part(loose.version, _VERSION, refused), _part(loose.digest, _TEXT, refused)
+    running = None
+    if version is not None and digest is not None:
+        running = _running(version[0], digest[0], refused)
+    rate = _part(loose.fetch_rate, _WHOLE, refused)
+    fetch_rate = None if rate is None else _rate(rate[0], refused)
+    return Told(loose.lease, running, fetch_rate, _read_measures(loose.measures, refused), tuple(refused))
+
+
+def _read_measures(raw: msgspec.Raw, refused: list[str]) -> Measures | None:
+    figures = _part(raw, _LIST, refused)
+    if figures is None or figures[0] is None:
+        return None
+    up, down, paths = (*figures[0], *map(msgspec.Raw, (b"0", b"0", b"[]")[len(figures[0]) :]))[:3]
+    sums = [_part(figure, _FIGURE, refused) or (0.0,) for figure in (up, down)]
+    told = _part(paths, _LIST, refused)
+    found = (_part(path, _PATH, refused) for path in (told and told[0]) or [])
+    return _measures(sums[0][0], sums[1][0], (path[0] for path in found if path is not None), refused)
+
+
+def _measures(up: float, down: float, paths: Iterable[Path], refused: list[str]) -> Measures | None:
+    """The figures that can be ones, None without any; of paths the first `MAX_PATHS`, each to another node."""
+    kept: dict[str, Path] = {}
+    over = 0
+    for path in paths:
+        if path.peer in kept or len(kept) >= MAX_PATHS:
+            over += 1
+        elif _fits(Measures(paths=[path]), refused):
+            kept[path.peer] = path
+    if over:
+        refused.append(f"{over} paths: at most {MAX_PATHS} are taken, each to another node")
+    up = up if _fits(Measures(up=up), refused) else 0.0
+    down = down if _fits(Measures(down=down), refused) else 0.0
+    taken = Measures(up, down, list(kept.values()))
+    return taken if taken != Measures() else None
+
+
+def _fits(measures: Measures, refused: list[str]) -> bool:
+    try:
+        check_measures(measures)
+    except FormatError as error:
+        refused.append(str(error))
+        return False
+    return True
+
+
+def _running(version: int | None, digest: str, refused: list[str]) -> tuple[int | None, str] | None:
+    try:
+        check_running(version, digest)
+    except FormatError as error:
+        refused.append(str(error))
+        return None
+    return version, digest
+
+
+def _rate(rate: int, refused: list[str]) -> int | None:
+    try:
+        check_rate(rate)
+    except FormatError as error:
+        refused.append(str(error))
+        return None
+    return rate
+
+
+def _part(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], refused: list[str]) -> tuple[T] | None:
+    """What `raw` says, in a tuple of one; None if it is not what it should be."""
+    try:
+        return (decoder.decode(raw),)
+    except _DECODING_ERRORS as error:
+        refused.append(f"a part of the renewal is not what it should be: {error}")
+        return None
