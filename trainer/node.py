@@ -182,8 +182,10 @@ class TrainerNode:
         )
         versions.epoch = state.epoch
         if versions.position is not None and not announcer.lineage():
-            await asyncio.to_thread(self._begin_run, store, versions, state.run)
+            await asyncio.to_thread(self._begin_run, versions, state.run)
         await self._from_hub(lambda: announcer.claim(take_over=config.take_over))
+        if announcer.lineage():
+            await asyncio.to_thread(_remove_other_runs, store, state.run)
         self._look_back(store)
         if config.squash and isinstance(versions, VersionMaker):
             self._catch_up = self._catching_up(store, versions)
@@ -355,12 +357,9 @@ class TrainerNode:
             self._profile = choice.profile
             self._emit(ProfileChosen(choice.profile, choice.why, {f.profile: f.seconds for f in choice.forecasts}))
 
-    def _begin_run(self, store: Store, versions: Maker, run: str) -> None:
-        """Write out the version that a run begins with, which is another run's; what is left of that run goes."""
+    def _begin_run(self, versions: Maker, run: str) -> None:
+        """Write out the version that a run begins with, which is another run's."""
         made = versions.make_anchor()
-        for pack in store.packs():
-            if pack.manifest.run != run:
-                store.remove(pack.signed.id)
         self._emit(Note(f"{run_name(run)} goes on from version {made.position.version} of the run before"))
 
     def _own_maker(self, store: Store, run: str) -> VersionMaker:
@@ -462,6 +461,13 @@ def _hub_planner() -> Planner:
 
     # Above the revisions of an earlier life of this hub, which nodes may still follow.
     return PlanProcess(int(time.time()))
+
+
+def _remove_other_runs(store: Store, run: str) -> None:
+    """Remove the packs of the run that this one goes on from."""
+    for pack in store.packs():
+        if pack.manifest.run != run:
+            store.remove(pack.signed.id)
 
 
 def published(made: Made) -> Published:

@@ -140,9 +140,7 @@ class MembershipClient:
         if not self._lease_call and now >= self._wait_until:
             if self._lease is None:
                 live = self._live
-                request = Join(
-                    info=self.info, version=live.version, digest=live.digest, run=live.run, epoch=live.epoch
-                )
+                request = Join(info=self.info, version=live.version, digest=live.digest, run=live.run, epoch=live.epoch)
                 calls.append(CallJoin(request))
                 self._telling = live
             elif now >= self._renewal_due():

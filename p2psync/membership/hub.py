@@ -156,9 +156,7 @@ class HubCore:
         check_running(request.version, request.digest, request.run, request.epoch)
         self._sweep(now)
         earlier = self._leases.of_node(info.node)
-        member = Member(
-            info=info, version=request.version, digest=request.digest, run=request.run, epoch=request.epoch
-        )
+        member = Member(info=info, version=request.version, digest=request.digest, run=request.run, epoch=request.epoch)
         ended = self._leases.join(lease, member, now)
         if ended is not None:
             self._ended.append(ended)
@@ -389,10 +387,11 @@ class HubCore:
             here = self._leases.of_node(claimant.node) is not None or now < self._held_until
             since = f"{max(0.0, now - claimant.at):.0f} s ago"
             return f"{claimant.line()}, {since}, and is at work" if here else ""
-        for member in self._leases.members():
-            if member.info.role == "trainer" and member.info.node != request.node and member.run not in ("", request.run):
-                where = f"{member.info.node[:8]} at {member.info.host}"
-                return f"trainer {where} is at work on {run_name(member.run)}, and claims it again soon"
+        others = (m for m in self._leases.members() if m.info.role == "trainer" and m.info.node != request.node)
+        at_work = next((m for m in others if m.run not in ("", request.run)), None)
+        if at_work is not None:
+            where = f"{at_work.info.node[:8]} at {at_work.info.host}"
+            return f"trainer {where} is at work on {run_name(at_work.run)}, and claims it again soon"
         return ""
 
     def _tell(self) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-
 from p2psync.errors import HubError, LeaseError, UsageError
 from p2psync.membership.deadlines import Deadlines
 from p2psync.membership.records import DEFAULT_TTL, Measures, Member

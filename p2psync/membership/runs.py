@@ -82,9 +82,7 @@ def parse_run(text: str, option: str, others: str = "") -> str:
     return digits
 
 
-def why_not(
-    follow: str, *, live: str, seen: tuple[str, int], offered: tuple[str, int]
-) -> Reason | None:
+def why_not(follow: str, *, live: str, seen: tuple[str, int], offered: tuple[str, int]) -> Reason | None:
     """Why the offered (run, epoch) is not to be followed; None: it is.
 
     live: the run of the version that is, or was last, live; "" before the first. seen: the latest epoch of the run that

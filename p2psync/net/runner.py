@@ -483,9 +483,7 @@ class NodeRunner:
         try:
             if isinstance(call, CallJoin):
                 join = call.request
-                lease = await self._hub.join(
-                    join.info, join.version, join.digest, run=join.run, epoch=join.epoch
-                )
+                lease = await self._hub.join(join.info, join.version, join.digest, run=join.run, epoch=join.epoch)
                 self.core.joined(lease, self._loop.time())
                 self._on_told()
                 self._hub_away, self._was_member = False, True

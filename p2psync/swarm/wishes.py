@@ -98,15 +98,5 @@ class ChangedRun:
 #: What the engine is asked to do, and answers.
 EngineAction: TypeAlias = Adopt | OpenStage | Put | CommitStage
 FollowerAction: TypeAlias = (
-    GetManifest
-    | Adopt
-    | OpenStage
-    | Fetch
-    | Forgo
-    | Put
-    | CommitStage
-    | AbandonStage
-    | Retire
-    | RefuseRun
-    | ChangedRun
+    GetManifest | Adopt | OpenStage | Fetch | Forgo | Put | CommitStage | AbandonStage | Retire | RefuseRun | ChangedRun
 )
