@@ -24,10 +24,11 @@ from enum import Enum
 
 from p2psync.errors import BaseMismatchError, ReplayError
 from p2psync.membership.records import Announcement, View
-from p2psync.membership.runs import NEWEST, Reason, Refusal, why_not
+from p2psync.membership.runs import NEWEST
 from p2psync.protocol.lineage import Place, head, missing_bytes, place_after, resolve
 from p2psync.protocol.manifest import Manifest, check_meets
 from p2psync.protocol.versions import Position, Step
+from p2psync.swarm.run_choice import RunChoice
 from p2psync.swarm.wishes import (
     AbandonStage,
     Adopt,
@@ -127,10 +128,7 @@ class Follower:
         follow: see `p2psync.membership.runs.parse_follow`.
         """
         self.position = position
-        self._follow = follow
-        # The run of what is, or was last, live; "" before the first commit.
-        self._live_run = position.run if position else ""
-        self._refusal: Refusal | None = None
+        self._run = RunChoice(position, follow)
         self.phase = Phase.IDLE
         self.last_error = ""
         self._local_digest = local_digest
@@ -149,8 +147,6 @@ class Follower:
         self._failures: dict[str, int] = {}
         self._pause = FIRST_PAUSE
         self._retry_at = 0.0
-        # The run that was followed last, and the latest epoch of it that was seen.
-        self._seen = (position.run, position.epoch) if position else ("", 0)
         self._actions: list[FollowerAction] = []
 
     # ---- inputs ----------------------------------------------------------------------------------------------------
@@ -163,12 +159,10 @@ class Follower:
         """
         if not view.run:
             return
-        if (reason := self._why_not(view)) is not None:
-            self._refuse(view, reason)
+        if (reason := self._run.why_not(view)) is not None:
+            self._actions += self._run.refuse(view, reason)
             return
-        self._refusal = None
-        over = (view.run, view.epoch) != self._seen
-        self._seen = (view.run, view.epoch)
+        over = self._run.accept(view)
         self._view = view
         self._head = head(view.lineage)
         self._heard = {id: a for id, a in self._heard.items() if not over and self._is_ahead(a)}
@@ -312,8 +306,8 @@ class Follower:
     @property
     def waits(self) -> str:
         """Why what the hub offers is not live here, in one line for people; "" while nothing is amiss."""
-        if self._refusal is not None:
-            return self._refusal.text()
+        if self._run.refusal is not None:
+            return self._run.refusal.text()
         return self.last_error if self.last_error and self._behind() else ""
 
     @property
@@ -540,30 +534,16 @@ class Follower:
             return False
         return run != self._view.run or (epoch, version) <= (newest.epoch, newest.version)
 
-    # ---- the run ---------------------------------------------------------------------------------------------------
-
-    def _why_not(self, view: View) -> Reason | None:
-        return why_not(self._follow, live=self._live_run, seen=self._seen, offered=(view.run, view.epoch))
-
-    def _refuse(self, view: View, reason: Reason) -> None:
-        live, epoch = (self._live_run or self._seen[0]), self._seen[1]
-        refusal = Refusal(reason, view.run, view.epoch, live, epoch, self._follow)
-        if refusal != self._refusal:
-            self._refusal = refusal
-            self._actions.append(RefuseRun(refusal))
-
     def _went_to(self, position: Position | None) -> None:
         """This is live now. What the hub offers may be of an older run than that: it changed hands meanwhile."""
         self.position = position
         if position is None:
             return
-        before, self._live_run = self._live_run, position.run
-        if before not in ("", position.run):
-            self._actions.append(ChangedRun(position.run, before))
+        self._actions += self._run.went_to(position)
         view = self._view
-        if view is not None and (reason := self._why_not(view)) is not None:
+        if view is not None and (reason := self._run.why_not(view)) is not None:
             self._view = self._head = None
-            self._refuse(view, reason)
+            self._actions += self._run.refuse(view, reason)
 
     def _is_current(self, action: EngineAction, phase: Phase) -> bool:
         return self._walk is not None and self.phase is phase and action.walk == self._walk.number
