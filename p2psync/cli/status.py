@@ -41,7 +41,9 @@ def _show(found: Status) -> None:
     console = Console(file=sys.stdout)
     head = "none yet" if view.head is None else str(view.head)
     named = run_name(view.run) if view.run else "run none yet"
-    console.print(f"{named}  epoch {view.epoch}  version {head}  hub up {_ago(found.uptime)}")
+    console.print(
+        f"{named}  epoch {view.epoch}  version {head}  hub up {_ago(found.uptime)}", soft_wrap=True, highlight=False
+    )
     if view.claim:
         console.print(view.claim, soft_wrap=True, markup=False, highlight=False)
     table = Table(box=None, pad_edge=False)
