@@ -83,6 +83,19 @@ def test_it_comes_back_after_a_crash_wherever_that_was(tmp_path: Path, lost: str
     again.close()
 
 
+def test_a_snapshot_of_the_run_before_is_brought_up_though_its_epoch_is_higher(tmp_path: Path) -> None:
+    """Epochs of two runs are not compared: the process ended between a delta of the new run and its snapshot."""
+    source = Arrays(one=3000)
+    make(tmp_path, source, epoch=9, versions=3).close()
+    shutil.copytree(tmp_path / "snapshot", tmp_path / "before")
+    make(tmp_path, source, NEXT, 1, anchor=True, versions=1).close()
+    shutil.rmtree(tmp_path / "snapshot")
+    (tmp_path / "before").rename(tmp_path / "snapshot")
+    again = make(tmp_path, source, NEXT, 2)
+    assert again.maker.position is not None and again.maker.position.digest == source.digest
+    again.close()
+
+
 def test_a_store_that_lost_its_versions_is_still_refused(tmp_path: Path) -> None:
     make(tmp_path, Arrays(one=3000), versions=1).close()
     shutil.rmtree(tmp_path / "packs")
