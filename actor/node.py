@@ -116,6 +116,7 @@ class ActorNode:
                 measure=MeasureConfig(probe=config.probe),
                 warm=config.role != "relay",
                 on_event=self._on_event,
+                on_view=lambda view: self._moved.set(),
                 on_told=self._moved.set,
             )
             await self.runner.listen(config.host, config.port)
@@ -134,7 +135,10 @@ class ActorNode:
         self._close()
 
     async def until(self, version: int) -> None:
-        """Wait until `version` or a later one is live and the hub was told. Raises as `until_broken`."""
+        """Wait until `version` or a later one of the run that the hub offers is live and the hub was told.
+
+        Raises as `until_broken`.
+        """
         await self.runner.unless_broken(self._until(version))
 
     async def until_broken(self) -> None:
@@ -160,9 +164,15 @@ class ActorNode:
         await scrubber.run(lambda: follower.position, doubt)
 
     async def _until(self, version: int) -> None:
-        while self.position is None or self.position.version < version or self.runner.core.membership.untold:
+        while not self._runs(version):
             self._moved.clear()
             await self._moved.wait()
+
+    def _runs(self, version: int) -> bool:
+        live, membership = self.position, self.runner.core.membership
+        if live is None or live.version < version or membership.untold or membership.view is None:
+            return False
+        return membership.view.run in ("", live.run)  # a version of another run is another version
 
     def _on_event(self, event: Event) -> None:
         self._emit(event)

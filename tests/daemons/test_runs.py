@@ -93,6 +93,24 @@ async def test_a_trainer_that_supersedes_a_newer_run_has_every_actor_back_and_wh
     assert {pack.manifest.run for pack in trainer._store.packs()} == {run_c}
 
 
+async def test_a_version_that_is_waited_for_is_one_of_the_run_that_the_hub_offers(site: Site) -> None:
+    trainer, _ = await site.trainer("a")
+    for seed in range(3):
+        await site.publish(trainer, small(seed))
+    await (await site.actor("x")).runs(trainer)
+    await site.stop("x")
+    await site.stop("a")
+    trainer, _ = await site.trainer("b")
+    actor = await site.actor("x")
+    waiting = asyncio.create_task(actor.node.until(0))
+    await site.status(lambda s: bool(s.view.run) and [m.version for m in actors(s)] == [2])
+    assert not waiting.done(), "version 2 of the run before is later in number alone"
+    await site.publish(trainer, small(7))
+    async with asyncio.timeout(LIMIT):
+        await waiting
+    assert actor.node.position == trainer.position
+
+
 async def test_an_actor_told_to_follow_a_run_follows_that_and_no_other(site: Site) -> None:
     weights = small(1)
     run_a, run_b = await a_then_b(site, weights, "x", "y")
