@@ -21,6 +21,7 @@ from p2psync.engines.base import Closing, Engine
 from p2psync.engines.relay import RelayEngine
 from p2psync.errors import StoreError
 from p2psync.membership.records import NodeInfo, Role
+from p2psync.membership.runs import NEWEST, parse_follow
 from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
@@ -41,7 +42,8 @@ class ActorConfig:
     host, port: where peers connect (port 0: any; None: this actor cannot be reached and only dials out).
     advertise: address told to peers, "" lets the hub see it. scrub_share: see `Scrubber`. role: actor or relay.
     streams: connections to each peer, 0: as measurements say. congestion: of these connections, see
-    `p2psync.net.tcp.choose_congestion`. probe: measure links with short bursts.
+    `p2psync.net.tcp.choose_congestion`. probe: measure links with short bursts. follow_run: the run to follow, see
+    `p2psync.membership.runs.parse_follow`.
     """
 
     hub_url: str
@@ -57,6 +59,7 @@ class ActorConfig:
     probe: bool = True
     scrub_share: float = 0.02
     role: Role = "actor"
+    follow_run: str = NEWEST
 
 
 class _Identity(msgspec.Struct, frozen=True):
@@ -93,7 +96,7 @@ class ActorNode:
         self.store = await asyncio.to_thread(Store, config.store / "packs")
         try:
             self._engine = await asyncio.to_thread(self._engine_of, self.store)
-            follower = Follower(self.engine.position, self._local_digest)
+            follower = Follower(self.engine.position, self._local_digest, follow=parse_follow(config.follow_run))
             info = NodeInfo(
                 node=self._identity(),
                 role=config.role,
@@ -113,6 +116,7 @@ class ActorNode:
                 measure=MeasureConfig(probe=config.probe),
                 warm=config.role != "relay",
                 on_event=self._on_event,
+                on_view=lambda view: self._moved.set(),
                 on_told=self._moved.set,
             )
             await self.runner.listen(config.host, config.port)
@@ -131,7 +135,10 @@ class ActorNode:
         self._close()
 
     async def until(self, version: int) -> None:
-        """Wait until `version` or a later one is live and the hub was told. Raises as `until_broken`."""
+        """Wait until `version` or a later one of the run that the hub offers is live and the hub was told.
+
+        Raises as `until_broken`.
+        """
         await self.runner.unless_broken(self._until(version))
 
     async def until_broken(self) -> None:
@@ -157,9 +164,15 @@ class ActorNode:
         await scrubber.run(lambda: follower.position, doubt)
 
     async def _until(self, version: int) -> None:
-        while self.position is None or self.position.version < version or self.runner.core.membership.untold:
+        while not self._runs(version):
             self._moved.clear()
             await self._moved.wait()
+
+    def _runs(self, version: int) -> bool:
+        live, membership = self.position, self.runner.core.membership
+        if live is None or live.version < version or membership.untold or membership.view is None:
+            return False
+        return membership.view.run in ("", live.run)  # a version of another run is another version
 
     def _on_event(self, event: Event) -> None:
         self._emit(event)

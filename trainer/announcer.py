@@ -37,9 +37,11 @@ class Announcer:
         *,
         keep: int,
         withdraw: Callable[[bytes], None],
+        own_nonce: Callable[[], str] = lambda: "",
         on_event: Callable[[Event], None],
     ) -> None:
-        """withdraw: stops serving a manifest (32 bytes) that is about to be removed."""
+        """withdraw: stops serving a manifest (32 bytes) that is about to be removed. own_nonce: see
+        `HubService.own_nonce`; "" where the hub is another process."""
         self.fenced: FencedError | None = None
         #: Goes with the next announcement: see `Announce.remark`.
         self.remark = ""
@@ -51,6 +53,7 @@ class Announcer:
         self._store = store
         self._keep = keep
         self._withdraw = withdraw
+        self._own_nonce = own_nonce
         self._emit = on_event
         self._view: View | None = None
         self._known_at_hub: set[str] = set()
@@ -81,10 +84,17 @@ class Announcer:
         pack = None if announced is None else self._store.get(bytes.fromhex(announced.id))
         return 0.0 if pack is None else max(0.0, time.time() - pack.manifest.created)
 
-    async def claim(self) -> None:
-        """Take the run over. Raises `TrustError`, `FencedError`, `HubError`."""
+    async def claim(self, *, take_over: bool = False) -> None:
+        """Take the run over. take_over: see `Claim`. Raises `TrustError`, `FencedError`, `HubError`."""
         state = self._state
-        claimed = await self._hub.claim(self._key, node=state.node, run=state.run, epoch=state.epoch)
+        claimed = await self._hub.claim(
+            self._key,
+            node=state.node,
+            run=state.run,
+            epoch=state.epoch,
+            take_over=take_over,
+            nonce=self._own_nonce(),
+        )
         self._token = claimed.token
         self._known_at_hub.clear()
         self._beside_told = None
@@ -100,14 +110,15 @@ class Announcer:
     def viewed(self, view: View) -> None:
         """The hub's view changed: members come and go, the hub was restarted, or another trainer has come."""
         before, self._view = self._view, view
-        ahead = (view.run, view.epoch) > (self._state.run, self._state.epoch)
-        if ahead:
-            what = "this run" if view.run == self._state.run else "the hub with a later run"
-            self._fence(FencedError(f"another trainer took {what} over at epoch {view.epoch}: this one stops"))
+        same_run = view.run == self._state.run
+        if same_run and view.epoch > self._state.epoch:
+            self._fence(FencedError(f"another trainer took this run over: {view.claim}; this one stops"))
         elif before is not None and before.instance != view.instance:
-            # Another hub process: it knows only what is told to it from now on.
+            # Another hub process: it knows only what is told to it from now on, and refuses a claim that is behind.
             self._known_at_hub.clear()
             self._beside_told = self._token = None
+        elif view.run and not same_run and self._token is not None:
+            self._fence(FencedError(f"another run took the hub over: {view.claim}; this trainer stops"))
         self._wake.set()
 
     async def run(self) -> None:

@@ -16,18 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.errors import FencedError, HubError, P2PSyncError, StoreError
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.planning import Planner
 from p2psync.membership.records import HUB_HOST, NodeInfo, View
+from p2psync.membership.runs import run_name
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
-from p2psync.observe.events import Event, HubAway, Note, ProfileChosen, Published, Trouble
+from p2psync.observe.events import Event, HubAway, Note, ProfileChosen, Published, Trouble, Unlike
 from p2psync.parallel import thread_count
 from p2psync.protocol.lineage import is_squash
 from p2psync.protocol.versions import Position
@@ -35,6 +37,7 @@ from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
 from trainer.announcer import RETRY_FIRST, RETRY_LAST, Announcer
 from trainer.catchup import CatchUp
+from trainer.elsewhere import Elsewhere
 from trainer.profile_choice import AUTO, Choice, ProfileChooser, slowest_link
 from trainer.retention import ANCHOR_DELTAS, ANCHOR_SECONDS, anchor_due, newest_anchor
 from trainer.runstate import load_run, save_run
@@ -62,7 +65,9 @@ class TrainerConfig:
     measure it. squash: make squashes for members that are behind. anchor_ratio, anchor_deltas, anchor_seconds, keep:
     see `trainer.retention`.
     ttl: seconds of a lease at the embedded hub. plan: whether that hub makes plans.
-    wait_for_hub: where an external hub cannot be reached at the start, try again until it can.
+    wait_for_hub: where an external hub cannot be reached at the start, try again until it can. take_over: take an
+    external hub from another run on purpose. supersede: go on under a new run, newer than the one of which this begins
+    the id, unless the store's run is; see `p2psync.membership.runs`.
     """
 
     store: Path
@@ -87,6 +92,8 @@ class TrainerConfig:
     ttl: float = 10.0
     plan: bool = True
     wait_for_hub: bool = False
+    take_over: bool = False
+    supersede: str = ""
 
 
 class TrainerNode:
@@ -140,6 +147,8 @@ class TrainerNode:
         self._store = store = await asyncio.to_thread(Store, config.store / "packs")
         run_file = config.store / "run.json"
         found = load_run(run_file)
+        if config.supersede:
+            found = found.superseding(config.supersede, int(time.time() * 1000), os.urandom(10))
         self._versions = versions = await asyncio.to_thread(self._maker or self._own_maker, store, found.run)
         trusted = frozenset({config.key.public_key().public_bytes_raw()})
         self.hub_url = config.hub_url or await self._embed_hub(trusted)
@@ -163,11 +172,23 @@ class TrainerNode:
         state = found.next_epoch(self._view)
         # Durable before it is used: a restart must not use the same epoch for something else.
         await asyncio.to_thread(save_run, run_file, state)
-        self._announcer = Announcer(
-            client, config.key, state, store, keep=config.keep, withdraw=runner.withdraw, on_event=self._emit
+        self._elsewhere = Elsewhere(state.run, state.epoch)
+        self._announcer = announcer = Announcer(
+            client,
+            config.key,
+            state,
+            store,
+            keep=config.keep,
+            withdraw=runner.withdraw,
+            own_nonce=self.hub.own_nonce if self.hub is not None else lambda: "",
+            on_event=self._emit,
         )
-        await self._from_hub(self._announcer.claim)
         versions.epoch = state.epoch
+        if versions.position is not None and not announcer.lineage():
+            await asyncio.to_thread(self._begin_run, versions, state.run)
+        await self._from_hub(lambda: announcer.claim(take_over=config.take_over))
+        if announcer.lineage():
+            await asyncio.to_thread(_remove_other_runs, store, state.run)
         self._look_back(store)
         if config.squash and isinstance(versions, VersionMaker):
             self._catch_up = self._catching_up(store, versions)
@@ -288,6 +309,7 @@ class TrainerNode:
             if made is None:
                 return None
             self._learn(made, choice)
+            self._compare(made)
             event = self._offer(made)
         self._anchor_if_due()
         return event
@@ -309,6 +331,18 @@ class TrainerNode:
             m = pack.manifest
             self._chooser.seen(m.profile, m.total, m.changed, m.payload_bytes)
 
+    def _compare(self, made: Made) -> None:
+        """Tell people of a version that has little to do with the one before: that of another model, most likely."""
+        manifest = made.pack.manifest
+        if manifest.base is None:
+            return
+        rows = manifest.rows()
+        after = [row.spec for row in rows if row.after]
+        shared = [row.spec for row in rows if row.after and row.before]
+        nbytes, kept = sum(spec.nbytes for spec in after), sum(spec.nbytes for spec in shared)
+        if kept * 2 < nbytes:
+            self._emit(Unlike(manifest.version, manifest.base, len(shared), len(after), kept, nbytes))
+
     def _learn(self, made: Made, choice: Choice) -> None:
         """Take in what a delta took, and tell people when its profile is another one than that of the last."""
         manifest = made.pack.manifest
@@ -326,6 +360,11 @@ class TrainerNode:
         if choice.profile != self._profile:
             self._profile = choice.profile
             self._emit(ProfileChosen(choice.profile, choice.why, {f.profile: f.seconds for f in choice.forecasts}))
+
+    def _begin_run(self, versions: Maker, run: str) -> None:
+        """Write out the version that a run begins with, which is another run's."""
+        made = versions.make_anchor()
+        self._emit(Note(f"{run_name(run)} goes on from version {made.position.version} of the run before"))
 
     def _own_maker(self, store: Store, run: str) -> VersionMaker:
         return VersionMaker(store, self.config.store / "snapshot", self.config.key, run, keeper=self._keeper)
@@ -413,7 +452,7 @@ class TrainerNode:
 
     async def _embed_hub(self, trusted: frozenset[bytes]) -> str:
         self.hub = HubService(
-            HubConfig(trusted=trusted, ttl=self.config.ttl),
+            HubConfig(trusted=trusted, ttl=self.config.ttl, embedded=True),
             token=self.config.token,
             planner=_hub_planner() if self.config.plan else None,
             on_trouble=lambda message: self._emit(Trouble(message)),
@@ -424,7 +463,9 @@ class TrainerNode:
         return f"http://{host}:{port}"
 
     def _on_view(self, view: View) -> None:
-        self._view = view
+        if (event := self._elsewhere.news(view.members)) is not None:
+            self._emit(event)
+        self._view = view = msgspec.structs.replace(view, members=self._elsewhere.as_seen_here(view.members))
         self.announcer.viewed(view)
         if self._catch_up is not None:
             self._catch_up.viewed(view)
@@ -435,6 +476,13 @@ def _hub_planner() -> Planner:
 
     # Above the revisions of an earlier life of this hub, which nodes may still follow.
     return PlanProcess(int(time.time()))
+
+
+def _remove_other_runs(store: Store, run: str) -> None:
+    """Remove the packs of the run that this one goes on from."""
+    for pack in store.packs():
+        if pack.manifest.run != run:
+            store.remove(pack.signed.id)
 
 
 def published(made: Made) -> Published:

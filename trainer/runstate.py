@@ -10,6 +10,7 @@ import msgspec
 
 from p2psync.errors import StoreError
 from p2psync.membership.records import View, new_run
+from p2psync.membership.runs import is_newer, later_run
 from p2psync.store.disk import disk_errors, write_durably
 
 
@@ -19,6 +20,15 @@ class RunState(msgspec.Struct, frozen=True):
     run: str
     epoch: int
     node: str
+
+    def superseding(self, than: str, unix_ms: int, randomness: bytes) -> RunState:
+        """This, if its run is newer than the one of which `than` begins the id; else a new run, which is.
+
+        The new run goes on from what the store holds. randomness: 10 bytes. Raises `UsageError`: see `later_run`.
+        """
+        if is_newer(self.run, than):
+            return self
+        return msgspec.structs.replace(self, run=later_run(max(self.run, than), unix_ms, randomness))
 
     def next_epoch(self, view: View) -> RunState:
         """The same run, at an epoch above every one that this store or the hub knows."""

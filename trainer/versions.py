@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
@@ -100,8 +101,14 @@ class VersionMaker:
 
     @property
     def position(self) -> Position | None:
-        """The newest version made; None before the first."""
-        return self.snapshot.position
+        """The newest version made; None before the first.
+
+        Where the store's versions are those of another run, this one begins with the newest of them.
+        """
+        live = self.snapshot.position
+        if live is None or live.run == self._run:
+            return live
+        return msgspec.structs.replace(live, run=self._run, epoch=self.epoch)
 
     def stop(self) -> None:
         """Have what is being made given up soon, with `StoreError`; for any thread."""
@@ -177,7 +184,7 @@ class VersionMaker:
         began = time.monotonic()
         if self._doubtful:
             self._recover()
-        live = self.snapshot.position
+        live = self.position
         if live is None:
             raise StoreError("there is no version to write out yet")
         rows = [Row(spec, False, True) for spec in self.snapshot.specs]
@@ -192,6 +199,8 @@ class VersionMaker:
         except BaseException:
             draft.abandon()
             raise
+        if self.snapshot.position != live:
+            self._doubtful = True  # whose position it is changed: some keepers learn that from the anchor alone
         return Made(pack, live, time.monotonic() - began)
 
     def _encode(
@@ -255,7 +264,8 @@ class VersionMaker:
         return time.monotonic() - began - (keeping.seconds if keeping is not None else 0.0)
 
     def _recover(self) -> None:
-        """Bring the snapshot to the newest version of this run that the store leads to. Raises `StoreError`."""
+        """Bring the snapshot to the newest version that the store leads to: of this run, or, before its first one, of
+        the run that it goes on from. Raises `StoreError`."""
         self.snapshot.reopen()
         live, packs = self.snapshot.position, self._packs()
         if live is not None and not packs:
@@ -269,7 +279,8 @@ class VersionMaker:
         if not packs:
             return []
         newest = max(packs, key=lambda pack: (pack.manifest.epoch, pack.manifest.version)).manifest
-        if live is not None and (live.epoch, live.version) >= (newest.epoch, newest.version):
+        is_ours = live is not None and live.run == newest.run
+        if live is not None and is_ours and (live.epoch, live.version) >= (newest.epoch, newest.version):
             return []  # there already; or beyond, and the pack that led there was damaged since
         start = (live.version, live.digest.hex()) if live else None
         by_id = {pack.signed.id.hex(): pack for pack in packs}
@@ -280,7 +291,11 @@ class VersionMaker:
         return [by_id[announced.id] for announced in path]
 
     def _packs(self) -> list[Pack]:
-        return [pack for pack in self.store.packs() if pack.manifest.run == self._run and pack.sealed]
+        """Those of this run; before its first one, those of the newest run that the store has."""
+        sealed = [pack for pack in self.store.packs() if pack.sealed]
+        runs = {pack.manifest.run for pack in sealed}
+        run = self._run if self._run in runs else max(runs, default="")
+        return [pack for pack in sealed if pack.manifest.run == run]
 
     def _check_key(self) -> None:
         """Actors trust one key: versions that another one signed cannot be announced beside ours."""

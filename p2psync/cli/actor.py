@@ -11,6 +11,7 @@ import typer
 from p2psync.cli import daemon
 from p2psync.cli.daemon import Congestion, Probe, Streams
 from p2psync.errors import FormatError, UsageError
+from p2psync.membership.runs import parse_follow
 from p2psync.observe.events import Note, Trouble
 
 
@@ -37,6 +38,10 @@ def actor(
     scrub: Annotated[
         float, typer.Option(help="Percent of a core for reading all weights again in search of damage.", min=0, max=100)
     ] = 2.0,
+    follow_run: Annotated[
+        str,
+        typer.Option(metavar="RUN", help="Follow this run and no other; newest: never an older one; any: the hub's."),
+    ] = "newest",
     until: Annotated[int | None, typer.Option(help="Stop once this version is live.")] = None,
     reader_limit: Annotated[float, typer.Option(help="Seconds to wait for readers that hold a lock.")] = 30.0,
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
@@ -47,6 +52,7 @@ def actor(
     show = daemon.Show(json)
     trusted = daemon.trusted_keys(trust)
     check_url(join)
+    follow = parse_follow(follow_run)
     if base is not None and not base.exists():
         raise UsageError(f"--base {base} does not exist")
     if relay and (into is not None or base is not None):
@@ -73,6 +79,7 @@ def actor(
             congestion=congestion,
             probe=probe,
             scrub_share=scrub / 100,
+            follow_run=follow,
         )
         if into is None:
             node, where = nodes.relay(config, on_event=show), place

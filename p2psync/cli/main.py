@@ -14,10 +14,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
+from typer.core import TyperGroup
 
 from p2psync.cli import actor, bench, delta, demo, doctor, hub, keys, publish, sim, status, trainer, verify, wan, warm
+from p2psync.cli.config import read_config
 from p2psync.errors import P2PSyncError, UsageError
 from p2psync.parallel import limit_threads
 
@@ -41,7 +42,8 @@ def configure(
 ) -> None:
     """Every new policy of a reinforcement-learned model, bit for bit, on every rollout actor."""
     if config is not None:
-        context.default_map = _read_config(config)
+        assert isinstance(context.command, TyperGroup)
+        context.default_map = read_config(config, context.command)
     limit_threads(threads)
 
 
@@ -62,18 +64,6 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(delta.app, name="delta")
 app.add_typer(wan.app, name="wan")
 app.add_typer(sim.app, name="sim")
-
-
-def _read_config(path: Path) -> dict[str, object]:
-    try:
-        tables = msgspec.toml.decode(path.read_bytes(), type=dict[str, dict[str, object]])
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
-        raise UsageError(f"{path} is not a table of options for each command: {error}") from None
-    return {
-        command: {key.replace("-", "_"): value for key, value in table.items()} for command, table in tables.items()
-    }
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import typer
 from p2psync.cli import daemon
 from p2psync.cli.keys import read_key
 from p2psync.errors import P2PSyncError
+from p2psync.membership.runs import parse_run
 from p2psync.observe.events import Note
 
 
@@ -33,11 +34,23 @@ def publish(
     ] = 0.0,
     actors: Annotated[int, typer.Option(help="Seed until so many actors run it, and all that are there.", min=0)] = 1,
     timeout: Annotated[float, typer.Option(help="Give up seeding after so many seconds.", min=0)] = 600.0,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Take the hub from another run on purpose, though its trainer is at work."),
+    ] = False,
+    supersede: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN",
+            help="Go back on purpose: go on from --store under a new run, which takes the place of RUN at every actor.",
+        ),
+    ] = "",
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
 ) -> None:
     """Publish one checkpoint to a hub that runs by itself."""
     show = daemon.Show(json)
     signing = read_key(key)
+    superseded = parse_run(supersede, "--supersede") if supersede else ""
 
     async def build() -> None:
         from trainer.daemon import publish_checkpoint
@@ -54,6 +67,8 @@ def publish(
             token=token,
             profile=profile,
             link_mbps=link_mbps,
+            take_over=take_over,
+            supersede=superseded,
         )
         node = TrainerNode(config, show)
 

@@ -9,7 +9,8 @@ import typer
 
 from p2psync.cli import daemon
 from p2psync.cli.output import report_json
-from p2psync.membership.records import Status
+from p2psync.membership.records import Member, Status, View
+from p2psync.membership.runs import run_name
 
 
 def status(
@@ -39,14 +40,19 @@ def _show(found: Status) -> None:
     view = found.view
     console = Console(file=sys.stdout)
     head = "none yet" if view.head is None else str(view.head)
-    console.print(f"run {view.run[:12] or 'none yet'}  epoch {view.epoch}  version {head}  hub up {_ago(found.uptime)}")
+    named = run_name(view.run) if view.run else "run none yet"
+    console.print(
+        f"{named}  epoch {view.epoch}  version {head}  hub up {_ago(found.uptime)}", soft_wrap=True, highlight=False
+    )
+    if view.claim:
+        console.print(view.claim, soft_wrap=True, markup=False, highlight=False)
     table = Table(box=None, pad_edge=False)
     for title in ("node", "role", "region", "address", "version", "digest", "fetches at", "up/down", "heard"):
         table.add_column(title)
     ages = {age.node: age for age in found.ages}
     for member in sorted(view.members, key=lambda m: (m.info.role != "trainer", m.info.region, m.info.node)):
         info, age = member.info, ages.get(member.info.node)
-        behind = "" if member.version == view.head else " ←"
+        behind = "" if member.version == view.head and _same_run(member, view) else " ←"
         table.add_row(
             info.node[:8],
             info.role,
@@ -59,6 +65,8 @@ def _show(found: Status) -> None:
             _ago(age.heard) if age else "–",
         )
     console.print(table)
+    for line in _waiting(found):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     anchors = [a for a in view.lineage if a.base is None]
     deltas = [a for a in view.lineage if a.base is not None]
     console.print(
@@ -67,6 +75,29 @@ def _show(found: Status) -> None:
     )
     if found.remark:
         console.print(found.remark)
+
+
+def _same_run(member: Member, view: View) -> bool:
+    return member.run in ("", view.run)
+
+
+def _waiting(found: Status) -> list[str]:
+    """Who runs a version of another run, and why who waits does so; nodes of one answer in one line."""
+    waits = {age.node: age.waits for age in found.ages}
+    nodes: dict[str, list[str]] = {}
+    for member in found.view.members:
+        place = ""
+        if not _same_run(member, found.view):
+            place = f"version {member.version} of {run_name(member.run)}, epoch {member.epoch}"
+        reason = waits.get(member.info.node, "")
+        if place or reason:
+            nodes.setdefault(": ".join(filter(None, (place, reason))), []).append(member.info.node[:8])
+    return [f"← {_names(who)} {what}" for what, who in nodes.items()]
+
+
+def _names(nodes: list[str]) -> str:
+    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+    return f"{', '.join(nodes[:3])}{more}:"
 
 
 def _ago(seconds: float) -> str:

@@ -12,6 +12,7 @@ from p2psync.cli import daemon
 from p2psync.cli.daemon import Congestion, Probe, Streams
 from p2psync.cli.keys import make_key, read_key
 from p2psync.errors import UsageError
+from p2psync.membership.runs import parse_run
 from p2psync.observe.events import Note
 from p2psync.protocol.keys import public_text
 
@@ -64,6 +65,17 @@ def trainer(
     max_staleness: Annotated[
         int, typer.Option(help="With --rollouts: versions that a result may lie behind the newest.", min=0)
     ] = 1,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Take the hub from another run on purpose, though its trainer is at work."),
+    ] = False,
+    supersede: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN",
+            help="Go back on purpose: go on from --store under a new run, which takes the place of RUN at every actor.",
+        ),
+    ] = "",
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
 ) -> None:
     """Publish each checkpoint that appears in a directory; embeds the hub."""
@@ -73,6 +85,7 @@ def trainer(
         raise UsageError(f"{watch} is not a directory: --watch wants the one that the framework writes to")
     if rollouts and hub is not None:
         raise UsageError("--rollouts: the ledger is served by the trainer's own hub; leave --hub out")
+    superseded = parse_run(supersede, "--supersede") if supersede else ""
 
     async def build() -> None:
         from trainer.daemon import WatchDaemon
@@ -104,6 +117,8 @@ def trainer(
             keep=keep,
             ttl=ttl,
             plan=plan,
+            take_over=take_over,
+            supersede=superseded,
         )
         work = DaemonLedger(store, max_staleness) if rollouts else None
         node = TrainerNode(config, show) if work is None else TrainerNode(config, work.hears(show), work.mount)

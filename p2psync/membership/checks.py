@@ -40,8 +40,12 @@ def check_info(info: NodeInfo) -> None:
         raise FormatError(f"port {info.port} is not between 0 and 65535")
 
 
-def check_running(version: int | None, digest: str) -> None:
-    """Raise `FormatError` unless this can be the version a node runs, and its digest."""
+def check_running(version: int | None, digest: str, run: str = "", epoch: int = 0) -> None:
+    """Raise `FormatError` unless this can be the version a node runs, its digest, its run ("": not told) and epoch."""
+    if run:
+        _check_hex("run", run, 32)
+    if not 0 <= epoch < MAX_COUNT:
+        raise FormatError(f"epoch {epoch} is not between 0 and 2^53")
     if version is not None and not 0 <= version < MAX_COUNT:
         raise FormatError(f"version {version} is not between 0 and 2^53")
     if digest:
@@ -77,6 +81,11 @@ def check_measures(measures: Measures) -> None:
             f"a measure is out of bounds: rates are 0 to {MAX_MBITS:.0f} Mbit/s, round trips up to {MAX_RTT:.0f} s,"
             " losses 0 to 1"
         )
+
+
+def line_of(text: str) -> str:
+    """What a node says of itself as one printable line of bounded length: a lease is not refused for its words."""
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_REMARK])
 
 
 def check_remark(remark: str) -> None:

@@ -9,9 +9,11 @@ whenever the view shows another revision of it.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from p2psync.membership.checks import MAX_REMARK
 from p2psync.membership.measures import changed_much, fell
 from p2psync.membership.records import RENEWALS_PER_TTL, Join, Lease, Measures, NodeInfo, Renew, View
 
@@ -72,6 +74,8 @@ class _Said:
 
     version: int | None = None
     digest: str = ""
+    run: str = ""
+    epoch: int = 0
     measures: Measures | None = None
 
 
@@ -83,9 +87,10 @@ class MembershipClient:
         self.view: View | None = None
         #: Two digits of it are told with each renewal: see `Member.fetch_rate`.
         self.fetch_rate = 0.0
+        #: Asked with each renewal: see `MemberAge.waits`.
+        self.why_waiting: Callable[[], str] = lambda: ""
         self._rng = rng
-        self._version: int | None = None
-        self._digest = ""
+        self._live = _Said()
         self._measures: Measures | None = None
         self._tell_after = _NEVER
         self._measures_told_at = -MEASURES_EVERY
@@ -116,7 +121,7 @@ class MembershipClient:
     @property
     def untold(self) -> bool:
         """Whether the hub has not yet confirmed what is live here."""
-        return (self._told.version, self._told.digest) != (self._version, self._digest)
+        return replace(self._told, measures=None) != self._live
 
     @property
     def measures(self) -> Measures | None:
@@ -132,9 +137,9 @@ class MembershipClient:
         self._measures = measures
         self._weigh_measures()
 
-    def running(self, version: int | None, digest: str, now: float) -> None:
-        """This version (digest in hex) is live at this node: told to the hub at once."""
-        self._version, self._digest = version, digest
+    def running(self, version: int | None, digest: str, now: float, run: str = "", epoch: int = 0) -> None:
+        """This version (digest in hex) of a run is live at this node: told to the hub at once."""
+        self._live = _Said(version, digest, run, epoch)
         self._renew_at = now
 
     def poll(self, now: float) -> list[HubCall]:
@@ -144,14 +149,16 @@ class MembershipClient:
             self._lease = None
         if not self._lease_call and now >= self._wait_until:
             if self._lease is None:
-                calls.append(CallJoin(Join(info=self.info, version=self._version, digest=self._digest)))
-                self._telling = _Said(self._version, self._digest)
+                live = self._live
+                request = Join(info=self.info, version=live.version, digest=live.digest, run=live.run, epoch=live.epoch)
+                calls.append(CallJoin(request))
+                self._telling = live
             elif now >= self._renewal_due():
                 renewal, third = self._renewal(self._lease.lease, now), self._lease.ttl / RENEWALS_PER_TTL
                 calls.append(CallRenew(renewal, third))
                 self._renew_at = now + third
                 measures = self._told.measures if renewal.measures is None else renewal.measures
-                self._telling = _Said(self._version, self._digest, measures)
+                self._telling = replace(self._live, measures=measures)
             self._lease_call = bool(calls)
         if self._lease is not None and not self._view_call and now >= self._view_wait_until:
             known = (self.view.instance, self.view.revision) if self.view else ("", -1)
@@ -252,8 +259,11 @@ class MembershipClient:
             self._measures_told_at = now
         return Renew(
             lease=lease,
-            version=self._version,
-            digest=self._digest,
+            version=self._live.version,
+            digest=self._live.digest,
+            run=self._live.run,
+            epoch=self._live.epoch,
+            waits=self.why_waiting()[:MAX_REMARK],
             fetch_rate=int(float(f"{self.fetch_rate:.1e}")),
             measures=measures,
         )

@@ -1,8 +1,12 @@
 """Who may publish: one claimant at a time, and every earlier one fenced off.
 
-Claims are ordered by (run, epoch); run ids sort by time. Each claim is signed over a nonce that was given out here
-and is used once, so a claim that was overheard is worth nothing. The claimant gets a secret token, and only the newest
-token announces.
+Within a run claims are ordered by epoch, so a trainer that is started again takes its own run back. Another run gets
+the hub by itself only where it is newer and nobody holds the hub: the claimant's lease has ended. Otherwise its trainer
+must say that it takes over on purpose (`Claim.take_over`). The hub inside a trainer takes no other trainer at all,
+since it would end together with the one that it serves.
+
+Each claim is signed over a nonce that was given out here and is used once, so a claim that was overheard is worth
+nothing. The claimant gets a secret token, and only the newest token announces.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from p2psync.errors import FencedError, LeaseError, TrustError
 from p2psync.membership.checks import check_claim
 from p2psync.membership.records import Claim, claim_bytes
+from p2psync.membership.runs import SHORT_RUN, run_name
 
 #: Tokens that are remembered as fenced; an older one is merely unknown, and its next claim is refused.
 _FENCED_KEPT = 64
@@ -24,19 +29,30 @@ _FENCED_KEPT = 64
 
 @dataclass(frozen=True)
 class Claimant:
-    """The trainer that holds the run."""
+    """The trainer that holds the run. host: from where it claimed, "" if unknown. at: when (seconds). how: in words."""
 
     run: str
     epoch: int
     node: str
     token: str
+    host: str = ""
+    at: float = 0.0
+    how: str = ""
+
+    def line(self) -> str:
+        """Who holds the run, and how it came to; one line for people."""
+        where = f" at {self.host}" if self.host else ""
+        return f"trainer {self.node[:8]}{where} claimed {run_name(self.run)} at epoch {self.epoch}, {self.how}"
 
 
 class Fence:
     """Nonces, claims and tokens. At most `max_nonces` nonces are out at once, each good for `nonce_ttl` seconds."""
 
-    def __init__(self, trusted: frozenset[bytes], max_nonces: int, nonce_ttl: float) -> None:
+    def __init__(self, trusted: frozenset[bytes], max_nonces: int, nonce_ttl: float, *, embedded: bool = False) -> None:
+        """embedded: the hub is part of a trainer; only claims over its own nonces are granted."""
         self.claimant: Claimant | None = None
+        self._embedded = embedded
+        self._own_nonces: set[str] = set()
         self.nonce_ttl = nonce_ttl
         self._trusted = trusted
         self._max_nonces = max_nonces
@@ -48,31 +64,41 @@ class Fence:
         """Nonces that are out."""
         return len(self._nonces)
 
-    def challenge(self, nonce: str, now: float) -> None:
-        """Remember `nonce` as given out.
+    def challenge(self, nonce: str, now: float, *, own: bool = False) -> None:
+        """Remember `nonce` as given out. own: to the trainer that this hub is part of, within its process.
 
         When too many are out the oldest becomes void, so that asking for nonces locks nobody out.
         """
+        if own:
+            self._own_nonces.add(nonce)
+            return
         self._forget_nonces(now)
         if len(self._nonces) >= self._max_nonces:
             self._nonces.popitem(last=False)
         self._nonces[nonce] = now + self.nonce_ttl
 
-    def claim(self, request: Claim, token: str, now: float) -> bool:
+    def claim(self, request: Claim, token: str, now: float, *, held: str = "", host: str = "") -> bool:
         """Grant the run to `request` under `token`; True when run or epoch changed. The nonce is spent either way.
+
+        held: who holds this hub, in words, "" if nobody does. host: from where the claim came, "" if unknown.
 
         Raises `FormatError` for a malformed claim, `TrustError` for a nonce that is not out, an untrusted key or a
         wrong signature, `FencedError` for a claim that another one is ahead of.
         """
         check_claim(request)
-        self._spend(request.nonce, now)
+        own = self._spend(request.nonce, now)
         self._authenticate(request)
         earlier = self.claimant
+        if self._embedded and not own:
+            raise FencedError(_embedded_refusal(earlier))
+        _check_order(request, earlier, held)
+        how = _how(request, earlier, held)
+        again = earlier is not None and (earlier.run, earlier.epoch) == (request.run, request.epoch)
         if earlier is not None:
-            _check_order(request, earlier)
             self._remember_fenced(earlier.token)
-        self.claimant = Claimant(request.run, request.epoch, request.node, token)
-        return earlier is None or (earlier.run, earlier.epoch) != (request.run, request.epoch)
+            how = earlier.how if again else how
+        self.claimant = Claimant(request.run, request.epoch, request.node, token, host, now, how)
+        return not again
 
     def check(self, token: str) -> Claimant:
         """The claimant, if `token` is its token.
@@ -83,10 +109,7 @@ class Fence:
         if holder is not None and self.is_current(token):
             return holder
         if holder is not None and token in self._fenced:
-            raise FencedError(
-                f"node {holder.node[:8]}… has claimed run {holder.run} at epoch {holder.epoch};"
-                " stop publishing, or claim a higher epoch on purpose"
-            )
+            raise FencedError(f"{holder.line()}: stop publishing, or take the hub back on purpose (--take-over)")
         raise LeaseError("this hub knows no such claim, it may have been restarted; claim the run again")
 
     def is_current(self, token: str) -> bool:
@@ -99,10 +122,15 @@ class Fence:
         while self._nonces and next(iter(self._nonces.values())) <= now:
             self._nonces.popitem(last=False)
 
-    def _spend(self, nonce: str, now: float) -> None:
+    def _spend(self, nonce: str, now: float) -> bool:
+        """Whether the nonce was given to the trainer that this hub is part of."""
+        if nonce in self._own_nonces:
+            self._own_nonces.discard(nonce)
+            return True
         self._forget_nonces(now)
         if self._nonces.pop(nonce, None) is None:
             raise TrustError("this claim's nonce is not out: used before, too old or made up; ask for another")
+        return False
 
     def _authenticate(self, request: Claim) -> None:
         key = bytes.fromhex(request.key)
@@ -121,15 +149,47 @@ class Fence:
             self._fenced.popitem(last=False)
 
 
-def _check_order(request: Claim, earlier: Claimant) -> None:
-    if request.run < earlier.run:
-        raise FencedError(
-            f"a later run, {earlier.run}, holds this hub; start a new run, or give this one a hub of its own"
-        )
-    if request.run > earlier.run or request.epoch > earlier.epoch:
-        return
-    if request.epoch < earlier.epoch or request.node != earlier.node:
+def _check_order(request: Claim, earlier: Claimant | None, held: str) -> None:
+    if earlier is None or request.run != earlier.run:
+        _check_other_run(request, earlier, held)
+    elif request.epoch < earlier.epoch or (request.epoch == earlier.epoch and request.node != earlier.node):
         raise FencedError(
             f"run {earlier.run} is at epoch {earlier.epoch} here, held by node {earlier.node[:8]}…;"
             f" to take it over, claim epoch {earlier.epoch + 1} or above"
         )
+
+
+def _check_other_run(request: Claim, earlier: Claimant | None, held: str) -> None:
+    """A run takes a hub from another one only where that one is older and over, or on purpose."""
+    if request.take_over:
+        return
+    if held:
+        raise FencedError(
+            f"{held}; this would end it: start this trainer with the --store of that run to go on with it, give it a"
+            " hub of its own (leave --hub out), or take over on purpose with --take-over"
+        )
+    if earlier is not None and request.run < earlier.run:
+        raise FencedError(
+            f"{run_name(earlier.run)} was published here, which is newer than {run_name(request.run)} of this store: to"
+            f" go back on purpose, start with --supersede {earlier.run[:SHORT_RUN]}, which every actor will follow"
+            " (or with --take-over, for those that were told to --follow-run)"
+        )
+
+
+def _embedded_refusal(holder: Claimant | None) -> str:
+    held = f", which holds {run_name(holder.run)}" if holder is not None else ""
+    return (
+        f"this hub is part of a trainer{held}, and would end with it, so it takes no other, not even with --take-over:"
+        " leave --hub out for a hub of your own, or stop that trainer first; trainers that come and go share one"
+        " `p2psync hub`"
+    )
+
+
+def _how(request: Claim, earlier: Claimant | None, held: str) -> str:
+    if earlier is None:
+        return "the first since this hub was started" if not held else "with --take-over"
+    if earlier.run == request.run:
+        return "as its trainer was started again"
+    if held:
+        return f"with --take-over, from {run_name(earlier.run)}"
+    return f"after {run_name(earlier.run)}, whose trainer was gone"

@@ -30,7 +30,7 @@ from p2psync.membership.checks import (
 )
 from p2psync.membership.doubts import Doubts
 from p2psync.membership.fencing import Claimant, Fence
-from p2psync.membership.leases import MAX_MEMBERS, Ended, Held, LeaseTable
+from p2psync.membership.leases import MAX_MEMBERS, Ended, Held, LeaseTable, running
 from p2psync.membership.lineage import MAX_MANIFEST_BYTES, MAX_MANIFESTS, Entry, Lineage, entry_of
 from p2psync.membership.planning import PlanBook, PlanKeeper, PlanTask
 from p2psync.membership.records import (
@@ -51,6 +51,7 @@ from p2psync.membership.records import (
     View,
 )
 from p2psync.membership.renewal import Told, take
+from p2psync.membership.runs import run_name
 from p2psync.protocol.manifest import open_signed
 from p2psync.protocol.plan import NodePlan, outside
 
@@ -64,6 +65,7 @@ class HubConfig:
     """What a hub is told once.
 
     trusted: raw public keys (32 bytes each) that may claim the run and sign manifests. ttl: seconds of a lease.
+    embedded: the hub is part of a trainer, and takes no other: see `fencing`.
     max_nonces, nonce_ttl (seconds): of challenges that are out. max_manifests, max_manifest_bytes: of the lineage.
     inline_bytes, inline_total: manifests up to so many bytes each, and in all, ride in the view of who knows nothing
     yet; news_most, news_bytes: who comes again gets so many, and so many bytes, of those that it has not seen.
@@ -71,6 +73,7 @@ class HubConfig:
 
     trusted: frozenset[bytes]
     ttl: float = DEFAULT_TTL
+    embedded: bool = False
     max_members: int = MAX_MEMBERS
     max_nonces: int = 1024
     nonce_ttl: float = 60.0
@@ -99,7 +102,9 @@ class HubCore:
         self._acknowledged = 0
         self._leases = LeaseTable(config.ttl, config.max_members)
         self._doubts = Doubts()
-        self._fence = Fence(config.trusted, config.max_nonces, config.nonce_ttl)
+        self._fence = Fence(config.trusted, config.max_nonces, config.nonce_ttl, embedded=config.embedded)
+        #: Until then the claimant holds the hub without a lease: it has claimed and not joined yet (seconds).
+        self._held_until = 0.0
         self._lineage = Lineage(config.max_manifests, config.max_manifest_bytes)
         self._planning = PlanKeeper()
         self._ended: list[Ended] = []
@@ -146,10 +151,10 @@ class HubCore:
         if not info.host:
             info = msgspec.structs.replace(info, host=seen_host)
         check_info(info)
-        check_running(request.version, request.digest)
+        check_running(request.version, request.digest, request.run, request.epoch)
         self._sweep(now)
         earlier = self._leases.of_node(info.node)
-        member = Member(info=info, version=request.version, digest=request.digest)
+        member = Member(info=info, version=request.version, digest=request.digest, run=request.run, epoch=request.epoch)
         ended = self._leases.join(lease, member, now)
         if ended is not None:
             self._ended.append(ended)
@@ -168,13 +173,15 @@ class HubCore:
         told = request if isinstance(request, Told) else take(request)
         self._sweep(now)
         before = self._leases.holder(told.lease, now).member
-        version, digest = told.running or (before.version, before.digest)
+        version, digest, run, epoch = told.running or running(before)
         fetch_rate = before.fetch_rate if told.fetch_rate is None else told.fetch_rate
-        after = self._leases.renew(told.lease, version, digest, now, fetch_rate, told.measures)
+        after = self._leases.renew(
+            *(told.lease, version, digest, now, fetch_rate, told.measures), run=run, epoch=epoch, waits=told.waits
+        )
         self.is_there(told.lease, now)
         if told.measures is not None:
             self._planning.measured(after.info.node, told.measures, now)
-        if (after.version, after.digest) != (before.version, before.digest):
+        if running(after) != running(before):
             self._acknowledged += 1
             if len(self) <= _FEW and self._all_run_head(self._leases.members()):
                 self._planning.settled(now)
@@ -183,7 +190,10 @@ class HubCore:
     def leave(self, request: Leave, *, now: float) -> None:
         """End a lease. Raises `LeaseError` if it has ended before."""
         self._sweep(now)
-        self._ended.append(self._leases.leave(request.lease, now))
+        ended = self._leases.leave(request.lease, now)
+        self._ended.append(ended)
+        if self.claimant is not None and ended.member.info.node == self.claimant.node:
+            self._held_until = now
         self._doubts.heard(request.lease)
         self._members_changed(1, now, gone=True)
 
@@ -224,13 +234,20 @@ class HubCore:
         self._fence.challenge(nonce, now)
         return Challenge(nonce=nonce, ttl=self.config.nonce_ttl)
 
-    def claim(self, request: Claim, *, token: str, now: float) -> Claimed:
+    def own_challenge(self, *, nonce: str, now: float) -> None:
+        """The same for the trainer that this hub is part of: never to be given to anybody outside the process."""
+        self._fence.challenge(nonce, now, own=True)
+
+    def claim(self, request: Claim, *, token: str, now: float, seen_host: str = "") -> Claimed:
         """Give the run to a trainer under `token`, a fresh secret; whoever held it is fenced.
 
-        Raises `FormatError`, `TrustError` or `FencedError`: see `Fence.claim`. A new run begins a new lineage.
+        seen_host: the address the request came from. Raises `FormatError`, `TrustError` or `FencedError`: see
+        `Fence.claim`. A new run begins a new lineage.
         """
+        self._sweep(now)
         earlier = self._fence.claimant
-        changed = self._fence.claim(request, token, now)
+        changed = self._fence.claim(request, token, now, held=self._holder(request, now), host=seen_host)
+        self._held_until = now + self.config.ttl
         if earlier is not None and earlier.run != request.run:
             self._lineage.clear()
             self._remark = ""
@@ -343,11 +360,33 @@ class HubCore:
             revision=self._revision,
             run="" if claimant is None else claimant.run,
             epoch=0 if claimant is None else claimant.epoch,
+            claim="" if claimant is None else claimant.line(),
             head=self._lineage.head,
             plan=self._planning.revision,
             members=self._leases.members(),
             lineage=self._lineage.announcements(newest, inline_bytes, inline_total),
         )
+
+    def _holder(self, request: Claim, now: float) -> str:
+        """Who holds this hub, in words; "" if nobody does.
+
+        That is the claimant while its lease lasts, unless it is the same node, whose process before has ended; and
+        before anybody has claimed, a trainer of another run that is here: this hub was started anew, and that trainer
+        is about to claim again.
+        """
+        claimant = self._fence.claimant
+        if claimant is not None and claimant.node == request.node:
+            return ""
+        if claimant is not None:
+            here = self._leases.of_node(claimant.node) is not None or now < self._held_until
+            since = f"{max(0.0, now - claimant.at):.0f} s ago"
+            return f"{claimant.line()}, {since}, and is at work" if here else ""
+        others = (m for m in self._leases.members() if m.info.role == "trainer" and m.info.node != request.node)
+        at_work = next((m for m in others if m.run not in ("", request.run)), None)
+        if at_work is not None:
+            where = f"{at_work.info.node[:8]} at {at_work.info.host}"
+            return f"trainer {where} is at work on {run_name(at_work.run)}, and claims it again soon"
+        return ""
 
     def _tell(self) -> None:
         self._revision += 1
@@ -371,7 +410,7 @@ class HubCore:
         head, claimant = self._lineage.head, self._fence.claimant
         trainer = claimant and claimant.node
         return head is None or all(
-            member.version == head
+            member.version == head and member.run in ("", claimant.run if claimant is not None else "")
             for member in members
             if member.info.role != "trainer" and member.info.node != trainer
         )
@@ -392,5 +431,10 @@ class HubCore:
 def _age(held: Held, now: float) -> MemberAge:
     told = held.measures if held.measures is not None else Measures()
     return MemberAge(
-        node=held.member.info.node, joined=now - held.joined, heard=now - held.heard, up=told.up, down=told.down
+        node=held.member.info.node,
+        joined=now - held.joined,
+        heard=now - held.heard,
+        up=told.up,
+        down=told.down,
+        waits=held.waits,
     )

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-
 from p2psync.errors import HubError, LeaseError, UsageError
 from p2psync.membership.deadlines import Deadlines
 from p2psync.membership.records import DEFAULT_TTL, Measures, Member
@@ -32,7 +30,7 @@ class Ended:
 class Held:
     """A live lease: its holder, when it was granted, and when it was last granted or renewed (seconds).
 
-    measures: what its holder last told of its network; None: nothing yet.
+    measures: what its holder last told of its network; None: nothing yet. waits: see `MemberAge`.
     """
 
     lease: str
@@ -40,6 +38,12 @@ class Held:
     joined: float
     heard: float
     measures: Measures | None = None
+    waits: str = ""
+
+
+def running(member: Member) -> tuple[int | None, str, str, int]:
+    """What a member says it runs."""
+    return (member.version, member.digest, member.run, member.epoch)
 
 
 class LeaseTable:
@@ -88,16 +92,21 @@ class LeaseTable:
         now: float,
         fetch_rate: int = 0,
         measures: Measures | None = None,
+        *,
+        run: str = "",
+        epoch: int = 0,
+        waits: str = "",
     ) -> Member:
-        """Let `lease` last until `now + ttl`, and note what its holder runs, and its `Member.fetch_rate`.
+        """Let `lease` last until `now + ttl`, and note what its holder runs (see `Member`) and waits for.
 
         measures: None leaves those told before. Raises `LeaseError` if it has ended.
         """
         held = self.holder(lease, now)
-        member = held.member
-        if (member.version, member.digest, member.fetch_rate) != (version, digest, fetch_rate):
-            member = msgspec.structs.replace(member, version=version, digest=digest, fetch_rate=fetch_rate)
-        self._hold(Held(lease, member, held.joined, now, held.measures if measures is None else measures))
+        told = Member(
+            info=held.member.info, version=version, digest=digest, run=run, epoch=epoch, fetch_rate=fetch_rate
+        )
+        member = held.member if held.member == told else told
+        self._hold(Held(lease, member, held.joined, now, held.measures if measures is None else measures, waits))
         return member
 
     def leave(self, lease: str, now: float) -> Ended:

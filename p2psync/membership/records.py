@@ -34,12 +34,15 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A node with a live lease, and the version it last said it runs (None: none yet). digest: 32 hex digits.
 
+    run, epoch: those of that version; versions of two runs have nothing to do with each other. run "": not told.
     fetch_rate: bytes a second at which chunks last came while it was busy fetching, by its own measure; 0: none yet.
     """
 
     info: NodeInfo
     version: int | None = None
     digest: str = ""
+    run: str = ""
+    epoch: int = 0
     fetch_rate: int = 0
 
 
@@ -87,18 +90,23 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     info: NodeInfo
     version: int | None = None
     digest: str = ""
+    run: str = ""
+    epoch: int = 0
 
 
 class Renew(msgspec.Struct, frozen=True, kw_only=True):
     """Keep a lease, and say which version is live: the acknowledgement of a commit is a renewal.
 
-    The lease comes first, and is renewed whatever the rest says (see `p2psync.membership.renewal`). fetch_rate: see
-    `Member`. measures: None if they are as they were told last.
+    The lease comes first, and is renewed whatever the rest says (see `p2psync.membership.renewal`). run, epoch,
+    fetch_rate: see `Member`. waits: see `MemberAge`. measures: None if they are as they were told last.
     """
 
     lease: str
     version: int | None = None
     digest: str = ""
+    run: str = ""
+    epoch: int = 0
+    waits: str = ""
     fetch_rate: int = 0
     measures: Measures | None = None
 
@@ -120,6 +128,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer takes a run over at `epoch`: above the hub's, or equal to it from the same node (after a hub restart).
 
     key: raw public key in hex; signature (hex) over `claim_bytes` of this claim, whose nonce the hub gave.
+    take_over: take the hub from another run, whose trainer may be at work, or from a newer one; see `fencing`.
     """
 
     node: str
@@ -128,6 +137,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     nonce: str
     key: str
     signature: str = ""
+    take_over: bool = False
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +189,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """All that a node needs to know, at one revision. run is "" until a trainer has claimed one.
 
+    claim: who holds the run and how it came to, in one line for people; "" before the first claim.
     instance: differs after each start of the hub, so a client sees that revisions began anew.
     head: the newest announced version of the highest epoch that announced one, None before the first.
     plan: revision of the plan in use, 0: none. It rises with each plan of this instance.
@@ -190,6 +201,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     run: str = ""
     epoch: int = 0
+    claim: str = ""
     head: int | None = None
     plan: int = 0
     members: list[Member] = []
@@ -199,7 +211,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class MemberAge(msgspec.Struct, frozen=True, kw_only=True):
     """For how long a node has held its lease, and how long ago it was last heard of (seconds).
 
-    up, down: see `Measures`.
+    up, down: see `Measures`. waits: why the node does not run what the hub offers, by its own word, for people; "":
+    it does, or is on its way.
     """
 
     node: str
@@ -207,6 +220,7 @@ class MemberAge(msgspec.Struct, frozen=True, kw_only=True):
     heard: float
     up: float = 0.0
     down: float = 0.0
+    waits: str = ""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,8 +243,13 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def claim_bytes(claim: Claim) -> bytes:
-    """The bytes that a claim's signature covers: context, then every field but the signature, in order."""
+    """The bytes that a claim's signature covers: context, then every field but the signature, in order.
+
+    A claim that takes nothing over is signed as it was before there was such a field.
+    """
     fields = [claim.node, claim.run, str(claim.epoch), claim.nonce, claim.key]
+    if claim.take_over:
+        fields.append("take over")
     return b"p2psync claim v1\0" + "\0".join(fields).encode()
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from p2psync.errors import FormatError
-from p2psync.membership.checks import MAX_PATHS, check_measures, check_rate, check_running
+from p2psync.membership.checks import MAX_PATHS, check_measures, check_rate, check_running, line_of
 from p2psync.membership.records import Measures, Path, Renew
 
 #: Characters of the line that tells a node what was dropped: each kind of trouble is named once.
@@ -23,6 +23,8 @@ MAX_REFUSED = 400
 _LEASE_FIRST = re.compile(rb'\s*\{\s*"lease"\s*:\s*"([ !#-\[\]-~]{1,128})"')
 _DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
+#: The version that a node runs (None: none yet), its digest, run and epoch.
+Running: TypeAlias = tuple[int | None, str, str, int]
 T = TypeVar("T")
 _VERSION: msgspec.json.Decoder[int | None] = msgspec.json.Decoder(int | None)
 _LIST: msgspec.json.Decoder[list[msgspec.Raw] | None] = msgspec.json.Decoder(list[msgspec.Raw] | None)
@@ -34,11 +36,13 @@ _PATH = msgspec.json.Decoder(Path)
 class Told:
     """A renewal as far as it can be taken. None: nothing was told, or nothing fit: what was known before stays.
 
-    running: the version (None: none yet) and its digest. refused: a line for each part that was dropped.
+    running: what is live, with its run and epoch. waits: see `MemberAge`. refused: a line for each part that was
+    dropped.
     """
 
     lease: str
-    running: tuple[int | None, str] | None = None
+    running: Running | None = None
+    waits: str = ""
     fetch_rate: int | None = None
     measures: Measures | None = None
     refused: tuple[str, ...] = ()
@@ -55,6 +59,9 @@ class _Loose(msgspec.Struct):
     lease: str
     version: msgspec.Raw = msgspec.Raw(b"null")
     digest: msgspec.Raw = msgspec.Raw(b'""')
+    run: msgspec.Raw = msgspec.Raw(b'""')
+    epoch: msgspec.Raw = msgspec.Raw(b"0")
+    waits: msgspec.Raw = msgspec.Raw(b'""')
     fetch_rate: msgspec.Raw = msgspec.Raw(b"0")
     measures: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -62,11 +69,12 @@ class _Loose(msgspec.Struct):
 def take(renewal: Renew) -> Told:
     """Take what is within its bounds."""
     refused: list[str] = []
-    running, rate = _running(renewal.version, renewal.digest, refused), _rate(renewal.fetch_rate, refused)
+    running = _running((renewal.version, renewal.digest, renewal.run, renewal.epoch), refused)
+    rate = _rate(renewal.fetch_rate, refused)
     measures = renewal.measures
     if measures is not None and not _fits(measures, []):
         measures = _measures(measures.up, measures.down, measures.paths, refused)
-    return Told(renewal.lease, running, rate, measures, tuple(refused))
+    return Told(renewal.lease, running, line_of(renewal.waits), rate, measures, tuple(refused))
 
 
 def read(body: bytes, trouble: FormatError | None = None) -> Told:
@@ -92,12 +100,15 @@ def read(body: bytes, trouble: FormatError | None = None) -> Told:
 def _read_parts(loose: _Loose) -> Told:
     refused: list[str] = []
     version, digest = _part(loose.version, _VERSION, refused), _part(loose.digest, _TEXT, refused)
+    run, epoch = _part(loose.run, _TEXT, refused), _part(loose.epoch, _WHOLE, refused)
     running = None
-    if version is not None and digest is not None:
-        running = _running(version[0], digest[0], refused)
+    if version is not None and digest is not None and run is not None and epoch is not None:
+        running = _running((version[0], digest[0], run[0], epoch[0]), refused)
+    waits = _part(loose.waits, _TEXT, refused) or ("",)
     rate = _part(loose.fetch_rate, _WHOLE, refused)
     fetch_rate = None if rate is None else _rate(rate[0], refused)
-    return Told(loose.lease, running, fetch_rate, _read_measures(loose.measures, refused), tuple(refused))
+    measures = _read_measures(loose.measures, refused)
+    return Told(loose.lease, running, line_of(waits[0]), fetch_rate, measures, tuple(refused))
 
 
 def _read_measures(raw: msgspec.Raw, refused: list[str]) -> Measures | None:
@@ -137,13 +148,13 @@ def _fits(measures: Measures, refused: list[str]) -> bool:
     return True
 
 
-def _running(version: int | None, digest: str, refused: list[str]) -> tuple[int | None, str] | None:
+def _running(told: Running, refused: list[str]) -> Running | None:
     try:
-        check_running(version, digest)
+        check_running(*told)
     except FormatError as error:
         refused.append(str(error))
         return None
-    return version, digest
+    return told
 
 
 def _rate(rate: int, refused: list[str]) -> int | None:

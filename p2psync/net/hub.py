@@ -103,6 +103,12 @@ class HubService:
         """The hub's clock, in seconds."""
         return self._clock()
 
+    def own_nonce(self) -> str:
+        """A nonce for a claim of the trainer that this hub is part of (`HubConfig.embedded`)."""
+        nonce = self.secret()
+        self.core.own_challenge(nonce=nonce, now=self._clock())
+        return nonce
+
     def on_ended(self, call: Callable[[Ended], None]) -> None:
         """Have `call` told of every lease that ends: expired, left, or replaced by the node's next one."""
         self._on_ended.append(call)

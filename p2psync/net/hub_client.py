@@ -104,9 +104,12 @@ class HubClient:
         if session is not None:
             await session.close()
 
-    async def join(self, info: NodeInfo, version: int | None = None, digest: str = "") -> Lease:
+    async def join(
+        self, info: NodeInfo, version: int | None = None, digest: str = "", *, run: str = "", epoch: int = 0
+    ) -> Lease:
         """Become a member. Raises `FormatError` for data out of bounds, `HubError` also when the hub is full."""
-        return await self.post("/v1/join", Join(info=info, version=version, digest=digest), Lease)
+        body = Join(info=info, version=version, digest=digest, run=run, epoch=epoch)
+        return await self.post("/v1/join", body, Lease)
 
     async def renew(
         self,
@@ -114,16 +117,28 @@ class HubClient:
         version: int | None = None,
         digest: str = "",
         *,
+        run: str = "",
+        epoch: int = 0,
+        waits: str = "",
         fetch_rate: int = 0,
         measures: Measures | None = None,
         limit: float = float("inf"),
     ) -> Lease:
-        """Keep a lease, and say which version is live, `Member.fetch_rate`, and what was measured (None: as before).
+        """Keep a lease, and say which version is live, and the rest of `Renew` (measures None: as before).
 
         limit: seconds to wait for the answer, if that is less than the client's timeout. Raises `LeaseError` when the
         lease has ended: join again.
         """
-        body = Renew(lease=lease, version=version, digest=digest, fetch_rate=fetch_rate, measures=measures)
+        body = Renew(
+            lease=lease,
+            version=version,
+            digest=digest,
+            run=run,
+            epoch=epoch,
+            waits=waits,
+            fetch_rate=fetch_rate,
+            measures=measures,
+        )
         try:
             async with asyncio.timeout(limit if limit < self._timeout else None):
                 return await self.post("/v1/renew", body, Lease)
@@ -138,14 +153,24 @@ class HubClient:
         """A nonce for one claim."""
         return self._decode(await self.get("/v1/challenge", MAX_REPLY), Challenge, "/v1/challenge")
 
-    async def claim(self, key: Ed25519PrivateKey, *, node: str, run: str, epoch: int) -> Claimed:
+    async def claim(
+        self,
+        key: Ed25519PrivateKey,
+        *,
+        node: str,
+        run: str,
+        epoch: int,
+        take_over: bool = False,
+        nonce: str = "",
+    ) -> Claimed:
         """Take the run over at `epoch`, signing with `key`.
 
-        Raises `TrustError` when the hub does not trust the key, `FencedError` when another claim is ahead.
+        take_over: see `Claim`. nonce: of this process's own hub (`HubService.own_nonce`); "": one is asked for. Raises
+        `TrustError` when the hub does not trust the key, `FencedError` when another claim is ahead.
         """
-        challenge = await self.challenge()
+        nonce = nonce or (await self.challenge()).nonce
         public = key.public_key().public_bytes_raw().hex()
-        claim = Claim(node=node, run=run, epoch=epoch, nonce=challenge.nonce, key=public)
+        claim = Claim(node=node, run=run, epoch=epoch, nonce=nonce, key=public, take_over=take_over)
         claim = msgspec.structs.replace(claim, signature=key.sign(claim_bytes(claim)).hex())
         return await self.post("/v1/claim", claim, Claimed)
 

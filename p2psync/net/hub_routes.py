@@ -122,7 +122,8 @@ class _Routes:
 
     async def claim(self, request: web.Request) -> web.Response:
         asked = await read_json(request, Claim)
-        claimed = self._hub.core.claim(asked, token=self._hub.secret(), now=self._hub.now())
+        hub, seen = self._hub, (request.remote or "").removeprefix("::ffff:")
+        claimed = hub.core.claim(asked, token=hub.secret(), now=hub.now(), seen_host=seen)
         self._hub.tick()
         return reply_json(claimed)
 

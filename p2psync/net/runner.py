@@ -25,7 +25,18 @@ from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import FIRST_STREAMS, MeasureConfig, Measuring
 from p2psync.net.peers import PeerEvents, PeerTable
-from p2psync.observe.events import Event, HubAway, HubJoined, Note, PeerBanned, PeerDown, PeerUp, Trouble
+from p2psync.observe.events import (
+    Event,
+    HubAway,
+    HubJoined,
+    Note,
+    PeerBanned,
+    PeerDown,
+    PeerUp,
+    RunChanged,
+    RunRefused,
+    Trouble,
+)
 from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
 from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, Hello, Message
 from p2psync.protocol.versions import Position
@@ -34,11 +45,13 @@ from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk, Vet, Wid
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
+    ChangedRun,
     CommitStage,
     Fetch,
     GetManifest,
     OpenStage,
     Put,
+    RefuseRun,
     Retire,
 )
 from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeCore
@@ -202,7 +215,8 @@ class NodeRunner:
 
     def running(self, position: Position) -> None:
         """Tell the hub which version this node has (a trainer: the one it published)."""
-        self.core.membership.running(position.version, position.digest.hex(), self._loop.time())
+        digest, now = position.digest.hex(), self._loop.time()
+        self.core.membership.running(position.version, digest, now, position.run, position.epoch)
         self._kick()
 
     def doubt(self, message: str) -> None:
@@ -304,6 +318,11 @@ class NodeRunner:
                 self._drive(lambda driver: driver.run(action))
             case AbandonStage():
                 self._drive(EngineDriver.abandon)
+            case RefuseRun():
+                refusal = action.refusal
+                self._emit_once(RunRefused(refusal.run, refusal.epoch, refusal.live, refusal.reason, refusal.text()))
+            case ChangedRun():
+                self._emit(RunChanged(action.run, action.before))
             case Retire():
                 self._signed.pop(action.id, None)
                 self._drive(lambda driver: self._remove(driver, action.id))
@@ -339,11 +358,15 @@ class NodeRunner:
 
     def _trouble(self, message: str, about: str = "") -> None:
         """Tell of a trouble, but not of the same one all the time. about: names it where its message varies."""
-        now = self._loop.time()
+        self._emit_once(Trouble(message), about)
+
+    def _emit_once(self, event: Event, about: str = "") -> None:
+        """Tell of it unless the same was told just now."""
+        now, name = self._loop.time(), about or event.line()
         self._troubles = {told: at for told, at in self._troubles.items() if now - at < SAY_AGAIN}
-        if (about or message) not in self._troubles:
-            self._troubles[about or message] = now
-            self._emit(Trouble(message))
+        if name not in self._troubles:
+            self._troubles[name] = now
+            self._emit(event)
 
     # ---- peers -----------------------------------------------------------------------------------------------------
 
@@ -470,7 +493,8 @@ class NodeRunner:
     async def _call_hub(self, call: HubCall) -> None:
         try:
             if isinstance(call, CallJoin):
-                lease = await self._hub.join(call.request.info, call.request.version, call.request.digest)
+                join = call.request
+                lease = await self._hub.join(join.info, join.version, join.digest, run=join.run, epoch=join.epoch)
                 self.core.joined(lease, self._loop.time())
                 self._on_told()
                 self._hub_away, self._was_member = False, True
@@ -481,6 +505,9 @@ class NodeRunner:
                     request.lease,
                     request.version,
                     request.digest,
+                    run=request.run,
+                    epoch=request.epoch,
+                    waits=request.waits,
                     fetch_rate=request.fetch_rate,
                     measures=request.measures,
                     limit=call.limit,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from p2psync.membership.runs import SHORT_RUN, run_name
+
 
 class Event(msgspec.Struct, frozen=True, tag=True):
     """Base of all events. `line()` is what a terminal or a log shows; a severity of "warning" asks for attention."""
@@ -45,6 +47,34 @@ class HubAway(Warned, frozen=True):
     def line(self) -> str:
         """One line for people."""
         return self.message
+
+
+class RunRefused(Warned, frozen=True):
+    """The hub offers a run, or an epoch of it, that this node does not follow; see `p2psync.membership.runs`.
+
+    run, epoch: what is offered. live: the run that this node is at. reason: older, fenced or other.
+    """
+
+    run: str
+    epoch: int
+    live: str
+    reason: str
+    message: str
+
+    def line(self) -> str:
+        """One line for people."""
+        return self.message
+
+
+class RunChanged(Event, frozen=True):
+    """A version of another run than before is live."""
+
+    run: str
+    before: str
+
+    def line(self) -> str:
+        """One line for people."""
+        return f"follows {run_name(self.run)} now, instead of {run_name(self.before)}"
 
 
 class PeerUp(Event, frozen=True):
@@ -151,6 +181,52 @@ class ProfileChosen(Event, frozen=True):
     def line(self) -> str:
         """One line for people."""
         return f"publishing in profile {self.profile}: {self.why}"
+
+
+class ActorsElsewhere(Warned, frozen=True):
+    """So many actors are at a newer run than this trainer's, or at a later epoch of it: they do not take its versions.
+
+    run, epoch: theirs. own: the trainer's run.
+    """
+
+    actors: int
+    run: str
+    epoch: int
+    own: str
+    own_epoch: int
+
+    def line(self) -> str:
+        """One line for people."""
+        who = f"{self.actors} actor follows" if self.actors == 1 else f"{self.actors} actors follow"
+        if self.run == self.own:
+            which = f"epoch {self.epoch} of this run, and this trainer is at {self.own_epoch}, of an older store"
+        else:
+            which = f"{run_name(self.run)}, which is newer than {run_name(self.own)} of this trainer"
+        return (
+            f"{who} {which}: its versions are not taken there; to have all take them, start this trainer with"
+            f" --supersede {self.run[:SHORT_RUN]}"
+            + ("" if self.run == self.own else f", to have some, start those with --follow-run {self.own[:SHORT_RUN]}")
+        )
+
+
+class Unlike(Warned, frozen=True):
+    """A version has few tensors in common with its base: shared of `tensors`, and bytes of them."""
+
+    version: int
+    base: int
+    shared: int
+    tensors: int
+    shared_bytes: int
+    total_bytes: int
+
+    def line(self) -> str:
+        """One line for people."""
+        fetched = (self.total_bytes - self.shared_bytes) / 1e6
+        few = f"{self.shared} of its {self.tensors} tensors" if self.shared else f"none of its {self.tensors} tensors"
+        return (
+            f"version {self.version} shares {few} with version {self.base}: every actor fetches {fetched:.1f} of"
+            f" {self.total_bytes / 1e6:.1f} MB anew; is --store the one of this model? An empty one begins a new run"
+        )
 
 
 class Squashed(Event, frozen=True):

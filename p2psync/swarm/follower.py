@@ -4,8 +4,10 @@ States: IDLE → GATHER (the path's manifests are being had) → OPEN (the engin
 are put into the stage as they come, in the order of the path's steps) → COMMIT → IDLE …. A failure anywhere leads back
 to IDLE and a pause; a manifest that failed twice is avoided, so that another path (in the end an anchor) is taken.
 
-A target must be later than what is live, by (run, epoch, version): nothing that was rightly signed in the past, and
-nothing of an epoch that was fenced off, leads back. The whole path is resolved before the engine is touched.
+`p2psync.membership.runs` says which run is followed. Within it a target must be later than what is live, by (epoch,
+version): nothing that was rightly signed in the past, and nothing of an epoch that was fenced off, leads back. What the
+hub offers and is refused stays out of use, and people are told once. A version of another run that has the digest of
+what is live is the same bits: it is adopted, not fetched. The whole path is resolved before the engine is touched.
 
 Paths are compared by the bytes that are still missing here. A node stays on the path that it has begun, also when a
 cheaper one is announced, a squash for one; unless that way to the newest version needs clearly fewer bytes than the
@@ -22,12 +24,15 @@ from enum import Enum
 
 from p2psync.errors import BaseMismatchError, ReplayError
 from p2psync.membership.records import Announcement, View
+from p2psync.membership.runs import NEWEST
 from p2psync.protocol.lineage import Place, head, missing_bytes, place_after, resolve
 from p2psync.protocol.manifest import Manifest, check_meets
 from p2psync.protocol.versions import Position, Step
+from p2psync.swarm.run_choice import RunChoice
 from p2psync.swarm.wishes import (
     AbandonStage,
     Adopt,
+    ChangedRun,
     CommitStage,
     EngineAction,
     Fetch,
@@ -36,12 +41,14 @@ from p2psync.swarm.wishes import (
     GetManifest,
     OpenStage,
     Put,
+    RefuseRun,
     Retire,
 )
 
 __all__ = [
     "AbandonStage",
     "Adopt",
+    "ChangedRun",
     "CommitStage",
     "EngineAction",
     "Fetch",
@@ -52,6 +59,7 @@ __all__ = [
     "OpenStage",
     "Phase",
     "Put",
+    "RefuseRun",
     "Retire",
 ]
 
@@ -82,10 +90,12 @@ class Phase(Enum):
 class _Walk:
     """The path under way; or, if `adopt` is given, the manifest that vouches for weights at hand.
 
-    todo: per step, chunks not yet put. saved: chunks that the store holds and that wait for their step.
+    run: that the path leads in. todo: per step, chunks not yet put. saved: chunks that the store holds and that wait
+    for their step.
     """
 
     number: int
+    run: str
     announced: list[Announcement]
     adopt: Position | None = None
     steps: list[Step] = field(default_factory=list)
@@ -105,9 +115,20 @@ class _Walk:
 class Follower:
     """Keeps one engine at the newest version of the lineage."""
 
-    def __init__(self, position: Position | None, local_digest: str = "", turn_bytes: int = TURN_BYTES) -> None:
-        """`local_digest` (hex): the digest of weights at hand that are no known position, such as a base model."""
+    def __init__(
+        self,
+        position: Position | None,
+        local_digest: str = "",
+        turn_bytes: int = TURN_BYTES,
+        *,
+        follow: str = NEWEST,
+    ) -> None:
+        """`local_digest` (hex): the digest of weights at hand that are no known position, such as a base model.
+
+        follow: see `p2psync.membership.runs.parse_follow`.
+        """
         self.position = position
+        self._run = RunChoice(position, follow)
         self.phase = Phase.IDLE
         self.last_error = ""
         self._local_digest = local_digest
@@ -126,24 +147,22 @@ class Follower:
         self._failures: dict[str, int] = {}
         self._pause = FIRST_PAUSE
         self._retry_at = 0.0
-        self._latest = (position.run, position.epoch) if position else ("", 0)
         self._actions: list[FollowerAction] = []
 
     # ---- inputs ----------------------------------------------------------------------------------------------------
 
     def viewed(self, view: View, now: float) -> None:
-        """The hub's view changed. A hub that speaks of an earlier run or epoch than was followed is not believed.
+        """The hub's view changed. One of a run or epoch that is not to be followed is not used.
 
         A trainer that comes back announces its lineage in rising order of epochs and versions; so a manifest counts as
         gone only if it is not announced and the head is not before it.
         """
         if not view.run:
             return
-        if (view.run, view.epoch) < self._latest:
-            self.last_error = f"the hub offers run {view.run[:12]} epoch {view.epoch}, which is over; waiting"
+        if (reason := self._run.why_not(view)) is not None:
+            self._actions += self._run.refuse(view, reason)
             return
-        over = (view.run, view.epoch) > self._latest
-        self._latest = (view.run, view.epoch)
+        over = self._run.accept(view)
         self._view = view
         self._head = head(view.lineage)
         self._heard = {id: a for id, a in self._heard.items() if not over and self._is_ahead(a)}
@@ -151,7 +170,8 @@ class Follower:
             self._stranded, self._retry_at = False, now
         if self._walk and self.phase in (Phase.GATHER, Phase.OPEN, Phase.FETCH):
             lineage = {a.id for a in view.lineage}
-            gone = any(self._is_gone(a.id, a.epoch, a.version, lineage) for a in self._walk.announced)
+            run = self._walk.run
+            gone = any(self._is_gone(a.id, run, a.epoch, a.version, lineage) for a in self._walk.announced)
             if gone or (over and not self._is_confirmed(self._walk)):
                 self._drop_walk()
             else:
@@ -197,9 +217,9 @@ class Follower:
         """The outcome of `Adopt`: None if the local copy is something else."""
         if not self._is_current(action, Phase.OPEN):
             return
-        self.position = position
         self._local_digest = ""
         self._drop_walk()
+        self._went_to(position)
         self._advance(now)
 
     def opened(self, action: OpenStage, wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> None:
@@ -249,10 +269,10 @@ class Follower:
 
     def committed(self, action: CommitStage, position: Position, now: float) -> None:
         """The stage is live."""
-        self.position = position
         self.last_error = ""
         self._walk = None
         self.phase = Phase.IDLE
+        self._went_to(position)
         self._turns = 0
         self._pause = FIRST_PAUSE
         self._failures.clear()
@@ -284,6 +304,13 @@ class Follower:
             self._fail(message, [], now)
 
     @property
+    def waits(self) -> str:
+        """Why what the hub offers is not live here, in one line for people; "" while nothing is amiss."""
+        if self._run.refusal is not None:
+            return self._run.refusal.text()
+        return self.last_error if self.last_error and self._behind() else ""
+
+    @property
     def empty(self) -> bool:
         """Whether there is nothing here that a delta could lead on from."""
         return self.position is None and not self._local_digest
@@ -312,10 +339,10 @@ class Follower:
         newest = head(self._lineage)
         if newest is None or self._view is None:
             return None
-        if self.position is None:
+        live = self.position
+        if live is None or live.run != self._view.run:
             return newest
-        live = (self.position.run, self.position.epoch, self.position.version)
-        return newest if (self._view.run, newest.epoch, newest.version) > live else None
+        return newest if (newest.epoch, newest.version) > (live.epoch, live.version) else None
 
     @property
     def _lineage(self) -> list[Announcement]:
@@ -345,8 +372,8 @@ class Follower:
         target = self.target()
         if target is None or self._view is None:
             return
-        if self.position is None and self._local_digest:
-            known = self._find_local()
+        if at_hand := self._digest_at_hand():
+            known = self._find(at_hand)
             if known is not None:
                 self._begin_walk([known[0]], adopt=known[1])
                 return
@@ -365,8 +392,9 @@ class Follower:
             self._begin_walk([target], adopt=_position(self._view.run, target, target.version, target.digest))
 
     def _begin_walk(self, path: list[Announcement], adopt: Position | None = None) -> None:
+        assert self._view is not None
         self._walks += 1
-        self._walk = _Walk(self._walks, path, adopt)
+        self._walk = _Walk(self._walks, self._view.run, path, adopt)
         self.phase = Phase.GATHER
         for announcement in path:
             if announcement.id not in self._manifests:
@@ -402,13 +430,21 @@ class Follower:
                 self._actions.append(Forgo(step.id))
         self._drop_walk()
 
-    def _find_local(self) -> tuple[Announcement, Position] | None:
-        """The version that the weights at hand are, if the lineage knows it as an end or as a base."""
+    def _digest_at_hand(self) -> str:
+        """The digest (hex) of weights here that are of no known place in the run that is followed; "": of none such."""
         assert self._view is not None
-        for a in self._view.lineage:
-            if a.digest == self._local_digest:
+        if self.position is None:
+            return self._local_digest
+        return self.position.digest.hex() if self.position.run != self._view.run else ""
+
+    def _find(self, digest: str) -> tuple[Announcement, Position] | None:
+        """The version with this digest, if the lineage knows it as an end or as a base; as an end, the newest."""
+        assert self._view is not None
+        for a in sorted(self._view.lineage, key=lambda a: (a.epoch, a.version), reverse=True):
+            if a.digest == digest:
                 return a, _position(self._view.run, a, a.version, a.digest)
-            if a.base is not None and a.base_digest == self._local_digest:
+        for a in self._view.lineage:
+            if a.base is not None and a.base_digest == digest:
                 return a, _position(self._view.run, a, a.base, a.base_digest)
         return None
 
@@ -443,7 +479,9 @@ class Follower:
                 raise ReplayError(f"version {then.manifest.version} was published by a trainer that was fenced off")
         last = walk.steps[-1].manifest
         live = self.position
-        if live is not None and (last.run, last.epoch, last.version) <= (live.run, live.epoch, live.version):
+        if live is None or live.run != last.run:
+            return
+        if (last.epoch, last.version) <= (live.epoch, live.version):
             raise ReplayError(f"version {last.version} of epoch {last.epoch} is not later than what is live")
 
     def _put_saved(self) -> None:
@@ -482,15 +520,30 @@ class Follower:
             return
         keep = {a.id for a in self._view.lineage} | ({a.id for a in self._walk.announced} if self._walk else set())
         for id, step in list(self._manifests.items()):
-            if self._is_gone(id, step.manifest.epoch, step.manifest.version, keep):
+            m = step.manifest
+            if self._is_gone(id, m.run, m.epoch, m.version, keep):
                 del self._manifests[id]
                 self._held.pop(id, None)
                 self._actions.append(Retire(step.id))
 
-    def _is_gone(self, id: str, epoch: int, version: int, lineage: set[str]) -> bool:
-        """Whether a manifest was taken back: a fork's lost versions count as before its head, whatever their number."""
+    def _is_gone(self, id: str, run: str, epoch: int, version: int, lineage: set[str]) -> bool:
+        """Whether a manifest was taken back: a fork's lost versions count as before its head, whatever their number,
+        and so does all of another run."""
         newest = self._head
-        return newest is not None and id not in lineage and (epoch, version) <= (newest.epoch, newest.version)
+        if newest is None or self._view is None or id in lineage:
+            return False
+        return run != self._view.run or (epoch, version) <= (newest.epoch, newest.version)
+
+    def _went_to(self, position: Position | None) -> None:
+        """This is live now. What the hub offers may be of an older run than that: it changed hands meanwhile."""
+        self.position = position
+        if position is None:
+            return
+        self._actions += self._run.went_to(position)
+        view = self._view
+        if view is not None and (reason := self._run.why_not(view)) is not None:
+            self._view = self._head = None
+            self._actions += self._run.refuse(view, reason)
 
     def _is_current(self, action: EngineAction, phase: Phase) -> bool:
         return self._walk is not None and self.phase is phase and action.walk == self._walk.number

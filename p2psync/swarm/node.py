@@ -29,6 +29,7 @@ from p2psync.swarm.core import Swarm
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
+    ChangedRun,
     CommitStage,
     EngineAction,
     Fetch,
@@ -37,6 +38,7 @@ from p2psync.swarm.follower import (
     GetManifest,
     OpenStage,
     Put,
+    RefuseRun,
     Retire,
 )
 from p2psync.swarm.transfer import Bits
@@ -92,6 +94,8 @@ NodeAction: TypeAlias = (
     | CommitStage
     | AbandonStage
     | Retire
+    | RefuseRun
+    | ChangedRun
 )
 
 
@@ -133,6 +137,8 @@ class NodeCore:
         # Epoch and version of the newest that was published here.
         self._published = (-1, -1)
         self._actions: list[NodeAction] = []
+        if follower is not None:
+            self.membership.why_waiting = lambda: follower.waits
         if follower is not None and follower.position is not None:
             self._running(follower.position, 0.0)
         elif follower is not None and follower.empty:
@@ -414,4 +420,4 @@ class NodeCore:
         if position is None:
             self.membership.running(None, "", now)
         else:
-            self.membership.running(position.version, position.digest.hex(), now)
+            self.membership.running(position.version, position.digest.hex(), now, position.run, position.epoch)

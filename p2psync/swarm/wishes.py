@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from p2psync.membership.runs import Refusal
 from p2psync.protocol.versions import Position, Step
 
 
@@ -79,6 +80,23 @@ class Retire:
     id: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class RefuseRun:
+    """Tell people that what the hub offers is not followed, and why."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRun:
+    """Tell people that a version of another run than `before` is live now."""
+
+    run: str
+    before: str
+
+
 #: What the engine is asked to do, and answers.
 EngineAction: TypeAlias = Adopt | OpenStage | Put | CommitStage
-FollowerAction: TypeAlias = GetManifest | Adopt | OpenStage | Fetch | Forgo | Put | CommitStage | AbandonStage | Retire
+FollowerAction: TypeAlias = (
+    GetManifest | Adopt | OpenStage | Fetch | Forgo | Put | CommitStage | AbandonStage | Retire | RefuseRun | ChangedRun
+)

@@ -190,6 +190,20 @@ def test_a_second_trainer_fences_the_first(swarm: Swarm) -> None:
     swarm.converged(actor, "actor", version)
 
 
+def test_a_new_run_at_a_hub_that_is_held(swarm: Swarm) -> None:
+    swarm.hub()
+    first = swarm.trainer(hub=False)
+    swarm.publish(Model(rows=64), first)
+    Model(rows=64, seed=2).write(swarm.place / "other")
+    flags = ["--to", swarm.url, "--key", swarm.key_file, "--store", swarm.place / "store-2", "--actors", 0]
+    told = refused(swarm.run("publish", swarm.place / "other", *flags, *LOCAL))
+    assert "is at work" in told and "--take-over" in told and first.process.poll() is None
+    second = swarm.run("publish", swarm.place / "other", *flags, *LOCAL, "--take-over")
+    assert second.exit_code() == 0, second.stderr
+    last = refused_later(first)
+    assert "another run took the hub over: trainer" in last and "with --take-over" in last
+
+
 def refused_later(process: Process) -> str:
     """The line with which a daemon ends that was at work."""
     assert process.exit_code() == 1, process.stderr

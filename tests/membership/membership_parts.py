@@ -72,11 +72,12 @@ def signed_claim(
     run: str = RUN,
     epoch: int = 1,
     claimant: int = 1,
+    take_over: bool = False,
     key: Ed25519PrivateKey = KEY,
 ) -> Claim:
     """A claim over `nonce`, rightly signed."""
     public = key.public_key().public_bytes_raw().hex()
-    claim = Claim(node=f"{claimant:032x}", run=run, epoch=epoch, nonce=nonce, key=public)
+    claim = Claim(node=f"{claimant:032x}", run=run, epoch=epoch, nonce=nonce, key=public, take_over=take_over)
     return msgspec.structs.replace(claim, signature=key.sign(claim_bytes(claim)).hex())
 
 

@@ -141,7 +141,9 @@ def test_a_claim_is_visible_and_lets_announce() -> None:
     assert announce(core, token, manifest(0, epoch=3)) == 2
 
 
-@pytest.mark.parametrize("fields", [{"epoch": 2, "claimant": 2}, {"run": LATER_RUN, "epoch": 0, "claimant": 2}])
+@pytest.mark.parametrize(
+    "fields", [{"epoch": 2, "claimant": 2}, {"run": LATER_RUN, "epoch": 0, "claimant": 2, "take_over": True}]
+)
 def test_a_later_claim_fences_the_earlier(fields: dict[str, object]) -> None:
     core = make_core()
     earlier = claim(core)
@@ -156,7 +158,7 @@ def test_a_later_claim_fences_the_earlier(fields: dict[str, object]) -> None:
     [
         ({"epoch": 4}, "claim epoch 6 or above"),
         ({"epoch": 5, "claimant": 2}, "claim epoch 6 or above"),
-        ({"run": "0" * 32, "epoch": 99}, "start a new run"),
+        ({"run": "0" * 32, "epoch": 99}, "start with --supersede 000000000001"),
     ],
 )
 def test_a_claim_that_is_behind_is_told_what_to_do(fields: dict[str, object], message: str) -> None:

@@ -32,6 +32,7 @@ class HubMachine(RuleBasedStateMachine):
         self.leases: dict[str, tuple[int, int, int]] = {}  # lease → node, port, heard
         self.past: list[str] = []
         self.claimant: tuple[str, int, int] | None = None  # run, epoch, node
+        self.claimed_at, self.left = 0, False
         self.tokens: list[str] = []
         self.lineage: list[tuple[str, int, int, int | None, float]] = []
         self.seen = self.visible()
@@ -78,7 +79,8 @@ class HubMachine(RuleBasedStateMachine):
             return
         self.core.leave(Leave(lease=lease), now=self.now)
         assert [e.lease for e in self.core.expire(self.now)] == [lease]
-        del self.leases[lease]
+        number, _, _ = self.leases.pop(lease)
+        self.left |= self.claimant is not None and number == self.claimant[2]
 
     @rule(seconds=st.integers(1, 7))
     def pass_time(self, seconds: int) -> None:
@@ -86,18 +88,26 @@ class HubMachine(RuleBasedStateMachine):
         self.core.expire(self.now)
         self.leases = {lease: held for lease, held in self.leases.items() if self.now < held[2] + TTL}
 
-    @rule(run=_RUNS, epoch=_EPOCHS, number=st.integers(0, 1))
-    def claim(self, run: str, epoch: int, number: int) -> None:
+    @rule(run=_RUNS, epoch=_EPOCHS, number=st.integers(0, 1), take_over=st.booleans())
+    def claim(self, run: str, epoch: int, number: int, take_over: bool) -> None:
         wanted = (run, epoch, number)
         held = self.claimant
-        if held is not None and not (wanted[:2] > held[:2] or wanted == held):
+        if held is not None and not (self.may_claim(held, wanted) or (take_over and run != held[0])):
             with pytest.raises(FencedError):
-                claim(self.core, self.now, run=run, epoch=epoch, claimant=number)
+                claim(self.core, self.now, run=run, epoch=epoch, claimant=number, take_over=take_over)
             return
-        self.tokens.append(claim(self.core, self.now, run=run, epoch=epoch, claimant=number))
+        self.tokens.append(claim(self.core, self.now, run=run, epoch=epoch, claimant=number, take_over=take_over))
         if held is not None and held[0] != run:
             self.lineage = []
-        self.claimant = wanted
+        self.claimant, self.claimed_at, self.left = wanted, self.now, False
+
+    def may_claim(self, held: tuple[str, int, int], wanted: tuple[str, int, int]) -> bool:
+        """Whether a claim needs no word that it is on purpose."""
+        if wanted[0] == held[0]:
+            return wanted[:2] > held[:2] or wanted == held
+        is_here = any(number == held[2] for number, _, _ in self.leases.values())
+        is_here |= not self.left and self.now < self.claimed_at + TTL
+        return wanted[0] > held[0] and (wanted[2] == held[2] or not is_here)
 
     @rule(key=_KEYS)
     def announce(self, key: tuple[str, int, int, int | None, float]) -> None:

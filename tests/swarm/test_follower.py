@@ -23,6 +23,7 @@ from p2psync.swarm.follower import (
     OpenStage,
     Phase,
     Put,
+    RefuseRun,
     Retire,
 )
 
@@ -246,8 +247,8 @@ def test_a_hub_of_an_earlier_epoch_or_run_is_not_believed() -> None:
     for view in (view_of(announce(D2), epoch=1), view_of(announce(D2), epoch=9, run="0" * 32)):
         actor = Actor(at(1, epoch=2))
         actor.view(view)
-        assert actor.actions() == [] and actor.follower.target() is None
-        assert "which is over" in actor.follower.last_error
+        assert [type(action) for action in actor.actions()] == [RefuseRun] and actor.follower.target() is None
+        assert "not followed" in actor.follower.waits
 
 
 def test_a_hub_that_knows_no_run_yet_changes_nothing() -> None:

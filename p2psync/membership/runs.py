@@ -1,0 +1,126 @@
+"""Which run a node follows, and the words for it. Pure.
+
+A run id begins with the time of its creation, so ids order runs by age. The law, the same at every node:
+
+- An older run never takes the place of the one whose version is live, whichever hub offers it and whoever signed it.
+- Within a run an earlier epoch never takes the place of a later one. Epochs of two runs are never compared.
+- Only what is live counts: a run that was announced and of which nothing was committed binds nobody.
+
+An operator goes back on purpose, in one of two ways: `p2psync trainer --supersede RUN` has the trainer, which holds
+the key, go on under a run that is newer than RUN; `p2psync actor --follow-run RUN` has one actor follow RUN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, TypeAlias
+
+from p2psync.errors import UsageError
+from p2psync.membership.records import new_run
+
+#: `--follow-run`: the newest run (the law above), or whichever run the hub offers. Else the beginning of a run's id.
+NEWEST = "newest"
+ANY = "any"
+#: Hex digits of a run id that tell its time of creation (milliseconds), by which people name it.
+SHORT_RUN = 12
+_RUN_DIGITS = 32
+
+#: Why a run is not followed. older: than the live one. fenced: a later epoch of it was seen. other: the operator named
+#: another run.
+Reason: TypeAlias = Literal["older", "fenced", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A run and epoch that a hub offers and a node does not follow. live: the run and epoch that the node is at.
+
+    follow: what the operator told the node, see `parse_follow`.
+    """
+
+    reason: Reason
+    run: str
+    epoch: int
+    live: str
+    live_epoch: int
+    follow: str = NEWEST
+
+    def text(self) -> str:
+        """One line for people, with the way out."""
+        offered = f"the hub offers {run_name(self.run)}"
+        if self.reason == "other":
+            return (
+                f"told to follow run {self.follow} (--follow-run); {offered}: not followed; leave --follow-run out to"
+                " follow the newest run"
+            )
+        if self.reason == "fenced":
+            return (
+                f"at epoch {self.live_epoch} of {run_name(self.run)}; the hub offers its epoch {self.epoch}, which is"
+                " over: not followed; stop that trainer and start the one with the newest store, or start it with"
+                f" --supersede {self.run[:SHORT_RUN]}"
+            )
+        return (
+            f"follows {run_name(self.live)}; {offered}, which is older: not followed; to follow it, start its trainer"
+            f" with --supersede {self.live[:SHORT_RUN]}, or this node with --follow-run {self.run[:SHORT_RUN]}"
+        )
+
+
+def parse_follow(text: str) -> str:
+    """`--follow-run`: NEWEST, ANY, or at least the first 12 hex digits of a run's id. Raises `UsageError`."""
+    if text in (NEWEST, ANY):
+        return text
+    return parse_run(text, "--follow-run", f"{NEWEST}, {ANY} or ")
+
+
+def parse_run(text: str, option: str, others: str = "") -> str:
+    """The beginning of a run's id, 12 to 32 hex digits. Raises `UsageError` that names `option`."""
+    digits = text.lower()
+    if not SHORT_RUN <= len(digits) <= _RUN_DIGITS or not set(digits) <= set("0123456789abcdef"):
+        raise UsageError(
+            f"{option} wants {others}the {SHORT_RUN} to {_RUN_DIGITS} hex digits of a run, as `p2psync status` shows it"
+        )
+    return digits
+
+
+def why_not(follow: str, *, live: str, seen: tuple[str, int], offered: tuple[str, int]) -> Reason | None:
+    """Why the offered (run, epoch) is not to be followed; None: it is.
+
+    live: the run of the version that is, or was last, live; "" before the first. seen: the latest epoch of the run that
+    was followed last.
+    """
+    run, epoch = offered
+    if follow not in (NEWEST, ANY) and not run.startswith(follow):
+        return "other"
+    if follow == NEWEST and run < live:
+        return "older"
+    if run == seen[0] and epoch < seen[1]:
+        return "fenced"
+    return None
+
+
+def is_newer(run: str, than: str) -> bool:
+    """Whether a run is newer than one of which `than` is the beginning of the id."""
+    return run[: len(than)] > than
+
+
+def later_run(than: str, unix_ms: int, randomness: bytes) -> str:
+    """A new run's id, made at this time, or just after the creation of the run `than` ("": none) if that is later.
+
+    So a run that is begun is the newest, whatever clocks say. randomness: 10 bytes. Raises `UsageError` if `than` is of
+    a time after which there is no other.
+    """
+    after = int(than[:SHORT_RUN], 16) + 1 if than else 0
+    if after >= 1 << 48:
+        raise UsageError(f"there is no run after {than[:SHORT_RUN]}; was that its id?")
+    return new_run(max(unix_ms, after), randomness)
+
+
+def run_name(run: str) -> str:
+    """A run for people: the part of its id that tells its creation, and when that was."""
+    if not run:
+        return "no run"
+    try:
+        created = datetime.fromtimestamp(int(run[:SHORT_RUN], 16) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):  # an id that no clock of ours made
+        return f"run {run[:SHORT_RUN]}"
+    return f"run {run[:SHORT_RUN]} (created {created:%Y-%m-%d %H:%M:%S} UTC)"

@@ -1,0 +1,46 @@
+"""Which of the runs that hubs offer one node follows, and what people are told of it. Sans-I/O.
+
+`p2psync.membership.runs` holds the law; this is what a node must remember for it.
+"""
+
+from __future__ import annotations
+
+from p2psync.membership.records import View
+from p2psync.membership.runs import NEWEST, Reason, Refusal, why_not
+from p2psync.protocol.versions import Position
+from p2psync.swarm.wishes import ChangedRun, RefuseRun
+
+
+class RunChoice:
+    """The run of one node."""
+
+    def __init__(self, position: Position | None, follow: str = NEWEST) -> None:
+        """position: what is live. follow: see `p2psync.membership.runs.parse_follow`."""
+        #: The offer that stands and is not followed.
+        self.refusal: Refusal | None = None
+        self._follow = follow
+        # The run of what is, or was last, live; "" before the first commit.
+        self._live = position.run if position else ""
+        # The run that was followed last, and the latest epoch of it that was seen.
+        self._seen = (position.run, position.epoch) if position else ("", 0)
+
+    def why_not(self, view: View) -> Reason | None:
+        """Why what a hub offers is not followed; None: it is."""
+        return why_not(self._follow, live=self._live, seen=self._seen, offered=(view.run, view.epoch))
+
+    def accept(self, view: View) -> bool:
+        """Follow it. Returns whether run or epoch are others than before."""
+        before, self._seen = self._seen, (view.run, view.epoch)
+        self.refusal = None
+        return before != self._seen
+
+    def refuse(self, view: View, reason: Reason) -> list[RefuseRun]:
+        """Do not follow it; what people are to be told, once for one situation."""
+        refusal = Refusal(reason, view.run, view.epoch, self._live or self._seen[0], self._seen[1], self._follow)
+        known, self.refusal = self.refusal, refusal
+        return [] if refusal == known else [RefuseRun(refusal)]
+
+    def went_to(self, position: Position) -> list[ChangedRun]:
+        """This is live now; what people are to be told."""
+        before, self._live = self._live, position.run
+        return [] if before in ("", position.run) else [ChangedRun(position.run, before)]

@@ -1,0 +1,96 @@
+"""The configuration file: nothing in it is passed over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from p2psync.cli.config import read_config
+from p2psync.cli.main import app, main
+from p2psync.errors import UsageError
+
+COMMANDS = typer.main.get_command(app)
+
+
+def read(tmp_path: Path, text: str) -> dict[str, object]:
+    file = tmp_path / "p2psync.toml"
+    file.write_text(text)
+    return read_config(file, COMMANDS)  # type: ignore[arg-type]
+
+
+def test_a_key_is_an_options_name_with_dashes_or_underscores_and_one_string_is_a_list_of_one(tmp_path: Path) -> None:
+    text = """
+        [trainer]
+        hub-port = 7
+        anchor_ratio = 0.5
+        [actor]
+        trust = "key"
+        listen = false
+        [hub]
+        trust = ["one", "two"]
+        [bench.swarm]
+        seed = 3
+        [status]
+        url = "http://h:1"
+    """
+    assert read(tmp_path, text) == {
+        "trainer": {"hub_port": "7", "anchor_ratio": "0.5"},
+        "actor": {"trust": ["key"], "listen": False},
+        "hub": {"trust": ["one", "two"]},
+        "bench": {"swarm": {"seed": "3"}},
+        "status": {"url": "http://h:1"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[actor]\nuntill = 10", r"\[actor\] has no option untill; did you mean until\?"),
+        ("[actr]\njoin = 'x'", r"no command for the table \[actr\]; did you mean actor\?"),
+        ("[trainer]\ntokn = 's'", r"\[trainer\] has no option tokn; did you mean token\?"),
+        ("[hub]\ntoken-s = 's'", r"did you mean token\?"),
+        ("[actor]\nno-listen = true", r"did you mean listen\?"),
+        ("[actor]\nqqqq = 1", r"has no option qqqq; there are advertise, base"),
+        ("token = 's'", r"token = … is in no command's table: .*did you mean \[trainer\] token\?"),
+        ("[bench.swrm]\nseed = 3", r"\[bench.swrm\]; did you mean swarm\?"),
+        ("[bench]\nseed = 3", r"\[bench\] holds tables of its commands only"),
+        ("[actor]\nport = true", r"\[actor\] port takes a value, not true or false"),
+        ("[actor]\nlisten = 'no'", r"\[actor\] listen takes true or false"),
+        ("[actor]\njoin = ['x']", r"\[actor\] join takes one value"),
+        ("[actor]\ntrust = [['x']]", r"\[actor\] trust takes a list of plain values"),
+        ("[actor.join]\nurl = 'x'", r"\[actor\] join is a table"),
+        ("[trainer]\nhub-port = 1\nhub_port = 2", r"gives hub_port twice"),
+        ("[trainer", "is not a TOML file"),
+    ],
+)
+def test_what_no_command_knows_is_refused_with_the_nearest_that_one_does(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        read(tmp_path, text)
+
+
+def test_every_option_of_every_command_can_stand_in_a_file_and_loses_no_letter_unseen(tmp_path: Path) -> None:
+    for name in ("trainer", "publish", "actor", "hub", "status"):
+        for option in COMMANDS.commands[name].params:  # type: ignore[attr-defined]
+            if option.name in (None, "help"):
+                continue
+            value = "true" if getattr(option, "is_flag", False) else '"1"'
+            assert option.name in read(tmp_path, f"[{name}]\n{option.name} = {value}")[name]  # type: ignore[operator]
+            for at in range(len(option.name)):
+                typed = option.name[:at] + option.name[at + 1 :]
+                with pytest.raises(UsageError, match=r"no option|not a TOML file"):
+                    read(tmp_path, f"[{name}]\n{typed} = {value}")
+
+
+def test_a_mistyped_table_ends_any_command_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p2psync.toml"
+    file.write_text("[trainer]\ntokn = 'open-sesame'\n")
+    monkeypatch.setattr("sys.argv", ["p2psync", "--config", str(file), "hub", "--trust", "ab" * 32])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "did you mean token?" in told and "open-sesame" not in told

@@ -1,0 +1,51 @@
+"""What `p2psync status` says of runs, and of nodes that wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2psync.cli.status import _show
+from p2psync.membership.records import Member, MemberAge, NodeInfo, Status, View
+
+OLD, NEW = "01a221f19048" + "a" * 20, "01a221f1a064" + "b" * 20
+WHY = "follows run [bold]: not followed"
+
+
+def status(*members: tuple[str, str, int, str]) -> Status:
+    """A hub of run OLD at version 3, with members: node, run, version, why it waits."""
+    shown = [
+        Member(info=NodeInfo(node=node * 32, role="actor"), version=version, digest="d" * 32, run=run, epoch=4)
+        for node, run, version, _ in members
+    ]
+    ages = [MemberAge(node=node * 32, joined=1, heard=1, waits=why) for node, _, _, why in members]
+    view = View(instance="i", revision=1, run=OLD, epoch=2, claim="trainer X claimed it", head=3, members=shown)
+    return Status(view=view, uptime=9, ages=ages)
+
+
+def text(capsys: pytest.CaptureFixture[str], *members: tuple[str, str, int, str]) -> list[str]:
+    _show(status(*members))
+    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_run_its_age_and_who_holds_it_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = text(capsys)
+    assert lines[0] == "run 01a221f19048 (created 2026-11-28 11:36:48 UTC)  epoch 2  version 3  hub up 9 s"
+    assert lines[1] == "trainer X claimed it"
+
+
+def test_who_is_at_the_newest_version_of_this_run_is_not_spoken_of(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = text(capsys, ("1", OLD, 3, ""), ("2", "", 3, ""))
+    assert not any("←" in line for line in lines)
+
+
+def test_the_same_number_in_another_run_is_another_version_and_one_reason_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    members = [(node, NEW, 3, WHY) for node in "12345"] + [("6", OLD, 2, "the disk is full"), ("7", OLD, 2, "")]
+    lines = text(capsys, *members)
+    assert sum("3 ←" in line for line in lines) == 5 and sum("2 ←" in line for line in lines) == 2
+    assert [line for line in lines if line.startswith("←")] == [
+        "← 11111111, 22222222, 33333333 and 2 more: version 3 of run 01a221f1a064 (created 2026-11-28 11:36:53 UTC),"
+        f" epoch 4: {WHY}",
+        "← 66666666: the disk is full",
+    ]

@@ -1,0 +1,116 @@
+"""A run that goes on from another one's versions: what the store makes of it, also after a crash at any point."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from trainer_parts import KEY, RUN, Arrays
+
+from p2psync.errors import StoreError, UsageError
+from p2psync.store.packs import Store
+from trainer.runstate import RunState
+from trainer.versions import VersionMaker
+
+NEXT = "0" * 11 + "9" + "b" * 20
+
+
+class Maker:
+    """A version maker of a run over a store at a place."""
+
+    def __init__(self, place: Path, run: str, epoch: int) -> None:
+        self.store = Store(place / "packs")
+        try:
+            self.maker = VersionMaker(self.store, place / "snapshot", KEY, run, epoch)
+        except BaseException:
+            self.store.close()
+            raise
+
+    def close(self) -> None:
+        self.maker.close()
+        self.store.close()
+
+
+def make(
+    place: Path, source: Arrays, run: str = RUN, epoch: int = 1, *, versions: int = 0, anchor: bool = False
+) -> Maker:
+    """Open a maker, and have it make versions or an anchor."""
+    made = Maker(place, run, epoch)
+    if anchor:
+        made.maker.make_anchor()
+    for _ in range(versions):
+        assert made.maker.make(source.step()) is not None
+    return made
+
+
+def test_the_new_run_begins_where_the_old_one_was_with_an_anchor_and_deltas_from_it(tmp_path: Path) -> None:
+    source = Arrays(one=3000)
+    make(tmp_path, source, versions=3).close()
+    later = make(tmp_path, source, NEXT, 2, anchor=True)
+    begun = later.maker.position
+    assert begun is not None and (begun.run, begun.epoch, begun.version) == (NEXT, 2, 2)
+    assert begun.digest == source.digest
+    made = later.maker.make(source.step())
+    assert made is not None
+    m = made.pack.manifest
+    assert (m.run, m.epoch, m.base, m.version, m.base_digest) == (NEXT, 2, 2, 3, begun.digest)
+    assert later.maker.position == made.position and made.position.digest == source.digest
+    later.close()
+
+
+@pytest.mark.parametrize("lost", ["nothing", "snapshot", "packs before"])
+@pytest.mark.parametrize(("anchor", "versions"), [(False, 0), (True, 0), (True, 2)])
+def test_it_comes_back_after_a_crash_wherever_that_was(tmp_path: Path, lost: str, anchor: bool, versions: int) -> None:
+    """anchor, versions: how far the new run got. lost: what is not there any more."""
+    source = Arrays(one=3000)
+    make(tmp_path, source, versions=3).close()
+    make(tmp_path, source, NEXT, 2, anchor=anchor, versions=versions).close()
+    if lost == "snapshot":
+        shutil.rmtree(tmp_path / "snapshot")
+    if lost == "packs before" and anchor:
+        store = Store(tmp_path / "packs")
+        for pack in store.packs():
+            if pack.manifest.run == RUN:
+                store.remove(pack.signed.id)
+        store.close()
+    again = make(tmp_path, source, NEXT, 3)
+    position = again.maker.position
+    assert position is not None
+    assert (position.run, position.version, position.digest) == (NEXT, 2 + versions, source.digest)
+    again.maker.make(source.step())
+    assert again.maker.position.digest == source.digest and again.maker.position.version == 3 + versions
+    again.close()
+
+
+def test_a_snapshot_of_the_run_before_is_brought_up_though_its_epoch_is_higher(tmp_path: Path) -> None:
+    """Epochs of two runs are not compared: the process ended between a delta of the new run and its snapshot."""
+    source = Arrays(one=3000)
+    make(tmp_path, source, epoch=9, versions=3).close()
+    shutil.copytree(tmp_path / "snapshot", tmp_path / "before")
+    make(tmp_path, source, NEXT, 1, anchor=True, versions=1).close()
+    shutil.rmtree(tmp_path / "snapshot")
+    (tmp_path / "before").rename(tmp_path / "snapshot")
+    again = make(tmp_path, source, NEXT, 2)
+    assert again.maker.position is not None and again.maker.position.digest == source.digest
+    again.close()
+
+
+def test_a_store_that_lost_its_versions_is_still_refused(tmp_path: Path) -> None:
+    make(tmp_path, Arrays(one=3000), versions=1).close()
+    shutil.rmtree(tmp_path / "packs")
+    with pytest.raises(StoreError, match="lost its versions"):
+        make(tmp_path, Arrays(one=3000), NEXT)
+
+
+def test_superseding_a_run_is_done_once_and_whatever_the_clock_says() -> None:
+    state = RunState(RUN, 4, "ab" * 16)
+    newer = "0" * 11 + "5"
+    done = state.superseding(newer, 3, bytes(10))
+    assert newer < done.run[:12] and (done.epoch, done.node) == (4, state.node)
+    assert done.superseding(newer, 99, bytes(10)) is done
+    assert state.superseding("0" * 12, 99, bytes(10)) is state, "it is newer already"
+    own = state.superseding(RUN[:12], 0, bytes(10))
+    assert own.run > RUN, "a store that is older than what was published from it may supersede its own run"
+    with pytest.raises(UsageError):
+        state.superseding("f" * 12, 0, bytes(10))
