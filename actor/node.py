@@ -20,7 +20,7 @@ import msgspec
 from p2psync.arguments import as_directory, as_public_keys
 from p2psync.engines.base import Closing, Engine
 from p2psync.engines.relay import RelayEngine
-from p2psync.errors import StoreError
+from p2psync.errors import StoreError, UsageError
 from p2psync.membership.records import NodeInfo, Role
 from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import MeasureConfig
@@ -61,7 +61,9 @@ class ActorConfig:
     role: Role = "actor"
 
     def __post_init__(self) -> None:
-        """Raises `UsageError` for a store or keys that are none."""
+        """Raises `UsageError` for a hub, store or keys that are none."""
+        if not isinstance(self.hub_url, str):
+            raise UsageError(f"hub_url={self.hub_url!r}: give the hub's address, like http://host:7070")
         object.__setattr__(self, "store", as_directory(self.store, "store"))
         object.__setattr__(self, "trusted", as_public_keys(self.trusted, "trusted"))
 

@@ -255,6 +255,7 @@ class ModuleEngine:
         """Find the module's tensors anew: they may have been moved since. Raises `ModuleError`."""
         table = self._tables()
         if table is not self._table:
+            table.check_writable()
             self._table = table
             self._tensors = {
                 spec: live_tensor(entry.tensor) if entry.owner is None else ExtraState(entry.owner, spec)

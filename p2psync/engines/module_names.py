@@ -81,13 +81,13 @@ def slots(tree: list[Node]) -> Iterator[Slot]:
     """What the nodes have registered, as far as it holds a tensor."""
     for node in tree:
         own = node.used and not _is_merged(node.module)
-        derived = getattr(node.module, "_non_persistent_buffers_set", set())
-        for leaf, tensor in node.module._parameters.items():
-            if tensor is not None:
+        unlisted: set[str] = getattr(node.module, "_non_persistent_buffers_set", set())
+        for leaf, parameter in node.module._parameters.items():
+            if parameter is not None:
                 yield Slot(node.module, leaf, node.prefix + leaf, node.inner + leaf, own)
-        for leaf, tensor in node.module._buffers.items():
-            if tensor is not None:
-                used = own and leaf not in derived
+        for leaf, buffer in node.module._buffers.items():
+            if buffer is not None:
+                used = own and leaf not in unlisted
                 yield Slot(node.module, leaf, node.prefix + leaf, node.inner + leaf, used)
 
 

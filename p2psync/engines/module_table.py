@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from p2psync.delta.tensors import TensorSpec
+from p2psync.engines.memory_maps import first_unwritable
 from p2psync.engines.module_entries import Entry, Storage, by_spec, storage_of, without_aliases
 from p2psync.engines.module_names import Names, Renaming, Slot, depends_on_state, inner_key, nodes, slots
 from p2psync.engines.storage_views import Relation, StorageView, relation
@@ -66,6 +67,13 @@ class ModuleTable:
     @cached_property
     def _place_of(self) -> dict[int, Place]:
         return {id(place.tensor): place for place in self._places}
+
+    def check_writable(self) -> None:
+        """Raises `ModuleError` for a tensor in memory that cannot be written, such as a file mapped to be read."""
+        entries = [entry for entry in self.entries.values() if entry.owner is None and entry.local.device.type == "cpu"]
+        views = [(entry.key, entry.view.start, entry.view.stop) for entry in entries if entry.view is not None]
+        if (key := first_unwritable(views)) is not None:
+            raise ModuleError(f"{key}: its memory is mapped for reading only: replace it with .clone()")
 
     def check_in_place(self) -> None:
         """Raises `ModuleError` if the module reads from other memory now: O(tensors), reads no bits."""

@@ -6,6 +6,7 @@ whose storage is not there, is refused with the reason and a remedy.
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 
 import torch
@@ -25,12 +26,12 @@ _UNQUANTIZED = "give the module as it was before it was quantized"
 
 def class_names(thing: object) -> frozenset[str]:
     """The names of an object's class and its bases: libraries that may not be installed are known by them."""
-    return _names(type(thing))
+    return _names_of(type(thing).__mro__)
 
 
 @lru_cache(maxsize=_CLASSES_KEPT)
-def _names(kind: type) -> frozenset[str]:
-    return frozenset(base.__name__ for base in kind.__mro__)
+def _names_of(bases: tuple[type, ...]) -> frozenset[str]:
+    return frozenset(base.__name__ for base in bases)
 
 
 def module_refusal(module: nn.Module, *, dtensors: bool = False) -> str:
@@ -38,7 +39,14 @@ def module_refusal(module: nn.Module, *, dtensors: bool = False) -> str:
     names = class_names(module)
     if "FullyShardedDataParallel" in names or "_fsdp_wrapped_module" in module._modules:
         return _FSDP1
-    return _FSDP2 if "FSDPModule" in names and not dtensors else ""
+    if "FSDPModule" in names and not dtensors:
+        return _FSDP2
+    if "OptimizedModule" in names and getattr(sys.modules.get("torch._inductor.config"), "freezing", False):
+        return (
+            "torch._inductor.config.freezing compiles the weights into code, which no later version reaches: turn it "
+            "off"
+        )
+    return ""
 
 
 def refusal(tensor: torch.Tensor, owner: nn.Module | None = None) -> str:

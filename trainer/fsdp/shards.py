@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.masters import rounded_units
 from p2psync.engines.module_entries import Entry
-from p2psync.engines.module_table import module_table
+from p2psync.engines.module_table import Names, module_table
 from p2psync.engines.weights import host_units
 from p2psync.errors import UsageError
 from trainer.fsdp.stretches import Stretches
@@ -32,9 +32,9 @@ class Group:
     rank: int | None
 
 
-def group_of(module: nn.Module) -> Group:
+def group_of(module: nn.Module, names: Names | None = None) -> Group:
     """The ranks that hold one replica of the module's shards. Raises `UsageError` for what cannot be published."""
-    entries = module_table(module, local=_local).entries.values()
+    entries = module_table(module, names, local=_local).entries.values()
     meshes = {entry.name: entry.tensor.device_mesh for entry in entries if isinstance(entry.tensor, DTensor)}
     if not meshes:
         raise UsageError("no parameter is sharded: call fully_shard(module) first, or use trainer.publisher.Publisher")
@@ -55,17 +55,22 @@ class Shards:
     """One state of a module's shards at one rank, which must not change while it is read."""
 
     def __init__(
-        self, module: nn.Module, group: Group, dtype: torch.dtype | None, blobs: Mapping[TensorSpec, Units]
+        self,
+        module: nn.Module,
+        group: Group,
+        dtype: torch.dtype | None,
+        blobs: Mapping[TensorSpec, Units],
+        names: Names | None = None,
     ) -> None:
         """dtype: bf16, where sharded fp32 parameters are published rounded to it. blobs: bytes beside the weights, of
-        which rank 0 has the contents. Raises `UsageError` for what cannot be published."""
+        which rank 0 has the contents. names: see `module_table`. Raises `UsageError` for what cannot be published."""
         assert group.rank is not None
         self._rank, self._ranks = group.rank, len(group.members)
         self._local: dict[TensorSpec, torch.Tensor] = {}
         self._rounded: set[TensorSpec] = set()
         self._first: dict[TensorSpec, int] = {}
         self._blobs = dict(blobs)
-        for spec, entry in module_table(module, local=_local).entries.items():
+        for spec, entry in module_table(module, names, local=_local).entries.items():
             self._add(spec, entry, dtype)
         #: Sorted, as in a manifest's table.
         self.specs: Sequence[TensorSpec] = sorted([*self._local, *self._blobs])
