@@ -37,12 +37,19 @@ _WRAPPERS = {
 @dataclass(frozen=True, slots=True)
 class Node:
     """A submodule. prefix: of its state_dict keys. inner: the same with wrappers looked through. used: whether forward
-    computes with it."""
+    computes with it. children: by their part of the prefix."""
 
     module: nn.Module
     prefix: str
     inner: str
     used: bool
+    children: dict[str, Node]
+
+    def __iter__(self) -> Iterator[Node]:
+        """This one and all below, depth first; a module that is registered twice comes twice."""
+        yield self
+        for child in self.children.values():
+            yield from child
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +77,17 @@ def depends_on_state(module: nn.Module) -> bool:
     return bool(class_names(module) & {"BaseTunerLayer", "ModulesToSaveWrapper"})
 
 
-def nodes(module: nn.Module, prefix: str = "", inner: str = "", used: bool = True) -> Iterator[Node]:
-    """A module and its submodules, depth first; one that is registered twice comes twice."""
-    yield Node(module, prefix, inner, used)
-    for path, name, child, child_used in _children(module):
-        yield from nodes(child, prefix + path, inner + name, used and child_used)
+def module_tree(module: nn.Module, prefix: str = "", inner: str = "", used: bool = True) -> Node:
+    """A module and its submodules."""
+    children = {
+        path: module_tree(child, prefix + path, inner + name, used and child_used)
+        for path, name, child, child_used in _children(module)
+    }
+    return Node(module, prefix, inner, used, children)
 
 
-def slots(tree: list[Node]) -> Iterator[Slot]:
-    """What the nodes have registered, as far as it holds a tensor."""
+def slots(tree: Node) -> Iterator[Slot]:
+    """What the modules of a tree have registered, as far as it holds a tensor."""
     for node in tree:
         own = node.used and not _is_merged(node.module)
         unlisted: set[str] = getattr(node.module, "_non_persistent_buffers_set", set())
@@ -91,13 +100,20 @@ def slots(tree: list[Node]) -> Iterator[Slot]:
                 yield Slot(node.module, leaf, node.prefix + leaf, node.inner + leaf, used)
 
 
-def inner_key(key: str, inners: Mapping[str, str]) -> str:
-    """A state_dict key with wrappers looked through. inners: `Node.inner` by `Node.prefix`."""
-    end = len(key)
-    while (end := key.rfind(".", 0, end)) >= 0:
-        if key[: end + 1] in inners:
-            return inners[key[: end + 1]] + key[end + 1 :]
-    return inners[""] + key
+def inner_key(key: str, tree: Node) -> str:
+    """A state_dict key with wrappers looked through, also where a wrapper's own hook has taken its part out."""
+    node, rest = tree, key
+    while True:
+        first, _, more = rest.partition(".")
+        paths = (f"{first}.", f"{first}.{more.partition('.')[0]}.")
+        path = next((path for path in paths if path in node.children and rest.startswith(path)), None)
+        wrapped = next((child for child in node.children.values() if child.inner == node.inner), None)
+        if path is not None:
+            node, rest = node.children[path], rest[len(path) :]
+        elif wrapped is not None:
+            node = wrapped
+        else:
+            return node.inner + rest
 
 
 class Renaming:

@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 from p2psync.delta.tensors import TensorSpec
 from p2psync.engines.memory_maps import first_unwritable
 from p2psync.engines.module_entries import Entry, Storage, by_spec, storage_of, without_aliases
-from p2psync.engines.module_names import Names, Renaming, Slot, depends_on_state, inner_key, nodes, slots
+from p2psync.engines.module_names import Names, Renaming, Slot, depends_on_state, inner_key, module_tree, slots
 from p2psync.engines.storage_views import Relation, StorageView, relation
 from p2psync.engines.tensor_refusals import module_refusal, refusal, storage_view
 from p2psync.errors import ModuleError
@@ -195,7 +195,7 @@ class _Resolver:
         self._module = module
         self._sharded = local is not None
         self._local = local or (lambda name, tensor: tensor)
-        self._tree = list(nodes(module))
+        self._tree = module_tree(module)
         self._slots = list(slots(self._tree))
         self._name = Renaming(names)
 
@@ -204,11 +204,10 @@ class _Resolver:
         self._refuse_slots()
         state = self._module.state_dict(keep_vars=True) if self._sharded else self._module.state_dict()
         self._index()
-        inners = {node.prefix: node.inner for node in self._tree}
         entries: list[Entry] = []
         keys: dict[str, Entry] = {}
         for key, value in state.items():
-            inner = inner_key(key, inners)
+            inner = inner_key(key, self._tree)
             entry = self._entry(key, inner, value)
             if entry is not None:
                 entries.append(entry)
@@ -239,17 +238,17 @@ class _Resolver:
 
     def _index(self) -> None:
         """After `state_dict`, which may have brought the module into another state."""
-        self._by_key: dict[str, Slot] = {}
+        self._by_name: dict[str, Slot] = {}
         self._by_storage: dict[Storage, list[Slot]] = {}
         self._owners: dict[str, nn.Module] = {}
         for node in self._tree:
-            self._owners[node.prefix + _EXTRA] = self._owners[node.inner + _EXTRA] = node.module
+            self._owners[node.inner + _EXTRA] = node.module  # the innermost: it comes last
         for slot in self._slots:
-            self._by_key.setdefault(slot.name, slot)
+            if slot.used or slot.name not in self._by_name:
+                self._by_name[slot.name] = slot
             held = self._held(slot)
             if held is not None and held.numel():
                 self._by_storage.setdefault(storage_of(held), []).append(slot)
-        self._by_key |= {slot.key: slot for slot in self._slots}
 
     def _held(self, slot: Slot) -> torch.Tensor | None:
         tensor = slot.tensor()
@@ -267,7 +266,7 @@ class _Resolver:
                 f"{key}: its state_dict holds a {type(value).__name__}, which cannot be published: make it a buffer, "
                 f"or leave it out with names={{{inner!r}: None}}"
             )
-        slot = self._by_key.get(key)
+        slot = self._by_name.get(inner)
         tensor = slot.tensor() if slot is not None else None
         if slot is not None and tensor is not None and (not value.numel() or self._same_storage(slot, tensor, value)):
             held = self._local(slot.name, value).detach()
@@ -294,7 +293,7 @@ class _Resolver:
 
     def _owner(self, key: str, inner: str) -> nn.Module:
         """Whose extra state an entry is that no registered tensor holds."""
-        owner = self._owners.get(key)
+        owner = self._owners.get(inner)
         if owner is None:
             raise ModuleError(
                 f"{key}: state_dict() hands out a copy, whose storage no parameter or buffer of the module holds, so "
@@ -311,11 +310,11 @@ class _Resolver:
     def _refuse_gaps(self, entries: list[Entry], listed: list[Entry]) -> None:
         """Whatever is registered and used is in a row, or was left out on purpose."""
         whole = {(entry.local.device, entry.view) for entry in entries}
-        named = {id(self._by_key[entry.key]) for entry in entries if entry.key in self._by_key}
+        named = {entry.registered for entry in entries}
         for slot in self._slots:
             held = self._held(slot) if slot.used else None
             view = storage_view(held) if held is not None else None
-            if held is None or view is None or id(slot) in named or (held.device, view) in whole:
+            if held is None or view is None or id(slot.tensor()) in named or (held.device, view) in whole:
                 continue
             parts = [e.view for e in listed if e.view is not None and e.local.device == held.device]
             covered = sum(part.nbytes for part in parts if relation(view, part) is Relation.INSIDE)
