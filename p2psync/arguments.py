@@ -26,14 +26,16 @@ def as_private_key(given: object, setting: str) -> Ed25519PrivateKey:
     if isinstance(given, Ed25519PrivateKey):
         return given
     try:
-        if isinstance(given, str) and given.startswith("p2psync-private-"):
+        if isinstance(given, str) and given.strip().startswith("p2psync-private-"):
             return parse_private(given)
         if isinstance(given, str | Path) and str(given):
             return parse_private(Path(given).read_text())
     except OSError as error:
-        raise UsageError(f"{setting}: the key file {given} cannot be read ({error.strerror or error})") from None
-    except (FormatError, UnicodeDecodeError):
-        raise UsageError(f"{setting}: no p2psync key; make a key file with `p2psync keys new FILE`") from None
+        raise UsageError(f"{setting}: the key file {str(given)!r} cannot be read ({error.strerror})") from None
+    except ValueError:  # of a file that is no text, or a path that no file can have
+        raise UsageError(f"{setting}: {str(given)!r} is no key file; `p2psync keys new FILE` makes one") from None
+    except FormatError as error:
+        raise UsageError(f"{setting}: {error}") from None
     raise UsageError(
         f"{setting}={type(given).__name__}: give an Ed25519PrivateKey, or a key file that `p2psync keys new FILE` made"
     )

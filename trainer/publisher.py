@@ -83,6 +83,7 @@ class Publisher:
         """
         self._config = config
         self._files = as_directory(files, "files") if files is not None else None
+        self._module = module
         self._table = LiveTable(module, names)
         self._master_keys = _master_keys(self._table.first, masters or {})
         self._masters = masters

@@ -169,23 +169,26 @@ class LiveTable:
         """Raises `ModuleError`."""
         self._module, self._names = module, names
         self.first = self._table = module_table(module, names)
-        self._marks = self._count()
+        self._marks = self._registered()
         self._looks_anew = any(entry.owner is not None for entry in self.first.entries.values()) or any(
             depends_on_state(part) for part in module.modules()
         )
 
     def __call__(self) -> ModuleTable:
         """The table as it is now: O(tensors). Raises `ModuleError` if names, dtypes, shapes or ties have changed."""
-        marks = self._count()
+        marks = self._registered()
         if self._looks_anew or marks != self._marks or not self._table.is_same():
             table = module_table(self._module, self._names)
             table.require_same(self.first)
             self._table, self._marks = table, marks
         return self._table
 
-    def _count(self) -> list[tuple[int, int, int]]:
-        """Which modules there are, and how much they have registered."""
-        return [(id(part), len(part._parameters), len(part._buffers)) for part in self._module.modules()]
+    def _registered(self) -> list[tuple[int, ...]]:
+        """Which modules there are, and what each has registered, by their ids."""
+        return [
+            (id(part), *map(id, part._parameters.values()), *map(id, part._buffers.values()))
+            for part in self._module.modules()
+        ]
 
 
 class _Resolver:
