@@ -8,7 +8,7 @@ used, and not published.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -86,7 +86,7 @@ def module_tree(module: nn.Module, prefix: str = "", inner: str = "", used: bool
     return Node(module, prefix, inner, used, children)
 
 
-def slots(tree: Node) -> Iterator[Slot]:
+def slots(tree: Iterable[Node]) -> Iterator[Slot]:
     """What the modules of a tree have registered, as far as it holds a tensor."""
     for node in tree:
         own = node.used and not _is_merged(node.module)
@@ -107,13 +107,13 @@ def inner_key(key: str, tree: Node) -> str:
         first, _, more = rest.partition(".")
         paths = (f"{first}.", f"{first}.{more.partition('.')[0]}.")
         path = next((path for path in paths if path in node.children and rest.startswith(path)), None)
-        wrapped = next((child for child in node.children.values() if child.inner == node.inner), None)
         if path is not None:
             node, rest = node.children[path], rest[len(path) :]
-        elif wrapped is not None:
-            node = wrapped
-        else:
+            continue
+        wrapped = next((child for child in node.children.values() if child.inner == node.inner), None)
+        if wrapped is None:
             return node.inner + rest
+        node = wrapped
 
 
 class Renaming:

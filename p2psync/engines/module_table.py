@@ -199,7 +199,8 @@ class _Resolver:
         self._sharded = local is not None
         self._local = local or (lambda name, tensor: tensor)
         self._tree = module_tree(module)
-        self._slots = list(slots(self._tree))
+        self._nodes = list(self._tree)
+        self._slots = list(slots(self._nodes))
         self._name = Renaming(names)
 
     def table(self) -> ModuleTable:
@@ -223,12 +224,12 @@ class _Resolver:
         return ModuleTable(
             by_spec(listed),
             {key: row_of[id(entry)].name for key, entry in keys.items()},
-            any(isinstance(node.module, parametrize.ParametrizationList) for node in self._tree),
+            any(isinstance(node.module, parametrize.ParametrizationList) for node in self._nodes),
             [] if self._sharded else list(self._places()),
         )
 
     def _refuse_sharding(self) -> None:
-        for node in self._tree:
+        for node in self._nodes:
             reason = module_refusal(node.module, dtensors=self._sharded)
             _require(node.prefix.rstrip(".") or type(node.module).__name__, reason)
 
@@ -244,7 +245,7 @@ class _Resolver:
         self._by_name: dict[str, Slot] = {}
         self._by_storage: dict[Storage, list[Slot]] = {}
         self._owners: dict[str, nn.Module] = {}
-        for node in self._tree:
+        for node in self._nodes:
             self._owners[node.inner + _EXTRA] = node.module  # the innermost: it comes last
         for slot in self._slots:
             if slot.used or slot.name not in self._by_name:
