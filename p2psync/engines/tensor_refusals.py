@@ -41,6 +41,10 @@ def module_refusal(module: nn.Module, *, dtensors: bool = False) -> str:
         return _FSDP1
     if "FSDPModule" in names and not dtensors:
         return _FSDP2
+    if "PipelineModule" in names and getattr(module, "num_stages", 0) != 1:
+        return "DeepSpeed's pipeline holds the layers of one stage: gather all into one module and give that"
+    if "GeminiDDP" in names:
+        return "ColossalAI's Gemini keeps its parameters in chunks: gather them into an unsharded copy and give that"
     if "OptimizedModule" in names and getattr(sys.modules.get("torch._inductor.config"), "freezing", False):
         return (
             "torch._inductor.config.freezing compiles the weights into code, which no later version reaches: turn it "
@@ -78,21 +82,26 @@ def _placeholder(tensor: torch.Tensor) -> str:
 
 
 def _partition(tensor: torch.Tensor, owner: nn.Module | None) -> str:
-    """Tensor parallelism of Megatron's kind: a plain tensor that is one rank's part, unless its module says that a
-    partition is the whole."""
-    if not getattr(tensor, "tensor_model_parallel", False) or _is_whole(owner):
-        return ""
-    return (
-        "a part of a tensor-parallel parameter (tensor_model_parallel), the rest of which other ranks hold: give a "
-        "module of tensor parallel size 1, or gather the parts into an unsharded copy"
-    )
+    """Tensor and expert parallelism of Megatron's kind: plain tensors of which other ranks hold others."""
+    whole = _is_whole(owner)
+    if whole is False or (whole is None and getattr(tensor, "tensor_model_parallel", False)):
+        return (
+            "a part of a tensor-parallel parameter, of which other ranks hold the rest: give a module of tensor parallel "
+            "size 1, or gather the parts into an unsharded copy"
+        )
+    if getattr(tensor, "allreduce", True) is False and getattr(tensor, "group_name", "") != "ep_size_1":
+        return (
+            "an expert of a module whose other experts other ranks hold (allreduce is False): give a module of expert "
+            "parallel size 1, or gather the experts into an unsharded copy"
+        )
+    return ""
 
 
-def _is_whole(owner: nn.Module | None) -> bool:
+def _is_whole(owner: nn.Module | None) -> bool | None:
+    """Whether a module's partition is the whole, as its sizes say; None if it has none."""
     parts = [name for name in vars(owner) if name.endswith("_per_partition")] if owner is not None else []
-    return bool(parts) and all(
-        getattr(owner, name) == getattr(owner, name.removesuffix("_per_partition"), None) for name in parts
-    )
+    sizes = [(getattr(owner, part), getattr(owner, part.removesuffix("_per_partition"), None)) for part in parts]
+    return all(part == whole for part, whole in sizes) if sizes else None
 
 
 def _quantized(tensor: torch.Tensor) -> str:

@@ -156,6 +156,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "zero-3": (zero_3, "weight: DeepSpeed ZeRO-3 keeps a placeholder here: gather"),
     "flat": (lambda: marked(_is_flat_param=True), "weight: FSDP1 keeps its parameters in flat shards: use FSDP2"),
     "tensor-parallel": (lambda: marked(tensor_model_parallel=True, partition_dim=0), "a part of a tensor-parallel"),
+    "expert-parallel": (lambda: marked(allreduce=False), "weight: an expert of a module whose other experts"),
     "4 bit": (lambda: marked(quant_state=object()), "weight: bitsandbytes keeps a part of its value outside"),
     "empty": (nn.ReLU, "the module has no parameters or buffers"),
     "frozen": (lambda: torch.jit.freeze(torch.jit.script(nn.Linear(2, 2).eval())), "has no parameters or buffers"),
@@ -196,12 +197,28 @@ def test_sharded_modules_are_refused_and_replicated_ones_are_looked_through(one_
 
 
 def test_a_tensor_parallel_parameter_whose_partition_is_the_whole_is_published() -> None:
-    module = marked(tensor_model_parallel=True)
-    module.output_size = module.output_size_per_partition = 2  # type: ignore[assignment]
-    assert names_of(module) == ["bias", "weight"]
-    module.output_size = 4  # type: ignore[assignment]
-    with pytest.raises(ModuleError, match="a part of a tensor-parallel parameter"):
-        module_table(module)
+    for module in (marked(tensor_model_parallel=True), marked()):
+        module.output_size = module.output_size_per_partition = 2  # type: ignore[assignment]
+        assert names_of(module) == ["bias", "weight"]
+        module.output_size = 4  # type: ignore[assignment]
+        with pytest.raises(ModuleError, match="a part of a tensor-parallel parameter"):
+            module_table(module)
+    assert names_of(marked(allreduce=False, group_name="ep_size_1")) == ["bias", "weight"]
+
+
+class PipelineModule(nn.Sequential):
+    """As DeepSpeed's."""
+
+
+class GeminiDDP(nn.Sequential):
+    """As ColossalAI's."""
+
+
+def test_modules_that_hold_a_part_of_the_layers_are_refused() -> None:
+    with pytest.raises(ModuleError, match="PipelineModule: DeepSpeed's pipeline holds the layers of one stage"):
+        module_table(PipelineModule(nn.Linear(2, 2)))
+    with pytest.raises(ModuleError, match="GeminiDDP: ColossalAI's Gemini keeps its parameters in chunks"):
+        module_table(GeminiDDP(nn.Linear(2, 2)))
 
 
 def test_weights_compiled_into_code_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
