@@ -86,8 +86,8 @@ def _partition(tensor: torch.Tensor, owner: nn.Module | None) -> str:
     whole = _is_whole(owner)
     if whole is False or (whole is None and getattr(tensor, "tensor_model_parallel", False)):
         return (
-            "a part of a tensor-parallel parameter, of which other ranks hold the rest: give a module of tensor parallel "
-            "size 1, or gather the parts into an unsharded copy"
+            "a part of a tensor-parallel parameter, of which other ranks hold the rest: give a module of tensor "
+            "parallel size 1, or gather the parts into an unsharded copy"
         )
     if getattr(tensor, "allreduce", True) is False and getattr(tensor, "group_name", "") != "ep_size_1":
         return (
