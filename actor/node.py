@@ -17,9 +17,10 @@ from pathlib import Path
 
 import msgspec
 
+from p2psync.arguments import as_directory, as_public_keys
 from p2psync.engines.base import Closing, Engine
 from p2psync.engines.relay import RelayEngine
-from p2psync.errors import StoreError
+from p2psync.errors import StoreError, UsageError
 from p2psync.membership.records import NodeInfo, Role
 from p2psync.membership.runs import NEWEST, parse_follow
 from p2psync.net.hub_client import HubClient
@@ -38,7 +39,8 @@ from p2psync.swarm.node import NodeConfig, NodeCore
 class ActorConfig:
     """Settings of an actor.
 
-    hub_url: where to join. trusted: raw public keys whose manifests are believed. store: directory of chunks.
+    hub_url: where to join. trusted: public keys whose manifests are believed, raw or as text. store: directory of
+    chunks, a path or text.
     host, port: where peers connect (port 0: any; None: this actor cannot be reached and only dials out).
     advertise: address told to peers, "" lets the hub see it. scrub_share: see `Scrubber`. role: actor or relay.
     streams: connections to each peer, 0: as measurements say. congestion: of these connections, see
@@ -60,6 +62,13 @@ class ActorConfig:
     scrub_share: float = 0.02
     role: Role = "actor"
     follow_run: str = NEWEST
+
+    def __post_init__(self) -> None:
+        """Raises `UsageError` for a hub, store or keys that are none."""
+        if not isinstance(self.hub_url, str):
+            raise UsageError(f"hub_url={self.hub_url!r}: give the hub's address, like http://host:7070")
+        object.__setattr__(self, "store", as_directory(self.store, "store"))
+        object.__setattr__(self, "trusted", as_public_keys(self.trusted, "trusted"))
 
 
 class _Identity(msgspec.Struct, frozen=True):

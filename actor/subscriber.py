@@ -7,79 +7,146 @@
 
 Fetching and staging go on during generation; a commit waits for the end of a `serving` block, and a block that begins
 during a commit waits for it: milliseconds, for what changed.
+
+A version that does not fit the module (other names, shapes or dtypes) raises `MisfitError` where it is waited for; what
+is live goes on being served.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from torch import nn
 
 from actor.gate import Gate
 from actor.live_version import LiveVersion
 from actor.node import ActorConfig, ActorNode
+from actor.obstacle import Obstacle
 from actor.work_client import WorkClient
 from actor.work_queue import WorkQueue
-from p2psync.engines.module import ModuleEngine
-from p2psync.errors import HubError, LeaseError, UsageError
+from p2psync.engines.base import Step
+from p2psync.engines.module import ModuleEngine, ModuleStage, Pause
+from p2psync.engines.module_table import Names
+from p2psync.errors import EngineError, LeaseError, MisfitError, ModuleError, UsageError, WaitTimeoutError
 from p2psync.membership.work import Verdict, WorkGrant
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Event
+from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
 
 T = TypeVar("T")
+NOT_STARTED = "the subscriber is not started: use it as `with Subscriber(...) as subscriber`, or start()"
+
+
+class _Engine(ModuleEngine):
+    """The module, which tells when it refuses a version for what it is and when it takes one."""
+
+    def __init__(
+        self, module: nn.Module, names: Names | None, pause: Pause, told: Callable[[EngineError | None], None]
+    ) -> None:
+        super().__init__(module, names, pause=pause)
+        self._told = told
+
+    def stage(self, path: Sequence[Step]) -> ModuleStage:
+        """See `Engine.stage`."""
+        try:
+            stage = super().stage(path)
+        except (MisfitError, ModuleError) as error:
+            self._told(error)
+            raise
+        self._told(None)
+        return stage
 
 
 class Subscriber:
-    """An actor node in a thread of its own, with one module as its engine. A context manager."""
+    """An actor node in a thread of its own, whose engine is one module: a context manager, or `start` and `close`."""
 
     def __init__(
         self,
         module: nn.Module,
         config: ActorConfig,
         *,
-        on_event: Callable[[Event], None] = lambda event: None,
+        names: Names | None = None,
+        on_event: Callable[[Event], None] | None = None,
         adopt: bool = False,
     ) -> None:
-        """on_event: called in the node's thread. adopt: the module holds weights that may be those of a version, such
-        as the base model: if they are, bit for bit, only deltas are fetched."""
+        """names: published names by state_dict keys, a mapping or a function, with wrappers looked through; None leaves
+        a tensor out (docs/modules.md). on_event: called in the node's thread; by default events are logged under
+        `p2psync.subscriber`. adopt: the module holds weights that may be those of a version, such as the base model: if
+        they are, bit for bit, only deltas are fetched.
+
+        Raises `ModuleError` for a module that cannot be kept live as it is, such as a sharded one.
+        """
+        if not isinstance(config, ActorConfig):
+            raise UsageError(f"config={config!r}: give an ActorConfig")
+        self._config = config
+        self._adopt = adopt
         self._gate = Gate()
-        self.engine = ModuleEngine(module, pause=self._gate.closed)
-        self._loop = BackgroundLoop("p2psync-actor")
-        self._on_event = on_event
-        self.node = self._loop.call(_make(lambda: self._node(config, adopt)))
+        self.engine = _Engine(module, names, self._gate.closed, self._judged)
+        self._on_event = on_event if on_event is not None else EventLog("p2psync.subscriber")
+        self._obstacle = Obstacle(config.hub_url)
+        #: Why the newest version cannot become live in this module.
+        self._misfit: EngineError | None = None
+        self._misfit_met = asyncio.Event()
+        self._loop: BackgroundLoop | None = None
+        self._node: ActorNode | None = None
         self._work: WorkClient | None = None
 
-    def __enter__(self) -> Subscriber:
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start the node; once. A hub that cannot be reached is tried again, with a warning. Raises `P2PSyncError`."""
+        if self._loop is not None:
+            raise UsageError("this subscriber was started already: make another one")
+        self._loop = loop = BackgroundLoop("p2psync-actor")
         try:
-            self._loop.call(self._start())
+            self._node = loop.call(_called(self._make_node))
+            loop.call(self._start(self._node))
         except BaseException:
-            self._loop.close()
+            loop.close()
             raise
-        self._work = WorkClient(self.node.client)
+        self._work = WorkClient(self._node.client)
         return self
+
+    def close(self) -> None:
+        """Leave the swarm; the module stays as it is. Again, or before `start`: no effect."""
+        if self._loop is None or self._node is None or self._loop.closed:
+            return
+        self._gate.end(UsageError("the subscriber is closed: serve inside its with-block"))
+        try:
+            self._loop.call(self._node.stop())
+        finally:
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._gate.end(UsageError("the subscriber is closed: serve inside its with-block"))
-        try:
-            self._loop.call(self.node.stop())
-        finally:
-            self._loop.close()
+        self.close()
+
+    @property
+    def node(self) -> ActorNode:
+        """The node in the swarm. Raises `UsageError` before `start`."""
+        return self._running()[1]
+
+    # ---- serving ---------------------------------------------------------------------------------------------------
 
     @contextmanager
     def serving(self) -> Iterator[Position]:
         """Hold the live version still. Waits for the first version. Any number of threads may serve at a time.
 
-        Blocks may be nested. Raises `UsageError` once the subscriber is closed, and what the node cannot go on after,
-        such as a wrong join token or key.
+        Blocks may be nested. Raises `UsageError` before `start` and after `close`, `MisfitError` while nothing is live
+        because the newest version does not fit the module, and what the node cannot go on after, such as a wrong join
+        token or key.
         """
-        with self._gate.held(lambda: self.engine.position is not None):
+        self._running()
+        with self._gate.held(self._is_ready):
             position = self.engine.position
             assert position is not None
             yield position
@@ -90,15 +157,27 @@ class Subscriber:
         return LiveVersion(self._gate, lambda: self.engine.position)
 
     def wait_for(self, version: int, timeout: float) -> None:
-        """Wait until `version` or a later one is live and acknowledged. Raises TimeoutError, and as `serving`."""
-        self._loop.call(self.node.until(version), timeout)
+        """Wait until `version` or a later one is live and acknowledged.
+
+        Raises `WaitTimeoutError` after `timeout` seconds, which says what is missing; `MisfitError` for a version that
+        does not fit the module; and as `serving`.
+        """
+        loop, node = self._running()
+        try:
+            loop.call(self._until(node, version), timeout)
+        except WaitTimeoutError:
+            raise
+        except TimeoutError:
+            raise WaitTimeoutError(
+                f"version {version} is not live after {timeout:g} s: {self._obstacle.line(self.engine.position)}"
+            ) from None
 
     def lease_work(self, max_items: int = 1, wait: float = 5.0) -> WorkGrant:
         """Claim rollout work; without items if there was none. Raises `LeaseError` while this node is no member."""
         lease, version = self._membership()
         if lease is None or self._work is None:
             raise LeaseError("not a member of the hub now; joining again")
-        return self._loop.call(self._work.lease(lease, max_items, wait, version))
+        return self._running()[0].call(self._work.lease(lease, max_items, wait, version))
 
     def complete_work(
         self, work: str, item: str, result: bytes, position: Position, tokens: int = 0, *, patience: float = 120.0
@@ -106,7 +185,7 @@ class Subscriber:
         """Hand in a result of `tokens` tokens, made under `position`; for `patience` seconds, while the ledger is full
         or cannot be reached. Raises `HubError`."""
         if self._work is None:
-            raise HubError("not started")
+            raise UsageError(NOT_STARTED)
         call = self._work.deliver(
             *(work, item, result),
             version=position.version,
@@ -114,38 +193,71 @@ class Subscriber:
             tokens=tokens,
             patience=patience,
         )
-        return self._loop.call(call).verdict
+        return self._running()[0].call(call).verdict
 
     def work_queue(self, slots: int) -> WorkQueue:
         """Work leased ahead for a generator of `slots` items at a time, and results handed in meanwhile; a context
         manager, to be left before this one."""
         if self._work is None:
             raise UsageError("work is leased inside the subscriber's with-block")
-        return WorkQueue(self._loop, self._work, self._membership, slots)
+        return WorkQueue(self._running()[0], self._work, self._membership, slots)
 
     def _membership(self) -> tuple[str | None, int | None]:
         """The lease of the hub, and the live version."""
         position = self.engine.position
         return self.node.runner.core.membership.lease, None if position is None else position.version
 
-    def _node(self, config: ActorConfig, adopt: bool) -> ActorNode:
-        digest = self.engine.digest().hex() if adopt else ""
-        return ActorNode(config, lambda store: self.engine, local_digest=digest, on_event=self._hear)
+    # ---- inside ----------------------------------------------------------------------------------------------------
 
-    async def _start(self) -> None:
-        await self.node.start()
-        self._watching = asyncio.create_task(self._watch())
+    def _running(self) -> tuple[BackgroundLoop, ActorNode]:
+        if self._loop is None or self._node is None:
+            raise UsageError(NOT_STARTED)
+        return self._loop, self._node
 
-    async def _watch(self) -> None:
+    def _make_node(self) -> ActorNode:
+        digest = self.engine.digest().hex() if self._adopt else ""
+        return ActorNode(self._config, lambda store: self.engine, local_digest=digest, on_event=self._hear)
+
+    async def _start(self, node: ActorNode) -> None:
+        await node.start()
+        self._watching = asyncio.create_task(self._watch(node))
+
+    async def _watch(self, node: ActorNode) -> None:
         try:
-            await self.node.until_broken()
+            await node.until_broken()
         except Exception as error:  # whatever it is: generation must hear of it
             self._gate.end(error)
 
+    async def _until(self, node: ActorNode, version: int) -> None:
+        """Raises `MisfitError`, also if it was met before, unless the version is live already."""
+        reached, refused = asyncio.create_task(node.until(version)), asyncio.create_task(self._misfit_met.wait())
+        try:
+            await asyncio.wait((reached, refused), return_when=asyncio.FIRST_COMPLETED)
+            live = node.position
+            if self._misfit is not None and (live is None or live.version < version) and not reached.done():
+                raise self._misfit
+            await reached
+        finally:
+            reached.cancel()
+            refused.cancel()
+
+    def _judged(self, misfit: EngineError | None) -> None:
+        """In the engine's thread: whether the newest version fits the module."""
+        self._misfit = misfit
+        assert self._loop is not None
+        self._loop.soon(self._misfit_met.clear if misfit is None else self._misfit_met.set)
+        self._gate.look()
+
+    def _is_ready(self) -> bool:
+        if self.engine.position is None and self._misfit is not None:
+            raise self._misfit
+        return self.engine.position is not None
+
     def _hear(self, event: Event) -> None:
+        self._obstacle.hear(event)
         self._gate.look()
         self._on_event(event)
 
 
-async def _make(function: Callable[[], T]) -> T:
+async def _called(function: Callable[[], T]) -> T:
     return function()

@@ -62,3 +62,15 @@ class EngineError(P2PSyncError):
 
 class UnvouchedError(EngineError):
     """Live weights whose bits nobody can vouch for; nothing may be served from them."""
+
+
+class ModuleError(EngineError, UsageError):
+    """A torch module that cannot be published or kept live as it is."""
+
+
+class MisfitError(EngineError):
+    """A version whose tensors are not those of the place that it is for; another module or other names are needed."""
+
+
+class WaitTimeoutError(P2PSyncError, TimeoutError):
+    """What was waited for did not come in time; says what is missing."""

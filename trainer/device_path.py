@@ -111,9 +111,10 @@ class DevicePath:
         host = _host_tensor(base, spec)
         if not self._keep_twin or (device.type == "cpu" and not self._everywhere):
             return host
-        if spec not in self._twin:
-            self._twin[spec] = host.to(device, copy=True)
-        return self._twin[spec]
+        twin = self._twin.get(spec)
+        if twin is None or twin.device != device:  # the module may have been moved since
+            self._twin[spec] = twin = host.to(device, copy=True)
+        return twin
 
     def _follow(self, found: Iterator[Found], pairs: Sequence[Pair]) -> Iterator[Found]:
         """Pass on what is found, and have the twin follow it."""

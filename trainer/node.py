@@ -19,6 +19,7 @@ from typing import TypeVar
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from p2psync.arguments import as_directory, as_private_key
 from p2psync.errors import FencedError, HubError, P2PSyncError, StoreError
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.planning import Planner
@@ -57,7 +58,8 @@ T = TypeVar("T")
 class TrainerConfig:
     """Settings of a trainer.
 
-    store: directory of versions and snapshot. hub_url: an external hub; None: one is embedded at (host, hub_port).
+    store: directory of versions and snapshot, a path or text. key: a private key, or a key file or its text.
+    hub_url: an external hub; None: one is embedded at (host, hub_port).
     host, port: where peers connect (0: any port). advertise: address told to peers, "" lets the hub see it.
     streams: connections to each peer, 0: as measurements say. congestion: of these connections, see
     `p2psync.net.tcp.choose_congestion`. probe: measure links with short bursts.
@@ -94,6 +96,11 @@ class TrainerConfig:
     wait_for_hub: bool = False
     take_over: bool = False
     supersede: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises `UsageError` for a store or key that is none."""
+        object.__setattr__(self, "store", as_directory(self.store, "store"))
+        object.__setattr__(self, "key", as_private_key(self.key, "key"))
 
 
 class TrainerNode:

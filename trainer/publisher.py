@@ -24,16 +24,18 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import torch
 from torch import nn
 
-from p2psync.engines.weights import module_rows
+from p2psync.arguments import as_directory
+from p2psync.engines.module_table import LiveTable, ModuleTable, Names
 from p2psync.errors import UsageError
 from p2psync.net.background import BackgroundLoop
 from p2psync.net.hub import HubService
 from p2psync.observe.events import Event, Published
+from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
 from trainer.device_path import DevicePath
@@ -41,98 +43,109 @@ from trainer.node import TrainerConfig, TrainerNode
 from trainer.resident import ResidentSnapshot
 from trainer.rollouts import Rollouts
 from trainer.snapshot import Keeper
-from trainer.tensors import MasterSource, ModuleSource, TensorSource
+from trainer.tensors import MasterSource, TensorSource
 from trainer.versions import Maker
-
-__all__ = ["MasterSource", "ModuleSource", "Publisher"]
 
 T = TypeVar("T")
 
 
 class Publisher:
-    """A trainer node in a thread of its own, publishing one module. A context manager."""
+    """A trainer node in a thread of its own, publishing one module: a context manager, or `start` and `close`."""
 
     def __init__(
         self,
         module: nn.Module,
         config: TrainerConfig,
         *,
-        files: Path | None = None,
+        names: Names | None = None,
+        files: Path | str | None = None,
         masters: Mapping[str, torch.Tensor] | None = None,
         resident: bool = False,
         on_device: bool | None = None,
         twin: bool = False,
-        on_event: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[Event], None] | None = None,
         on_hub: Callable[[HubService], None] = lambda hub: None,
         rollouts: Rollouts | None = None,
         maker: Callable[[Store, str], Maker] | None = None,
     ) -> None:
-        """files: a directory whose files other than weights go along. masters: fp32 masters of the module's bf16
-        parameters, by their names in its state_dict; read anew at each publish. resident: see above.
+        """names: published names by state_dict keys, a mapping or a function, with wrappers looked through; None leaves
+        a tensor out (docs/modules.md). files: a directory whose files other than weights go along. masters: fp32
+        masters of the module's bf16 parameters, by their keys in its state_dict; read anew at each publish. resident:
+        see above.
 
         on_device: find changes where the tensors are; by default if any is on a GPU. twin: keep a second copy of the
-        published bits there, instead of streaming them there for each version. on_event: called in the node's thread.
-        on_hub: may add routes to the embedded hub before it serves. rollouts: the ledger to serve there; it admits each
-        version that is published. maker: see `TrainerNode`.
+        published bits there, instead of streaming them there for each version. on_event: called in the node's thread;
+        by default events are logged under `p2psync.publisher`. on_hub: may add routes to the embedded hub before it
+        serves. rollouts: the ledger to serve there; it admits each version that is published. maker: see `TrainerNode`.
 
-        Raises `UsageError` for masters that do not fit, or a module that is sharded.
+        Raises `UsageError` for masters that do not fit, and `ModuleError` for a module that cannot be published as it
+        is, such as a sharded one.
         """
-        if any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
-            raise UsageError("the module is sharded: publish it with trainer.fsdp.publisher.FsdpPublisher")
+        self._config = config
+        self._files = as_directory(files, "files") if files is not None else None
         self._module = module
-        self._files = files
+        self._table = LiveTable(module, names)
+        self._master_keys = _master_keys(self._table.first, masters or {})
         self._masters = masters
-        tensors = {spec.name: tensor for spec, tensor in module_rows(module).items()}
-        self._check(tensors, masters or {})
         if resident and not masters:
             raise UsageError("resident: there are no masters to refresh the module from")
-        if on_device is None:
-            on_device = any(tensor.is_cuda for tensor in [*tensors.values(), *(masters or {}).values()])
-        self._path = DevicePath(twin=twin, everywhere=on_device) if on_device else None
-
+        if not isinstance(config, TrainerConfig):
+            raise UsageError(f"config={config!r}: give a TrainerConfig")
         if rollouts is not None and config.hub_url is not None:
             raise UsageError("rollouts: the ledger is served by the publisher's own hub, not by one elsewhere")
+        if on_device is None:
+            tensors = [*self._table.first.rows.values(), *(masters or {}).values()]
+            on_device = any(tensor.is_cuda for tensor in tensors)
+        self._path = DevicePath(twin=twin, everywhere=on_device) if on_device else None
+        self._resident = resident
         self._rollouts = rollouts
+        self._on_event = on_event if on_event is not None else EventLog("p2psync.publisher")
+        self._on_hub = on_hub
+        self._maker = maker
+        self._loop: BackgroundLoop | None = None
+        self._node: TrainerNode | None = None
 
-        def on_own_hub(hub: HubService) -> None:
-            if rollouts is not None:
-                rollouts.mount(hub, self._loop)
-            on_hub(hub)
+    # ---- life ------------------------------------------------------------------------------------------------------
 
-        def on_own_event(event: Event) -> None:
-            if rollouts is not None and isinstance(event, Published):
-                rollouts.published(event)  # before it is announced: no result of it must come sooner
-            on_event(event)
-
-        def keeper() -> Keeper:
-            return ResidentSnapshot({name: tensors[name] for name in masters or {}}, self._others())
-
-        self._loop = BackgroundLoop("p2psync-trainer")
-        self.node = self._loop.call(
-            _make(
-                lambda: TrainerNode(config, on_own_event, on_own_hub, keeper=keeper if resident else None, maker=maker)
-            )
-        )
-
-    def __enter__(self) -> Publisher:
+    def start(self) -> Self:
+        """Start the node; once. Raises `P2PSyncError`; the publisher is closed then."""
+        if self._loop is not None:
+            raise UsageError("this publisher was started already: make another one")
+        self._loop = loop = BackgroundLoop("p2psync-trainer")
         try:
-            self._loop.call(self.node.start())
+            self._node = node = loop.call(_called(self._make_node))
+            loop.call(node.start())
             if self._rollouts is not None and (live := self.position) is not None:
                 self._rollouts.admit(live)
         except BaseException:
             if self._rollouts is not None:
-                self._loop.call(self._rollouts.abandon())
-            self._loop.close()
+                loop.call(self._rollouts.abandon())
+            loop.close()
             raise
         return self
+
+    def close(self) -> None:
+        """Leave the swarm and close everything. Again, or before `start`: no effect."""
+        if self._loop is None or self._loop.closed:
+            return
+        try:
+            if self._node is not None:
+                self._loop.call(self._node.stop())
+        finally:
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self._loop.call(self.node.stop())
-        finally:
-            self._loop.close()
+        self.close()
+
+    @property
+    def node(self) -> TrainerNode:
+        """The node in the swarm. Raises `UsageError` before `start`."""
+        return self._running()[1]
 
     @property
     def hub_url(self) -> str:
@@ -147,50 +160,92 @@ class Publisher:
     def publish(self, *, announced: bool = False) -> Published | None:
         """Publish the module as it is now; None if no bit differs from the last version.
 
-        announced: wait until the hub knows of it too. Raises as `TrainerNode.publish`.
+        announced: wait until the hub knows of it too. Raises as `TrainerNode.publish`, `ModuleError` if the module's
+        tensors are no longer those that it had at first, and `UsageError` before `start`.
         """
-        event = self._loop.call(self.node.publish(self._source()))
+        loop, node = self._running()
+        event = loop.call(node.publish(self._source()))
         if self._path is not None:
             self._path.published(self.position)
         if announced:
-            self._loop.call(self.node.announced())
+            loop.call(node.announced())
         return event
-
-    def _source(self) -> TensorSource:
-        if self._masters is None:
-            return ModuleSource(self._module, self._files, self._path)
-        return MasterSource(self._masters, self._others(), self._files, self._path)
-
-    def _others(self) -> dict[str, torch.Tensor]:
-        """The module's tensors that have no masters."""
-        rows = module_rows(self._module).items()
-        return {spec.name: tensor for spec, tensor in rows if spec.name not in (self._masters or {})}
-
-    @staticmethod
-    def _check(tensors: Mapping[str, torch.Tensor], masters: Mapping[str, torch.Tensor]) -> None:
-        for name, master in masters.items():
-            tensor = tensors.get(name)
-            if tensor is None or tensor.shape != master.shape or tensor.dtype != torch.bfloat16:
-                raise UsageError(f"{name}: masters of shape {tuple(master.shape)} have no bf16 parameter in the module")
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the node's loop (for routes that `on_hub` added)."""
-        return self._loop.call(_make(function))
+        return self._running()[0].call(_called(function))
 
     def wait(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the node's loop and wait for it."""
-        return self._loop.call(coroutine)
+        return self._running()[0].call(coroutine)
 
     def wait_for_actors(self, actors: int, timeout: float) -> None:
         """Wait until at least so many actors, and all that the hub knows, run the newest version.
 
         Raises `UsageError` after `timeout` seconds.
         """
+        loop, node = self._running()
         try:
-            self._loop.call(self.node.until_running(actors), timeout)
+            loop.call(node.until_running(actors), timeout)
         except TimeoutError:
             raise UsageError(f"not every actor runs the newest version after {timeout:.0f} s") from None
 
+    # ---- inside ----------------------------------------------------------------------------------------------------
 
-async def _make(function: Callable[[], T]) -> T:
+    def _running(self) -> tuple[BackgroundLoop, TrainerNode]:
+        if self._loop is None or self._node is None:
+            raise UsageError("the publisher is not started: use it as `with Publisher(...) as publisher`, or start()")
+        return self._loop, self._node
+
+    def _make_node(self) -> TrainerNode:
+        keeper = self._keeper if self._resident else None
+        return TrainerNode(self._config, self._hear, self._serve_beside, keeper=keeper, maker=self._maker)
+
+    def _serve_beside(self, hub: HubService) -> None:
+        if self._rollouts is not None and self._loop is not None:
+            self._rollouts.mount(hub, self._loop)
+        self._on_hub(hub)
+
+    def _hear(self, event: Event) -> None:
+        if self._rollouts is not None and isinstance(event, Published):
+            self._rollouts.published(event)  # before it is announced: no result of it must come sooner
+        self._on_event(event)
+
+    def _keeper(self) -> Keeper:
+        def parameters() -> ModuleTable:
+            table = self._table()
+            if table is not seen[0]:
+                seen[:] = [table, table.only(self._master_keys)]
+            return seen[1]
+
+        seen = [self._table(), self._table().only(self._master_keys)]
+        return ResidentSnapshot(parameters, self._others())
+
+    def _source(self) -> TensorSource:
+        if self._masters is None:
+            return TensorSource(self._table().rows, self._files, self._path)
+        masters = {name: self._masters[key] for name, key in self._master_keys.items()}
+        return MasterSource(masters, self._others(), self._files, self._path)
+
+    def _others(self) -> dict[str, torch.Tensor]:
+        """The module's tensors that have no masters, by published names."""
+        return {spec.name: tensor for spec, tensor in self._table().rows.items() if spec.name not in self._master_keys}
+
+
+def _master_keys(table: ModuleTable, masters: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """The keys of masters by the published names of their parameters. Raises `UsageError` for those that do not fit."""
+    tensors = {spec.name: tensor for spec, tensor in table.rows.items()}
+    keys: dict[str, str] = {}
+    for key, master in masters.items():
+        name = table.names.get(key, "")
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != master.shape or tensor.dtype != torch.bfloat16:
+            raise UsageError(f"{key}: masters of shape {tuple(master.shape)} have no bf16 parameter in the module")
+        if name in keys:
+            raise UsageError(f"{key} and {keys[name]} are tied: give one of them masters")
+        keys[name] = key
+    return keys
+
+
+async def _called(function: Callable[[], T]) -> T:
     return function()

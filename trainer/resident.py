@@ -27,25 +27,33 @@ from p2psync.delta.container import decode_chunk
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.base import Step
 from p2psync.engines.module import ModuleEngine
+from p2psync.engines.module_table import ModuleTable, table_source, tensor_table
 from p2psync.engines.weights import flat_bits
 from p2psync.errors import DigestMismatchError, EngineError, UsageError
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
 from trainer.snapshot import Chunks
-from trainer.tensors import NamedTensors
 
 
 class ResidentSnapshot:
     """The bits of the last published version, in the parameters themselves. See `trainer.snapshot.Snapshot`."""
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) -> None:
-        """parameters: the bf16 parameters that have masters, by the names of these. others: the tensors that are
-        published as they are; copied here. Raises `UsageError` for parameters that are not bf16."""
-        for name, tensor in parameters.items():
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor] | Callable[[], ModuleTable], others: Mapping[str, torch.Tensor]
+    ) -> None:
+        """parameters: the bf16 parameters that have masters, by the names of these, or a table of them, which is asked
+        for whenever they are looked up. others: the tensors that are published as they are; copied here.
+
+        Raises `UsageError` for parameters that are not bf16."""
+        self._parameters = table_source(parameters)
+        self._copies = tensor_table({name: tensor.detach().clone() for name, tensor in others.items()})
+        self._seen = self._parameters()
+        for spec, tensor in self._seen.rows.items():
             if tensor.dtype != torch.bfloat16:
-                raise UsageError(f"{name}: {tensor.dtype}; only bf16 parameters can be the copy of what was published")
-        copies = {name: tensor.detach().clone() for name, tensor in others.items()}
-        self._tensors = {**parameters, **copies}
+                raise UsageError(
+                    f"{spec.name}: {tensor.dtype}; only bf16 parameters can be the copy of what was published"
+                )
+        self._table = self._seen.with_rows(self._copies)
         self.reopen()
 
     @property
@@ -64,8 +72,8 @@ class ResidentSnapshot:
 
     def tensor(self, spec: TensorSpec) -> torch.Tensor | None:
         """See `DeviceBase`."""
-        held = self._tensors.get(spec.name)
-        return flat_bits(held) if held is not None else None
+        entry = self._table.entries.get(spec)
+        return flat_bits(entry.tensor) if entry is not None else None
 
     def sound(self) -> bool:
         """Whether the bits are what was published last, by the digest of all of them."""
@@ -73,7 +81,7 @@ class ResidentSnapshot:
 
     def reopen(self) -> None:
         """Vouch for nothing: the store will say what the bits must be."""
-        self._engine = ModuleEngine(NamedTensors(self._tensors))
+        self._engine = ModuleEngine(self._look_up)
 
     def distrust(self) -> None:
         """See `Snapshot`."""
@@ -104,6 +112,13 @@ class ResidentSnapshot:
         for index in range(manifest.chunks):
             for block in decode_chunk(chunks(index), rows, manifest.block_units, base):
                 take(block)
+
+    def _look_up(self) -> ModuleTable:
+        """Parameters, where they are now, and copies."""
+        parameters = self._parameters()
+        if parameters is not self._seen:
+            self._seen, self._table = parameters, parameters.with_rows(self._copies)
+        return self._table
 
     def close(self) -> None:
         """There is nothing to let go of."""

@@ -1,4 +1,4 @@
-"""Sources of torch tensors: a live module, or the fp32 masters of an optimizer."""
+"""Sources of torch tensors: those of a live module, or the fp32 masters of an optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.engines.checkpoint import Checkpoint
 from p2psync.engines.header import canonical_header
 from p2psync.engines.masters import rounded_units
-from p2psync.engines.weights import host_units, module_rows
+from p2psync.engines.module_table import module_rows
+from p2psync.engines.tensor_refusals import refusal
+from p2psync.engines.weights import host_units
 from p2psync.errors import UsageError
 from trainer.device_path import DevicePath, Finds
 from trainer.source import Base
@@ -62,10 +64,10 @@ class TensorSource:
 
 
 class ModuleSource(TensorSource):
-    """A live module: its tensors under their state-dict names."""
+    """A live module: its tensors under their published names."""
 
     def __init__(self, module: nn.Module, files: Path | None = None, path: DevicePath | None = None) -> None:
-        """See `TensorSource`."""
+        """See `TensorSource`. Raises `ModuleError` for a module that cannot be published."""
         super().__init__(module_rows(module), files, path)
 
 
@@ -85,7 +87,7 @@ class MasterSource(TensorSource):
         """masters: by the names under which they are published. others: tensors without masters (buffers, or parameters
         that are trained in their own dtype). Raises `UsageError` for masters that are not fp32, or are also others."""
         tensors = master_rows(masters)
-        for spec, tensor in module_rows(NamedTensors(others or {})).items():
+        for spec, tensor in module_rows(others or {}).items():
             if spec.name in masters:
                 raise UsageError(f"{spec.name} is given both as masters and as it is")
             tensors[spec] = tensor
@@ -109,22 +111,13 @@ def blobs_beside(specs: Iterable[TensorSpec], files: Path | None) -> dict[Tensor
     return blobs
 
 
-class NamedTensors(nn.Module):
-    """Named tensors as a module."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()
-        self._held = dict(tensors)
-
-    def state_dict(self, *args: object, **options: object) -> dict[str, torch.Tensor]:  # type: ignore[override]
-        return self._held
-
-
 def master_rows(masters: Mapping[str, torch.Tensor]) -> dict[TensorSpec, torch.Tensor]:
     """Masters by the specs of what is published. Raises `UsageError` for masters that are not fp32."""
     for name, tensor in masters.items():
-        if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
-            raise UsageError(f"{name}: masters are fp32 tensors, not {tensor.layout} ones of {tensor.dtype}")
+        if tensor.dtype != torch.float32:
+            raise UsageError(f"{name}: masters are fp32 tensors, not ones of {tensor.dtype}")
+        if reason := refusal(tensor):
+            raise UsageError(f"the masters of {name}: {reason}")
     return {
         TensorSpec(int(Kind.TENSOR), name, "BF16", tuple(tensor.shape)): tensor.detach()
         for name, tensor in masters.items()

@@ -26,14 +26,14 @@ from vllm.distributed.weight_transfer.base import (
     WeightSource,
 )
 
+from p2psync.engines.module_table import module_rows
 from p2psync.engines.vllm.conductor import Conductor, HTTPControls
-from p2psync.engines.weights import module_rows
 from p2psync.errors import UsageError
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Published
 from p2psync.protocol.keys import parse_private, public_text
 from trainer.node import TrainerConfig, TrainerNode
-from trainer.tensors import NamedTensors, TensorSource
+from trainer.tensors import TensorSource
 
 __all__ = ["P2PSyncTrainerEngine", "P2PSyncTrainerInitInfo"]
 
@@ -175,7 +175,7 @@ class P2PSyncTrainerEngine(TrainerWeightTransferEngine[P2PSyncTrainerInitInfo]):
 
     def _as_source(self, tensors: dict[str, torch.Tensor]) -> TensorSource:
         files = Path(self._info.files) if self._info.files else None
-        return TensorSource(module_rows(NamedTensors(tensors)), files)
+        return TensorSource(module_rows(tensors), files)
 
 
 async def _made(config: TrainerConfig) -> TrainerNode:

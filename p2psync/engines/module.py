@@ -7,6 +7,10 @@ at the changed positions are the journal: what fails in the middle is undone exa
 demand. All of it is O(changed), except for an anchor, which is staged whole.
 
 Headers and other files of a version are no part of a module; they are kept as bytes, because the digest covers them.
+
+The tensors are looked up anew (`module_table`) for each stage and for each scrub, so that a module that was moved, or
+whose `.data` was set, is followed. A commit checks, inside the pause, that the module still reads the memory that was
+staged against.
 """
 
 from __future__ import annotations
@@ -23,11 +27,13 @@ import torch
 from p2psync.delta.digest import digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.engines.base import Commit, Data, Position, Step
+from p2psync.engines.extra_state import ExtraState
 from p2psync.engines.header import blob_spec, canonical_header
+from p2psync.engines.module_table import ModuleTable, Names, module_rows, module_specs, table_source
 from p2psync.engines.names import is_weights
 from p2psync.engines.paths import check_path, position_of
 from p2psync.engines.staging import Change, Staging, prepare_writes
-from p2psync.engines.weights import LiveTensor, host_units, live_tensor, module_rows, module_specs, module_units
+from p2psync.engines.weights import LiveTensor, host_units, live_tensor
 from p2psync.engines.writing import Write, Writer
 from p2psync.errors import DigestMismatchError, EngineError
 from p2psync.protocol.manifest import Manifest
@@ -39,7 +45,6 @@ __all__ = [
     "host_units",
     "module_rows",
     "module_specs",
-    "module_units",
 ]
 
 #: Makes a context in which nothing reads the weights.
@@ -55,13 +60,16 @@ class _Journal:
     position: Position | None
     blobs: dict[TensorSpec, Units]
     changes: list[Change]
+    table: ModuleTable
 
 
 class ModuleStage:
     """A path being made ready beside the live weights."""
 
-    def __init__(self, engine: ModuleEngine, path: Sequence[Step], staging: Staging) -> None:
+    def __init__(self, engine: ModuleEngine, path: Sequence[Step], staging: Staging, table: ModuleTable) -> None:
+        """table: of the module whose tensors are staged."""
         self._engine = engine
+        self._table = table
         self._path = path
         self._staging = staging
         self._seconds = 0.0
@@ -80,7 +88,7 @@ class ModuleStage:
     def commit(self) -> Commit:
         """See `Stage.commit`."""
         self._check_open()
-        return self._engine._commit(self._path[-1].manifest, self._staging, self._seconds)
+        return self._engine._commit(self._path[-1].manifest, self._staging, self._table, self._seconds)
 
     def abandon(self) -> None:
         """See `Stage.abandon`."""
@@ -95,35 +103,39 @@ class ModuleStage:
 class ModuleEngine:
     """Keeps a module at a version. One thread drives it at a time; others read the weights under `lock`, per batch.
 
-    The weights must stay where they are in memory while a stage is open, and until a roll-back.
+    A commit or roll-back is refused, with nothing written, if the weights do not lie where they were staged.
     """
 
     def __init__(
         self,
-        module: torch.nn.Module,
-        names: Mapping[str, str] | None = None,
+        module: torch.nn.Module | Mapping[str, torch.Tensor] | Callable[[], ModuleTable],
+        names: Names | None = None,
         position: Position | None = None,
         *,
         files: Mapping[str, bytes] | None = None,
         pause: Pause | None = None,
         threads: int | None = None,
     ) -> None:
-        """Serve `module`, whose state_dict keys are renamed by `names` (see `module_rows`).
+        """Serve `module`, whose state_dict keys are renamed by `names` (see `module_table`); or named tensors; or
+        those of a table that is asked for whenever they are looked up.
 
         position: the version that the module holds already, if it is known; else see `adopt`. files: the headers
         (.safetensors) and other files of that version by path, as `Checkpoint.blobs` gives them; by default a single
         model.safetensors with the canonical header, as a publisher of modules has. pause: how to stop readers; by
         default they hold `lock` while they read. threads: how many write during the pause; by default one per core.
         """
-        self.module = module
         #: What readers of the weights hold per batch, unless another `pause` was given.
         self.lock = threading.Lock()
-        self._names = names
+        self._tables = table_source(module, names)
         self._pause = pause
         self._position = position
         self._writer = Writer(threads)
+        self._table: ModuleTable | None = None
         self._tensors: dict[TensorSpec, LiveTensor] = {}
         self._look_up()
+        for tensor in self._tensors.values():
+            if isinstance(tensor, ExtraState):
+                tensor.prove()
         if files is None:
             files = {"model.safetensors": canonical_header(self._tensors)}
         self._blobs = {_blob_spec(path, data): np.frombuffer(data, np.uint8) for path, data in files.items()}
@@ -143,7 +155,11 @@ class ModuleEngine:
 
     def units(self, spec: TensorSpec) -> Units:
         """See `Engine.units`: a view of a contiguous CPU tensor, else a copy."""
-        return self._blobs[spec] if spec in self._blobs else self._tensors[spec].units()
+        if spec in self._blobs:
+            return self._blobs[spec]
+        if self._table is None or not self._table.is_current(spec):
+            self._look_up()
+        return self._tensors[spec].units()
 
     def adopt(self, position: Position) -> bool:
         """See `Engine.adopt`: reads the whole module. False also where that version has files other than ours."""
@@ -157,9 +173,9 @@ class ModuleEngine:
 
     def stage(self, path: Sequence[Step]) -> ModuleStage:
         """See `Engine.stage`. Also raises `EngineError` if the path's tensors are not the module's."""
-        self._look_up()
+        table = self._look_up()
         check_path(path, self._position, self.table())
-        self._stage = ModuleStage(self, path, Staging(path, self._tensors, self._blobs))
+        self._stage = ModuleStage(self, path, Staging(path, self._tensors, self._blobs), table)
         return self._stage
 
     def roll_back(self) -> Position | None:
@@ -172,6 +188,7 @@ class ModuleEngine:
         writes = self._prepare(journal.changes, [c.old for c in journal.changes], new)
 
         self._target = journal.position
+        self._table = journal.table
 
         def restore() -> None:
             self._position, self._blobs, self._journal = journal.position, journal.blobs, None
@@ -181,9 +198,12 @@ class ModuleEngine:
 
     def scrub(self) -> bool:
         """See `Engine.scrub`."""
-        return self._position is None or self.digest() == self._position.digest
+        if self._position is None:
+            return True
+        self._look_up()
+        return self.digest() == self._position.digest
 
-    def _commit(self, manifest: Manifest, staging: Staging, seconds: float) -> Commit:
+    def _commit(self, manifest: Manifest, staging: Staging, table: ModuleTable, seconds: float) -> Commit:
         begun = time.perf_counter()
         changes = staging.finish()
         base = digest_from_bytes(self._position.digest) if self._position is not None and not staging.whole else 0
@@ -195,8 +215,9 @@ class ModuleEngine:
         old = [c.old for c in changes]
         writes = self._prepare(changes, [c.new for c in changes], old)
         seconds += time.perf_counter() - begun
-        position, journal = position_of(manifest), _Journal(self._position, self._blobs, changes)
+        position, journal = position_of(manifest), _Journal(self._position, self._blobs, changes, table)
         self._target = position
+        self._table = table
 
         def advance() -> None:
             self._position, self._blobs, self._journal = position, staging.blobs, journal
@@ -217,7 +238,11 @@ class ModuleEngine:
         asked = time.perf_counter()
         with self._pause() if self._pause is not None else self._alone() as since:
             begun = asked if since is None else since
+            if self._table is not None:
+                self._table.check_in_place()
             self._writer.write(changes, writes, undo)
+            if self._table is not None:
+                self._table.forget_caches()
             then()
         return time.perf_counter() - begun
 
@@ -226,9 +251,17 @@ class ModuleEngine:
         with self.lock:
             yield time.perf_counter()  # to wait for the lock was our waiting, not the readers'
 
-    def _look_up(self) -> None:
-        """Find the module's tensors anew: they may have been moved or replaced since."""
-        self._tensors = {spec: live_tensor(tensor) for spec, tensor in module_rows(self.module, self._names).items()}
+    def _look_up(self) -> ModuleTable:
+        """Find the module's tensors anew: they may have been moved since. Raises `ModuleError`."""
+        table = self._tables()
+        if table is not self._table:
+            table.check_writable()
+            self._table = table
+            self._tensors = {
+                spec: live_tensor(entry.tensor) if entry.owner is None else ExtraState(entry.owner, spec)
+                for spec, entry in table.entries.items()
+            }
+        return table
 
     def digest(self) -> bytes:
         """The digest of all tensors and files (16 bytes): reads every bit."""

@@ -24,8 +24,9 @@ from p2psync.delta.kernels import address, scatter_places
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.engines.base import Data, Step
 from p2psync.engines.device_move import DEVICE_BYTES, Place, gather, prepare
+from p2psync.engines.misfit import misfit
 from p2psync.engines.weights import LiveTensor, Positions
-from p2psync.errors import EngineError
+from p2psync.errors import EngineError, MisfitError
 from p2psync.parallel import in_parallel, thread_count
 
 #: Changed units on a device whose old bits are asked for at a time.
@@ -391,11 +392,6 @@ def _check_tensors(step: Step, tensors: Mapping[TensorSpec, LiveTensor]) -> None
     rows = [row for row in step.manifest.rows() if row.spec.kind == Kind.TENSOR]
     theirs = {row.spec for row in rows if row.after}
     if theirs != tensors.keys():
-        wrong = min(theirs ^ tensors.keys())
-        here, there = ("is not", "is") if wrong in theirs else ("is", "is not")
-        raise EngineError(
-            f"{wrong.name!r} ({wrong.dtype}, {wrong.shape}) {there} in version {step.manifest.version}, but {here} "
-            "in the module: load the same architecture, or map its names"
-        )
+        raise MisfitError(f"version {step.manifest.version} does not fit the module: {misfit(theirs, tensors.keys())}")
     if step.manifest.base is not None and not all(row.before and row.after for row in rows):
-        raise EngineError(f"version {step.manifest.version} adds or removes tensors: load a module that has them")
+        raise MisfitError(f"version {step.manifest.version} adds or removes tensors: load a module that has them")

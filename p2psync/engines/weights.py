@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -23,9 +23,6 @@ __all__ = [
     "LiveTensor",
     "host_units",
     "live_tensor",
-    "module_rows",
-    "module_specs",
-    "module_units",
     "shippable_spec",
     "torch_dtype",
 ]
@@ -75,38 +72,13 @@ class LiveTensor(Protocol):
         """Everything that writing `values` needs, done beforehand; the call that is returned only writes."""
 
 
-def module_rows(module: torch.nn.Module, names: Mapping[str, str] | None = None) -> dict[TensorSpec, torch.Tensor]:
-    """The tensors of a module's state_dict as TENSOR specs, sorted.
-
-    `names` maps state_dict keys to tensor names; a key that it lacks is its own name. Tensors that share all of their
-    storage (tied weights) are listed once, under the key that comes first in the state_dict; entries that are no
-    tensors (extra state) are left out. Raises `EngineError` for dtypes that safetensors has not, and doubled names.
-    """
-    names = names or {}
-    rows: dict[TensorSpec, torch.Tensor] = {}
-    used: set[str] = set()
-    seen: set[tuple[object, ...]] = set()
-    for key, tensor in module.state_dict().items():
-        if not isinstance(tensor, torch.Tensor):
-            continue
-        name = names.get(key, key)
-        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if tensor.numel() and place in seen:
-            continue
-        seen.add(place)
-        spec = shippable_spec(name, tensor, key)
-        if name in used:
-            raise EngineError(f"two tensors of the module are named {name!r}: mend the names given")
-        used.add(name)
-        rows[spec] = tensor.detach()
-    return {spec: rows[spec] for spec in sorted(rows)}
-
-
 def shippable_spec(name: str, tensor: torch.Tensor, key: str = "") -> TensorSpec:
     """The spec of a tensor. key: what an error calls it. Raises `EngineError` for what safetensors has not."""
-    if tensor.dtype not in _DTYPES or tensor.layout != torch.strided or tensor.is_meta:
-        what = f"a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}"
-        raise EngineError(f"{key or name}: {what} cannot be shipped")
+    if tensor.dtype not in _DTYPES:
+        raise EngineError(
+            f"{key or name}: safetensors has no {tensor.dtype}: register the tensor with another dtype, as .view(...) "
+            "of the same bits where that is possible"
+        )
     return _spec(name, tensor)
 
 
@@ -118,11 +90,6 @@ def torch_dtype(spec: TensorSpec) -> torch.dtype:
     raise EngineError(f"{spec.name}: torch has no dtype {spec.dtype}")
 
 
-def module_specs(module: torch.nn.Module, names: Mapping[str, str] | None = None) -> list[TensorSpec]:
-    """The specs of `module_rows`, sorted."""
-    return list(module_rows(module, names))
-
-
 def host_units(tensor: torch.Tensor) -> Units:
     """A tensor's bits as a flat numpy array: a view of a contiguous CPU tensor, else a copy."""
     bits = _bits(tensor).contiguous().cpu().reshape(-1)
@@ -132,23 +99,6 @@ def host_units(tensor: torch.Tensor) -> Units:
 def flat_bits(tensor: torch.Tensor) -> torch.Tensor | None:
     """A contiguous tensor's bits as flat integers on its own device, a view; None if it is strided."""
     return _bits(tensor).view(-1) if tensor.is_contiguous() else None
-
-
-def module_units(module: torch.nn.Module, spec: TensorSpec, names: Mapping[str, str] | None = None) -> Units:
-    """The bits of one tensor of `module_rows`: a view of a contiguous CPU tensor, else a copy.
-
-    Raises `EngineError` if the module has no such tensor.
-    """
-    if not names:
-        parent, _, leaf = spec.name.rpartition(".")
-        with suppress(AttributeError):
-            tensor = getattr(module.get_submodule(parent), leaf)
-            if isinstance(tensor, torch.Tensor) and _spec(spec.name, tensor) == spec:
-                return host_units(tensor)
-    found = module_rows(module, names).get(spec)
-    if found is None:
-        raise EngineError(f"the module has no tensor {spec.name!r} of {spec.dtype} and shape {spec.shape}")
-    return host_units(found)
 
 
 def live_tensor(tensor: torch.Tensor) -> LiveTensor:

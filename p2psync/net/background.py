@@ -26,6 +26,11 @@ class BackgroundLoop:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def call(self, coroutine: Coroutine[object, object, T], timeout: float | None = None) -> T:
         """Run a coroutine there and wait for what it returns or raises. `TimeoutError` after `timeout` seconds.
 

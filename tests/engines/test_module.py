@@ -18,7 +18,7 @@ from safetensors import safe_open
 from p2psync.delta.tensors import Kind
 from p2psync.engines.base import Position
 from p2psync.engines.directory import DirectoryEngine
-from p2psync.engines.module import ModuleEngine, module_rows, module_specs, module_units
+from p2psync.engines.module import ModuleEngine, host_units, module_rows, module_specs
 from p2psync.engines.weights import live_tensor
 from p2psync.errors import BaseMismatchError, DigestMismatchError, EngineError
 
@@ -44,24 +44,22 @@ def test_the_rows_of_a_module_are_its_state_dict_with_tied_weights_once() -> Non
     assert names == sorted(set(module.state_dict()) - {"head.weight"})
     assert {spec.dtype for spec in specs} >= {"BF16", "F8_E4M3", "F8_E5M2", "BOOL", "C64", "U64"}
     for spec, tensor in module_rows(module).items():
-        assert module_units(module, spec).tobytes() == bits(module)[spec.name]
+        assert host_units(module_rows(module)[spec]).tobytes() == bits(module)[spec.name]
         assert (spec.shape, spec.nbytes) == (tuple(tensor.shape), tensor.numel() * tensor.element_size())
 
 
 def test_names_of_a_module_can_be_mapped_to_those_of_a_checkpoint() -> None:
     module, names = Policy(1), {"big": "model.big"}
     spec = next(spec for spec in module_specs(module, names) if spec.name == "model.big")
-    assert module_units(module, spec, names).tobytes() == bits(module)["big"]
+    assert host_units(module_rows(module, names)[spec]).tobytes() == bits(module)["big"]
     with pytest.raises(EngineError, match="two tensors of the module are named 'scalar'"):
         module_specs(module, {"big": "scalar"})
-    with pytest.raises(EngineError, match=r"no tensor 'model\.big'"):
-        module_units(module, spec)
 
 
 def test_what_cannot_be_shipped_is_named() -> None:
     with torch.device("meta"):
         module = torch.nn.Linear(2, 2)
-    with pytest.raises(EngineError, match=r"weight: .* on meta"):
+    with pytest.raises(EngineError, match="weight: a meta tensor has no bits"):
         module_specs(module)
 
 
@@ -173,7 +171,7 @@ def test_a_wrong_base_is_caught_before_the_pause_and_nothing_is_written() -> Non
 
     engine = ModuleEngine(module, position=start(0, versions[0]), pause=never)
     spec = next(spec for spec in versions[0] if spec.name == "scalar")
-    module_units(module, spec)[0] ^= 4
+    host_units(module_rows(module)[spec])[0] ^= 4
     before = bits(module)
     stage = engine.stage([run.steps[0, 1]])
     put_all(run, stage, [run.steps[0, 1]])
@@ -287,7 +285,7 @@ def test_a_module_of_another_architecture_is_named() -> None:
     module, run, versions = chain(2)
     step = anchor(run, 0, versions[0])
     engine = ModuleEngine(torch.nn.Linear(2, 2))
-    with pytest.raises(EngineError, match="load the same architecture"):
+    with pytest.raises(EngineError, match=r"does not fit the module: it has .* Load the same architecture"):
         engine.stage([step])
     with pytest.raises(BaseMismatchError, match="nothing is live"):
         ModuleEngine(module).stage([run.steps[0, 1]])

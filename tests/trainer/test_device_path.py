@@ -13,7 +13,8 @@ from trainer_parts import KEY, RUN
 
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec
-from p2psync.engines.weights import host_units, module_rows
+from p2psync.engines.module_table import module_rows
+from p2psync.engines.weights import host_units
 from p2psync.errors import StoreError, UsageError
 from p2psync.store.packs import Draft, Store
 from trainer.device_path import DevicePath

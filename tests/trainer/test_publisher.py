@@ -47,10 +47,15 @@ def same(one: nn.Module, two: nn.Module) -> bool:
 
 
 @pytest.fixture
-def publisher(tmp_path: Path) -> Iterator[Publisher]:
+def policy() -> nn.Module:
+    return module()
+
+
+@pytest.fixture
+def publisher(tmp_path: Path, policy: nn.Module) -> Iterator[Publisher]:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "config.json").write_text('{"hidden_size": 64}')
-    with make_publisher(tmp_path, module()) as made:
+    with make_publisher(tmp_path, policy) as made:
         yield made
 
 
@@ -65,9 +70,9 @@ def subscribe(publisher: Publisher, place: Path, policy: nn.Module, heard: Calla
 
 
 def test_a_subscriber_has_every_version_bit_for_bit_and_serving_holds_it_still(
-    publisher: Publisher, tmp_path: Path
+    publisher: Publisher, policy: nn.Module, tmp_path: Path
 ) -> None:
-    policy, mirror = publisher._module, module(seed=9)
+    mirror = module(seed=9)
     assert publisher.publish(announced=True) is not None
     events: list[Event] = []
     with subscribe(publisher, tmp_path / "actor", mirror, events.append) as subscriber:
@@ -161,8 +166,9 @@ def test_a_twin_on_the_device_follows_every_version(tmp_path: Path) -> None:
         assert publisher._path is not None and publisher._path.twin_position == publisher.position
 
 
-def test_a_directory_gets_a_file_that_holds_the_modules_state(publisher: Publisher, tmp_path: Path) -> None:
-    policy = publisher._module
+def test_a_directory_gets_a_file_that_holds_the_modules_state(
+    publisher: Publisher, policy: nn.Module, tmp_path: Path
+) -> None:
     publisher.publish()
     train(policy)
     publisher.publish(announced=True)

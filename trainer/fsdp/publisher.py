@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -31,9 +31,11 @@ import torch
 from torch import nn
 
 from p2psync.delta.tensors import TensorSpec
+from p2psync.engines.module_table import Names
 from p2psync.errors import P2PSyncError, RanksError, UsageError
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Event, Published
+from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
 from trainer.fsdp import orders
@@ -64,18 +66,21 @@ class FsdpPublisher:
         config: TrainerConfig,
         *,
         dtype: torch.dtype | None = None,
+        names: Names | None = None,
         files: Path | None = None,
-        on_event: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[Event], None] | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
         """dtype: torch.bfloat16 publishes sharded fp32 parameters rounded to bf16, as mixed precision computes with;
-        None: as they are. files: a directory whose files other than weights go along; rank 0's. on_event: called in a
-        thread of the node's. timeout: see `TIMEOUT`. Raises `UsageError` for a module that cannot be published so.
+        None: as they are. names: as of `trainer.publisher.Publisher`. files: a directory whose files other than weights
+        go along; rank 0's. on_event: called in a thread of the node's; by default events are logged under
+        `p2psync.publisher`. timeout: see `TIMEOUT`. Raises `UsageError` for a module that cannot be published so.
         """
         if dtype not in (None, torch.bfloat16):
             raise UsageError(f"{dtype}: fp32 shards are published as they are, or as torch.bfloat16")
-        self._module, self._dtype, self._emit = module, dtype, on_event
-        self._group = group_of(module)
+        self._module, self._dtype, self._names = module, dtype, names
+        self._emit = on_event if on_event is not None else EventLog("p2psync.publisher")
+        self._group = group_of(module, names)
         self.ranks = GlooRanks(self._group.members, timeout)
         self._maker: Maker | None = None
         self._node: TrainerNode | None = None
@@ -89,7 +94,7 @@ class FsdpPublisher:
 
     def _agree_on_layout(self, files: Path | None) -> Layout:
         """All ranks have the same table, and hold every unit of it once. Raises `UsageError`."""
-        bare = together(self.ranks, lambda: Shards(self._module, self._group, self._dtype, {}))
+        bare = together(self.ranks, lambda: Shards(self._module, self._group, self._dtype, {}, self._names))
         blobs = together(self.ranks, lambda: blobs_beside(bare.tensors, files) if self.ranks.rank == 0 else {})
         told = self.ranks.broadcast(msgspec.msgpack.encode(list(blobs)))
         specs = msgspec.msgpack.decode(told, type=list[TensorSpec])
@@ -109,7 +114,8 @@ class FsdpPublisher:
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> FsdpPublisher:
+    def start(self) -> Self:
+        """Start the nodes; a collective. Raises `P2PSyncError`."""
         if self._group.rank is None:
             return self
         try:
@@ -121,6 +127,9 @@ class FsdpPublisher:
             self.close(f"{type(error).__name__}: {error}")
             raise
         return self
+
+    def __enter__(self) -> Self:
+        return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -201,6 +210,10 @@ class FsdpPublisher:
         """
         if self._group.rank is None:
             return None
+        if self._maker is None and self._follower is None:
+            raise UsageError(
+                "the publisher is not started: use it as `with FsdpPublisher(...) as publisher`, or start()"
+            )
         shards = self._shards()
         if list(shards.specs) != self.layout.specs:
             raise UsageError("the module's tensors are not those that it had when the publisher was made: make another")
@@ -239,7 +252,7 @@ class FsdpPublisher:
         return self._node
 
     def _shards(self) -> Shards:
-        return Shards(self._module, self._group, self._dtype, self._blobs)
+        return Shards(self._module, self._group, self._dtype, self._blobs, self._names)
 
 
 def _of_rank(config: TrainerConfig, rank: int) -> TrainerConfig:

@@ -16,7 +16,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.masters import rounded_units
-from p2psync.engines.weights import host_units, shippable_spec
+from p2psync.engines.module_entries import Entry
+from p2psync.engines.module_table import Names, module_table
+from p2psync.engines.weights import host_units
 from p2psync.errors import UsageError
 from trainer.fsdp.stretches import Stretches
 
@@ -30,9 +32,10 @@ class Group:
     rank: int | None
 
 
-def group_of(module: nn.Module) -> Group:
+def group_of(module: nn.Module, names: Names | None = None) -> Group:
     """The ranks that hold one replica of the module's shards. Raises `UsageError` for what cannot be published."""
-    meshes = {name: tensor.device_mesh for name, tensor in _entries(module) if isinstance(tensor, DTensor)}
+    entries = module_table(module, names, local=_local).entries.values()
+    meshes = {entry.name: entry.tensor.device_mesh for entry in entries if isinstance(entry.tensor, DTensor)}
     if not meshes:
         raise UsageError("no parameter is sharded: call fully_shard(module) first, or use trainer.publisher.Publisher")
     name, mesh = next(iter(meshes.items()))
@@ -52,23 +55,23 @@ class Shards:
     """One state of a module's shards at one rank, which must not change while it is read."""
 
     def __init__(
-        self, module: nn.Module, group: Group, dtype: torch.dtype | None, blobs: Mapping[TensorSpec, Units]
+        self,
+        module: nn.Module,
+        group: Group,
+        dtype: torch.dtype | None,
+        blobs: Mapping[TensorSpec, Units],
+        names: Names | None = None,
     ) -> None:
         """dtype: bf16, where sharded fp32 parameters are published rounded to it. blobs: bytes beside the weights, of
-        which rank 0 has the contents. Raises `UsageError` for what cannot be published."""
+        which rank 0 has the contents. names: see `module_table`. Raises `UsageError` for what cannot be published."""
         assert group.rank is not None
         self._rank, self._ranks = group.rank, len(group.members)
         self._local: dict[TensorSpec, torch.Tensor] = {}
         self._rounded: set[TensorSpec] = set()
         self._first: dict[TensorSpec, int] = {}
         self._blobs = dict(blobs)
-        seen: set[object] = set()
-        for name, tensor in _entries(module):
-            place = id(tensor) if isinstance(tensor, DTensor) else (tensor.data_ptr(), tensor.dtype, tensor.shape)
-            if place in seen and tensor.numel():
-                continue  # tied: listed once, under the name that comes first, as in `engines.weights`
-            seen.add(place)
-            self._add(name, tensor, dtype)
+        for spec, entry in module_table(module, names, local=_local).entries.items():
+            self._add(spec, entry, dtype)
         #: Sorted, as in a manifest's table.
         self.specs: Sequence[TensorSpec] = sorted([*self._local, *self._blobs])
 
@@ -106,18 +109,12 @@ class Shards:
             elif self._rank == 0:
                 yield row, 0, spec.count
 
-    def _add(self, name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
-        local, first = tensor, 0
-        if isinstance(tensor, DTensor):
-            local = tensor.to_local()
-            if isinstance(tensor.placements[-1], Shard):
-                first = self._shard(name, tensor, local)
-            elif self._rank:
-                local = local.flatten()[:0]
+    def _add(self, spec: TensorSpec, entry: Entry, dtype: torch.dtype | None) -> None:
+        tensor, local, first = entry.tensor, entry.local, 0
+        if isinstance(tensor, DTensor) and isinstance(tensor.placements[-1], Shard):
+            first = self._shard(entry.name, tensor, local)
         elif self._rank:
-            local = local.detach().flatten()[:0]
-        local = local.detach()
-        spec = shippable_spec(name, tensor)
+            local = local.flatten()[:0]
         if isinstance(tensor, DTensor) and dtype is not None and tensor.dtype == torch.float32:
             spec = TensorSpec(spec.kind, spec.name, "BF16", spec.shape)
             self._rounded.add(spec)
@@ -137,18 +134,15 @@ class Shards:
         return first * (tensor.numel() // rows if rows else 0)
 
 
-def _entries(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a module's state_dict, each as it is held. Raises `UsageError` for placements that are not
-    supported."""
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, torch.Tensor):
-            continue
-        if isinstance(tensor, DTensor):
-            *outer, inner = tensor.placements
-            whole = type(inner) is Replicate or (type(inner) is Shard and inner.dim == 0)
-            if not whole or any(type(placement) is not Replicate for placement in outer):
-                raise UsageError(
-                    f"{name} is placed as {tensor.placements}: only sharding along the first dimension, by "
-                    "fully_shard alone, is supported (no tensor parallelism, no shard_placement_fn)"
-                )
-        yield name, tensor
+def _local(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is held here. Raises `UsageError` for placements that are not supported."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    *outer, inner = tensor.placements
+    whole = type(inner) is Replicate or (type(inner) is Shard and inner.dim == 0)
+    if not whole or any(type(placement) is not Replicate for placement in outer):
+        raise UsageError(
+            f"{name} is placed as {tensor.placements}: only sharding along the first dimension, by fully_shard alone, "
+            "is supported (no tensor parallelism, no shard_placement_fn)"
+        )
+    return tensor.to_local()

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.engines.module import ModuleEngine
 from p2psync.engines.staging import Change, prepare_writes
@@ -24,19 +22,6 @@ from p2psync.engines.vllm.ranks import Ranks
 from p2psync.engines.writing import Write, undo_writes
 from p2psync.errors import EngineError, UnvouchedError
 from p2psync.protocol.versions import Position
-
-
-class Mirror(torch.nn.Module):
-    """The checkpoint's tensors, by name, in host memory."""
-
-    def __init__(self, weights: Mapping[TensorSpec, Units]) -> None:
-        """weights: TENSOR specs and their bits, writable, which this module shares."""
-        super().__init__()
-        self._held = {spec.name: as_tensor(spec, units) for spec, units in weights.items()}
-
-    def state_dict(self, *args: object, **options: object) -> dict[str, torch.Tensor]:  # type: ignore[override]
-        """The tensors, as `module_rows` asks for them."""
-        return self._held
 
 
 class LiveEngine(ModuleEngine):
@@ -52,7 +37,7 @@ class LiveEngine(ModuleEngine):
     ) -> None:
         """ranks: whose hands are ready. weights: the mirror, by TENSOR specs; it is kept, and written. files: headers
         and other files of the checkpoint. refuse: called when the live weights cannot be vouched for any more."""
-        super().__init__(Mirror(weights), files=files)
+        super().__init__({spec.name: as_tensor(spec, units) for spec, units in weights.items()}, files=files)
         self._ranks = ranks
         self._crossing = crossing
         self._refuse = refuse

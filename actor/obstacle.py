@@ -1,0 +1,36 @@
+"""What keeps an actor from the next version, as its events tell: for whoever waits in vain. Pure."""
+
+from __future__ import annotations
+
+from p2psync.observe.events import Committed, Event, Fetching, HubAway, HubJoined, Trouble
+from p2psync.protocol.versions import Position
+
+
+class Obstacle:
+    """Follows the events of one actor."""
+
+    def __init__(self, hub_url: str) -> None:
+        self._hub_url = hub_url
+        self._hub = f"the hub at {hub_url} has not answered yet"
+        self._trouble = ""
+        self._fetching = ""
+
+    def hear(self, event: Event) -> None:
+        """Take in one event."""
+        match event:
+            case HubJoined():
+                self._hub = ""
+            case HubAway():
+                self._hub = event.message
+            case Trouble():
+                self._trouble = event.message
+            case Fetching():
+                self._fetching = f"version {event.version} is being fetched"
+            case Committed():
+                self._trouble = self._fetching = ""
+
+    def line(self, live: Position | None) -> str:
+        """What is live, and what is in the way."""
+        have = "nothing is live yet" if live is None else f"version {live.version} is live"
+        why = self._hub or self._trouble or self._fetching
+        return f"{have}; {why or f'the hub at {self._hub_url} has announced nothing newer'}"

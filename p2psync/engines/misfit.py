@@ -1,0 +1,36 @@
+"""Says how the tensors of a version differ from those of a module. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from p2psync.delta.tensors import TensorSpec
+
+#: Names that are listed on each side: enough to see the pattern, little enough for one line.
+NAMES_SHOWN = 3
+
+
+def misfit(version: Collection[TensorSpec], module: Collection[TensorSpec]) -> str:
+    """How the tensors of a version and of a module differ, and what to do about it, in one line; they do differ."""
+    there = {spec.name: spec for spec in version}
+    here = {spec.name: spec for spec in module}
+    parts = []
+    if missing := sorted(there.keys() - here.keys()):
+        parts.append(f"it has {_some(missing, there)}, which the module has not")
+    if surplus := sorted(here.keys() - there.keys()):
+        parts.append(f"the module has {_some(surplus, here)}, which it has not")
+    if other := sorted(name for name in there.keys() & here.keys() if there[name] != here[name]):
+        first = other[0]
+        more = f" (and {len(other) - 1} more)" if len(other) > 1 else ""
+        parts.append(f"{first!r} is {_form(there[first])} in it, and {_form(here[first])} in the module{more}")
+    names = " or map state_dict keys to the published names with names=" if missing or surplus else ""
+    return f"{'; '.join(parts)}. Load the same architecture and dtypes{',' if names else ''}{names}"
+
+
+def _some(names: Sequence[str], specs: dict[str, TensorSpec]) -> str:
+    shown = ", ".join(f"{name!r} {_form(specs[name])}" for name in names[:NAMES_SHOWN])
+    return shown if len(names) <= NAMES_SHOWN else f"{shown} and {len(names) - NAMES_SHOWN} more"
+
+
+def _form(spec: TensorSpec) -> str:
+    return f"({spec.dtype}, {list(spec.shape)})"

@@ -1,0 +1,93 @@
+"""Strided views of memory: whether one visits an address twice, and how two of them share bytes. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Answers of `relation` that are kept: a module that interleaves parameters is asked about at every publish.
+_RELATIONS_KEPT = 4096
+
+
+class Relation(Enum):
+    """How the second of two views shares bytes with the first."""
+
+    APART = auto()
+    INSIDE = auto()
+    OVERLAP = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class StorageView:
+    """A view with at least one element. start: its first address. width: bytes of an element. strides: in elements."""
+
+    start: int
+    width: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.width
+
+    @property
+    def stop(self) -> int:
+        """The address after the last byte."""
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return self.start + (last + 1) * self.width
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether every byte from `start` to `stop` belongs to the view."""
+        return self.stop - self.start == self.nbytes
+
+    def repeats(self) -> bool:
+        """Whether two elements may share an address: an expanded or unfolded tensor.
+
+        True also for a few views whose elements interleave without sharing any, as no ordinary operation makes them.
+        """
+        reach = 0
+        for stride, size in sorted((t, s) for s, t in zip(self.shape, self.strides, strict=True) if s > 1):
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+        return False
+
+
+def relation(one: StorageView, two: StorageView) -> Relation:
+    """How `two` shares bytes with `one`; neither repeats an address."""
+    if one == two:
+        return Relation.INSIDE
+    if two.stop <= one.start or one.stop <= two.start:
+        return Relation.APART
+    if one.is_dense and one.start <= two.start and two.stop <= one.stop:
+        return Relation.INSIDE
+    base = min(one.start, two.start)
+    return _compare(replace(one, start=one.start - base), replace(two, start=two.start - base))
+
+
+@lru_cache(maxsize=_RELATIONS_KEPT)
+def _compare(one: StorageView, two: StorageView) -> Relation:
+    """Mark the bytes of one view, and look at them through the other: takes memory of the span of both."""
+    unit = math.gcd(one.width, two.width, one.start, two.start)
+    marks = np.zeros(max(one.stop, two.stop) // unit, np.bool_)
+    _through(marks, one, unit)[...] = True
+    seen = _through(marks, two, unit)
+    if not seen.any():
+        return Relation.APART
+    return Relation.INSIDE if seen.all() else Relation.OVERLAP
+
+
+def _through(marks: NDArray[np.bool_], view: StorageView, unit: int) -> NDArray[Any]:
+    """The marks of a view's bytes, one for each `unit` of them."""
+    each = view.width // unit
+    return np.lib.stride_tricks.as_strided(
+        marks[view.start // unit :], (*view.shape, each), (*(stride * each for stride in view.strides), 1)
+    )

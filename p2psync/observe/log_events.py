@@ -1,0 +1,30 @@
+"""Writes events to a logger: what hears them where a program gives no listener of its own."""
+
+from __future__ import annotations
+
+import logging
+
+from p2psync.observe.events import Committed, Event, HubJoined, Published
+
+
+class EventLog:
+    """A listener for events. A warning that is repeated is logged once, until things went well in between.
+
+    Python prints warnings to stderr where a program has not set up logging.
+    """
+
+    def __init__(self, name: str) -> None:
+        """name: of the logger."""
+        self._logger = logging.getLogger(name)
+        self._warned: set[str] = set()
+
+    def __call__(self, event: Event) -> None:
+        """Log the event's line, at its severity."""
+        line = event.line()
+        if event.severity != "warning":
+            self._logger.info(line)
+            if isinstance(event, Committed | HubJoined | Published):
+                self._warned.clear()
+        elif line not in self._warned:
+            self._warned.add(line)
+            self._logger.warning(line)

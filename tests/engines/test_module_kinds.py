@@ -1,0 +1,88 @@
+"""Whatever a module is made of and wrapped in, what is live is what it computes with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_parts import Run, bring
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from module_kinds import KINDS, WRAPPERS, stack
+from module_parts import Version, anchor, stepped, version_of
+from torch import nn
+
+from p2psync.delta.tensors import Kind
+from p2psync.engines.module import ModuleEngine, module_rows
+
+ROWS = torch.linspace(-1, 1, 12).view(3, 4)
+
+
+def small_step(version: Version, seed: int) -> Version:
+    """A step that changes low bits alone, so that outputs stay finite."""
+    after = stepped(version, seed, share=0.3)
+    return {
+        spec: units if spec.kind != Kind.TENSOR else version[spec] ^ (units & 0x7).astype(units.dtype)
+        for spec, units in after.items()
+    }
+
+
+def outputs(module: nn.Module) -> torch.Tensor:
+    """What forward gives; not that of a wrapper, which computes the same and compiles first."""
+    with torch.no_grad():
+        return module(ROWS)
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(
+        st.tuples(*[st.sampled_from(sorted(names)) for names in (KINDS, WRAPPERS, WRAPPERS)]), min_size=1, max_size=4
+    ),
+    st.sampled_from(sorted(WRAPPERS)),
+    st.sampled_from(sorted(WRAPPERS)),
+)
+def test_what_one_module_publishes_another_computes_with_whatever_wraps_either(
+    parts: list[tuple[str, str, str]], outer: str, other_outer: str
+) -> None:
+    kinds = [kind for kind, _, _ in parts]
+    trained, bare = stack(kinds, [one for _, one, _ in parts], outer, seed=1)
+    module, mirror = stack(kinds, [other for _, _, other in parts], other_outer, seed=2)
+    versions, run = [version_of(trained)], Run()
+    engine = ModuleEngine(module)
+    assert not torch.equal(outputs(bare), outputs(mirror))
+
+    bring(run, engine, anchor(run, 0, versions[0]), shuffle=1)
+    before = outputs(bare)
+    assert (
+        torch.equal(
+            before,
+            outputs(mirror),
+        )
+        or not before.isfinite().all()
+    )
+    assert engine.scrub()
+
+    after = small_step(versions[0], 3)
+    bring(run, engine, run.delta_of(0, 1, versions[0], after), shuffle=2)
+    own = ModuleEngine(trained)
+    bring(run, own, anchor(run, 1, after), shuffle=3)
+    assert torch.equal(outputs(bare), outputs(mirror))
+    assert version_of(module).keys() == after.keys()
+    assert all(version_of(module)[spec].tobytes() == units.tobytes() for spec, units in after.items())
+
+    engine.roll_back()
+    assert torch.equal(before, outputs(mirror))
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_kind_has_the_names_of_its_own_state_dict(kind: str) -> None:
+    torch.manual_seed(1)
+    module = KINDS[kind]()
+    assert {spec.name for spec in module_rows(module)} <= set(module.state_dict())
+
+
+def test_a_compiled_module_computes_with_what_is_live() -> None:
+    trained, module = nn.Linear(4, 4), torch.compile(nn.Linear(4, 4), backend="eager")
+    module(ROWS)
+    run = Run()
+    bring(run, ModuleEngine(module), anchor(run, 0, version_of(trained)), shuffle=1)
+    assert torch.equal(module(ROWS), trained(ROWS))
