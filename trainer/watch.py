@@ -16,7 +16,7 @@ from p2psync.engines.checkpoint_names import is_hidden, order_of, shown
 from trainer.candidates import Candidate, Fault, State, Weights, find_candidates
 from trainer.layouts import Rules
 from trainer.listing import Kind, Listing
-from trainer.watch_memory import Live, Memory
+from trainer.watch_memory import Live, Memory, Pending, Seen
 
 #: Pauses before a checkpoint that could not be read is tried again (seconds): doubled from the first to the last.
 RETRY_FIRST, RETRY_LAST = 0.5, 10.0
@@ -122,22 +122,15 @@ class Watcher:
 
     def begin(self, candidate: Candidate, version: int | None) -> None:
         """A checkpoint is about to be published while `version` is live; to be made durable before it is."""
-        self.memory.pending = (self._as_live(candidate, -1), version)
+        live = self._as_live(candidate, -1)
+        self.memory.pending = Pending(live, version, self._overtaken_by(live))
 
     def published(self, candidate: Candidate, version: int) -> None:
         """A checkpoint is live as `version`: all that is older has been overtaken."""
         live = self._as_live(candidate, version)
-        self.memory.live, self.memory.pending = live, None
-        self.memory.remember(candidate.path, live.print, live.weights)
-        for key in (self._held, self._told):
-            key.pop(candidate.path, None)
-        for other in self._candidates:
-            if other.path == candidate.path or self._is_newer(other, live, ties=self.backlog):
-                continue
-            if other in self._whole:
-                self.memory.remember(other.path, self._print(other) or "", other.weights)
-            elif other.path not in self.memory.paths:
-                self.memory.remember(other.path, "", ())
+        self._take(Pending(live, None, self._overtaken_by(live)))
+        self._held.pop(candidate.path, None)
+        self._told.pop(candidate.path, None)
         self._tell_left_out(candidate)
 
     def refused(self, candidate: Candidate) -> None:
@@ -155,11 +148,30 @@ class Watcher:
     def resume(self, version: int | None) -> None:
         """After a start: whether what was being published when the last life ended has become a version."""
         if self.memory.pending is not None:
-            live, before = self.memory.pending
-            if version is not None and version != before:
-                self.memory.live = msgspec.structs.replace(live, version=version)
-                self.memory.remember(live.path, live.print, live.weights)
+            pending = self.memory.pending
             self.memory.pending = None
+            if version is not None and version != pending.before:
+                live = msgspec.structs.replace(pending.live, version=version)
+                self._take(Pending(live, None, pending.overtaken))
+
+    def _take(self, done: Pending) -> None:
+        self.memory.live, self.memory.pending = done.live, None
+        for path, seen in done.overtaken.items():
+            self.memory.remember(path, seen)
+        self.memory.remember(done.live.path, Seen(done.live.print, done.live.weights))
+
+    def _overtaken_by(self, live: Live) -> dict[str, Seen]:
+        """What is never to come back once a checkpoint is live."""
+        overtaken = {}
+        whole = {candidate.path for candidate in self._whole}
+        for other in self._candidates:
+            if other.path == live.path or self._is_newer(other, live, ties=self.backlog):
+                continue
+            if other.path in whole:
+                overtaken[other.path] = Seen(self._print(other) or "", other.weights)
+            elif other.path not in self.memory.paths:
+                overtaken[other.path] = Seen("", ())
+        return overtaken
 
     # ---- whether a checkpoint is whole -----------------------------------------------------------------------------
 
@@ -283,7 +295,7 @@ class Watcher:
                 continue
             seen = self.memory.paths.get(candidate.path)
             if seen is None or seen.print != print or seen.weights != candidate.weights:
-                self.memory.remember(candidate.path, print, candidate.weights)
+                self.memory.remember(candidate.path, Seen(print, candidate.weights))
                 why = "its weights were published or overtaken before" if is_known else "it is older"
                 self._tell(
                     candidate.path,
@@ -322,7 +334,7 @@ class Watcher:
             )
 
     def _tell(self, key: str, text: str, *, warning: bool = True) -> None:
-        if self._told.get(key) != text:
+        if self._told.get(key) != text and not (key.startswith("\0") and key in self._told):
             self._told[key] = text
             self._remarks.append(Remark(text, warning))
 

@@ -40,24 +40,32 @@ class Seen(msgspec.Struct, frozen=True):
     weights: Weights
 
 
+class Pending(msgspec.Struct, frozen=True):
+    """What is being published. before: the version that was live (None: none). overtaken: what it will overtake."""
+
+    live: Live
+    before: int | None
+    overtaken: dict[str, Seen]
+
+
 class Memory(msgspec.Struct):
     """paths: checkpoints that were dealt with. prints: their weights, now and before, with the path they were seen at.
 
-    pending: what is being published, and the version that was live before (None: none).
+    pending: what was being published when this was saved.
     """
 
     live: Live | None = None
     paths: dict[str, Seen] = {}
     prints: dict[str, str] = {}
-    pending: tuple[Live, int | None] | None = None
+    pending: Pending | None = None
 
-    def remember(self, path: str, print: str, weights: Weights) -> None:
+    def remember(self, path: str, seen: Seen) -> None:
         """A checkpoint has been published or overtaken with these weights."""
         self.paths.pop(path, None)
-        self.paths[path] = Seen(print, weights)
-        if print:
-            self.prints.pop(print, None)
-            self.prints[print] = path
+        self.paths[path] = seen
+        if seen.print:
+            self.prints.pop(seen.print, None)
+            self.prints[seen.print] = path
         for known in (self.paths, self.prints):
             while len(known) > MAX_REMEMBERED:
                 del known[next(iter(known))]  # type: ignore[attr-defined]
@@ -90,7 +98,7 @@ def _from_old(data: bytes, root: Path) -> Memory:
         name = "" if path == root else path.relative_to(root).as_posix()
         weights = tuple((file, size, mtime) for file, _, size, mtime in files if is_weights(file))
         order, time = order_of(name), max((mtime for *_, mtime in weights), default=0)
-        memory.remember(name, "", weights)
+        memory.remember(name, Seen("", weights))
         if (
             newest is None
             or (order.family == newest.family and order.numbers > newest.numbers)

@@ -149,7 +149,7 @@ def order_of(path: str) -> Order:
     for part in path.split("/"):
         steps = list(_STEP.finditer(part))
         if steps:
-            family.append(part[: steps[0].start(1)] + "#")
+            family.append(_DIGITS.sub("#", part[: steps[0].start(1)]) + "#")
             numbers += [int(step[1]) for step in steps]
         else:
             family.append(_DIGITS.sub("#", part))

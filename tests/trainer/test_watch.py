@@ -19,11 +19,13 @@ def shards(total: int) -> list[str]:
     return [f"model-{i:05d}-of-{total:05d}.safetensors" for i in range(1, total + 1)]
 
 
-# ---- when a checkpoint is complete -------------------------------------------------------------------------------------
+# ---- when a checkpoint is complete ----------------
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([*shards(3), "model.safetensors.index.json"])))
-def test_a_sharded_checkpoint_counts_once_every_shard_and_the_index_are_there(disk: Disk, order: tuple[str, ...]) -> None:
+def test_a_sharded_checkpoint_counts_once_every_shard_and_the_index_are_there(
+    disk: Disk, order: tuple[str, ...]
+) -> None:
     watched = Watched(disk, settle=1)
     disk.write("step-1/config.json")
     for name in order:
@@ -163,7 +165,7 @@ def test_a_marker_older_than_the_weights_does_not_vouch_for_them(disk: Disk) -> 
     assert watched.look(0.1) == ["step-1"]
 
 
-# ---- a policy is its bits ----------------------------------------------------------------------------------------------
+# ---- a policy is its bits ----------------
 
 
 def three_steps(disk: Disk) -> Watched:
@@ -261,6 +263,31 @@ def test_a_step_that_was_overtaken_while_it_was_incomplete_does_not_come_back(di
     assert watched.look(1) == [] and watched.look(1) == []
 
 
+def test_an_older_step_that_comes_from_elsewhere_does_not_replace_one_that_was_removed(disk: Disk) -> None:
+    disk.model("elsewhere/checkpoint-15", "old", shards=2)
+    watched = Watched(disk, ignore=("elsewhere",))
+    disk.now += 60
+    for step in (10, 20):
+        disk.model(f"checkpoint-{step}", str(step), shards=2)
+    assert watched.look() == ["checkpoint-20"]
+    disk.remove("checkpoint-20")
+    disk.move("elsewhere/checkpoint-15", "checkpoint-15")
+    assert watched.look(60) == []
+
+
+def test_what_is_left_of_the_live_directory_keeps_older_steps_out(disk: Disk) -> None:
+    watched = three_steps(disk)
+    for name in [*shards(2), "model.safetensors.index.json"]:
+        disk.remove(f"checkpoint-20/{name}")
+    disk.now += 60
+    disk.model("checkpoint-10", "new", shards=2)
+    assert watched.look() == [] and watched.look(60) == []
+    disk.remove("checkpoint-20")
+    disk.now += 60
+    disk.model("checkpoint-10", "newer", shards=2)
+    assert watched.look() == ["checkpoint-10"]
+
+
 def test_a_directory_that_vanishes_and_returns_changes_nothing(disk: Disk) -> None:
     watched = three_steps(disk)
     entries = dict(disk.entries)
@@ -332,7 +359,7 @@ def test_what_was_being_published_and_came_to_nothing_is_published_after_the_res
     assert watched.look() == ["step-3"]
 
 
-# ---- which is newest ---------------------------------------------------------------------------------------------------
+# ---- which is newest ----------------
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([500, 1000, 1500, 20])))
@@ -425,7 +452,7 @@ def test_all_of_a_backlog_is_published_oldest_first_if_asked_for(disk: Disk) -> 
     assert watched.look(60) == []
 
 
-# ---- what is no checkpoint of its own ----------------------------------------------------------------------------------
+# ---- what is no checkpoint of its own ----------------
 
 
 def test_a_latest_link_is_not_another_checkpoint(disk: Disk) -> None:
@@ -467,7 +494,7 @@ def test_ignored_names_are_passed_over(disk: Disk) -> None:
     assert candidate.files == ("step-1/config.json", "step-1/model.safetensors")
 
 
-# ---- what is not taken, and why ----------------------------------------------------------------------------------------
+# ---- what is not taken, and why ----------------
 
 
 @pytest.mark.parametrize(
@@ -517,7 +544,7 @@ def test_training_state_is_published_if_asked_for(disk: Disk) -> None:
     assert {"checkpoint-1/optimizer.pt", "checkpoint-1/global_step1/x.pt"} < set(candidate.files)
 
 
-# ---- links and other hazards -------------------------------------------------------------------------------------------
+# ---- links and other hazards ----------------
 
 HAZARDS = {
     "link out": lambda disk: disk.link("step-9/x.json", "/etc/passwd", Kind.FILE),
@@ -576,7 +603,7 @@ def test_a_directory_whose_name_is_no_text_is_refused_by_name(disk: Disk) -> Non
     assert "step-1\\udcff is not taken: its name is not UTF-8: rename it" in watched.remarks
 
 
-# ---- failures ----------------------------------------------------------------------------------------------------------
+# ---- failures ----------------
 
 
 def test_a_checkpoint_that_cannot_be_read_is_tried_again_and_blocks_no_other(disk: Disk) -> None:

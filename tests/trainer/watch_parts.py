@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import msgspec
+
 from trainer.candidates import Candidate
 from trainer.layouts import Rules
 from trainer.listing import Entry, Kind, Listing, Tensors
@@ -135,9 +137,9 @@ class Watched:
         """The paths published so far."""
         return [path for path, _ in self.history]
 
-    def offered(self) -> Candidate | None:
-        """Look once; what is to be published."""
-        self.watcher.observe(self.disk.listing(), self.disk.now)
+    def offered(self, now: float | None = None) -> Candidate | None:
+        """Look once, at `now` by the watcher's clock; what is to be published."""
+        self.watcher.observe(self.disk.listing(), self.disk.now if now is None else now)
         for candidate in self.watcher.unprinted():
             self.watcher.learn(candidate, self.disk.print_of(candidate))
         candidate = self.watcher.next()
@@ -153,11 +155,14 @@ class Watched:
             self.publish(candidate)
         return self.published[before:]
 
-    def publish(self, candidate: Candidate) -> None:
-        """Publish a candidate."""
+    def publish(self, candidate: Candidate, *, crash: bool = False) -> None:
+        """Publish a candidate. crash: the process ends as soon as the version is durable, and starts again."""
         self.watcher.begin(candidate, len(self.history) - 1 if self.history else None)
         self.history.append((candidate.path, self.disk.print_of(candidate)))
-        self.watcher.published(candidate, len(self.history) - 1)
+        if crash:
+            self.restart(msgspec.json.decode(msgspec.json.encode(self.watcher.memory), type=Memory))
+        else:
+            self.watcher.published(candidate, len(self.history) - 1)
 
     def restart(self, memory: Memory | None = None) -> None:
         """Another watcher, with the memory of this one."""
