@@ -59,6 +59,7 @@ class Watcher:
     _candidates: list[Candidate] = field(default_factory=list)
     _whole: list[Candidate] = field(default_factory=list)
     _quiet: dict[str, _Quiet] = field(default_factory=dict)
+    _were_whole: dict[str, Weights] = field(default_factory=dict)
     _prints: dict[str, tuple[object, str]] = field(default_factory=dict)
     _times: dict[str, tuple[Weights, int]] = field(default_factory=dict)
     _refused: dict[str, State] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class Watcher:
         found = find_candidates(listing, self.rules)
         self._candidates = [self._dated(candidate) for candidate in found.candidates]
         present = {candidate.path for candidate in self._candidates}
-        for memory in (self._quiet, self._prints, self._times, self._refused, self._held):
+        for memory in (self._quiet, self._were_whole, self._prints, self._times, self._refused, self._held):
             for path in [path for path in memory if path not in present]:
                 del memory[path]
         self._told = {key: text for key, text in self._told.items() if key[:1] in ("", "\0") or listing.may_exist(key)}
@@ -195,7 +196,13 @@ class Watcher:
                 what = "not complete yet" if fault.passing else "not taken"
                 self._tell(candidate.path, f"{_called(candidate)} is {what}: {fault.reason}", warning=fault.warning)
             return False
-        return quiet >= self.settle if self.rules.marker is None else self._is_marked(candidate, quiet)
+        if not (quiet >= self.settle if self.rules.marker is None else self._is_marked(candidate, quiet)):
+            return False
+        if _is_remnant(candidate, self._were_whole.get(candidate.path, ())):
+            self._tell(candidate.path, f"{_called(candidate)} is not taken: some of its weights files were removed")
+            return False
+        self._were_whole[candidate.path] = candidate.weights
+        return True
 
     def _is_marked(self, candidate: Candidate, quiet: float) -> bool:
         """A marker older than the weights was copied before them, or is left from an earlier policy: time decides."""

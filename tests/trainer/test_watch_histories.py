@@ -170,7 +170,8 @@ class History:
 
 EVENTS = [
     "begin", "begin", "write", "finish", "finish", "touch", "inodes", "evaluate", "partial", "moved", "remove part",
-    "remove", "remove", "error", "mend", "link", "wait", "wait", "wait long", "copy", "rename", "restart", "crash", "jump",
+    "remove", "remove", "error", "mend", "link", "wait", "wait", "wait long",
+    "copy", "rename", "restart", "crash", "jump",
 ]  # fmt: skip
 HISTORIES = st.lists(
     st.tuples(st.sampled_from(EVENTS), st.sampled_from(list(STEPS)), st.integers(0, SHARDS)), min_size=5, max_size=60
