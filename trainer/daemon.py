@@ -153,7 +153,9 @@ class WatchDaemon:
         version = event.version if event is not None else position.version if position is not None else -1
         if event is None:
             self._emit(Note(f"{name} holds the same bits as the last version, {version}: nothing to publish"))
-        self._watcher.published(candidate, version)
+            self._watcher.same(candidate, version)
+        else:
+            self._watcher.published(candidate, version)
         self._told.pop(name, None)
         return True
 

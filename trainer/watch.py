@@ -134,6 +134,15 @@ class Watcher:
         self._told.pop(candidate.path, None)
         self._tell_left_out(candidate)
 
+    def same(self, candidate: Candidate, version: int) -> None:
+        """A checkpoint holds the bits of `version`, which is live: a later step is live now, a copy changes nothing."""
+        live = self.memory.live
+        if live is None or candidate.order.family == live.family:
+            self.published(candidate, version)
+            return
+        self.memory.pending = None
+        self.memory.remember(candidate.path, Seen(self._print(candidate) or "", candidate.weights))
+
     def refused(self, candidate: Candidate) -> None:
         """This state of a checkpoint can never be published; a later state may."""
         self._refused[candidate.path] = candidate.state
@@ -245,11 +254,17 @@ class Watcher:
             return changed and not _is_remnant(candidate, live.weights)
         if candidate.order.family == live.family and candidate.order.numbers > live.numbers:
             return True
-        if self._print(candidate) in self.memory.prints:
+        if self._is_known(candidate, live):
             return False
         if candidate.order.family != live.family and not self.backlog:
             candidate = replace(candidate, time=latest)
         return self._is_newer(candidate, live) or self._replaces(candidate, live)
+
+    def _is_known(self, candidate: Candidate, live: Live) -> bool:
+        """Whether its weights were published or overtaken. Those of the live one are compared in full, once."""
+        print = self._print(candidate)
+        seen = self.memory.paths.get(candidate.path)
+        return print in self.memory.prints and (print != live.print or (seen is not None and seen.print == print))
 
     def _is_newer(self, candidate: Candidate, live: Live, *, ties: bool = True) -> bool:
         """By its number where the names are alike, else by time. ties: of the same time, one never seen is newer."""
@@ -303,13 +318,8 @@ class Watcher:
             seen = self.memory.paths.get(candidate.path)
             if seen is None or seen.print != print or seen.weights != candidate.weights:
                 self.memory.remember(candidate.path, Seen(print, candidate.weights))
-                why = "its weights were published or overtaken before" if is_known else "it is older"
-                self._tell(
-                    candidate.path,
-                    f"{_called(candidate)} is left out: {why}, {shown(live.path) or 'the watched directory'} is live; "
-                    "if the run began anew, move that one away and touch the weights of this one",
-                    warning=False,
-                )
+                if print != live.print:
+                    self._tell_overtaken(candidate, live, is_known=is_known)
 
     # ---- small things ----------------------------------------------------------------------------------------------
 
@@ -327,6 +337,14 @@ class Watcher:
             time=max([candidate.time, *family]),
             version=version,
         )
+
+    def _tell_overtaken(self, candidate: Candidate, live: Live, *, is_known: bool) -> None:
+        is_live = f"{shown(live.path) or 'the watched directory'} is live"
+        if is_known:
+            text = f"its weights were published or overtaken before, {is_live}"
+        else:
+            text = f"it is older, {is_live}; if the run began anew, move that one away and touch this one's weights"
+        self._tell(candidate.path, f"{_called(candidate)} is left out: {text}", warning=False)
 
     def _tell_left_out(self, candidate: Candidate) -> None:
         if candidate.left_out:

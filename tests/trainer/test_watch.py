@@ -330,9 +330,10 @@ def test_a_state_that_came_while_the_last_one_was_published_is_published_next(di
     disk.model("step-1", "a")
     candidate = watched.offered()
     assert candidate is not None
+    read = disk.print_of(candidate)
     disk.now += 1
     disk.model("step-1", "b")
-    watched.publish(candidate)
+    watched.publish(candidate, read)
     assert watched.look() == ["step-1"]
 
 

@@ -155,10 +155,18 @@ class Watched:
             self.publish(candidate)
         return self.published[before:]
 
-    def publish(self, candidate: Candidate, *, crash: bool = False) -> None:
-        """Publish a candidate. crash: the process ends as soon as the version is durable, and starts again."""
+    def publish(self, candidate: Candidate, bits: str = "", *, crash: bool = False) -> None:
+        """Publish a candidate; a trainer makes no version of the bits that are live.
+
+        bits: what was read; by default what is there now. crash: the process ends as soon as the version is durable,
+        and starts again.
+        """
+        bits = bits or self.disk.print_of(candidate)
+        if self.history and self.history[-1][1] == bits:
+            self.watcher.same(candidate, len(self.history) - 1)
+            return
         self.watcher.begin(candidate, len(self.history) - 1 if self.history else None)
-        self.history.append((candidate.path, self.disk.print_of(candidate)))
+        self.history.append((candidate.path, bits))
         if crash:
             self.restart(msgspec.json.decode(msgspec.json.encode(self.watcher.memory), type=Memory))
         else:
