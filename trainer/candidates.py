@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from p2psync.engines import checkpoint_names as names
+import p2psync.engines.checkpoint_names as names
 from p2psync.engines.checkpoint_names import Order, Shard, shown
 from p2psync.engines.names import check_path, is_weights
 from p2psync.errors import FormatError
@@ -227,7 +227,7 @@ class _Judge:
             self.faults.append(
                 Fault(f"{listed} is unfinished: remove it if nothing writes it any more", UNFINISHED_SECONDS)
             )
-        if any(not _is_text(part) for part in path.split("/")):
+        if not names.is_text(path):
             self.faults.insert(0, Fault("its name is not UTF-8: rename it", passing=False))
 
     def _incomplete(self, weights: list[Entry]) -> Fault | None:
@@ -329,11 +329,3 @@ def _line(path: str) -> list[str]:
 
 def _is_pickle(name: str) -> bool:
     return name.endswith((".bin", ".pt", ".pth", ".ckpt", ".gguf", ".distcp"))
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

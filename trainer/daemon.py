@@ -14,14 +14,13 @@ from p2psync.engines.checkpoint import Checkpoint, signature
 from p2psync.engines.checkpoint_names import shown
 from p2psync.errors import FormatError, StoreError, UsageError
 from p2psync.observe.events import Event, Note, Published, Trouble, Watching
-from p2psync.store.disk import disk_errors, write_durably
 from trainer.candidates import Candidate, find_candidates
 from trainer.layouts import Rules
 from trainer.look import Looker
 from trainer.node import TrainerNode
 from trainer.source import CheckpointReadError, CheckpointSource
 from trainer.watch import Watcher
-from trainer.watch_memory import MEMORY, load_memory
+from trainer.watch_store import MEMORY, load_memory, save_memory
 
 #: How often the directory is looked at (seconds), and the most of the time that looking may take: a directory of
 #: 100,000 files on a slow disk is looked at less often. A look reads names, times and new headers.
@@ -172,13 +171,9 @@ class WatchDaemon:
         """Make the memory durable if it has changed. Raises `StoreError`."""
         data = msgspec.json.encode(self._watcher.memory)
         if data != self._saved:
-            self._saving = asyncio.create_task(asyncio.to_thread(self._write_now, data))
+            self._saving = asyncio.create_task(asyncio.to_thread(save_memory, self._trainer.config.store, data))
             await asyncio.shield(self._saving)
             self._saved = data
-
-    def _write_now(self, data: bytes) -> None:
-        with disk_errors(self._memory_file):
-            write_durably(self._memory_file, data)
 
     def _complain(self, about: str, message: str) -> None:
         if self._told.get(about) != message:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from p2psync.engines import checkpoint_names as names
+import p2psync.engines.checkpoint_names as names
 from p2psync.engines.names import is_weights
 from trainer.listing import Entry, Kind, Listing
 
@@ -97,6 +97,8 @@ class _Search:
             steps = [place for place in steps if place.weighted]
         if own and not self._is_stray(folder, [*steps, *others, *lone]):
             pipeline = self._is_pipeline(folder)
+            if is_step:
+                others, steps = [*others, *steps], []
             if not pipeline:
                 self._drop((p for p in others if p.weighted), "lies within another checkpoint")
             return [Place(folder, whole=pipeline), *steps, *lone]

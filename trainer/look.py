@@ -17,7 +17,7 @@ from typing import TypeAlias
 import blake3
 import msgspec
 
-from p2psync.engines import checkpoint_names as names
+import p2psync.engines.checkpoint_names as names
 from p2psync.engines.checkpoint import Checkpoint, read_header
 from p2psync.engines.header import parse_header
 from p2psync.engines.names import is_weights

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from p2psync.engines.checkpoint_names import is_hidden, order_of, shown
+from p2psync.engines.checkpoint_names import is_hidden, is_text, order_of, shown
 from trainer.candidates import Candidate, Fault, State, Weights, find_candidates
 from trainer.layouts import Rules
 from trainer.listing import Kind, Listing
@@ -156,7 +156,12 @@ class Watcher:
         self.memory.pending = None
 
     def resume(self, version: int | None) -> None:
-        """After a start: whether what was being published when the last life ended has become a version."""
+        """After a start with `version` live: whether what was being published when the last life ended became it.
+
+        A trainer without a version has lost its store: what was published before counts no more.
+        """
+        if version is None:
+            self.memory = Memory()
         if self.memory.pending is not None:
             pending = self.memory.pending
             self.memory.pending = None
@@ -175,7 +180,7 @@ class Watcher:
         overtaken = {}
         whole = {candidate.path for candidate in self._whole}
         for other in self._candidates:
-            if other.path == live.path or self._is_newer(other, live, ties=self.backlog):
+            if other.path == live.path or self._is_newer(other, live, ties=self.backlog) or not is_text(other.path):
                 continue
             if other.path in whole:
                 overtaken[other.path] = Seen(self._print(other) or "", other.weights)
@@ -344,7 +349,7 @@ class Watcher:
             text = f"its weights were published or overtaken before, {is_live}"
         else:
             text = f"it is older, {is_live}; if the run began anew, move that one away and touch this one's weights"
-        self._tell(candidate.path, f"{_called(candidate)} is left out: {text}", warning=False)
+        self._tell(candidate.path, f"{_called(candidate)} is left out: {text}", warning=not is_known)
 
     def _tell_left_out(self, candidate: Candidate) -> None:
         if candidate.left_out:

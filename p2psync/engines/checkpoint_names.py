@@ -157,6 +157,15 @@ def order_of(path: str) -> Order:
     return Order("/".join(family), tuple(numbers))
 
 
+def is_text(name: str) -> bool:
+    """Whether a name is UTF-8, so that it can be written down."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def shown(path: str) -> str:
     """A path as people may see it: bytes that are no UTF-8 and control characters are escaped."""
     text = path.encode("utf-8", "backslashreplace").decode()

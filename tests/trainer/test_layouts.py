@@ -146,7 +146,9 @@ def test_components_of_one_model_stay_together(disk: Disk) -> None:
 def test_a_nested_model_is_never_part_of_its_parent(disk: Disk, nested: str) -> None:
     write(disk, "checkpoint-9", *HF)
     write(disk, f"checkpoint-9/{nested}", *HF)
-    assert files(disk)["checkpoint-9"] == HF
+    disk.now += 60
+    disk.touch(f"checkpoint-9/{nested}")
+    assert files(disk) == {"checkpoint-9": HF}
 
 
 def test_several_models_in_one_step_ask_which(disk: Disk) -> None:

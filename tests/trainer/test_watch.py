@@ -350,6 +350,12 @@ def test_what_was_being_published_when_the_process_ended_counts_if_it_became_a_v
     assert watched.look(0) == []
 
 
+def test_without_a_version_in_the_store_everything_is_published_again(disk: Disk) -> None:
+    watched = three_steps(disk)
+    watched.watcher.resume(None)
+    assert watched.look() == ["checkpoint-20"]
+
+
 def test_what_was_being_published_and_came_to_nothing_is_published_after_the_restart(disk: Disk) -> None:
     watched = Watched(disk)
     disk.model("step-3", "3")

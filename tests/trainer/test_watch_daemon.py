@@ -18,7 +18,7 @@ from p2psync.observe.events import Event, Note, Published, Trouble, Watching
 from trainer.daemon import WatchConfig, WatchDaemon, publish_checkpoint
 from trainer.layouts import Rules
 from trainer.node import TrainerConfig, TrainerNode
-from trainer.watch_memory import load_memory
+from trainer.watch_store import load_memory
 
 #: No test waits longer for an event (seconds).
 LIMIT = 60.0
@@ -161,6 +161,19 @@ def test_a_link_out_of_the_directory_is_refused_by_name_and_blocks_nothing(tmp_p
         await trainer.published("step-1")
 
     assert versions(run(tmp_path, script)) == [("step-1", 0)]
+
+
+def test_names_that_are_no_text_stop_nothing_also_at_the_next_start(tmp_path: Path) -> None:
+    bad = write(Path(os.fsdecode(os.fsencode(tmp_path / "watched") + b"/step-0\xff")), 0)
+    (bad / os.fsdecode(b"\xfe.json")).write_text("{}")
+    for number in (1, 2):
+
+        async def script(trainer: Trainer, name: str = f"step-{number}", value: float = number) -> None:
+            await trainer.said("step-0\\udcff is not taken: its name is not UTF-8: rename it")
+            write(trainer.watched / name, value)
+            await trainer.published(name)
+
+        run(tmp_path, script)
 
 
 def test_a_checkpoint_that_is_no_policy_is_refused_and_the_one_before_it_published(tmp_path: Path) -> None:
