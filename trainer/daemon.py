@@ -1,26 +1,42 @@
-"""`p2psync trainer --watch`: publish each checkpoint that appears in a directory, until told to stop."""
+"""`p2psync trainer --watch`: publish each new policy that appears in a directory, until told to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from p2psync.engines.checkpoint import Checkpoint, signature
+from p2psync.engines.checkpoint_names import shown
 from p2psync.errors import FormatError, StoreError, UsageError
-from p2psync.observe.events import Event, Note, Published, Trouble
-from p2psync.store.disk import disk_errors, write_durably
+from p2psync.observe.events import Event, Note, Published, Trouble, Watching
+from trainer.candidates import Candidate, find_candidates
+from trainer.layouts import Rules
+from trainer.look import Looker
 from trainer.node import TrainerNode
-from trainer.source import CheckpointSource, Signature
-from trainer.watch import Found, Watcher
+from trainer.source import CheckpointReadError, CheckpointSource
+from trainer.watch import Watcher
+from trainer.watch_store import MEMORY, load_memory, save_memory
 
-#: How often the directory is looked at (seconds). A look reads names and times only, until something is complete.
-LOOK_EVERY = 0.2
-#: Pauses before a checkpoint for which the disk had no room is tried again (seconds).
+#: How often the directory is looked at (seconds), and the most of the time that looking may take: a directory of
+#: 100,000 files on a slow disk is looked at less often. A look reads names, times and new headers.
+LOOK_EVERY, MAX_LOOKING = 0.2, 0.1
+#: Pauses before publishing is tried again after the store's disk refused (seconds).
 RETRY_FIRST, RETRY_LAST = 0.5, 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchConfig:
+    """How a directory is watched. settle, backlog: see `Watcher`. secrets: files that are never published."""
+
+    rules: Rules = field(default_factory=Rules)
+    settle: float = 1.0
+    backlog: bool = False
+    secrets: tuple[Path, ...] = ()
 
 
 class WatchDaemon:
@@ -31,118 +47,197 @@ class WatchDaemon:
         trainer: TrainerNode,
         root: Path,
         *,
-        marker: str | None,
-        settle: float,
+        marker: str | None = None,
+        settle: float = 1.0,
+        config: WatchConfig | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        """Raises `UsageError` if `root` is no directory."""
+        """marker, settle: for those who give no `config`. Raises `UsageError` if `root` is no directory."""
         if not root.is_dir():
             raise UsageError(f"{root} is not a directory: --watch wants the one that the framework writes to")
+        config = config or WatchConfig(rules=Rules(marker=marker), settle=settle)
+        store = trainer.config.store
+        rules = replace(config.rules, secrets=config.rules.secrets | _identities(store, config.secrets))
         self._trainer = trainer
         self._emit = on_event
-        self._memory = trainer.config.store / "watched.json"
-        self._watcher = Watcher(root, marker, settle, _load(self._memory))
+        self._looker = Looker(root, rules, [store])
+        self._memory_file = store / MEMORY
+        self._watcher = Watcher(rules, config.settle, config.backlog, load_memory(store, self._looker.root))
+        self._saved = b""
         self._told: dict[str, str] = {}
         self._pause = RETRY_FIRST
-        self._unsaved = False
         self._saving: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Publish until cancelled. Raises `FencedError` once another trainer has taken the run over, and what no other
         checkpoint could mend."""
         try:
+            self._begin()
             while True:
-                pause = LOOK_EVERY
-                for found in await self._look():
-                    if not await self._publish(found):
-                        pause, self._pause = self._pause, min(RETRY_LAST, 2 * self._pause)
-                        break
+                pause = 0.0
+                began = time.monotonic()
+                candidate = await self._look()
+                if candidate is None:
+                    pause = max(LOOK_EVERY, (time.monotonic() - began) / MAX_LOOKING)
+                elif not await self._publish(candidate):
+                    pause, self._pause = self._pause, min(RETRY_LAST, 2 * self._pause)
+                else:
                     self._pause = RETRY_FIRST
-                if self._unsaved:
-                    self._saving = asyncio.create_task(self._save())
-                    await asyncio.shield(self._saving)
+                await self._save()
                 await asyncio.sleep(pause)
         finally:
             if self._saving is not None:
-                await self._saving
-            if self._unsaved:
-                await self._save()
+                await asyncio.gather(self._saving, return_exceptions=True)
+            await self._save()
 
-    async def _look(self) -> list[Found]:
-        root = str(self._watcher.root)
+    def _begin(self) -> None:
+        """Find out what is live, and say it."""
+        position = self._trainer.position
+        self._watcher.resume(position.version if position is not None else None)
+        live = self._watcher.memory.live
+        known = live is not None and position is not None and live.version == position.version
+        path = self._called(live.path) if live is not None and known else ""
+        self._emit(Watching(shown(str(self._looker.root)), path, position.version if position is not None else None))
+
+    async def _look(self) -> Candidate | None:
+        """Look once; returns what is to be published now."""
+        root = str(self._looker.root)
         try:
-            found = await asyncio.to_thread(self._watcher.scan, time.monotonic())
+            candidate = await asyncio.to_thread(self._look_now)
         except OSError as error:
-            self._complain(root, f"{root}: {error.strerror or error}; still watching")
-            return []
+            self._complain(root, f"{shown(root)}: {error.strerror or error}; still watching")
+            return None
         self._told.pop(root, None)
-        for path, message in self._watcher.complaints.items():
-            self._complain(path, f"not complete yet: {message}")
-        return found
+        for remark in self._watcher.remarks():
+            self._emit(Trouble(remark.text) if remark.warning else Note(remark.text))
+        return candidate
 
-    async def _publish(self, found: Found) -> bool:
-        """Publish one checkpoint, or tell why not. False: to be tried again, since it changed or the disk is full."""
-        name, before = found.path.name, self._trainer.position
+    def _look_now(self) -> Candidate | None:
+        self._watcher.observe(self._looker.listing(), time.monotonic())
+        for candidate in self._watcher.unprinted():
+            try:
+                print = self._looker.print_of(candidate)
+            except OSError as error:
+                self._watcher.unreadable(candidate, f"{error.strerror or error}: trying again")
+            else:
+                self._watcher.learn(candidate, print)
+        return self._watcher.next()
+
+    async def _publish(self, candidate: Candidate) -> bool:
+        """Publish one checkpoint, or tell why not. False: the store refused, nothing can be published."""
+        name, before = self._called(candidate.path), self._trainer.position
         try:
-            event = await publish_checkpoint(self._trainer, found.path, found.signature)
-            if event is None:
-                self._emit(Note(f"{name} holds the same bits as the last version: nothing to publish"))
-        except (StoreError, OSError) as error:
-            self._complain(str(found.path), f"{name} is not published yet: {error}")
-            return False
+            self._watcher.begin(candidate, before.version if before is not None else None)
+            await self._write()
+            event = await _publish(self._trainer, self._looker, candidate)
         except FormatError as error:
             # Another state of the files is another try; this one is not tried again.
-            self._emit(Trouble(f"{name} is not published: {error}"))
+            self._watcher.refused(candidate)
+            self._complain(name, f"{name} is not published: {shown(str(error))}")
+            return True
+        except CheckpointReadError as error:
+            self._watcher.failed(candidate, time.monotonic())
+            self._complain(name, f"{name} is not published yet: {shown(str(error))}: trying again")
+            return True
+        except StoreError as error:
+            self._complain(name, f"{name} is not published yet: {shown(str(error))}")
+            return False
         except asyncio.CancelledError:
             # It was published all the same if that could not be stopped any more.
-            if self._trainer.position != before:
-                self._watcher.deal_with(found)
-                self._unsaved = True
+            after = self._trainer.position
+            if after is not None and after != before:
+                self._watcher.published(candidate, after.version)
             raise
-        self._watcher.deal_with(found)
-        self._told.pop(str(found.path), None)
-        self._unsaved = True
+        position = self._trainer.position
+        version = event.version if event is not None else position.version if position is not None else -1
+        if event is None:
+            self._emit(Note(f"{name} holds the same bits as the last version, {version}: nothing to publish"))
+            self._watcher.same(candidate, version)
+        else:
+            self._watcher.published(candidate, version)
+        self._told.pop(name, None)
         return True
 
     async def _save(self) -> None:
-        """Remember what was dealt with. If it cannot be, that costs a reading after the next restart."""
+        """Remember what was dealt with. If it cannot be, that is tried again at the next look."""
         try:
-            with disk_errors(self._memory):
-                await asyncio.to_thread(write_durably, self._memory, msgspec.json.encode(self._watcher.done))
+            await self._write()
         except StoreError as error:
-            self._complain(str(self._memory), f"{error}; what was published is not remembered yet")
+            self._complain(str(self._memory_file), f"{error}; what was published is not remembered yet")
         else:
-            self._unsaved = False
+            self._told.pop(str(self._memory_file), None)
 
-    def _complain(self, path: str, message: str) -> None:
-        if self._told.get(path) != message:
-            self._told[path] = message
+    async def _write(self) -> None:
+        """Make the memory durable if it has changed. Raises `StoreError`."""
+        data = msgspec.json.encode(self._watcher.memory)
+        if data != self._saved:
+            self._saving = asyncio.create_task(asyncio.to_thread(save_memory, self._trainer.config.store, data))
+            await asyncio.shield(self._saving)
+            self._saved = data
+
+    def _complain(self, about: str, message: str) -> None:
+        if self._told.get(about) != message:
+            self._told[about] = message
             self._emit(Trouble(message))
 
+    def _called(self, path: str) -> str:
+        return shown(path or self._looker.root.name)
 
-async def publish_checkpoint(trainer: TrainerNode, path: Path, before: Signature | None = None) -> Published | None:
+
+async def publish_checkpoint(trainer: TrainerNode, path: Path, rules: Rules | None = None) -> Published | None:
     """Publish the checkpoint at `path`; None if it holds the same bits as the last version. Raises `P2PSyncError`.
 
-    before: the state of its files that is meant; by default what it is now. Another one is not published.
+    path: a directory that is a checkpoint or holds one, or a .safetensors file.
     """
-    if before is None:
-        before = await asyncio.to_thread(_signature, path)
-    with await asyncio.to_thread(Checkpoint.open, path) as checkpoint:
-        source = CheckpointSource(checkpoint, before)
-        return await trainer.publish(source, source.unchanged)
+    if not path.is_dir():  # noqa: ASYNC240 (one look, before anything runs)
+        return await _publish_file(trainer, path)
+    looker = Looker(path, rules or Rules(), [trainer.config.store])
+    return await _publish(trainer, looker, await asyncio.to_thread(_only_one, looker, path))
 
 
-def _signature(path: Path) -> Signature:
+def _only_one(looker: Looker, path: Path) -> Candidate:
+    """The checkpoint in a directory. Raises `FormatError` if it is not whole, `UsageError` if there are several."""
     try:
-        return signature(path)
+        found = find_candidates(looker.listing(), looker.rules)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}: not a readable checkpoint") from None
+    whole = [candidate for candidate in found.candidates if candidate.path == ""] or found.candidates
+    if not whole:
+        raise FormatError(f"{path}: no .safetensors file is in it: nothing to publish")
+    if len(whole) > 1:
+        listed = ", ".join(shown(candidate.path) for candidate in whole[:4])
+        raise UsageError(f"{path} holds {len(whole)} checkpoints ({listed}): name one of them")
+    if whole[0].fault is not None:
+        raise FormatError(f"{path}: {whole[0].fault.reason}")
+    return whole[0]
 
 
-def _load(path: Path) -> dict[str, Signature]:
+async def _publish(trainer: TrainerNode, looker: Looker, candidate: Candidate) -> Published | None:
+    before, path = candidate.published_state, candidate.path
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Signature])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError) as error:
-        raise StoreError(f"{path} cannot be read ({error}): remove it") from None
+        checkpoint = await asyncio.to_thread(looker.open, candidate)
+    except OSError as error:
+        raise CheckpointReadError(f"{error.filename or path}: {error.strerror or error}") from None
+    with checkpoint:
+        source = CheckpointSource(checkpoint, before, lambda: looker.state_of(path))
+        return await trainer.publish(source, source.settled, checkpoint=shown(str(looker.root / path)))
+
+
+async def _publish_file(trainer: TrainerNode, path: Path) -> Published | None:
+    try:
+        before = await asyncio.to_thread(signature, path)
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror}: not a readable checkpoint") from None
+    with await asyncio.to_thread(Checkpoint.open, path) as checkpoint:
+        source = CheckpointSource(checkpoint, before)
+        return await trainer.publish(source, source.settled, checkpoint=shown(str(path)))
+
+
+def _identities(store: Path, more: tuple[Path, ...]) -> frozenset[tuple[int, int]]:
+    """Device and inode of files that must stay secret: the keys and tokens in a store, and others."""
+    found = set()
+    for path in [*store.glob("*.key"), *store.glob("*.token"), *more]:
+        if path.exists():
+            status = path.stat()
+            found.add((status.st_dev, status.st_ino))
+    return frozenset(found)

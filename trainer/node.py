@@ -230,8 +230,12 @@ class TrainerNode:
 
     # ---- publishing ------------------------------------------------------------------------------------------------
 
-    async def publish(self, source: Source, settled: Callable[[], bool] = lambda: True) -> Published | None:
+    async def publish(
+        self, source: Source, settled: Callable[[], bool] = lambda: True, *, checkpoint: str = ""
+    ) -> Published | None:
         """Make the next version from `source`, durably, and have it announced. None if no bit differs.
+
+        checkpoint: where it was read from, for people.
 
         Returns once it is durable; the announcement follows as soon as the hub can be reached (`announced` waits for
         it). Raises `FencedError` once another trainer has taken the run over, and `P2PSyncError` for a bad source or
@@ -239,7 +243,7 @@ class TrainerNode:
         """
         await self.runner.warmed()
         given_up = threading.Event()
-        making = asyncio.create_task(self._publish(source, settled, given_up))
+        making = asyncio.create_task(self._publish(source, settled, given_up, checkpoint))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -294,7 +298,7 @@ class TrainerNode:
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     async def _publish(
-        self, source: Source, settled: Callable[[], bool], given_up: threading.Event
+        self, source: Source, settled: Callable[[], bool], given_up: threading.Event, checkpoint: str
     ) -> Published | None:
         if self._catch_up is not None:
             self._catch_up.make_way()
@@ -317,7 +321,7 @@ class TrainerNode:
                 return None
             self._learn(made, choice)
             self._compare(made)
-            event = self._offer(made)
+            event = self._offer(made, checkpoint)
         self._anchor_if_due()
         return event
 
@@ -420,10 +424,10 @@ class TrainerNode:
         finally:
             self._anchoring = None
 
-    def _offer(self, made: Made) -> Published:
+    def _offer(self, made: Made, checkpoint: str = "") -> Published:
         self.runner.offer(made.pack)
         self.runner.running(made.position)
-        event = published(made)
+        event = published(made, checkpoint)
         self._emit(event)
         self.announcer.wake()
         return event
@@ -492,8 +496,8 @@ def _remove_other_runs(store: Store, run: str) -> None:
             store.remove(pack.signed.id)
 
 
-def published(made: Made) -> Published:
-    """What people are told of a version."""
+def published(made: Made, checkpoint: str = "") -> Published:
+    """What people are told of a version. checkpoint: where it was read from."""
     manifest = made.pack.manifest
     return Published(
         version=manifest.version,
@@ -507,4 +511,5 @@ def published(made: Made) -> Published:
         seconds=made.seconds,
         at=time.time(),
         profile=manifest.profile,
+        checkpoint=checkpoint,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -10,8 +10,9 @@ import numpy as np
 from p2psync.delta.extract import Found
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.engines.checkpoint import Checkpoint, signature
-from p2psync.errors import FormatError
+from p2psync.errors import StoreError
 from p2psync.protocol.versions import Position
+from trainer.candidates import State
 
 #: What `signature` gives: tells one state of a checkpoint's files from another.
 Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]
@@ -54,6 +55,10 @@ class Base(Protocol):
         """Its bits, on the host."""
 
 
+class CheckpointReadError(StoreError):
+    """A checkpoint could not be read this time: another try may go well, as it may after a full disk."""
+
+
 class CheckpointSource:
     """A checkpoint that a framework wrote, and may rotate away or write over at any moment.
 
@@ -61,10 +66,16 @@ class CheckpointSource:
     only an error. `unchanged` tells afterwards whether all reads saw the same files.
     """
 
-    def __init__(self, checkpoint: Checkpoint, before: Signature) -> None:
-        """before: the signature of the files, taken before `checkpoint` was opened."""
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        before: Signature | State,
+        now: Callable[[], Signature | State | None] | None = None,
+    ) -> None:
+        """before: the state of the files, taken before `checkpoint` was opened; now: takes it again (`signature`)."""
         self.checkpoint = checkpoint
         self._before = before
+        self._now = now or (lambda: signature(checkpoint.root))
 
     @property
     def specs(self) -> Sequence[TensorSpec]:
@@ -72,7 +83,7 @@ class CheckpointSource:
         return self.checkpoint.specs
 
     def units(self, spec: TensorSpec) -> Units:
-        """See `Source`. Raises `FormatError` if the file has changed or gone."""
+        """See `Source`. Raises `CheckpointReadError` if the file cannot be read, has changed or is gone."""
         if spec.count == 0:
             return np.empty(0, spec.unit)
         path, offset = self.checkpoint.place(spec)
@@ -81,11 +92,20 @@ class CheckpointSource:
                 file.seek(offset)
                 units = np.fromfile(file, spec.unit, spec.count)
         except OSError as error:
-            raise FormatError(f"{path}: {error.strerror} while it was read: not published") from None
+            raise CheckpointReadError(f"{path}: {error.strerror or error} while it was read") from None
         if units.size != spec.count:
-            raise FormatError(f"{path} became shorter while it was read: not published")
+            raise CheckpointReadError(f"{path} became shorter while it was read")
         return units
 
     def unchanged(self) -> bool:
-        """Whether every file is still the one that was opened, unmodified."""
-        return signature(self.checkpoint.root) == self._before
+        """Whether every file is still the one that was opened, unmodified. Raises `CheckpointReadError`."""
+        try:
+            return self._now() == self._before
+        except OSError as error:
+            raise CheckpointReadError(f"{self.checkpoint.root}: {error.strerror or error} after it was read") from None
+
+    def settled(self) -> bool:
+        """True; raises `CheckpointReadError` unless `unchanged`."""
+        if not self.unchanged():
+            raise CheckpointReadError(f"{self.checkpoint.root} changed while it was read")
+        return True

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from p2psync.cli import daemon
+from p2psync.cli.checkpoint_options import FollowLinks, Ignore, Inside, TrainingState
 from p2psync.cli.keys import read_key
 from p2psync.errors import P2PSyncError
 from p2psync.membership.runs import parse_run
@@ -25,6 +26,10 @@ def publish(
     advertise: Annotated[str, typer.Option(help="Address told to peers [what the hub sees].")] = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
+    inside: Inside = None,
+    ignore: Ignore = None,
+    training_state: TrainingState = False,
+    follow_links: FollowLinks = False,
     profile: Annotated[
         str,
         typer.Option(help="How deltas are coded: fast, tight or auto (the last actor commits soonest)."),
@@ -54,6 +59,7 @@ def publish(
 
     async def build() -> None:
         from trainer.daemon import publish_checkpoint
+        from trainer.layouts import Rules
         from trainer.node import TrainerConfig, TrainerNode
 
         config = TrainerConfig(
@@ -71,9 +77,12 @@ def publish(
             supersede=superseded,
         )
         node = TrainerNode(config, show)
+        rules = Rules(
+            inside=inside, ignore=tuple(ignore or ()), training_state=training_state, follow_links=follow_links
+        )
 
         async def seed() -> None:
-            if await publish_checkpoint(node, directory) is None:
+            if await publish_checkpoint(node, directory, rules) is None:
                 show(Note("the checkpoint holds the same bits as the last version: nothing to publish"))
             await node.anchored()
             try:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from p2psync.cli import daemon
+from p2psync.cli.checkpoint_options import Backlog, FollowLinks, Ignore, Inside, TrainingState
 from p2psync.cli.daemon import Congestion, Probe, Streams
 from p2psync.cli.keys import make_key, read_key
 from p2psync.errors import UsageError
@@ -34,6 +35,13 @@ def trainer(
     settle: Annotated[
         float, typer.Option(help="Without a marker: seconds without a change; 0: atomic renames.", min=0)
     ] = 1.0,
+    backlog: Annotated[
+        Backlog, typer.Option(help="Of checkpoints that wait: publish the newest, or all, oldest first.")
+    ] = Backlog.newest,
+    inside: Inside = None,
+    ignore: Ignore = None,
+    training_state: TrainingState = False,
+    follow_links: FollowLinks = False,
     streams: Streams = 0,
     congestion: Congestion = "auto",
     probe: Probe = True,
@@ -88,8 +96,9 @@ def trainer(
     superseded = parse_run(supersede, "--supersede") if supersede else ""
 
     async def build() -> None:
-        from trainer.daemon import WatchDaemon
+        from trainer.daemon import WatchConfig, WatchDaemon
         from trainer.daemon_ledger import DaemonLedger
+        from trainer.layouts import Rules
         from trainer.node import TrainerConfig, TrainerNode
 
         key_file = key or store / "trainer.key"
@@ -122,7 +131,15 @@ def trainer(
         )
         work = DaemonLedger(store, max_staleness) if rollouts else None
         node = TrainerNode(config, show) if work is None else TrainerNode(config, work.hears(show), work.mount)
-        watching = WatchDaemon(node, watch, marker=marker, settle=settle, on_event=show)
+        rules = Rules(
+            marker=marker,
+            inside=inside,
+            ignore=tuple(ignore or ()),
+            training_state=training_state,
+            follow_links=follow_links,
+        )
+        watched = WatchConfig(rules=rules, settle=settle, backlog=backlog is Backlog.all, secrets=(key_file,))
+        watching = WatchDaemon(node, watch, config=watched, on_event=show)
         await node.start()
         try:
             if work is not None:

@@ -48,18 +48,20 @@ class Checkpoint:
         root = Path(path)
         try:
             paths = _find(root, single)
-            headers = {name: _read_header(file, name) for name, file in paths.items() if is_weights(name)}
-            others = {name: file.stat().st_size for name, file in paths.items() if not is_weights(name)}
-            plan = layout(headers, others)
-            for name in headers:
-                if paths[name].stat().st_size != plan.sizes[name]:
-                    size = paths[name].stat().st_size
-                    raise FormatError(f"{name}: {size} bytes, its header describes {plan.sizes[name]}")
+            return cls(root, paths, _laid_out(paths), writable=writable)
         except FormatError as error:
             raise FormatError(f"{root}: {error}") from None
         except OSError as error:
             raise FormatError(f"{error.filename or root}: {error.strerror}: not a readable checkpoint") from None
-        return cls(root, paths, plan, writable=writable)
+
+    @classmethod
+    def of_files(cls, root: Path, files: Mapping[str, Path]) -> Checkpoint:
+        """Open the checkpoint that these files make up, by the path of each within it, to read it.
+
+        Raises `FormatError` for what is not sound, and OSError where reading failed.
+        """
+        paths = dict(sorted(files.items()))
+        return cls(root, paths, _laid_out(paths), writable=False)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -130,8 +132,9 @@ class Checkpoint:
 
 
 def signature(root: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """What tells one state of a checkpoint's files from another: (path, inode, size, mtime in ns) of each, sorted.
+    """What tells one state of a checkpoint's files from another: (path, size, mtime, ctime in ns) of each, sorted.
 
+    The inode says nothing: network file systems change it at will. A file that replaced another has its own ctime.
     Hidden files do not count. Raises OSError only for `root` itself; files that vanish meanwhile are left out.
     """
     if root.is_file():
@@ -147,7 +150,7 @@ def signature(root: Path) -> tuple[tuple[str, int, int, int], ...]:
             status = path.stat()
         except FileNotFoundError:
             continue
-        found.append((str(path.relative_to(root)), status.st_ino, status.st_size, status.st_mtime_ns))
+        found.append((str(path.relative_to(root)), status.st_size, status.st_mtime_ns, status.st_ctime_ns))
     return tuple(found)
 
 
@@ -175,7 +178,18 @@ def _find(root: Path, single: str | None) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def _read_header(path: Path, name: str) -> bytes:
+def _laid_out(paths: Mapping[str, Path]) -> Layout:
+    headers = {name: read_header(file, name) for name, file in paths.items() if is_weights(name)}
+    others = {name: file.stat().st_size for name, file in paths.items() if not is_weights(name)}
+    plan = layout(headers, others)
+    for name in headers:
+        if (size := paths[name].stat().st_size) != plan.sizes[name]:
+            raise FormatError(f"{name}: {size} bytes, its header describes {plan.sizes[name]}")
+    return plan
+
+
+def read_header(path: Path, name: str) -> bytes:
+    """The header of a safetensors file, called `name` in errors. Raises `FormatError`, and OSError."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         prefix = file.read(LENGTH_BYTES)

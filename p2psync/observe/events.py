@@ -147,7 +147,8 @@ class Committed(Event, frozen=True):
 
 
 class Published(Event, frozen=True):
-    """The trainer made a version durable and announced it. at: Unix seconds."""
+    """The trainer made a version durable and announced it. at: Unix seconds. checkpoint: the path that it was read
+    from; "" if it was read from no file."""
 
     version: int
     digest: str
@@ -160,15 +161,31 @@ class Published(Event, frozen=True):
     seconds: float
     at: float
     profile: str = "fast"
+    checkpoint: str = ""
 
     def line(self) -> str:
         """One line for people."""
         ratio = self.full_bytes / self.payload_bytes if self.payload_bytes else float("inf")
         kind = "anchor" if self.anchor else f"{100 * self.changed / max(1, self.total):.2f} % changed, {self.profile}"
         return (
-            f"published version {self.version} ({kind}, {self.payload_bytes / 1e6:.2f} MB, {ratio:.0f}× smaller than "
-            f"whole, {self.chunks} chunks, {self.seconds:.2f} s, digest {self.digest[:12]})"
+            f"published version {self.version}{_from(self.checkpoint)} ({kind}, {self.payload_bytes / 1e6:.2f} MB, "
+            f"{ratio:.0f}× smaller than whole, {self.chunks} chunks, {self.seconds:.2f} s, digest {self.digest[:12]})"
         )
+
+
+class Watching(Event, frozen=True):
+    """The trainer watches a directory. checkpoint: what the live version was read from, "" if that is not known.
+    version: the live one; None before the first."""
+
+    directory: str
+    checkpoint: str
+    version: int | None
+
+    def line(self) -> str:
+        """One line for people."""
+        if self.version is None:
+            return f"watching {self.directory}: nothing is published yet"
+        return f"watching {self.directory}: version {self.version}{_from(self.checkpoint)} is live"
 
 
 class ProfileChosen(Event, frozen=True):
@@ -267,3 +284,7 @@ class Note(Event, frozen=True):
     def line(self) -> str:
         """One line for people."""
         return self.message
+
+
+def _from(checkpoint: str) -> str:
+    return f" from {checkpoint}" if checkpoint else ""

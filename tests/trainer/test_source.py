@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2psync.engines.checkpoint import Checkpoint, signature
-from p2psync.errors import FormatError
-from trainer.source import CheckpointSource
+from trainer.source import CheckpointReadError, CheckpointSource
 
 
 @pytest.fixture
@@ -38,14 +37,24 @@ def test_a_file_that_was_cut_short_or_removed_is_an_error(place: Path) -> None:
     source = opened(place)
     last = source.specs[-1]
     os.truncate(place / "m.safetensors", (place / "m.safetensors").stat().st_size - 3)
-    with pytest.raises(FormatError, match="became shorter"):
+    with pytest.raises(CheckpointReadError, match="became shorter"):
         source.units(last)
     (place / "m.safetensors").unlink()
-    with pytest.raises(FormatError, match="while it was read"):
+    with pytest.raises(CheckpointReadError, match="No such file or directory while it was read"):
         source.units(last)
 
 
-@pytest.mark.parametrize("change", ["new", "gone", "replaced", "written"])
+def test_a_read_that_fails_says_why_and_may_be_tried_again(place: Path) -> None:
+    source = opened(place)
+    (place / "m.safetensors").unlink()
+    (place / "m.safetensors").mkdir()
+    with pytest.raises(CheckpointReadError, match="Is a directory while it was read"):
+        source.units(source.specs[-1])
+    with pytest.raises(CheckpointReadError, match="changed while it was read"):
+        source.settled()
+
+
+@pytest.mark.parametrize("change", ["new", "gone", "replaced", "written", "same time"])
 def test_any_change_of_the_files_is_seen(place: Path, change: str) -> None:
     source = opened(place)
     config = place / "config.json"
@@ -55,6 +64,11 @@ def test_any_change_of_the_files_is_seen(place: Path, change: str) -> None:
         config.unlink()
     elif change == "replaced":
         (place / ".other").write_text("{}")
+        (place / ".other").replace(config)
+    elif change == "same time":  # an archive's or a copy's: only the ctime tells
+        times = config.stat()
+        (place / ".other").write_text("[]")
+        os.utime(place / ".other", ns=(times.st_atime_ns, times.st_mtime_ns))
         (place / ".other").replace(config)
     else:
         os.utime(config, ns=(1, 1))

@@ -1,0 +1,189 @@
+"""What a look at a real directory sees: headers, links, loops, names that are no text, prints of weights."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.candidates import Candidate, find_candidates
+from trainer.layouts import Rules
+from trainer.listing import Kind
+from trainer.look import LONE_NAME, Looker
+
+
+def shard(bits: bytes, name: str = "w") -> bytes:
+    table = {name: {"dtype": "U8", "shape": [len(bits)], "data_offsets": [0, len(bits)]}}
+    header = json.dumps(table).encode()
+    return len(header).to_bytes(8, "little") + header + bits
+
+
+def model(place: Path, bits: bytes = b"12345678") -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "model.safetensors").write_bytes(shard(bits))
+    (place / "config.json").write_text("{}")
+    return place
+
+
+def candidates(looker: Looker) -> dict[str, Candidate]:
+    return {c.path: c for c in find_candidates(looker.listing(), looker.rules).candidates}
+
+
+def fault(looker: Looker, path: str) -> str:
+    found = candidates(looker)[path].fault
+    return found.reason if found else ""
+
+
+def test_headers_and_indices_are_read_again_only_when_they_change(tmp_path: Path) -> None:
+    place = model(tmp_path / "step-1")
+    looker = Looker(tmp_path, Rules())
+    assert fault(looker, "step-1") == ""
+    first = looker.listing().entries["step-1/model.safetensors"].tensors
+    assert looker.listing().entries["step-1/model.safetensors"].tensors is first
+    whole = shard(bytes(100))
+    (place / "model.safetensors").write_bytes(whole[:-1])
+    assert fault(looker, "step-1") == f"model.safetensors: {len(whole) - 1} bytes, its header describes {len(whole)}"
+    (place / "model.safetensors").write_bytes(whole)
+    (place / "model.safetensors.index.json").write_text('{"weight_map": {"w": ')
+    assert "it is no index of shards" in fault(looker, "step-1")
+    (place / "model.safetensors.index.json").write_text('{"weight_map": {"w": "other.safetensors"}}')
+    assert fault(looker, "step-1") == "other.safetensors of its index is missing"
+
+
+def test_optimizer_state_is_known_by_its_tensors(tmp_path: Path) -> None:
+    place = model(tmp_path / "step-1")
+    (place / "adam.safetensors").write_bytes(shard(b"1234", "layers.0.weight.exp_avg_sq"))
+    found = candidates(Looker(tmp_path, Rules()))["step-1"]
+    assert [name for name, _ in found.left_out] == ["adam.safetensors"]
+
+
+@pytest.mark.parametrize("path", ["step-1", "inner/../step-1", "link/step-1"])
+def test_the_watched_directory_is_one_however_its_path_is_spelled(tmp_path: Path, path: str) -> None:
+    model(tmp_path / "step-1" / "checkpoint-1")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    looker = Looker(tmp_path / path, Rules())
+    assert looker.root == tmp_path / "step-1" and list(candidates(looker)) == ["checkpoint-1"]
+
+
+def test_bad_links_and_names_concern_only_their_checkpoint(tmp_path: Path) -> None:
+    model(tmp_path / "good-1")
+    for name in ("loop-1", "dangling-1", "pipe-1", "text-1", "out-1"):
+        model(tmp_path / name)
+    (tmp_path / "loop-1" / "x").symlink_to("x")
+    (tmp_path / "dangling-1" / "x").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe-1" / "x")
+    Path(os.fsdecode(os.fsencode(tmp_path / "text-1") + b"/\xff.json")).write_text("{}")
+    (tmp_path / "out-1" / "x").symlink_to("/etc/hostname")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xfe")).mkdir()
+    (tmp_path / "latest").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    looker = Looker(tmp_path, Rules())
+    assert fault(looker, "good-1") == ""
+    assert "levels of symbolic links" in fault(looker, "loop-1")
+    assert "leads nowhere" in fault(looker, "dangling-1")
+    assert "neither a file nor a directory" in fault(looker, "pipe-1")
+    assert "not UTF-8" in fault(looker, "text-1")
+    assert "x is a link out of the watched directory, to /" in fault(looker, "out-1")
+    assert "--follow-links" in fault(looker, "out-1")
+
+
+def test_the_store_and_its_keys_are_never_part_whatever_links_to_them(tmp_path: Path) -> None:
+    place = model(tmp_path / "step-1")
+    store = tmp_path / "store"
+    model(store / "slots")
+    (store / "trainer.key").write_text("secret")
+    (tmp_path / "other").symlink_to(store)
+    (place / "x.json").symlink_to(store / "trainer.key")
+    status = (store / "trainer.key").stat()
+    rules = Rules(follow_links=True, secrets=frozenset({(status.st_dev, status.st_ino)}))
+    looker = Looker(tmp_path, rules, [store])
+    assert "never published" in fault(looker, "step-1")
+    assert list(candidates(looker)) == ["step-1"]
+    (place / "x.json").unlink()
+    os.link(store / "trainer.key", place / "x.json")
+    assert "never published" in fault(looker, "step-1")
+
+
+def test_a_hugging_face_cache_is_read_if_links_may_be_followed(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    (blobs / "1").write_bytes(shard(b"1234"))
+    (snapshot / "model.safetensors").symlink_to("../../blobs/1")
+    looker = Looker(tmp_path / "snapshots", Rules())
+    assert "model.safetensors is a link out of the watched directory" in fault(looker, "abc")
+    looker = Looker(tmp_path / "snapshots", Rules(follow_links=True))
+    assert fault(looker, "abc") == ""
+    with looker.open(candidates(looker)["abc"]) as checkpoint:
+        assert [spec.name for spec in checkpoint.specs] == ["model.safetensors", "w"]
+    assert fault(Looker(tmp_path, Rules()), "snapshots/abc") == ""  # watched as a whole, nothing leads out
+
+
+def test_directories_behind_links_are_read_if_they_may_be_followed_and_loops_end(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    model(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "self").symlink_to(tmp_path / "elsewhere")
+    root.mkdir()
+    (root / "current").symlink_to(tmp_path / "elsewhere")
+    assert "out of the watched directory" in fault(Looker(root, Rules()), "current")
+    looker = Looker(root, Rules(follow_links=True))
+    assert "a link to a directory that it lies in" in fault(looker, "current")
+    (tmp_path / "elsewhere" / "self").unlink()
+    assert fault(looker, "current") == ""
+
+
+def test_a_file_that_cannot_be_read_is_told_with_the_real_reason(tmp_path: Path) -> None:
+    place = model(tmp_path / "step-1")
+    (place / "model.safetensors").unlink()
+    (place / "model.safetensors").symlink_to("/proc/self/mem")  # reading its first byte is an I/O error
+    assert fault(Looker(tmp_path, Rules(follow_links=True)), "step-1") == (
+        "model.safetensors: Input/output error: trying again"
+    )
+
+
+def test_a_directory_that_is_gone_is_the_callers_matter(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        Looker(tmp_path / "gone", Rules()).listing()
+
+
+def test_ignored_and_hidden_directories_are_not_walked(tmp_path: Path) -> None:
+    model(tmp_path / "step-1" / "deep")
+    model(tmp_path / ".hidden")
+    entries = Looker(tmp_path, Rules(ignore=("deep",))).listing().entries
+    assert set(entries) == {"step-1", ".hidden"} and entries[".hidden"].kind is Kind.DIRECTORY
+
+
+def test_a_lone_file_is_a_checkpoint_under_one_name(tmp_path: Path) -> None:
+    (tmp_path / "policy-7.safetensors").write_bytes(shard(b"1234"))
+    (tmp_path / "policy-8.safetensors").write_bytes(shard(b"1235"))
+    looker = Looker(tmp_path, Rules())
+    found = candidates(looker)
+    with looker.open(found["policy-7.safetensors"]) as checkpoint:
+        assert list(checkpoint.files) == [LONE_NAME]
+    assert len({looker.print_of(candidate) for candidate in found.values()}) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 8 << 20), st.integers(0, 1 << 30))
+def test_a_print_follows_the_bits_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, size: int, seed: int
+) -> None:
+    """A small model is read whole; of a large one a page in every 16 KiB or so is read."""
+    root = tmp_path_factory.mktemp("prints")
+    place = model(root / "step-1", bytes(size))
+    looker = Looker(root, Rules())
+    before = looker.print_of(candidates(looker)["step-1"])
+    os.utime(place / "model.safetensors", ns=(seed, seed))
+    (place / "eval.json").write_text("{}")
+    place.rename(root / "other")
+    assert looker.print_of(candidates(looker)["other"]) == before
+    with (root / "other" / "model.safetensors").open("r+b") as file:
+        start = max(0, seed % size - (1 << 15))
+        file.seek(len(shard(bytes(size))) - size + start)
+        file.write(b"\1" * min(size - start, 1 << 16))
+    assert looker.print_of(candidates(looker)["other"]) != before
