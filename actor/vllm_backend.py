@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,14 @@ from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.engines.checkpoint import Checkpoint
 from p2psync.engines.vllm.bell import Bell
 from p2psync.engines.vllm.crossing import Crossing
+from p2psync.engines.vllm.derived import Derived
 from p2psync.engines.vllm.engine import LiveEngine
 from p2psync.engines.vllm.hand import Hand
 from p2psync.engines.vllm.leftovers import forget_wild
 from p2psync.engines.vllm.livemap import check_whole
 from p2psync.engines.vllm.probing import learn
 from p2psync.engines.vllm.ranks import Ranks
+from p2psync.engines.vllm.registered import Registered
 from p2psync.errors import EngineError, P2PSyncError, UnvouchedError, UsageError
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Committed, Event, Trouble
@@ -104,12 +106,15 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         self._ranks = Ranks(self._rank(), vllm_config.parallel_config.world_size)
         self._bell = Bell()
         self._crossing = Crossing(self._bell.ring)
-        parameters = _parameters(model)
+        registered = Registered(model)
+        parameters = registered.memories()
         with Checkpoint.open(self._path) as checkpoint:
             specs = [spec for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
-            live = learn(_loader(model, parameters), parameters, specs, checkpoint.units)
+            live = learn(registered.load, parameters, specs, checkpoint.units)
+            registered.check_untouched()
             dropped = check_whole(self._ranks.maps(live))
-            self._ranks.hand = Hand(live, list(parameters.values()))
+            derived = Derived(model, [parameters[live.parameters[number]] for number in live.used()])
+            self._ranks.hand = Hand(live, list(parameters.values()), derived=derived)
             self._engine = self._engine_of(checkpoint, specs) if self._ranks.rank == 0 else None
         if self._ranks.rank:
             self._ranks.follow(self._note)
@@ -118,9 +123,9 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         pieces = sum(len(held) for held in live.held)
         logger.info(
             "p2psync: %d tensors lie in %d pieces on rank %d, %d live units come from none; left out by the loader: "
-            "%s; learned in %.1f s",
+            "%s; converted copies that commits make anew: %s; learned in %.1f s",
             len(specs), pieces, self._ranks.rank, live.constant, [s.name for s in dropped] or "nothing",
-            time.perf_counter() - begun,
+            derived.copies or "none", time.perf_counter() - begun,
         )  # fmt: skip
         if f"{ENVIRONMENT}JOIN" in os.environ:
             self.init_transfer_engine(_from_environment())
@@ -330,33 +335,6 @@ def _engine(worker: Any) -> P2PSyncWeightTransferEngine:
     if not isinstance(engine, P2PSyncWeightTransferEngine):
         raise UsageError("this engine does not use the backend p2psync")
     return engine
-
-
-def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Everything that a loader may write, each memory once."""
-    found: dict[str, torch.Tensor] = {}
-    seen: set[tuple[object, ...]] = set()
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        place = (tensor.device, tensor.data_ptr(), tensor.numel())
-        if tensor.numel() and place not in seen:
-            seen.add(place)
-            found[name] = tensor.detach()
-    return found
-
-
-def _loader(model: Any, parameters: Mapping[str, torch.Tensor]) -> Callable[[Any], set[str] | None]:
-    """The model's own loader; names of doubled parameters become those of `parameters`."""
-    first = {tensor.data_ptr(): name for name, tensor in parameters.items()}
-    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    known = {name: first.get(tensor.data_ptr()) for name, tensor in every}
-
-    def load(weights: Any) -> set[str] | None:
-        names = model.load_weights(weights)
-        if names is None or not all(known.get(name) for name in names):
-            return None
-        return {known[name] or name for name in names}
-
-    return load
 
 
 def _from_environment() -> P2PSyncInitInfo:

@@ -14,6 +14,7 @@ from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines import device_move
 from p2psync.engines.device_move import Place
 from p2psync.engines.staging import Change, grouped_writes
+from p2psync.engines.vllm.derived import Derived
 from p2psync.engines.vllm.leftovers import count_wild
 from p2psync.engines.vllm.livemap import LiveMap
 from p2psync.engines.vllm.pieces import Part, rows
@@ -39,8 +40,16 @@ class Edit:
 class Hand:
     """The live parameters of one rank. One thread prepares, then one writes; `prepare` begins anew."""
 
-    def __init__(self, live: LiveMap, parameters: Sequence[torch.Tensor], threads: int | None = None) -> None:
-        """parameters: as `live.parameters` names them; they hold what the map was checked against."""
+    def __init__(
+        self,
+        live: LiveMap,
+        parameters: Sequence[torch.Tensor],
+        threads: int | None = None,
+        derived: Derived | None = None,
+    ) -> None:
+        """parameters: as `live.parameters` names them; they hold what the map was checked against. derived: what else
+        the model computes with."""
+        self._derived = derived
         self._live = live
         self._parameters = parameters
         self._tensors = [live_tensor(parameter) for parameter in parameters]
@@ -69,6 +78,8 @@ class Hand:
         Raises `EngineError`, with nothing prepared, if a live unit does not hold the old bits.
         """
         self.drop()
+        if self._derived is not None:
+            self._derived.check(reread=True)
         changes: list[Change] = []
         gain = wilder = 0
         for mine, gained, more in in_parallel(self._translate, edits):
@@ -84,26 +95,39 @@ class Hand:
     def write(self) -> None:
         """Write what was prepared; nothing may read the parameters meanwhile. Raises `EngineError` if that failed and
         all is as it was; anything else if it is not."""
+        if self._derived is not None:
+            self._derived.check()  # a forward pass may have filled a cache since `prepare`
         self._writer.write(self._changes, self._writes, [change.old for change in self._changes])
         self._count()
+        try:
+            self._refresh()
+        except Exception as error:
+            self.undo()
+            raise EngineError(f"copies of weights could not be made, and all is as it was: {error}") from error
 
     def undo(self) -> None:
         """Take the last `write` back."""
         undo_writes(self._changes, [change.old for change in self._changes])
         self._count()
+        self._refresh()
 
     def drop(self) -> None:
         """Forget what was prepared."""
         self._changes, self._writes, self._gain, self._wilder = [], [], 0, 0
 
     def sound(self) -> bool:
-        """Whether every live unit that the map knows is what was loaded or written last: reads all of them."""
-        return self._measure() == self._sum
+        """Whether every live unit that the map knows is what was loaded or written last, and every copy of them: reads
+        all."""
+        return self._measure() == self._sum and (self._derived is None or self._derived.sound())
 
     def gather_into(self, tensor: int, units: Units) -> None:
         """Put the live bits of what this rank has of a tensor to their places in `units`, the whole tensor."""
         for start, bits in self._rows(tensor):
             units[start : start + bits.size] = bits
+
+    def _refresh(self) -> None:
+        if self._derived is not None:
+            self._derived.refresh()
 
     def _count(self) -> None:
         """What was prepared is live now; or, the next time, no more."""
