@@ -43,6 +43,7 @@ from p2psync.engines.vllm.livemap import check_whole
 from p2psync.engines.vllm.probing import learn
 from p2psync.engines.vllm.ranks import Ranks
 from p2psync.engines.vllm.registered import Registered
+from p2psync.engines.vllm.twins import twins_of
 from p2psync.errors import EngineError, P2PSyncError, UnvouchedError, UsageError
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Committed, Event, Trouble
@@ -115,7 +116,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             dropped = check_whole(self._ranks.maps(live))
             derived = Derived(model, [parameters[live.parameters[number]] for number in live.used()])
             self._ranks.hand = Hand(live, list(parameters.values()), derived=derived)
-            self._engine = self._engine_of(checkpoint, specs) if self._ranks.rank == 0 else None
+            self._engine = self._engine_of(checkpoint, specs, dropped) if self._ranks.rank == 0 else None
         if self._ranks.rank:
             self._ranks.follow(self._note)
         WorkerBase.p2psync_status = _status  # type: ignore[attr-defined]
@@ -203,6 +204,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             "staged": self._crossing.version,
             "bell": self._bell.address,
             "prefix_caching": bool(self.vllm_config.cache_config.enable_prefix_caching),
+            "external_cache": self.vllm_config.kv_transfer_config is not None,
             "trouble": self._trouble,
             "refused": self._refused,
             "changed": self._last.changed if self._last is not None else 0,
@@ -285,9 +287,13 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             logging.shutdown()
             os._exit(_EXIT_CODE)
 
-    def _engine_of(self, checkpoint: Checkpoint, specs: list[TensorSpec]) -> LiveEngine:
+    def _engine_of(self, checkpoint: Checkpoint, specs: list[TensorSpec], dropped: list[TensorSpec]) -> LiveEngine:
         weights: dict[TensorSpec, Units] = {spec: np.array(checkpoint.units(spec)) for spec in specs}
-        return LiveEngine(self._ranks, weights, checkpoint.blobs(), self._crossing, self.refuse)
+        twins = twins_of(dropped, weights)
+        for spec in dropped:
+            if spec not in twins:
+                logger.warning("p2psync: the model's loader leaves out %s, now and in every version", spec.name)
+        return LiveEngine(self._ranks, weights, checkpoint.blobs(), self._crossing, self.refuse, twins)
 
     def _rank(self) -> int:
         return int(self.parallel_config.rank)

@@ -10,15 +10,18 @@ refused, with the engine's reason; wrong, with what differs. Exits 1 if anything
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import hashlib
 import json
+import logging.config
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -43,12 +46,12 @@ LIMIT = 240.0
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7], [9, 8, 7, 300, 301])
 
 
-def try_architecture(name: str, *, amx: bool) -> tuple[str, str]:
+def try_architecture(name: str, *, amx: bool, versions: int = VERSIONS) -> tuple[str, str]:
     """(outcome, detail): "exact", "refused" with the engine's reason, "wrong" with what differs, or "failed" where
     vLLM itself does not run the model here."""
     with tempfile.TemporaryDirectory(prefix="p2psync-matrix-") as made:
         folder = Path(made)
-        steps = [folder / str(number) for number in range(VERSIONS + 1)]
+        steps = [folder / str(number) for number in range(versions + 1)]
         if (failure := run_alone(save, name, steps[0])) is not None:
             return "failed", failure
         for number in range(1, len(steps)):
@@ -126,6 +129,50 @@ def load_fresh(steps: Sequence[Path], dtype: str, amx: bool, out: Path) -> None:
     out.write_text(json.dumps(found))
 
 
+def follow_packed(model: Path, what: str) -> None:
+    """An engine in which vLLM packs weights for AMX, though it was told not to: the output matrix, experts, or all."""
+    simulate_amx()
+    import vllm.plugins
+
+    vllm.plugins.load_general_plugins()
+    from vllm.model_executor.layers import utils
+    from vllm.model_executor.layers.fused_moe.oracle import unquantized
+
+    plain, packing = utils.dispatch_cpu_unquantized_gemm, utils.dispatch_cpu_unquantized_gemm.__wrapped__
+    if what == "experts":
+        unquantized.backend_to_kernel_cls = unquantized.backend_to_kernel_cls.__wrapped__
+    elif what == "every matrix":
+        utils.dispatch_cpu_unquantized_gemm = packing
+    else:
+        utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: (plain if remove_weight else packing)(
+            layer, remove_weight
+        )
+    start(model, "bfloat16", amx=False)
+
+
+def commits_parted_twin(model: Path) -> None:
+    """An engine that tied an output matrix to the equal embedding, and is offered a version in which they differ."""
+    apart = model.parent / "apart"
+    shutil.copytree(model, apart)
+    with Checkpoint.open(apart, writable=True) as checkpoint:
+        (spec,) = [spec for spec in checkpoint.specs if spec.name == "lm_head.weight"]
+        checkpoint.units(spec)[7] ^= 1
+    with trainer(model.parent / "run") as source:
+        source.publish(model)
+        llm = start(model, "bfloat16", amx=False)
+        llm.init_weight_transfer_engine({"init_info": source.join()})
+        commit_now(llm, 0, PATIENCE)
+        before = look(llm)
+        source.publish(apart)
+        deadline = time.monotonic() + PATIENCE
+        while "no longer equal" not in (said := llm.collective_rpc("p2psync_status")[0])["trouble"]:
+            assert time.monotonic() < deadline, said
+            time.sleep(0.05)
+        assert said["version"] == 0
+        assert look(llm) == before
+        llm.shutdown_weight_transfer_engine()
+
+
 def start(model: Path, dtype: str, amx: bool) -> Any:
     """An LLM within this process."""
     if amx:
@@ -186,16 +233,27 @@ def _tell(file: str, work: Callable[..., None], args: Sequence[Any]) -> None:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
+    _spare_the_processor()
     try:
         work(*args)
     except BaseException as error:
-        import traceback
-
         traceback.print_exc()
         lines = (str(error) or repr(error)).strip().splitlines()
         Path(file).write_text(f"{type(error).__name__}: {lines[0]}")
         os._exit(1)
     os._exit(0)
+
+
+def _spare_the_processor() -> None:
+    """Leave out what vLLM does for long-lived processes: collections over all that was imported, and one more look
+    through all modules for each engine."""
+    gc.collect = lambda *_: 0
+    gc.unfreeze = lambda: None
+    logging.config.dictConfig = lambda _: None
+    from vllm.platforms import current_platform
+
+    register = type(current_platform).register_triton_kernel_overrides
+    type(current_platform).register_triton_kernel_overrides = staticmethod(functools.cache(register))
 
 
 def main() -> None:

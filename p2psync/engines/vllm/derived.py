@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -74,6 +74,8 @@ class Derived:
         self._sources = {(_place(tensor), tuple(tensor.shape)): tensor for tensor in mapped}
         self._constants: dict[str, tuple[torch.Tensor, bytes]] = {}
         self._copies: list[_Copy] = []
+        #: What is unknown, by path, and when it came; no version is made live while there is any.
+        self._unknown: dict[str, str] = {}
         self._graph = Graph(model)
         self._known = {fact.place: fact for fact in facts.values() if fact.place is not None}
         #: Numbers that were there before any weight was.
@@ -88,8 +90,7 @@ class Derived:
     def check(self, *, reread: bool = False) -> None:
         """Judge what the model's objects came to hold since the last look. reread: also compare small constants with
         what they were. Raises `EngineError` for what is unknown: no version can be made live then."""
-        if news := self._graph.news():
-            self._judge(news, "since it was loaded")
+        self._judge(self._graph.news(), "since it was loaded")
         if reread:
             self._reread(_SMALL_CONSTANT)
 
@@ -103,24 +104,35 @@ class Derived:
             for copy in self._copies:
                 copy.tensor.copy_(copy.source)
 
-    def _judge(self, leaves: Iterable[Leaf], when: str) -> None:
-        cached = _cached(self._model)
+    def _judge(self, leaves: Sequence[Leaf], when: str) -> None:
+        cached = _cached(self._model) if leaves else set()
         for leaf in leaves:
-            if isinstance(leaf.value, torch.Tensor) and (not leaf.value.numel() or leaf.value.is_meta):
-                continue
-            if isinstance(leaf.value, torch.Tensor) and _storage(leaf.value) in self._mapped | cached:
-                self._facts.setdefault(leaf.path, _fact(leaf.value, read=False))
-                continue
-            fact = self._facts.get(leaf.path)
-            if self._is_constant(leaf, fact):
-                self._facts.setdefault(leaf.path, _fact(leaf.value))
-            elif (copy := self._copy_of(leaf, fact)) is not None:
-                self._copies = [*(c for c in self._copies if c.path != copy.path), copy]
+            if self._is_known(leaf, cached):
+                self._unknown.pop(leaf.path, None)
             else:
-                raise EngineError(
-                    f"{leaf.path.lstrip('.')} was made by the engine {when}, perhaps from weights, and no tensor of "
-                    "the checkpoint says what it must be: this model cannot be kept exact in this engine"
-                )
+                self._unknown[leaf.path] = when
+        for path, then in self._unknown.items():
+            raise EngineError(
+                f"{path.lstrip('.')} was made by the engine {then}, perhaps from weights, and no tensor of the checkpoint "
+                "says what it must be: this model cannot be kept exact in this engine"
+            )
+
+    def _is_known(self, leaf: Leaf, cached: set[_Place]) -> bool:
+        """Whether it may be computed with after a commit; copies are noted."""
+        value, fact = leaf.value, self._facts.get(leaf.path)
+        if isinstance(value, torch.Tensor):
+            if not value.numel() or value.is_meta:
+                return True
+            if _storage(value) in self._mapped | cached:
+                self._facts.setdefault(leaf.path, _fact(value, read=False))
+                return True
+        if self._is_constant(leaf, fact):
+            self._facts.setdefault(leaf.path, _fact(value))
+            return True
+        copy = self._copy_of(leaf, fact)
+        if copy is not None:
+            self._copies = [*(other for other in self._copies if other.path != copy.path), copy]
+        return copy is not None
 
     def _is_constant(self, leaf: Leaf, fact: _Fact | None) -> bool:
         """Whether it is what was there before any weight was: at this path, or in this memory."""

@@ -17,11 +17,14 @@ from p2psync.engines.staging import Change, grouped_writes
 from p2psync.engines.vllm.derived import Derived
 from p2psync.engines.vllm.leftovers import count_wild
 from p2psync.engines.vllm.livemap import LiveMap
-from p2psync.engines.vllm.pieces import Part, rows
+from p2psync.engines.vllm.pieces import Part, live_rows, rows, tensor_rows
 from p2psync.engines.weights import host_units, live_tensor
 from p2psync.engines.writing import Write, Writer, undo_writes
 from p2psync.errors import EngineError
 from p2psync.parallel import in_parallel
+
+#: Below this many units a run is not worth a call of its own.
+_SHORT_RUN = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,8 +125,8 @@ class Hand:
 
     def gather_into(self, tensor: int, units: Units) -> None:
         """Put the live bits of what this rank has of a tensor to their places in `units`, the whole tensor."""
-        for start, bits in self._rows(tensor):
-            units[start : start + bits.size] = bits
+        for held in self._live.held[tensor]:
+            tensor_rows(held.piece, units)[:] = live_rows(held.piece, host_units(self._parameters[held.parameter]))
 
     def _refresh(self) -> None:
         if self._derived is not None:
@@ -158,12 +161,19 @@ class Hand:
         return sum(in_parallel(self._digest, range(len(self._live.tensors)))) % MODULUS
 
     def _digest(self, tensor: int) -> int:
+        """Of what this rank has of a tensor. Where that is in short runs, of the tensor with 0 in place of the rest: the
+        same rest each time."""
         spec = self._live.tensors[tensor]
+        if any(held.piece.length < _SHORT_RUN and held.piece.rows > 1 for held in self._live.held[tensor]):
+            units = np.zeros(spec.count, spec.unit)
+            self.gather_into(tensor, units)
+            return digest_units(spec, units)
         return sum(digest_units(spec, bits, start) for start, bits in self._rows(tensor))
 
     def _count_wild(self, tensor: int) -> int:
         spec = self._live.tensors[tensor]
-        return sum(count_wild(spec, bits) for _, bits in self._rows(tensor))
+        held = self._live.held[tensor]
+        return sum(count_wild(spec, live_rows(h.piece, host_units(self._parameters[h.parameter]))) for h in held)
 
     def _rows(self, tensor: int) -> Iterator[tuple[int, Units]]:
         """What this rank has of a tensor, as (first unit, live bits)."""

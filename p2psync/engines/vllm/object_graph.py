@@ -49,7 +49,7 @@ class Holder:
         self.path, self.object = path, holder
         #: Where it holds them, if that is one table.
         self._table: dict[Any, object] | None = holder if isinstance(holder, dict) else None
-        if self._table is None and not isinstance(holder, _WITHOUT_TABLE):
+        if self._table is None and not isinstance(holder, _WITHOUT_TABLE) and not any(_slots(holder)):
             self._table = getattr(holder, "__dict__", None)
         self._values = self._now()
 
@@ -105,7 +105,7 @@ def is_leaf(value: object) -> bool:
 def _is_holder(value: object) -> bool:
     if value is None or isinstance(value, (float, *_NO_HOLDERS)):
         return False
-    if isinstance(value, torch.Tensor) and not vars(value):
+    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) and not vars(value):
         return False
     kind = type(value)
     if isinstance(value, torch.nn.Module):
@@ -149,11 +149,15 @@ def _attributes(holder: object) -> Iterator[tuple[str, object]]:
             yield "", value  # so that a path reads as the parameter's name does
         else:
             yield f".{name}", value
+    yield from ((f".{name}", getattr(holder, name, None)) for name in _slots(holder))
+
+
+def _slots(holder: object) -> Iterator[str]:
     for kind in type(holder).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__", CACHE):
-                yield f".{name}", getattr(holder, name, None)
+                yield name
 
 
 def _cell(cell: types.CellType) -> object:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from p2psync.delta.digest import witness
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.vllm.livemap import LiveMap, joined
-from p2psync.engines.vllm.pieces import Piece, digits, pieces_of, rows, runs_of
-from p2psync.engines.weights import flat_bits, host_units, torch_dtype
+from p2psync.engines.vllm.pieces import Piece, digits, live_rows, pieces_of, runs_of, tensor_rows, uncovered
+from p2psync.engines.weights import host_units, torch_dtype
 from p2psync.errors import EngineError
 
 #: Units whose place is asked for at a time; a larger tensor is a group by itself.
@@ -44,25 +44,26 @@ def learn(
 ) -> LiveMap:
     """Learn where `load` puts each of `tensors` in `parameters`; these hold the same bits afterwards as before.
 
-    parameters: everything that the loader may write, by the names that it gives; of parameters that share memory one.
+    parameters: everything that the loader may write, contiguous, by the names that it gives; of parameters that share
+    memory one.
     tensors: TENSOR specs, sorted. weights: their bits, which the parameters hold now. Raises `EngineError` where the
     loader does anything but copy units: casts, scales, computes; where it is silent about what it writes; where a live
-    unit does not hold the bits that the map says; and for parameters that are strided.
+    unit does not hold the bits that the map says.
     """
-    for name, parameter in parameters.items():
-        if parameter.numel() and flat_bits(parameter) is None:
-            raise EngineError(f"{name} is strided: its live units cannot be numbered")
     kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     found: dict[str, list[tuple[int, Piece]]] = {name: [] for name in parameters}
     try:
         for group in _groups(tensors, group_units):
             for name, pieces in _learn_group(load, parameters, tensors, group):
-                found[name] += pieces
+                found[name] = _after(name, found[name], pieces)
         constant = _check_untouched(parameters, kept, found)
     finally:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(kept[name])
+    for name, parameter in parameters.items():
+        if not np.array_equal(host_units(parameter), host_units(kept[name])):
+            raise EngineError(f"{name} cannot be put back as it was before the loader was asked where weights go")
     live = joined(found, tensors, constant)
     _check_bits(live, parameters, weights)
     return live
@@ -133,6 +134,19 @@ def as_tensor(spec: TensorSpec, units: Units) -> torch.Tensor:
     return torch.from_numpy(units.view(f"<i{spec.width}")).view(torch_dtype(spec)).reshape(spec.shape)
 
 
+def _after(
+    name: str, before: Sequence[tuple[int, Piece]], pieces: list[tuple[int, Piece]]
+) -> list[tuple[int, Piece]]:
+    """The pieces of a parameter after another group was loaded, which may lie where one before it did: of tensors that
+    are tied in the model, the last one to be loaded counts, and the others are left out."""
+    if not before or not pieces:
+        return [*before, *pieces]
+    try:
+        return uncovered(before, pieces)
+    except ValueError as error:
+        raise EngineError(f"{name}: {error}") from None
+
+
 def _check_pieces(
     name: str, parameter: torch.Tensor, pieces: Sequence[tuple[int, Piece]], specs: Sequence[TensorSpec]
 ) -> None:
@@ -156,8 +170,7 @@ def _check_untouched(
     for name, parameter in parameters.items():
         free = np.ones(parameter.numel(), np.bool_)
         for _, piece in found[name]:
-            for k in range(piece.rows):
-                free[piece.at + k * piece.pitch :][: piece.length] = False
+            live_rows(piece, free)[:] = False
         now, before = host_units(parameter)[free], host_units(kept[name])[free]
         if not np.array_equal(now, before):
             raise EngineError(f"{name}: the model's loader writes units there that come from no tensor")
@@ -173,10 +186,10 @@ def _check_bits(live: LiveMap, parameters: Mapping[str, torch.Tensor], weights: 
             continue
         units = weights(spec)
         for one in held:
-            for start, at in rows(one.piece):
-                here, there = units[start:][: one.piece.length], bits[one.parameter][at:][: one.piece.length]
-                if not np.array_equal(here, there):
-                    raise EngineError(
-                        f"{spec.name} is not in {live.parameters[one.parameter]} as it is in the checkpoint: the model "
-                        "was loaded from other files, or its weights were changed after loading"
-                    )
+            here, there = tensor_rows(one.piece, units), live_rows(one.piece, bits[one.parameter])
+            if not np.array_equal(here, there):
+                raise EngineError(
+                    f"{spec.name} is not in {live.parameters[one.parameter]} as it is in the checkpoint: the model was "
+                    "loaded from other files, or its weights were packed or changed after loading (experts may be by "
+                    "their kernel: start vLLM with --moe-backend triton)"
+                )

@@ -50,12 +50,13 @@ class Registered:
 
     def check_untouched(self) -> None:
         """Raises `EngineError` by name if a parameter or buffer is not the same object, in the same memory and form."""
-        now = list(_entries(self._model))
-        for old, new in zip(self._entries, now, strict=False):
-            if new.name != old.name or new.tensor is not old.tensor or new.form != old.form:
+        now = {entry.name: entry for entry in _entries(self._model)}
+        for old in self._entries:
+            new = now.pop(old.name, None)
+            if new is None or new.tensor is not old.tensor or new.form != old.form:
                 raise EngineError(f"{old.name} is not what it was before the loader was asked where weights go")
-        if len(now) != len(self._entries):
-            raise EngineError("the model has other parameters than before its loader was asked where weights go")
+        if now:
+            raise EngineError(f"{min(now)} was registered anew when the loader was asked where weights go")
 
     def _put_back(self) -> None:
         for entry in self._entries:
