@@ -35,7 +35,7 @@ from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.engines.checkpoint import Checkpoint
 from p2psync.engines.vllm.bell import Bell
 from p2psync.engines.vllm.crossing import Crossing
-from p2psync.engines.vllm.derived import Derived
+from p2psync.engines.vllm.derived import Derived, check_not_emptied
 from p2psync.engines.vllm.engine import LiveEngine
 from p2psync.engines.vllm.hand import Hand
 from p2psync.engines.vllm.leftovers import forget_wild
@@ -107,6 +107,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         self._ranks = Ranks(self._rank(), vllm_config.parallel_config.world_size)
         self._bell = Bell()
         self._crossing = Crossing(self._bell.ring)
+        check_not_emptied(model)
         registered = Registered(model)
         parameters = registered.memories()
         with Checkpoint.open(self._path) as checkpoint:

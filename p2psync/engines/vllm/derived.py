@@ -56,6 +56,19 @@ def note_construction(model: torch.nn.Module) -> None:
     _noted[model] = {leaf.path: _fact(leaf.value) for leaf in Graph(model).leaves}
 
 
+def check_not_emptied(model: torch.nn.Module) -> None:
+    """Raises `EngineError` by the name of a parameter that was emptied after it was loaded: vLLM packed it."""
+    facts = _noted.get(model, {})
+    for leaf in Graph(model).leaves:
+        fact = facts.get(leaf.path)
+        if isinstance(leaf.value, torch.nn.Parameter) and not leaf.value.numel() and fact is not None and all(fact.shape):
+            raise EngineError(
+                f"{leaf.path.lstrip('.')} was packed for this processor's kernels after it was loaded, so commits cannot "
+                "write it: use a kernel that reads plain weights (for attention of DeepSeek's kind on CPUs: "
+                "--attention-backend CPU_MLA; for experts: --moe-backend triton)"
+            )
+
+
 class Derived:
     """The constants and copies of one rank's model. One thread at a time calls `check`; `refresh` is for the pause."""
 

@@ -16,9 +16,10 @@ from p2psync.engines.device_move import Place
 from p2psync.engines.staging import Change, grouped_writes
 from p2psync.engines.vllm.derived import Derived
 from p2psync.engines.vllm.leftovers import count_wild
-from p2psync.engines.vllm.livemap import LiveMap
+from p2psync.engines.vllm.livemap import Held, LiveMap
 from p2psync.engines.vllm.pieces import Part, live_rows, rows, tensor_rows
-from p2psync.engines.weights import host_units, live_tensor
+from p2psync.engines.vllm.probing import units_as
+from p2psync.engines.weights import live_tensor, torch_dtype
 from p2psync.engines.writing import Write, Writer, undo_writes
 from p2psync.errors import EngineError
 from p2psync.parallel import in_parallel
@@ -55,7 +56,11 @@ class Hand:
         self._derived = derived
         self._live = live
         self._parameters = parameters
-        self._tensors = [live_tensor(parameter) for parameter in parameters]
+        self._tensors = {
+            (held.parameter, spec.width): live_tensor(_as_units(parameters[held.parameter], spec))
+            for spec, pieces in zip(live.tensors, live.held, strict=True)
+            for held in pieces
+        }
         self._writer = Writer(threads, least=4)  # each of some hundred microseconds
         self._sum = self._measure()
         #: Live units that are infinite or NaN.
@@ -126,7 +131,7 @@ class Hand:
     def gather_into(self, tensor: int, units: Units) -> None:
         """Put the live bits of what this rank has of a tensor to their places in `units`, the whole tensor."""
         for held in self._live.held[tensor]:
-            tensor_rows(held.piece, units)[:] = live_rows(held.piece, host_units(self._parameters[held.parameter]))
+            tensor_rows(held.piece, units)[:] = live_rows(held.piece, self._bits(held, self._live.tensors[tensor]))
 
     def _refresh(self) -> None:
         if self._derived is not None:
@@ -144,7 +149,7 @@ class Hand:
         changes, gain, wilder = [], 0, 0
         for parameter, part in self._live.parts(edit.tensor, edit.start, edit.count, edit.positions):
             old, new = edit.old[part.entries], edit.new[part.entries]
-            changes.append(Change(self._tensors[parameter], part.start, part.count, part.positions, old, new))
+            changes.append(Change(self._tensors[parameter, spec.width], part.start, part.count, part.positions, old, new))
             gain += _gain(spec, edit, part, old, new)
             wilder += count_wild(spec, new) - count_wild(spec, old)
         return changes, gain, wilder
@@ -173,14 +178,25 @@ class Hand:
     def _count_wild(self, tensor: int) -> int:
         spec = self._live.tensors[tensor]
         held = self._live.held[tensor]
-        return sum(count_wild(spec, live_rows(h.piece, host_units(self._parameters[h.parameter]))) for h in held)
+        return sum(count_wild(spec, live_rows(one.piece, self._bits(one, spec))) for one in held)
+
+    def _bits(self, held: Held, spec: TensorSpec) -> Units:
+        """Of the parameter in which a piece lies, in units of its tensor."""
+        return units_as(self._parameters[held.parameter], spec)
 
     def _rows(self, tensor: int) -> Iterator[tuple[int, Units]]:
         """What this rank has of a tensor, as (first unit, live bits)."""
         for held in self._live.held[tensor]:
-            bits, length = host_units(self._parameters[held.parameter]), held.piece.length
+            bits, length = self._bits(held, self._live.tensors[tensor]), held.piece.length
             for start, at in rows(held.piece):
                 yield start, bits[at : at + length]
+
+
+def _as_units(parameter: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The parameter's memory in units of a tensor, if that is narrower."""
+    if parameter.element_size() <= spec.width:
+        return parameter
+    return parameter.reshape(-1).view(torch_dtype(spec))
 
 
 def _gain(spec: TensorSpec, edit: Edit, part: Part, old: Units, new: Units) -> int:

@@ -151,6 +151,15 @@ def live_rows(piece: Piece, units: _Array) -> _Array:
     return _strided_view(units, piece.at, piece.rows, piece.pitch, piece.length)
 
 
+def scaled(piece: Piece, factor: int) -> Piece:
+    """The piece in units that are narrower by a factor."""
+    if factor == 1:
+        return piece
+    return Piece(*(value * factor for value in (piece.start, piece.at, piece.length)), piece.rows, *(
+        value * factor for value in (piece.step, piece.pitch)
+    ))  # fmt: skip
+
+
 def rows(piece: Piece) -> Iterator[tuple[int, int]]:
     """(checkpoint, live): where each run of the piece begins."""
     for k in range(piece.rows):
