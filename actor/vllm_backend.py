@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,15 @@ from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.engines.checkpoint import Checkpoint
 from p2psync.engines.vllm.bell import Bell
 from p2psync.engines.vllm.crossing import Crossing
+from p2psync.engines.vllm.derived import Derived, check_not_emptied
 from p2psync.engines.vllm.engine import LiveEngine
 from p2psync.engines.vllm.hand import Hand
 from p2psync.engines.vllm.leftovers import forget_wild
 from p2psync.engines.vllm.livemap import check_whole
 from p2psync.engines.vllm.probing import learn
 from p2psync.engines.vllm.ranks import Ranks
+from p2psync.engines.vllm.registered import Registered
+from p2psync.engines.vllm.twins import twins_of
 from p2psync.errors import EngineError, P2PSyncError, UnvouchedError, UsageError
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Committed, Event, Trouble
@@ -104,13 +107,17 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         self._ranks = Ranks(self._rank(), vllm_config.parallel_config.world_size)
         self._bell = Bell()
         self._crossing = Crossing(self._bell.ring)
-        parameters = _parameters(model)
+        check_not_emptied(model)
+        registered = Registered(model)
+        parameters = registered.memories()
         with Checkpoint.open(self._path) as checkpoint:
             specs = [spec for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
-            live = learn(_loader(model, parameters), parameters, specs, checkpoint.units)
+            live = learn(registered.load, parameters, specs, checkpoint.units)
+            registered.check_untouched()
             dropped = check_whole(self._ranks.maps(live))
-            self._ranks.hand = Hand(live, list(parameters.values()))
-            self._engine = self._engine_of(checkpoint, specs) if self._ranks.rank == 0 else None
+            derived = Derived(model, [parameters[live.parameters[number]] for number in live.used()])
+            self._ranks.hand = Hand(live, list(parameters.values()), derived=derived)
+            self._engine = self._engine_of(checkpoint, specs, dropped) if self._ranks.rank == 0 else None
         if self._ranks.rank:
             self._ranks.follow(self._note)
         WorkerBase.p2psync_status = _status  # type: ignore[attr-defined]
@@ -118,9 +125,9 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         pieces = sum(len(held) for held in live.held)
         logger.info(
             "p2psync: %d tensors lie in %d pieces on rank %d, %d live units come from none; left out by the loader: "
-            "%s; learned in %.1f s",
+            "%s; converted copies that commits make anew: %s; learned in %.1f s",
             len(specs), pieces, self._ranks.rank, live.constant, [s.name for s in dropped] or "nothing",
-            time.perf_counter() - begun,
+            derived.copies or "none", time.perf_counter() - begun,
         )  # fmt: skip
         if f"{ENVIRONMENT}JOIN" in os.environ:
             self.init_transfer_engine(_from_environment())
@@ -198,6 +205,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             "staged": self._crossing.version,
             "bell": self._bell.address,
             "prefix_caching": bool(self.vllm_config.cache_config.enable_prefix_caching),
+            "external_cache": self.vllm_config.kv_transfer_config is not None,
             "trouble": self._trouble,
             "refused": self._refused,
             "changed": self._last.changed if self._last is not None else 0,
@@ -280,9 +288,13 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             logging.shutdown()
             os._exit(_EXIT_CODE)
 
-    def _engine_of(self, checkpoint: Checkpoint, specs: list[TensorSpec]) -> LiveEngine:
+    def _engine_of(self, checkpoint: Checkpoint, specs: list[TensorSpec], dropped: list[TensorSpec]) -> LiveEngine:
         weights: dict[TensorSpec, Units] = {spec: np.array(checkpoint.units(spec)) for spec in specs}
-        return LiveEngine(self._ranks, weights, checkpoint.blobs(), self._crossing, self.refuse)
+        twins = twins_of(dropped, weights)
+        for spec in dropped:
+            if spec not in twins:
+                logger.warning("p2psync: the model's loader leaves out %s, now and in every version", spec.name)
+        return LiveEngine(self._ranks, weights, checkpoint.blobs(), self._crossing, self.refuse, twins)
 
     def _rank(self) -> int:
         return int(self.parallel_config.rank)
@@ -330,33 +342,6 @@ def _engine(worker: Any) -> P2PSyncWeightTransferEngine:
     if not isinstance(engine, P2PSyncWeightTransferEngine):
         raise UsageError("this engine does not use the backend p2psync")
     return engine
-
-
-def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Everything that a loader may write, each memory once."""
-    found: dict[str, torch.Tensor] = {}
-    seen: set[tuple[object, ...]] = set()
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        place = (tensor.device, tensor.data_ptr(), tensor.numel())
-        if tensor.numel() and place not in seen:
-            seen.add(place)
-            found[name] = tensor.detach()
-    return found
-
-
-def _loader(model: Any, parameters: Mapping[str, torch.Tensor]) -> Callable[[Any], set[str] | None]:
-    """The model's own loader; names of doubled parameters become those of `parameters`."""
-    first = {tensor.data_ptr(): name for name, tensor in parameters.items()}
-    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    known = {name: first.get(tensor.data_ptr()) for name, tensor in every}
-
-    def load(weights: Any) -> set[str] | None:
-        names = model.load_weights(weights)
-        if names is None or not all(known.get(name) for name in names):
-            return None
-        return {known[name] or name for name in names}
-
-    return load
 
 
 def _from_environment() -> P2PSyncInitInfo:

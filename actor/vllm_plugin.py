@@ -5,12 +5,18 @@ vllm serve MODEL --weight-transfer-config '{"backend": "p2psync"}'
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-NAME = "p2psync"
+from actor.vllm_plain import NAME, chosen, is_loading_chosen, keep_plain_weights
+
+#: Marks what stands in place of vLLM's own, so that it does so once.
+_MARK = "_p2psync"
+
+__all__ = ["NAME", "chosen", "register"]
 
 
 def register() -> None:
@@ -21,24 +27,30 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(NAME, "actor.vllm_backend", "P2PSyncWeightTransferEngine")
     if NAME not in WeightTransferTrainerFactory._registry:
         WeightTransferTrainerFactory.register_engine(NAME, "trainer.vllm_engine", "P2PSyncTrainerEngine")
-    _keep_plain_weights()
+    keep_plain_weights()
+    _look_before_loading()
     _let_scan_pass()
 
 
-def chosen(vllm_config: Any) -> bool:
-    """Whether this engine was told to use the backend."""
-    transfer = getattr(vllm_config, "weight_transfer_config", None)
-    return transfer is not None and transfer.backend == NAME
+def _look_before_loading() -> None:
+    """Note what each model holds between its construction and its first weights: what is still so later was not made
+    from weights (`p2psync.engines.vllm.derived`)."""
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
+    load_weights = DefaultModelLoader.load_weights
+    if hasattr(load_weights, _MARK):
+        return
 
-def _keep_plain_weights() -> None:
-    """On CPUs vLLM packs matrices for oneDNN and empties the parameters: not in an engine whose parameters are written
-    while it lives. Other engines are left as they are."""
-    from vllm import _custom_ops
-    from vllm.platforms import current_platform
+    @functools.wraps(load_weights)
+    def load(self: Any, model: Any, model_config: Any) -> None:
+        if is_loading_chosen():
+            from p2psync.engines.vllm.derived import note_construction
 
-    if current_platform.is_cpu() and not isinstance(_custom_ops._supports_onednn, _UnlessChosen):
-        _custom_ops._supports_onednn = _UnlessChosen(bool(_custom_ops._supports_onednn))
+            note_construction(model)
+        load_weights(self, model, model_config)
+
+    setattr(load, _MARK, True)
+    DefaultModelLoader.load_weights = load
 
 
 def _let_scan_pass() -> None:
@@ -53,15 +65,3 @@ def _let_scan_pass() -> None:
 def _attributes(value: object) -> Mapping[str, Any]:
     found: object = vars(value)
     return found if isinstance(found, dict | MappingProxyType) else {}
-
-
-class _UnlessChosen:
-    """True where it was, but not while a model is loaded for an engine that uses the backend."""
-
-    def __init__(self, otherwise: bool) -> None:
-        self._otherwise = otherwise
-
-    def __bool__(self) -> bool:
-        from vllm.config import get_current_vllm_config_or_none
-
-        return self._otherwise and not chosen(get_current_vllm_config_or_none())

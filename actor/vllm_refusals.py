@@ -22,6 +22,9 @@ def check(vllm_config: Any) -> Path:
         "LoRA: its layers are not those of the checkpoint": vllm_config.lora_config is not None,
         "speculative decoding: the draft model would not be updated": vllm_config.speculative_config is not None,
         "sleep mode: weights would be dropped and loaded behind our back": getattr(model, "enable_sleep_mode", False),
+        "--ec-transfer-config: outputs of encoders in another place could not be dropped when weights change": (
+            getattr(vllm_config, "ec_transfer_config", None) is not None
+        ),
         f"load format {load.load_format}: only {', '.join(FORMATS)}": str(load.load_format) not in FORMATS,
     }
     for reason, so in reasons.items():

@@ -21,7 +21,8 @@ class Engine:
         self.refused = ""
         self.prefix_caching = True
         self.paused = False
-        self.cleared = 0
+        self.external_cache = False
+        self.cleared = self.forgotten = 0
         self.said: int | None = None
         self.fails: Exception | None = None
         self.loses = False
@@ -32,6 +33,7 @@ class Engine:
         one = {"version": self.version, "staged": self.staged, "refused": self.refused, "changed": 3}
         place = {"run": "r", "epoch": 1, "digest": "" if self.version is None else f"{self.version:032x}"}
         both = {**one, **place, "pause_seconds": 0.5, "prefix_caching": self.prefix_caching}
+        both["external_cache"] = self.external_cache
         return [{**both, "rank": 1, "staged": None}, {**both, "rank": 0}]
 
     async def pause(self, *, clear: bool) -> None:
@@ -45,6 +47,10 @@ class Engine:
         if self.fails is not None:
             raise self.fails
         self.version, self.staged = version, None
+
+    async def forget_encoded(self) -> None:
+        assert self.paused
+        self.forgotten += 1
 
     async def resume(self, version: int | None) -> None:
         self.paused = False
@@ -109,8 +115,21 @@ async def test_old_keys_and_values_are_kept_only_where_no_prefix_is_cached() -> 
     with pytest.raises(UsageError, match="--no-enable-prefix-caching"):
         await Conductor(engine, recompute=False).run()
     engine.prefix_caching = False
+    engine.external_cache = True
+    with pytest.raises(UsageError, match="--kv-transfer-config"):
+        await Conductor(engine, recompute=False).run()
+    engine.external_cache = False
     await Conductor(engine, recompute=False).step()
     assert (engine.version, engine.cleared) == (1, 0)
+
+
+async def test_outputs_of_encoders_never_outlive_the_weights_that_computed_them() -> None:
+    kept, cleared = Engine(staged=1), Engine(staged=1)
+    kept.prefix_caching = False
+    await Conductor(kept, recompute=False).step()
+    await Conductor(cleared).step()
+    assert (kept.forgotten, kept.cleared) == (1, 0)
+    assert (cleared.forgotten, cleared.cleared) == (0, 1), "a pause that clears has dropped them already"
 
 
 async def test_an_engine_can_be_held_still_and_reach_a_version() -> None:

@@ -132,11 +132,23 @@ def test_weights_that_are_not_the_checkpoints_are_refused() -> None:
     refused("is not in qkv", model, trained)
 
 
-def test_strided_parameters_are_refused() -> None:
+class Tied(Fused):
+    """Its output matrix lies in the memory of its embedding, and the loader loads both."""
+
+    def load_one(self, name: str, tensor: torch.Tensor) -> str:
+        return super().load_one("embed" if name == "head" else name, tensor)
+
+
+@pytest.mark.parametrize("group_units", [1, 1 << 25])
+def test_of_tensors_loaded_to_the_same_units_one_is_left_out(group_units: int) -> None:
     trained, model = loaded()
-    model.down = torch.nn.Parameter(torch.zeros(48, 32).bfloat16().t(), requires_grad=False)
-    load(model, trained)
-    refused("down is strided", model, trained)
+    with torch.no_grad():
+        trained.head.copy_(trained.embed)
+    model.__class__ = Tied
+    version = version_of(trained)
+    live = learn(model.load_weights, parameters(model), specs_of(version), version.__getitem__, group_units=group_units)
+    assert [spec.name for spec in check_whole([live])] == ["embed"]
+    assert Hand(live, list(parameters(model).values())).sound()
 
 
 def test_a_loader_that_names_nothing_is_watched_everywhere() -> None:

@@ -68,6 +68,11 @@ def start_forked(words: Sequence[str], log: Path, environment: Mapping[str, str]
     return _Forked(_context().Process(target=_serve, args=(list(words), str(log), dict(environment))))
 
 
+def process_of(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """A process of the fork server that will call it, and lead a session of its own."""
+    return _context().Process(target=function, args=args)
+
+
 def call_forked(function: Callable[..., Any], *args: Any) -> None:
     """Call it in a process of the fork server: what it needs of torch is not imported here."""
     process = _context().Process(target=function, args=args)

@@ -5,8 +5,9 @@
 
 Requests in flight are kept. With `recompute` (the default) the pause also drops everything that was computed from older
 weights, as vLLM's own `clear_cache` does: prefixes, and the keys and values of running requests, which are computed
-anew when they go on. Without it running requests keep theirs; that is only done where prefixes are not cached, so that
-no request ever begins on another version's prefix.
+anew when they go on. Without it running requests keep theirs; that is only done where prefixes are not cached, here or
+in a store beside the engine, so that no request ever begins on another version's prefix. Outputs of encoders are dropped
+at each commit.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ class Controls(Protocol):
     async def commit(self, version: int) -> None:
         """Make the staged version live. Raises if it is not."""
 
+    async def forget_encoded(self) -> None:
+        """Drop the outputs of encoders, which older weights computed. Asked for in a pause without `clear`."""
+
     async def resume(self, version: int | None) -> None:
         """Go on; `version`: what is live now, if it was changed."""
 
@@ -92,6 +96,10 @@ class LLMControls:
             if isinstance(outcome, BaseException):
                 raise outcome
 
+    async def forget_encoded(self) -> None:
+        """See `Controls`."""
+        await self._llm.reset_encoder_cache()
+
     async def resume(self, version: int | None) -> None:
         """See `Controls`."""
         calls = [self._llm.resume_generation()]
@@ -128,6 +136,10 @@ class HTTPControls:
         await self._post("start_weight_update")
         await self._post("update_weights", {"update_info": {"version": version}})
         await self._post("finish_weight_update")
+
+    async def forget_encoded(self) -> None:
+        """See `Controls`."""
+        await self._post("reset_encoder_cache")
 
     async def resume(self, version: int | None) -> None:
         """See `Controls`."""
@@ -187,6 +199,8 @@ class Conductor:
         status = await self._status()
         if not self._recompute and any(rank["prefix_caching"] for rank in status):
             raise UsageError("keys and values can be kept only without cached prefixes: --no-enable-prefix-caching")
+        if not self._recompute and any(rank.get("external_cache", False) for rank in status):
+            raise UsageError("keys and values can be kept only without a store of them: leave out --kv-transfer-config")
         if self._hold and status[0]["version"] is None:
             self._held = True
             await self._controls.pause(clear=False)
@@ -257,6 +271,8 @@ class Conductor:
         begun = time.perf_counter()
         try:
             await self._controls.commit(version)
+            if not self._recompute:
+                await self._controls.forget_encoded()
         except Exception as error:
             await self._status()  # raises if nobody knows what is live; then nothing goes on
             await self._go_on(None)
@@ -305,12 +321,15 @@ def conducted(llm: Any, **options: Any) -> AbstractAsyncContextManager[Conductor
 def commit_now(llm: Any, version: int = -1, wait: float = 0.0) -> None:
     """Between two calls of an offline `LLM`: make what is staged live, or wait (seconds) for `version`.
 
-    Raises as the engine does if it could not be had, or written.
+    What older weights computed is dropped: prefixes, stored keys and values, outputs of encoders. Raises as the engine
+    does if the version could not be had, or written; `UnvouchedError` if something could not be dropped.
     """
     llm.start_weight_update()
     llm.update_weights({"update_info": {"version": version, "wait": wait}})
     llm.finish_weight_update()
-    llm.reset_prefix_cache()
+    if not llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
+        raise UnvouchedError("the stored keys and values of older weights could not be dropped: restart this engine")
+    llm.llm_engine.reset_encoder_cache()
     live = llm.collective_rpc("p2psync_status")[0]["version"]
     if live is not None:
         llm.update_weight_version(str(live))

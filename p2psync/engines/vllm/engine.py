@@ -19,6 +19,7 @@ from p2psync.engines.vllm.crossing import Crossing
 from p2psync.engines.vllm.hand import Edit
 from p2psync.engines.vllm.probing import as_tensor
 from p2psync.engines.vllm.ranks import Ranks
+from p2psync.engines.vllm.twins import check_twins
 from p2psync.engines.writing import Write, undo_writes
 from p2psync.errors import EngineError, UnvouchedError
 from p2psync.protocol.versions import Position
@@ -34,13 +35,16 @@ class LiveEngine(ModuleEngine):
         files: Mapping[str, bytes],
         crossing: Crossing,
         refuse: Callable[[str], None],
+        twins: Mapping[TensorSpec, TensorSpec] | None = None,
     ) -> None:
         """ranks: whose hands are ready. weights: the mirror, by TENSOR specs; it is kept, and written. files: headers
-        and other files of the checkpoint. refuse: called when the live weights cannot be vouched for any more."""
+        and other files of the checkpoint. refuse: called when the live weights cannot be vouched for any more. twins:
+        tensors that the loader leaves out, and those that must stay equal to them (`twins`)."""
         super().__init__({spec.name: as_tensor(spec, units) for spec, units in weights.items()}, files=files)
         self._ranks = ranks
         self._crossing = crossing
         self._refuse = refuse
+        self._twins = twins or {}
         self._numbers = {spec: number for number, spec in enumerate(ranks.hand.tensors)}
 
     def adopt(self, position: Position) -> bool:
@@ -80,6 +84,7 @@ class LiveEngine(ModuleEngine):
             Edit(numbers[id(c.tensor)], c.start, c.count, c.positions, old, new)
             for c, old, new in zip(changes, undo, values, strict=True)
         ]
+        check_twins(self._twins, self._numbers, edits)
         try:
             self._ranks.prepare(edits)
         except EngineError:

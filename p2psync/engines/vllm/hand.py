@@ -14,13 +14,18 @@ from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines import device_move
 from p2psync.engines.device_move import Place
 from p2psync.engines.staging import Change, grouped_writes
+from p2psync.engines.vllm.derived import Derived
 from p2psync.engines.vllm.leftovers import count_wild
-from p2psync.engines.vllm.livemap import LiveMap
-from p2psync.engines.vllm.pieces import Part, rows
-from p2psync.engines.weights import host_units, live_tensor
+from p2psync.engines.vllm.livemap import Held, LiveMap
+from p2psync.engines.vllm.pieces import Part, live_rows, rows, tensor_rows
+from p2psync.engines.vllm.probing import units_as
+from p2psync.engines.weights import live_tensor, torch_dtype
 from p2psync.engines.writing import Write, Writer, undo_writes
 from p2psync.errors import EngineError
 from p2psync.parallel import in_parallel
+
+#: Below this many units a run is not worth a call of its own.
+_SHORT_RUN = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,11 +44,23 @@ class Edit:
 class Hand:
     """The live parameters of one rank. One thread prepares, then one writes; `prepare` begins anew."""
 
-    def __init__(self, live: LiveMap, parameters: Sequence[torch.Tensor], threads: int | None = None) -> None:
-        """parameters: as `live.parameters` names them; they hold what the map was checked against."""
+    def __init__(
+        self,
+        live: LiveMap,
+        parameters: Sequence[torch.Tensor],
+        threads: int | None = None,
+        derived: Derived | None = None,
+    ) -> None:
+        """parameters: as `live.parameters` names them; they hold what the map was checked against. derived: what else
+        the model computes with."""
+        self._derived = derived
         self._live = live
         self._parameters = parameters
-        self._tensors = [live_tensor(parameter) for parameter in parameters]
+        self._tensors = {
+            (held.parameter, spec.width): live_tensor(_as_units(parameters[held.parameter], spec))
+            for spec, pieces in zip(live.tensors, live.held, strict=True)
+            for held in pieces
+        }
         self._writer = Writer(threads, least=4)  # each of some hundred microseconds
         self._sum = self._measure()
         #: Live units that are infinite or NaN.
@@ -69,6 +86,8 @@ class Hand:
         Raises `EngineError`, with nothing prepared, if a live unit does not hold the old bits.
         """
         self.drop()
+        if self._derived is not None:
+            self._derived.check(reread=True)
         changes: list[Change] = []
         gain = wilder = 0
         for mine, gained, more in in_parallel(self._translate, edits):
@@ -84,26 +103,39 @@ class Hand:
     def write(self) -> None:
         """Write what was prepared; nothing may read the parameters meanwhile. Raises `EngineError` if that failed and
         all is as it was; anything else if it is not."""
+        if self._derived is not None:
+            self._derived.check()  # a forward pass may have filled a cache since `prepare`
         self._writer.write(self._changes, self._writes, [change.old for change in self._changes])
         self._count()
+        try:
+            self._refresh()
+        except Exception as error:
+            self.undo()
+            raise EngineError(f"copies of weights could not be made, and all is as it was: {error}") from error
 
     def undo(self) -> None:
         """Take the last `write` back."""
         undo_writes(self._changes, [change.old for change in self._changes])
         self._count()
+        self._refresh()
 
     def drop(self) -> None:
         """Forget what was prepared."""
         self._changes, self._writes, self._gain, self._wilder = [], [], 0, 0
 
     def sound(self) -> bool:
-        """Whether every live unit that the map knows is what was loaded or written last: reads all of them."""
-        return self._measure() == self._sum
+        """Whether every live unit that the map knows is what was loaded or written last, and every copy of them: reads
+        all."""
+        return self._measure() == self._sum and (self._derived is None or self._derived.sound())
 
     def gather_into(self, tensor: int, units: Units) -> None:
         """Put the live bits of what this rank has of a tensor to their places in `units`, the whole tensor."""
-        for start, bits in self._rows(tensor):
-            units[start : start + bits.size] = bits
+        for held in self._live.held[tensor]:
+            tensor_rows(held.piece, units)[:] = live_rows(held.piece, self._bits(held, self._live.tensors[tensor]))
+
+    def _refresh(self) -> None:
+        if self._derived is not None:
+            self._derived.refresh()
 
     def _count(self) -> None:
         """What was prepared is live now; or, the next time, no more."""
@@ -117,7 +149,7 @@ class Hand:
         changes, gain, wilder = [], 0, 0
         for parameter, part in self._live.parts(edit.tensor, edit.start, edit.count, edit.positions):
             old, new = edit.old[part.entries], edit.new[part.entries]
-            changes.append(Change(self._tensors[parameter], part.start, part.count, part.positions, old, new))
+            changes.append(Change(self._tensors[parameter, spec.width], part.start, part.count, part.positions, old, new))
             gain += _gain(spec, edit, part, old, new)
             wilder += count_wild(spec, new) - count_wild(spec, old)
         return changes, gain, wilder
@@ -134,19 +166,37 @@ class Hand:
         return sum(in_parallel(self._digest, range(len(self._live.tensors)))) % MODULUS
 
     def _digest(self, tensor: int) -> int:
+        """Of what this rank has of a tensor. Where that is in short runs, of the tensor with 0 in place of the rest: the
+        same rest each time."""
         spec = self._live.tensors[tensor]
+        if any(held.piece.length < _SHORT_RUN and held.piece.rows > 1 for held in self._live.held[tensor]):
+            units = np.zeros(spec.count, spec.unit)
+            self.gather_into(tensor, units)
+            return digest_units(spec, units)
         return sum(digest_units(spec, bits, start) for start, bits in self._rows(tensor))
 
     def _count_wild(self, tensor: int) -> int:
         spec = self._live.tensors[tensor]
-        return sum(count_wild(spec, bits) for _, bits in self._rows(tensor))
+        held = self._live.held[tensor]
+        return sum(count_wild(spec, live_rows(one.piece, self._bits(one, spec))) for one in held)
+
+    def _bits(self, held: Held, spec: TensorSpec) -> Units:
+        """Of the parameter in which a piece lies, in units of its tensor."""
+        return units_as(self._parameters[held.parameter], spec)
 
     def _rows(self, tensor: int) -> Iterator[tuple[int, Units]]:
         """What this rank has of a tensor, as (first unit, live bits)."""
         for held in self._live.held[tensor]:
-            bits, length = host_units(self._parameters[held.parameter]), held.piece.length
+            bits, length = self._bits(held, self._live.tensors[tensor]), held.piece.length
             for start, at in rows(held.piece):
                 yield start, bits[at : at + length]
+
+
+def _as_units(parameter: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The parameter's memory in units of a tensor, if that is narrower."""
+    if parameter.element_size() <= spec.width:
+        return parameter
+    return parameter.reshape(-1).view(torch_dtype(spec))
 
 
 def _gain(spec: TensorSpec, edit: Edit, part: Part, old: Units, new: Units) -> int:

@@ -37,6 +37,10 @@ class LiveMap(msgspec.Struct, frozen=True):
             for part in parts(held.piece, start, count, positions):
                 yield held.parameter, part
 
+    def used(self) -> list[int]:
+        """The parameters, by number, in which some tensor lies."""
+        return sorted({held.parameter for pieces in self.held for held in pieces})
+
 
 def encode(live: LiveMap) -> bytes:
     """A map for another rank."""

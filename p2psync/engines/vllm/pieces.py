@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from p2psync.delta.kernels import kernel, plain
@@ -22,6 +23,7 @@ from p2psync.delta.tensors import Units
 MAX_PIECES = 1 << 16
 MAX_RUNS = 1 << 24
 _FIRST_RUNS = 1 << 12
+_Array = NDArray[Any]
 
 
 class Runs(NamedTuple):
@@ -139,11 +141,23 @@ def parts(piece: Piece, start: int, count: int, positions: NDArray[np.uint32] | 
         yield Part(at, high - low, moved, slice(first, last))
 
 
-def mark(piece: Piece, covered: NDArray[np.bool_]) -> None:
-    """Mark the piece's units of its tensor in `covered`, an array of one entry for each."""
-    for k in range(piece.rows):
-        begin = piece.start + k * piece.step
-        covered[begin : begin + piece.length] = True
+def tensor_rows(piece: Piece, units: _Array) -> _Array:
+    """The piece's units of its tensor, of whose units `units` has one entry each: a view of shape (rows, length)."""
+    return _strided_view(units, piece.start, piece.rows, piece.step, piece.length)
+
+
+def live_rows(piece: Piece, units: _Array) -> _Array:
+    """The piece's units of its parameter, in the same order: a view of shape (rows, length)."""
+    return _strided_view(units, piece.at, piece.rows, piece.pitch, piece.length)
+
+
+def scaled(piece: Piece, factor: int) -> Piece:
+    """The piece in units that are narrower by a factor."""
+    if factor == 1:
+        return piece
+    return Piece(*(value * factor for value in (piece.start, piece.at, piece.length)), piece.rows, *(
+        value * factor for value in (piece.step, piece.pitch)
+    ))  # fmt: skip
 
 
 def rows(piece: Piece) -> Iterator[tuple[int, int]]:
@@ -152,13 +166,37 @@ def rows(piece: Piece) -> Iterator[tuple[int, int]]:
         yield piece.start + k * piece.step, piece.at + k * piece.pitch
 
 
+def uncovered(before: Sequence[tuple[int, Piece]], after: Sequence[tuple[int, Piece]]) -> list[tuple[int, Piece]]:
+    """The pieces of a parameter, as (tensor, piece), of those loaded `before` and those `after` them: what was loaded
+    over another piece took its place. Raises `ValueError` where a piece was loaded over in part."""
+    covered = np.zeros(max(piece.at + piece.rows * piece.pitch for _, piece in (*before, *after)), np.bool_)
+    for _, piece in after:
+        live_rows(piece, covered)[:] = True
+    found = []
+    for tensor, piece in before:
+        lost = int(np.count_nonzero(live_rows(piece, covered)))
+        if 0 < lost < piece.units:
+            raise ValueError("two tensors of the checkpoint are loaded to the same units in part")
+        if not lost:
+            found.append((tensor, piece))
+    return [*found, *after]
+
+
+def _strided_view(units: _Array, first: int, count: int, distance: int, length: int) -> _Array:
+    if count == 1:
+        return units[first : first + length].reshape(1, length)
+    size = units.itemsize
+    reach = first + (count - 1) * distance + length
+    return as_strided(units[first:reach], (count, length), (distance * size, size), writeable=units.flags.writeable)
+
+
 def missing(pieces: Sequence[Piece], count: int) -> int:
     """How many of a tensor's `count` units lie in none of the pieces."""
     if any(piece.units == count for piece in pieces):
         return 0
     covered = np.zeros(count, np.bool_)
     for piece in pieces:
-        mark(piece, covered)
+        tensor_rows(piece, covered)[:] = True
     return count - int(np.count_nonzero(covered))
 
 

@@ -21,14 +21,17 @@ from numpy.typing import NDArray
 from p2psync.delta.digest import witness
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.vllm.livemap import LiveMap, joined
-from p2psync.engines.vllm.pieces import Piece, digits, pieces_of, rows, runs_of
-from p2psync.engines.weights import flat_bits, host_units, torch_dtype
+from p2psync.engines.vllm.pieces import Piece, digits, live_rows, pieces_of, runs_of, scaled, tensor_rows, uncovered
+from p2psync.engines.weights import host_units, torch_dtype
 from p2psync.errors import EngineError
 
 #: Units whose place is asked for at a time; a larger tensor is a group by itself.
 GROUP_UNITS = 1 << 25
 
 _ADVICE = "load the model without quantisation, and in the checkpoint's dtype"
+
+#: Conversions that keep all bits, and lie beside constant ones: a little-endian F32 that holds a BF16 is 0 and that BF16.
+WIDENED = {(torch.bfloat16, torch.float32)}
 
 #: A model's loader: takes named tensors, and names the parameters that it wrote (None: it does not tell).
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], Iterable[str] | None]
@@ -44,25 +47,26 @@ def learn(
 ) -> LiveMap:
     """Learn where `load` puts each of `tensors` in `parameters`; these hold the same bits afterwards as before.
 
-    parameters: everything that the loader may write, by the names that it gives; of parameters that share memory one.
+    parameters: everything that the loader may write, contiguous, by the names that it gives; of parameters that share
+    memory one.
     tensors: TENSOR specs, sorted. weights: their bits, which the parameters hold now. Raises `EngineError` where the
     loader does anything but copy units: casts, scales, computes; where it is silent about what it writes; where a live
-    unit does not hold the bits that the map says; and for parameters that are strided.
+    unit does not hold the bits that the map says.
     """
-    for name, parameter in parameters.items():
-        if parameter.numel() and flat_bits(parameter) is None:
-            raise EngineError(f"{name} is strided: its live units cannot be numbered")
     kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     found: dict[str, list[tuple[int, Piece]]] = {name: [] for name in parameters}
     try:
         for group in _groups(tensors, group_units):
             for name, pieces in _learn_group(load, parameters, tensors, group):
-                found[name] += pieces
-        constant = _check_untouched(parameters, kept, found)
+                found[name] = _after(name, found[name], pieces)
+        constant = _check_untouched(parameters, kept, found, tensors)
     finally:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(kept[name])
+    for name, parameter in parameters.items():
+        if not np.array_equal(host_units(parameter), host_units(kept[name])):
+            raise EngineError(f"{name} cannot be put back as it was before the loader was asked where weights go")
     live = joined(found, tensors, constant)
     _check_bits(live, parameters, weights)
     return live
@@ -90,15 +94,15 @@ def _learn_group(
     passes = max(1, -(-int(firsts[-1]).bit_length() // (8 * specs[0].width)))
     names = _pass(load, specs, firsts, 0, inverted=False)
     touched = list(parameters) if names is None else [name for name in parameters if name in names]
-    lowest = {name: host_units(parameters[name]).copy() for name in touched}
+    lowest = {name: units_as(parameters[name], specs[0]).copy() for name in touched}
     if _pass(load, specs, firsts, 0, inverted=True) != names:
         raise EngineError("the model's loader does not write the same parameters each time")
-    inverted = {name: host_units(parameters[name]).copy() for name in touched}
+    inverted = {name: units_as(parameters[name], specs[0]).copy() for name in touched}
     higher = {name: np.empty((passes - 1, units.size), units.dtype) for name, units in lowest.items()}
     for digit in range(1, passes):
         _pass(load, specs, firsts, digit, inverted=False)
         for name in touched:
-            higher[name][digit - 1] = host_units(parameters[name])
+            higher[name][digit - 1] = units_as(parameters[name], specs[0])
     for name in touched:
         try:
             runs = runs_of(lowest.pop(name), inverted.pop(name), higher.pop(name))
@@ -133,13 +137,33 @@ def as_tensor(spec: TensorSpec, units: Units) -> torch.Tensor:
     return torch.from_numpy(units.view(f"<i{spec.width}")).view(torch_dtype(spec)).reshape(spec.shape)
 
 
+def _after(
+    name: str, before: Sequence[tuple[int, Piece]], pieces: list[tuple[int, Piece]]
+) -> list[tuple[int, Piece]]:
+    """The pieces of a parameter after another group was loaded, which may lie where one before it did: of tensors that
+    are tied in the model, the last one to be loaded counts, and the others are left out."""
+    if not before or not pieces:
+        return [*before, *pieces]
+    try:
+        return uncovered(before, pieces)
+    except ValueError as error:
+        raise EngineError(f"{name}: {error}") from None
+
+
+def units_as(parameter: torch.Tensor, spec: TensorSpec | None) -> Units:
+    """A parameter's bits as units of a tensor's width, if it is wider than that; else (and for None) as its own."""
+    units = host_units(parameter)
+    return units.view(spec.unit) if spec is not None and units.itemsize > spec.width else units
+
+
 def _check_pieces(
     name: str, parameter: torch.Tensor, pieces: Sequence[tuple[int, Piece]], specs: Sequence[TensorSpec]
 ) -> None:
     for tensor, piece in pieces:
         if tensor >= len(specs) or piece.start < 0 or piece.end > specs[tensor].count:
-            raise EngineError(f"{name}: a unit was computed, not copied: {_ADVICE}")
-        if torch_dtype(specs[tensor]) != parameter.dtype:
+            raise EngineError(f"{name}: the model's loader computes it from the checkpoint, and does not copy: {_ADVICE}")
+        kind = torch_dtype(specs[tensor])
+        if kind != parameter.dtype and (kind, parameter.dtype) not in WIDENED:
             raise EngineError(
                 f"{name}: {specs[tensor].name} is {specs[tensor].dtype} in the checkpoint and {parameter.dtype} in the "
                 f"model: {_ADVICE}"
@@ -150,15 +174,18 @@ def _check_untouched(
     parameters: Mapping[str, torch.Tensor],
     kept: Mapping[str, torch.Tensor],
     found: Mapping[str, list[tuple[int, Piece]]],
+    tensors: Sequence[TensorSpec],
 ) -> int:
     """Live units that no tensor determines, of parameters that one does. They must be as they were before."""
     constant = 0
     for name, parameter in parameters.items():
-        free = np.ones(parameter.numel(), np.bool_)
-        for _, piece in found[name]:
-            for k in range(piece.rows):
-                free[piece.at + k * piece.pitch :][: piece.length] = False
-        now, before = host_units(parameter)[free], host_units(kept[name])[free]
+        narrowest = min((tensors[tensor] for tensor, _ in found[name]), key=lambda spec: spec.width, default=None)
+        now, before = (units_as(tensor, narrowest) for tensor in (parameter, kept[name]))
+        free = np.ones(now.size, np.bool_)
+        for tensor, piece in found[name]:
+            scale = tensors[tensor].width // narrowest.width if narrowest is not None else 1
+            live_rows(scaled(piece, scale), free)[:] = False
+        now, before = now[free], before[free]
         if not np.array_equal(now, before):
             raise EngineError(f"{name}: the model's loader writes units there that come from no tensor")
         constant += now.size if found[name] else 0
@@ -167,16 +194,16 @@ def _check_untouched(
 
 def _check_bits(live: LiveMap, parameters: Mapping[str, torch.Tensor], weights: Callable[[TensorSpec], Units]) -> None:
     """Every live unit holds the checkpoint's bits now, where the map says."""
-    bits = [host_units(parameters[name]) for name in live.parameters]
     for spec, held in zip(live.tensors, live.held, strict=True):
         if not held:
             continue
         units = weights(spec)
         for one in held:
-            for start, at in rows(one.piece):
-                here, there = units[start:][: one.piece.length], bits[one.parameter][at:][: one.piece.length]
-                if not np.array_equal(here, there):
-                    raise EngineError(
-                        f"{spec.name} is not in {live.parameters[one.parameter]} as it is in the checkpoint: the model "
-                        "was loaded from other files, or its weights were changed after loading"
-                    )
+            bits = units_as(parameters[live.parameters[one.parameter]], spec)
+            here, there = tensor_rows(one.piece, units), live_rows(one.piece, bits)
+            if not np.array_equal(here, there):
+                raise EngineError(
+                    f"{spec.name} is not in {live.parameters[one.parameter]} as it is in the checkpoint: the model was "
+                    "loaded from other files, or its weights were packed or changed after loading (experts may be by "
+                    "their kernel: start vLLM with --moe-backend triton)"
+                )

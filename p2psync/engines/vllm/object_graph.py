@@ -1,0 +1,167 @@
+"""Every tensor that a model's objects hold: modules, attention implementations, quantisation methods, closures, lists.
+
+A forward pass computes with what it can reach from its model. Parameters and buffers are only a part of that: kernels
+keep packed copies in closures, attention keeps converted copies in attributes. `walk` follows attributes, slots,
+containers, bound methods, closures, defaults and partial functions. It does not follow configurations, process groups,
+classes, and Python modules; the key-value cache is told apart by its name.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+
+#: The attribute in which vLLM's layers hold keys, values and states: what requests made, not weights.
+CACHE = "kv_cache"
+#: Tables of hooks that each module has, and that are nearly always empty.
+_HOOKS = frozenset(
+    name for name, value in vars(torch.nn.Module()).items() if name not in ("_parameters", "_buffers", "_modules")
+)
+_NO_HOLDERS = (
+    *(str, bytes, bool, int, complex, type, types.ModuleType, Enum),
+    *(torch.dtype, torch.device, torch.Size, torch.Generator, torch.layout, torch.memory_format),
+)
+#: Packages and classes whose objects lead away from the model.
+_FOREIGN = ("vllm.config", "vllm.distributed", "torch.distributed", "torch._dynamo", "torch.fx", "logging", "_thread")
+_FOREIGN_NAMES = ("PretrainedConfig", "PreTrainedConfig", "VllmConfig")
+
+
+class Leaf(NamedTuple):
+    """A tensor, number or native object that the object at `holder` holds, and its full path."""
+
+    path: str
+    value: object
+
+
+class Holder:
+    """An object that holds others, and what it held when it was last looked at."""
+
+    __slots__ = ("_table", "_values", "object", "path")
+
+    def __init__(self, path: str, holder: object) -> None:
+        self.path, self.object = path, holder
+        #: Where it holds them, if that is one table.
+        self._table: dict[Any, object] | None = holder if isinstance(holder, dict) else None
+        if self._table is None and not isinstance(holder, _WITHOUT_TABLE) and not any(_slots(holder)):
+            self._table = getattr(holder, "__dict__", None)
+        self._values = self._now()
+
+    def changed(self) -> bool:
+        """Whether it holds other objects now: cheap, compares identities."""
+        now = self._now()
+        return len(now) != len(self._values) or not all(map(is_, now, self._values))
+
+    def look(self) -> list[tuple[str, object]]:
+        """What it holds now, with paths; from here on `changed` compares with this."""
+        self._values = self._now()
+        return [(f"{self.path}{name}", value) for name, value in _children(self.object)]
+
+    def _now(self) -> list[object]:
+        if self._table is not None:
+            return list(self._table.values())
+        return [value for _, value in _children(self.object)]
+
+
+class Graph:
+    """What is reachable from a model, as of the last look at each part of it."""
+
+    def __init__(self, root: object) -> None:
+        self._seen: dict[int, object] = {}
+        self.holders: list[Holder] = []
+        self.leaves: list[Leaf] = list(self._follow([("", root)]))
+
+    def news(self) -> list[Leaf]:
+        """The leaves of holders that changed since they were looked at; the graph grows by what they hold."""
+        changed = [holder for holder in self.holders if holder.changed()]
+        return list(self._follow([child for holder in changed for child in holder.look()]))
+
+    def _follow(self, start: Iterable[tuple[str, object]]) -> Iterator[Leaf]:
+        queue = deque(start)
+        while queue:
+            path, value = queue.popleft()
+            if is_leaf(value):
+                yield Leaf(path, value)
+            if id(value) in self._seen or not _is_holder(value):
+                continue
+            self._seen[id(value)] = value
+            holder = Holder(path, value)
+            queue.extend(holder.look())
+            if not isinstance(value, _FIXED):
+                self.holders.append(holder)
+
+
+def is_leaf(value: object) -> bool:
+    """Whether a value may be made of weights: tensors, fractions, and native objects that cannot be looked into."""
+    return isinstance(value, torch.Tensor | float | torch.ScriptObject)
+
+
+def _is_holder(value: object) -> bool:
+    if value is None or isinstance(value, (float, *_NO_HOLDERS)):
+        return False
+    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) and not vars(value):
+        return False
+    kind = type(value)
+    if isinstance(value, torch.nn.Module):
+        return True
+    if kind.__module__.startswith(_FOREIGN) or any(base.__name__ in _FOREIGN_NAMES for base in kind.__mro__):
+        return False
+    return True
+
+
+#: What cannot come to hold anything else.
+_FIXED = (types.MethodType, types.BuiltinFunctionType, tuple, frozenset)
+_WITHOUT_TABLE = (*_FIXED, types.FunctionType, functools.partial, list, set, deque)
+
+
+def _children(holder: object) -> Iterator[tuple[str, object]]:
+    """What an object holds, by name; a snapshot, as another thread may be computing."""
+    if isinstance(holder, dict):
+        for key, value in list(holder.items()):
+            if key != CACHE:
+                yield f"[{key!r}]" if not isinstance(key, str) else f".{key}", value
+    elif isinstance(holder, list | tuple | set | frozenset | deque):
+        yield from ((f"[{index}]", value) for index, value in enumerate(list(holder)))
+    elif isinstance(holder, functools.partial):
+        yield from ((".func", holder.func), (".args", holder.args), (".keywords", holder.keywords))
+    elif isinstance(holder, types.FunctionType):
+        for name, cell in zip(holder.__code__.co_freevars, holder.__closure__ or (), strict=True):
+            yield f".{name}", _cell(cell)
+        yield from ((".defaults", holder.__defaults__), (".kwdefaults", holder.__kwdefaults__))
+    elif isinstance(holder, types.MethodType | types.BuiltinFunctionType):
+        yield ".self", getattr(holder, "__self__", None)
+    else:
+        yield from _attributes(holder)
+
+
+def _attributes(holder: object) -> Iterator[tuple[str, object]]:
+    inner = ("_parameters", "_buffers", "_modules") if isinstance(holder, torch.nn.Module) else ()
+    for name, value in list(getattr(holder, "__dict__", {}).items()):
+        if name == CACHE or (name in _HOOKS and not value):
+            continue
+        if name in inner:
+            yield "", value  # so that a path reads as the parameter's name does
+        else:
+            yield f".{name}", value
+    yield from ((f".{name}", getattr(holder, name, None)) for name in _slots(holder))
+
+
+def _slots(holder: object) -> Iterator[str]:
+    for kind in type(holder).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__", CACHE):
+                yield name
+
+
+def _cell(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None

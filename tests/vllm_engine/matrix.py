@@ -1,0 +1,279 @@
+"""Real vLLM on many architectures: is what is live after each commit what a fresh load would be?
+
+    python -m tests.vllm_engine.matrix [NAME …] [--quick] [--amx] [--write FILE]
+
+Each architecture has a process for the engine that follows, and one for the fresh loads. All parameters and
+buffers are compared bit for bit, and greedy tokens with their log-probabilities. What comes out is a table of: exact;
+refused, with the engine's reason; wrong, with what differs. Exits 1 if anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import hashlib
+import json
+import logging.config
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from architectures import ARCHITECTURES, QUICK, save  # noqa: E402
+from simulated_amx import simulate_amx  # noqa: E402
+from vllm_forks import ENVIRONMENT, process_of  # noqa: E402
+from vllm_parts import PATIENCE, engine_options, trainer  # noqa: E402
+
+from p2psync.delta.tensors import Kind  # noqa: E402
+from p2psync.engines.checkpoint import Checkpoint  # noqa: E402
+from p2psync.engines.vllm.conductor import commit_now  # noqa: E402
+
+VERSIONS = 3
+#: Seconds for one process of one architecture; a hang is told as such.
+LIMIT = 240.0
+PROMPTS = ([1, 2, 3, 4, 5, 6, 7], [9, 8, 7, 300, 301])
+
+
+def try_architecture(name: str, *, amx: bool, versions: int = VERSIONS) -> tuple[str, str]:
+    """(outcome, detail): "exact", "refused" with the engine's reason, "wrong" with what differs, or "failed" where
+    vLLM itself does not run the model here."""
+    with tempfile.TemporaryDirectory(prefix="p2psync-matrix-") as made:
+        folder = Path(made)
+        steps = [folder / str(number) for number in range(versions + 1)]
+        if (failure := run_alone(save, name, steps[0])) is not None:
+            return "failed", failure
+        for number in range(1, len(steps)):
+            step(steps[number - 1], steps[number], number)
+        dtype = ARCHITECTURES[name].dtype
+        live = folder / "live.json"
+        if (failure := run_alone(follow, steps, dtype, amx, live)) is not None:
+            return ("refused" if failure.startswith("EngineError: ") else "failed"), failure
+        seen = json.loads(live.read_text())
+        fresh = folder / "fresh.json"
+        if (failure := run_alone(load_fresh, steps, dtype, amx, fresh)) is not None:
+            return "failed", failure
+        for number, loaded in enumerate(json.loads(fresh.read_text())):
+            if different := differences(loaded, seen[number]):
+                return "wrong", f"version {number}: {different}"
+    return "exact", ""
+
+
+def differences(fresh: dict[str, Any], live: dict[str, Any]) -> str:
+    """What differs between a fresh load and the live engine; empty if nothing does."""
+    names = [name for name in fresh["bits"] if live["bits"].get(name) != fresh["bits"][name]]
+    names += [name for name in live["bits"] if name not in fresh["bits"]]
+    found = [f"{len(names)} tensors, such as {names[0]}"] if names else []
+    return ", ".join([*found, *(["tokens"] if fresh["tokens"] != live["tokens"] else [])])
+
+
+def step(old: Path, new: Path, seed: int, share: float = 0.01) -> None:
+    """A copy of a checkpoint in which a share of each tensor's units went up or down by a few ulps."""
+    shutil.copytree(old, new)
+    rng = np.random.default_rng(seed)
+    with Checkpoint.open(new, writable=True) as checkpoint:
+        specs = [spec for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
+        moves: dict[bytes, tuple[Any, Any]] = {}
+        for spec in specs:
+            units = checkpoint.units(spec)
+            # Tensors that are equal, as a tied output matrix, stay equal.
+            key = hashlib.sha256(units.tobytes()).digest()
+            if key not in moves:
+                where = np.unique(rng.integers(0, units.size, max(1, int(units.size * share))))
+                moves[key] = where, rng.choice(np.array([1, 2, -1, -2]), where.size).astype(units.dtype)
+            where, moved = moves[key]
+            units[where] += moved
+
+
+# ---- in processes of their own -----------------------------------------------------------------------------------
+
+
+def follow(steps: Sequence[Path], dtype: str, amx: bool, out: Path) -> None:
+    """An engine that begins with the first checkpoint and commits the others; writes what it was after each."""
+    with trainer(out.parent / "run") as source:
+        source.publish(steps[0])
+        llm = start(steps[0], dtype, amx)
+        llm.init_weight_transfer_engine({"init_info": source.join()})
+        commit_now(llm, 0, PATIENCE)
+        found = [look(llm)]
+        for number, checkpoint in enumerate(steps[1:], start=1):
+            source.publish(checkpoint)
+            commit_now(llm, number, PATIENCE)
+            found.append(look(llm))
+        llm.shutdown_weight_transfer_engine()
+    out.write_text(json.dumps(found))
+
+
+def load_fresh(steps: Sequence[Path], dtype: str, amx: bool, out: Path) -> None:
+    """For each checkpoint an engine that loads it, and has never been anything else."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    found = []
+    for checkpoint in steps:
+        llm = start(checkpoint, dtype, amx)
+        found.append(look(llm))
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+    out.write_text(json.dumps(found))
+
+
+def follow_packed(model: Path, what: str) -> None:
+    """An engine in which vLLM packs weights for AMX, though it was told not to: the output matrix, experts, or all."""
+    simulate_amx()
+    import vllm.plugins
+
+    vllm.plugins.load_general_plugins()
+    from vllm.model_executor.layers import utils
+    from vllm.model_executor.layers.fused_moe.oracle import unquantized
+
+    plain, packing = utils.dispatch_cpu_unquantized_gemm, utils.dispatch_cpu_unquantized_gemm.__wrapped__
+    if what == "experts":
+        unquantized.backend_to_kernel_cls = unquantized.backend_to_kernel_cls.__wrapped__
+    elif what == "every matrix":
+        utils.dispatch_cpu_unquantized_gemm = packing
+    else:
+        utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: (plain if remove_weight else packing)(
+            layer, remove_weight
+        )
+    start(model, "bfloat16", amx=False)
+
+
+def commits_parted_twin(model: Path) -> None:
+    """An engine that tied an output matrix to the equal embedding, and is offered a version in which they differ."""
+    apart = model.parent / "apart"
+    shutil.copytree(model, apart)
+    with Checkpoint.open(apart, writable=True) as checkpoint:
+        (spec,) = [spec for spec in checkpoint.specs if spec.name == "lm_head.weight"]
+        checkpoint.units(spec)[7] ^= 1
+    with trainer(model.parent / "run") as source:
+        source.publish(model)
+        llm = start(model, "bfloat16", amx=False)
+        llm.init_weight_transfer_engine({"init_info": source.join()})
+        commit_now(llm, 0, PATIENCE)
+        before = look(llm)
+        source.publish(apart)
+        deadline = time.monotonic() + PATIENCE
+        while "no longer equal" not in (said := llm.collective_rpc("p2psync_status")[0])["trouble"]:
+            assert time.monotonic() < deadline, said
+            time.sleep(0.05)
+        assert said["version"] == 0
+        assert look(llm) == before
+        llm.shutdown_weight_transfer_engine()
+
+
+def start(model: Path, dtype: str, amx: bool) -> Any:
+    """An LLM within this process."""
+    if amx:
+        simulate_amx()
+    import vllm
+
+    options = engine_options(model, dtype=dtype, distributed_executor_backend="uni", kv_cache_memory_bytes=64 << 20)
+    return vllm.LLM(**options)
+
+
+def look(llm: Any) -> dict[str, Any]:
+    """Digests of all parameters and buffers, and greedy tokens with their log-probabilities."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=1, ignore_eos=True, detokenize=False)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
+    tokens = [
+        [[token, row[token].logprob] for row, token in zip(one.outputs[0].logprobs, one.outputs[0].token_ids, strict=True)]
+        for one in outputs
+    ]
+    return {"bits": llm.apply_model(digests)[0], "tokens": tokens}
+
+
+def digests(model: Any) -> dict[str, str]:
+    """By name."""
+    import torch
+
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {
+        name: hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+        for name, tensor in named
+        if tensor.numel()
+    }
+
+
+# ---- processes ---------------------------------------------------------------------------------------------------
+
+
+def run_alone(work: Callable[..., None], *args: Any) -> str | None:
+    """Call it in a process of its own; why that failed, if it did."""
+    with tempfile.NamedTemporaryFile(prefix="p2psync-matrix-") as told:
+        process = process_of(_tell, (told.name, work, args))
+        process.start()
+        process.join(LIMIT)
+        if process.exitcode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+            return f"no end after {LIMIT:.0f} s"
+        if process.exitcode == 0:
+            return None
+        return Path(told.name).read_text() or f"ended with {process.exitcode}"
+
+
+def _tell(file: str, work: Callable[..., None], args: Sequence[Any]) -> None:
+    os.environ.update(ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"})
+    if not os.environ.get("P2PSYNC_MATRIX_VERBOSE"):
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+    _spare_the_processor()
+    try:
+        work(*args)
+    except BaseException as error:
+        traceback.print_exc()
+        lines = (str(error) or repr(error)).strip().splitlines()
+        Path(file).write_text(f"{type(error).__name__}: {lines[0]}")
+        os._exit(1)
+    os._exit(0)
+
+
+def _spare_the_processor() -> None:
+    """Leave out what vLLM does for long-lived processes: collections over all that was imported, and one more look
+    through all modules for each engine."""
+    gc.collect = lambda *_: 0
+    gc.unfreeze = lambda: None
+    logging.config.dictConfig = lambda _: None
+    from vllm.platforms import current_platform
+
+    register = type(current_platform).register_triton_kernel_overrides
+    type(current_platform).register_triton_kernel_overrides = staticmethod(functools.cache(register))
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="architectures (default: all)")
+    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
+    parser.add_argument("--amx", action="store_true", help="as on a processor with AMX")
+    parser.add_argument("--json", type=Path, help="where outcomes are added, by name")
+    asked = parser.parse_args()
+    names = asked.names or (QUICK if asked.quick else list(ARCHITECTURES))
+    outcomes: dict[str, tuple[str, str]] = {}
+    for name in names:
+        begun = time.monotonic()
+        outcomes[name] = outcome, detail = try_architecture(name, amx=asked.amx)
+        print(f"{name}: {outcome}{': ' if detail else ''}{detail} ({time.monotonic() - begun:.0f} s)", flush=True)
+        if asked.json:
+            asked.json.write_text(json.dumps(outcomes, indent=1))
+    sys.exit(any(outcome == "wrong" for outcome, _ in outcomes.values()))
+
+
+if __name__ == "__main__":
+    main()
