@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
 from p2psync.errors import UsageError
+from p2psync.membership.checks import line_of
 from p2psync.membership.records import new_run
 
 #: `--follow-run`: the newest run (the law above), or whichever run the hub offers. Else the beginning of a run's id.
@@ -57,11 +58,11 @@ class Refusal:
             return (
                 f"at epoch {self.live_epoch} of {run_name(self.run)}; the hub offers its epoch {self.epoch}, which is"
                 " over: not followed; stop that trainer and start the one with the newest store, or start it with"
-                f" --supersede {self.run[:SHORT_RUN]}"
+                f" --supersede {short_run(self.run)}"
             )
         return (
             f"follows {run_name(self.live)}; {offered}, which is older: not followed; to follow it, start its trainer"
-            f" with --supersede {self.live[:SHORT_RUN]}, or this node with --follow-run {self.run[:SHORT_RUN]}"
+            f" with --supersede {short_run(self.live)}, or this node with --follow-run {short_run(self.run)}"
         )
 
 
@@ -115,6 +116,11 @@ def later_run(than: str, unix_ms: int, randomness: bytes) -> str:
     return new_run(max(unix_ms, after), randomness)
 
 
+def short_run(run: str) -> str:
+    """The part of a run's id by which people name it; whatever a hub gave as one stays on its line."""
+    return line_of(run[:SHORT_RUN])
+
+
 def run_name(run: str) -> str:
     """A run for people: the part of its id that tells its creation, and when that was."""
     if not run:
@@ -122,5 +128,5 @@ def run_name(run: str) -> str:
     try:
         created = datetime.fromtimestamp(int(run[:SHORT_RUN], 16) / 1000, UTC)
     except (ValueError, OverflowError, OSError):  # an id that no clock of ours made
-        return f"run {run[:SHORT_RUN]}"
-    return f"run {run[:SHORT_RUN]} (created {created:%Y-%m-%d %H:%M:%S} UTC)"
+        return f"run {short_run(run)}"
+    return f"run {short_run(run)} (created {created:%Y-%m-%d %H:%M:%S} UTC)"

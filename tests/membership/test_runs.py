@@ -64,6 +64,7 @@ def test_what_is_no_run_is_refused(text: str) -> None:
 def test_runs_are_named_by_the_digits_and_the_time_of_their_creation() -> None:
     assert run_name(A) == "run 01a221f19048 (created 2026-11-28 11:36:48 UTC)"
     assert run_name("f" * 32) == "run ffffffffffff"
+    assert run_name("\x1b[31m\n0123456789") == "run  [31m 012345"
     assert parse_follow(A[:12].upper()) == A[:12]
 
 
