@@ -4,7 +4,7 @@ A run id begins with the time of its creation, so ids order runs by age. The law
 
 - An older run never takes the place of the one whose version is live, whichever hub offers it and whoever signed it.
 - Within a run an earlier epoch never takes the place of a later one. Epochs of two runs are never compared.
-- Only what is live counts: a run that was announced and of which nothing was committed binds nobody.
+- Only what is live counts: a run or an epoch that was announced, and of which nothing was committed, binds nobody.
 
 An operator goes back on purpose, in one of two ways: `p2psync trainer --supersede RUN` has the trainer, which holds
 the key, go on under a run that is newer than RUN; `p2psync actor --follow-run RUN` has one actor follow RUN.
@@ -27,7 +27,7 @@ ANY = "any"
 SHORT_RUN = 12
 _RUN_DIGITS = 32
 
-#: Why a run is not followed. older: than the live one. fenced: a later epoch of it was seen. other: the operator named
+#: Why a run is not followed. older: than the live one. fenced: a later epoch of it is live. other: the operator named
 #: another run.
 Reason: TypeAlias = Literal["older", "fenced", "other"]
 
@@ -83,18 +83,17 @@ def parse_run(text: str, option: str, others: str = "") -> str:
     return digits
 
 
-def why_not(follow: str, *, live: str, seen: tuple[str, int], offered: tuple[str, int]) -> Reason | None:
+def why_not(follow: str, *, live: tuple[str, int], offered: tuple[str, int]) -> Reason | None:
     """Why the offered (run, epoch) is not to be followed; None: it is.
 
-    live: the run of the version that is, or was last, live; "" before the first. seen: the latest epoch of the run that
-    was followed last.
+    live: the run and epoch of the version that is, or was last, live; ("", 0) before the first.
     """
     run, epoch = offered
     if follow not in (NEWEST, ANY) and not run.startswith(follow):
         return "other"
-    if follow == NEWEST and run < live:
+    if follow == NEWEST and run < live[0]:
         return "older"
-    if run == seen[0] and epoch < seen[1]:
+    if run == live[0] and epoch < live[1]:
         return "fenced"
     return None
 
