@@ -82,9 +82,7 @@ def trainer(
     if rollouts and hub is not None:
         raise UsageError("--rollouts: the ledger is served by the trainer's own hub; leave --hub out")
     if take_over and hub is None:
-        raise UsageError(
-            "--take-over: nobody else holds the hub that this trainer embeds; name another with --hub"
-        )
+        raise UsageError("--take-over: nobody else holds the hub that this trainer embeds; name another with --hub")
     superseded = parse_run(supersede, "--supersede") if supersede else ""
 
     async def build() -> None:
