@@ -248,7 +248,7 @@ class TrainerNode:
     async def until_running(self, actors: int) -> None:
         """Wait until at least so many actors, and every one that the hub knows, run the newest version.
 
-        A hub that is away is waited for.
+        Actors at a newer run, which do not take it, are not waited for. A hub that is away is waited for.
         """
         await self.runner.unless_broken(self._until_running(actors))
 
@@ -422,7 +422,7 @@ class TrainerNode:
     async def _all_run(self, actors: int) -> bool:
         assert self._client is not None
         try:
-            members = (await self._client.status()).view.members
+            members = self._elsewhere.as_seen_here((await self._client.status()).view.members)
         except HubError:
             return False
         live = self.position
