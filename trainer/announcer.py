@@ -13,6 +13,7 @@ from collections.abc import Callable
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.errors import FencedError, LeaseError, LineageFullError, P2PSyncError, StoreError
+from p2psync.membership.checks import line_of
 from p2psync.membership.records import Announcement, View
 from p2psync.net.hub_client import HubClient
 from p2psync.observe.events import Event, Note, Trouble
@@ -112,13 +113,13 @@ class Announcer:
         before, self._view = self._view, view
         same_run = view.run == self._state.run
         if same_run and view.epoch > self._state.epoch:
-            self._fence(FencedError(f"another trainer took this run over: {view.claim}; this one stops"))
+            self._fence(FencedError(f"another trainer took this run over: {line_of(view.claim)}; this one stops"))
         elif before is not None and before.instance != view.instance:
             # Another hub process: it knows only what is told to it from now on, and refuses a claim that is behind.
             self._known_at_hub.clear()
             self._beside_told = self._token = None
         elif view.run and not same_run and self._token is not None:
-            self._fence(FencedError(f"another run took the hub over: {view.claim}; this trainer stops"))
+            self._fence(FencedError(f"another run took the hub over: {line_of(view.claim)}; this trainer stops"))
         self._wake.set()
 
     async def run(self) -> None:

@@ -191,11 +191,11 @@ class TrainerNode:
             on_event=self._emit,
         )
         versions.epoch = state.epoch
-        if versions.position is not None and not announcer.lineage():
+        if isinstance(versions, VersionMaker) and versions.position is not None and not announcer.lineage():
             await asyncio.to_thread(self._begin_run, versions, state.run)
         await self._from_hub(lambda: announcer.claim(take_over=config.take_over))
         if announcer.lineage():
-            await asyncio.to_thread(_remove_other_runs, store, state.run)
+            await asyncio.to_thread(self._remove_other_runs, store, state.run)
         self._look_back(store)
         if config.squash and isinstance(versions, VersionMaker):
             self._catch_up = self._catching_up(store, versions)
@@ -263,7 +263,7 @@ class TrainerNode:
     async def until_running(self, actors: int) -> None:
         """Wait until at least so many actors, and every one that the hub knows, run the newest version.
 
-        A hub that is away is waited for.
+        Actors at a newer run, which do not take it, are not waited for. A hub that is away is waited for.
         """
         await self.runner.unless_broken(self._until_running(actors))
 
@@ -377,6 +377,15 @@ class TrainerNode:
         made = versions.make_anchor()
         self._emit(Note(f"{run_name(run)} goes on from version {made.position.version} of the run before"))
 
+    def _remove_other_runs(self, store: Store, run: str) -> None:
+        """Remove the packs of the run that this one goes on from."""
+        try:
+            for pack in store.packs():
+                if pack.manifest.run != run:
+                    store.remove(pack.signed.id)
+        except StoreError as error:
+            self._emit(Trouble(f"versions of the run before are still on the disk: {error}"))
+
     def _own_maker(self, store: Store, run: str) -> VersionMaker:
         return VersionMaker(store, self.config.store / "snapshot", self.config.key, run, keeper=self._keeper)
 
@@ -439,7 +448,7 @@ class TrainerNode:
     async def _all_run(self, actors: int) -> bool:
         assert self._client is not None
         try:
-            members = (await self._client.status()).view.members
+            members = self._elsewhere.as_seen_here((await self._client.status()).view.members)
         except HubError:
             return False
         live = self.position
@@ -487,13 +496,6 @@ def _hub_planner() -> Planner:
 
     # Above the revisions of an earlier life of this hub, which nodes may still follow.
     return PlanProcess(int(time.time()))
-
-
-def _remove_other_runs(store: Store, run: str) -> None:
-    """Remove the packs of the run that this one goes on from."""
-    for pack in store.packs():
-        if pack.manifest.run != run:
-            store.remove(pack.signed.id)
 
 
 def published(made: Made, checkpoint: str = "") -> Published:

@@ -9,8 +9,9 @@ import typer
 
 from p2psync.cli import daemon
 from p2psync.cli.output import report_json
+from p2psync.membership.checks import line_of
 from p2psync.membership.records import Member, Status, View
-from p2psync.membership.runs import run_name
+from p2psync.membership.runs import run_name, short_run
 
 
 def status(
@@ -45,7 +46,7 @@ def _show(found: Status) -> None:
         f"{named}  epoch {view.epoch}  version {head}  hub up {_ago(found.uptime)}", soft_wrap=True, highlight=False
     )
     if view.claim:
-        console.print(view.claim, soft_wrap=True, markup=False, highlight=False)
+        console.print(line_of(view.claim), soft_wrap=True, markup=False, highlight=False)
     table = Table(box=None, pad_edge=False)
     for title in ("node", "role", "region", "address", "version", "digest", "fetches at", "up/down", "heard"):
         table.add_column(title)
@@ -88,8 +89,8 @@ def _waiting(found: Status) -> list[str]:
     for member in found.view.members:
         place = ""
         if not _same_run(member, found.view):
-            place = f"version {member.version} of {run_name(member.run)}, epoch {member.epoch}"
-        reason = waits.get(member.info.node, "")
+            place = f"version {member.version} of run {short_run(member.run)}, epoch {member.epoch}"
+        reason = line_of(waits.get(member.info.node, ""))
         if place or reason:
             nodes.setdefault(": ".join(filter(None, (place, reason))), []).append(member.info.node[:8])
     return [f"← {_names(who)} {what}" for what, who in nodes.items()]

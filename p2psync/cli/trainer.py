@@ -93,6 +93,8 @@ def trainer(
         raise UsageError(f"{watch} is not a directory: --watch wants the one that the framework writes to")
     if rollouts and hub is not None:
         raise UsageError("--rollouts: the ledger is served by the trainer's own hub; leave --hub out")
+    if take_over and hub is None:
+        raise UsageError("--take-over: nobody else holds the hub that this trainer embeds; name another with --hub")
     superseded = parse_run(supersede, "--supersede") if supersede else ""
 
     async def build() -> None:

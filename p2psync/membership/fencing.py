@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from p2psync.errors import FencedError, LeaseError, TrustError
 from p2psync.membership.checks import check_claim
 from p2psync.membership.records import Claim, claim_bytes
-from p2psync.membership.runs import SHORT_RUN, run_name
+from p2psync.membership.runs import run_name, short_run
 
 #: Tokens that are remembered as fenced; an older one is merely unknown, and its next claim is refused.
 _FENCED_KEPT = 64
@@ -171,7 +171,7 @@ def _check_other_run(request: Claim, earlier: Claimant | None, held: str) -> Non
     if earlier is not None and request.run < earlier.run:
         raise FencedError(
             f"{run_name(earlier.run)} was published here, which is newer than {run_name(request.run)} of this store: to"
-            f" go back on purpose, start with --supersede {earlier.run[:SHORT_RUN]}, which every actor will follow"
+            f" go back on purpose, start with --supersede {short_run(earlier.run)}, which every actor will follow"
             " (or with --take-over, for those that were told to --follow-run)"
         )
 

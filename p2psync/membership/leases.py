@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from p2psync.errors import HubError, LeaseError, UsageError
 from p2psync.membership.deadlines import Deadlines
 from p2psync.membership.records import DEFAULT_TTL, Measures, Member
@@ -102,8 +104,8 @@ class LeaseTable:
         measures: None leaves those told before. Raises `LeaseError` if it has ended.
         """
         held = self.holder(lease, now)
-        told = Member(
-            info=held.member.info, version=version, digest=digest, run=run, epoch=epoch, fetch_rate=fetch_rate
+        told = msgspec.structs.replace(
+            held.member, version=version, digest=digest, run=run, epoch=epoch, fetch_rate=fetch_rate
         )
         member = held.member if held.member == told else told
         self._hold(Held(lease, member, held.joined, now, held.measures if measures is None else measures, waits))

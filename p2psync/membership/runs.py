@@ -4,7 +4,7 @@ A run id begins with the time of its creation, so ids order runs by age. The law
 
 - An older run never takes the place of the one whose version is live, whichever hub offers it and whoever signed it.
 - Within a run an earlier epoch never takes the place of a later one. Epochs of two runs are never compared.
-- Only what is live counts: a run that was announced and of which nothing was committed binds nobody.
+- Only what is live counts: a run or an epoch that was announced, and of which nothing was committed, binds nobody.
 
 An operator goes back on purpose, in one of two ways: `p2psync trainer --supersede RUN` has the trainer, which holds
 the key, go on under a run that is newer than RUN; `p2psync actor --follow-run RUN` has one actor follow RUN.
@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
 from p2psync.errors import UsageError
+from p2psync.membership.checks import line_of
 from p2psync.membership.records import new_run
 
 #: `--follow-run`: the newest run (the law above), or whichever run the hub offers. Else the beginning of a run's id.
@@ -26,7 +27,7 @@ ANY = "any"
 SHORT_RUN = 12
 _RUN_DIGITS = 32
 
-#: Why a run is not followed. older: than the live one. fenced: a later epoch of it was seen. other: the operator named
+#: Why a run is not followed. older: than the live one. fenced: a later epoch of it is live. other: the operator named
 #: another run.
 Reason: TypeAlias = Literal["older", "fenced", "other"]
 
@@ -57,11 +58,11 @@ class Refusal:
             return (
                 f"at epoch {self.live_epoch} of {run_name(self.run)}; the hub offers its epoch {self.epoch}, which is"
                 " over: not followed; stop that trainer and start the one with the newest store, or start it with"
-                f" --supersede {self.run[:SHORT_RUN]}"
+                f" --supersede {short_run(self.run)}"
             )
         return (
             f"follows {run_name(self.live)}; {offered}, which is older: not followed; to follow it, start its trainer"
-            f" with --supersede {self.live[:SHORT_RUN]}, or this node with --follow-run {self.run[:SHORT_RUN]}"
+            f" with --supersede {short_run(self.live)}, or this node with --follow-run {short_run(self.run)}"
         )
 
 
@@ -82,18 +83,17 @@ def parse_run(text: str, option: str, others: str = "") -> str:
     return digits
 
 
-def why_not(follow: str, *, live: str, seen: tuple[str, int], offered: tuple[str, int]) -> Reason | None:
+def why_not(follow: str, *, live: tuple[str, int], offered: tuple[str, int]) -> Reason | None:
     """Why the offered (run, epoch) is not to be followed; None: it is.
 
-    live: the run of the version that is, or was last, live; "" before the first. seen: the latest epoch of the run that
-    was followed last.
+    live: the run and epoch of the version that is, or was last, live; ("", 0) before the first.
     """
     run, epoch = offered
     if follow not in (NEWEST, ANY) and not run.startswith(follow):
         return "other"
-    if follow == NEWEST and run < live:
+    if follow == NEWEST and run < live[0]:
         return "older"
-    if run == seen[0] and epoch < seen[1]:
+    if run == live[0] and epoch < live[1]:
         return "fenced"
     return None
 
@@ -115,6 +115,11 @@ def later_run(than: str, unix_ms: int, randomness: bytes) -> str:
     return new_run(max(unix_ms, after), randomness)
 
 
+def short_run(run: str) -> str:
+    """The part of a run's id by which people name it; whatever a hub gave as one stays on its line."""
+    return line_of(run[:SHORT_RUN])
+
+
 def run_name(run: str) -> str:
     """A run for people: the part of its id that tells its creation, and when that was."""
     if not run:
@@ -122,5 +127,5 @@ def run_name(run: str) -> str:
     try:
         created = datetime.fromtimestamp(int(run[:SHORT_RUN], 16) / 1000, UTC)
     except (ValueError, OverflowError, OSError):  # an id that no clock of ours made
-        return f"run {run[:SHORT_RUN]}"
-    return f"run {run[:SHORT_RUN]} (created {created:%Y-%m-%d %H:%M:%S} UTC)"
+        return f"run {short_run(run)}"
+    return f"run {short_run(run)} (created {created:%Y-%m-%d %H:%M:%S} UTC)"

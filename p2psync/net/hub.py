@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from aiohttp import web
 
 from p2psync.errors import HubError, P2PSyncError, UsageError
+from p2psync.membership.fencing import Claimant
 from p2psync.membership.hub import HubConfig, HubCore
 from p2psync.membership.leases import Ended, Held
 from p2psync.membership.planning import PlanBook, Planner
@@ -60,8 +61,8 @@ class HubService:
     ) -> None:
         """token: the join token every request must bear; None: anyone may. planner: None: there is no plan.
 
-        on_trouble: told in one line why there is no new plan, and what is odd about members. clock: seconds, never
-        going back. secret: draws lease ids, nonces and tokens; tests replace it and the clock.
+        on_trouble: told in one line why there is no new plan, what is odd about members, and which other run has it.
+        clock: seconds, never going back. secret: draws lease ids, nonces and tokens; tests replace it and the clock.
         """
         self.core = HubCore(config, instance=secret())
         self.metrics = HubMetrics(self.core)
@@ -102,6 +103,12 @@ class HubService:
     def now(self) -> float:
         """The hub's clock, in seconds."""
         return self._clock()
+
+    def claimed(self, before: Claimant | None) -> None:
+        """Tell people when this hub went from one run to another; the routes call it after a claim."""
+        now = self.core.claimant
+        if before is not None and now is not None and now.run != before.run:
+            self._on_trouble(f"this hub changed hands: {now.line()}")
 
     def own_nonce(self) -> str:
         """A nonce for a claim of the trainer that this hub is part of (`HubConfig.embedded`)."""

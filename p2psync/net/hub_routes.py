@@ -123,7 +123,9 @@ class _Routes:
     async def claim(self, request: web.Request) -> web.Response:
         asked = await read_json(request, Claim)
         hub, seen = self._hub, (request.remote or "").removeprefix("::ffff:")
+        before = hub.core.claimant
         claimed = hub.core.claim(asked, token=hub.secret(), now=hub.now(), seen_host=seen)
+        hub.claimed(before)
         self._hub.tick()
         return reply_json(claimed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from p2psync.membership.runs import SHORT_RUN, run_name
+from p2psync.membership.runs import run_name, short_run
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):
@@ -221,8 +221,8 @@ class ActorsElsewhere(Warned, frozen=True):
             which = f"{run_name(self.run)}, which is newer than {run_name(self.own)} of this trainer"
         return (
             f"{who} {which}: its versions are not taken there; to have all take them, start this trainer with"
-            f" --supersede {self.run[:SHORT_RUN]}"
-            + ("" if self.run == self.own else f", to have some, start those with --follow-run {self.own[:SHORT_RUN]}")
+            f" --supersede {short_run(self.run)}"
+            + ("" if self.run == self.own else f", to have some, start those with --follow-run {short_run(self.own)}")
         )
 
 

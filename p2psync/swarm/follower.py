@@ -162,7 +162,9 @@ class Follower:
         if (reason := self._run.why_not(view)) is not None:
             self._actions += self._run.refuse(view, reason)
             return
-        over = self._run.accept(view)
+        self._run.accept()
+        before = self._view
+        over = before is None or (view.run, view.epoch) != (before.run, before.epoch)
         self._view = view
         self._head = head(view.lineage)
         self._heard = {id: a for id, a in self._heard.items() if not over and self._is_ahead(a)}

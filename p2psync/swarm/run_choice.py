@@ -19,28 +19,24 @@ class RunChoice:
         #: The offer that stands and is not followed.
         self.refusal: Refusal | None = None
         self._follow = follow
-        # The run of what is, or was last, live; "" before the first commit.
-        self._live = position.run if position else ""
-        # The run that was followed last, and the latest epoch of it that was seen.
-        self._seen = (position.run, position.epoch) if position else ("", 0)
+        # Run and epoch of what is, or was last, live; "" before the first commit.
+        self._live = (position.run, position.epoch) if position else ("", 0)
 
     def why_not(self, view: View) -> Reason | None:
         """Why what a hub offers is not followed; None: it is."""
-        return why_not(self._follow, live=self._live, seen=self._seen, offered=(view.run, view.epoch))
+        return why_not(self._follow, live=self._live, offered=(view.run, view.epoch))
 
-    def accept(self, view: View) -> bool:
-        """Follow it. Returns whether run or epoch are others than before."""
-        before, self._seen = self._seen, (view.run, view.epoch)
+    def accept(self) -> None:
+        """What the hub offers now is followed."""
         self.refusal = None
-        return before != self._seen
 
     def refuse(self, view: View, reason: Reason) -> list[RefuseRun]:
         """Do not follow it; what people are to be told, once for one situation."""
-        refusal = Refusal(reason, view.run, view.epoch, self._live or self._seen[0], self._seen[1], self._follow)
+        refusal = Refusal(reason, view.run, view.epoch, *self._live, self._follow)
         known, self.refusal = self.refusal, refusal
         return [] if refusal == known else [RefuseRun(refusal)]
 
     def went_to(self, position: Position) -> list[ChangedRun]:
         """This is live now; what people are to be told."""
-        before, self._live = self._live, position.run
+        (before, _), self._live = self._live, (position.run, position.epoch)
         return [] if before in ("", position.run) else [ChangedRun(position.run, before)]

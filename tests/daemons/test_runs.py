@@ -60,6 +60,8 @@ async def test_an_older_run_is_not_followed_and_actor_status_and_trainer_say_so(
     assert {age.waits for age in status.ages} == {"", refused.line()}
     assert (await told.one(ActorsElsewhere)).line().startswith("1 actor follows run")
     await site.publish(trainer, weights.step())
+    async with asyncio.timeout(LIMIT):
+        await trainer.until_running(0)  # who will not take it is not waited for
     assert len(actor.heard.all(RunRefused)) == 1, "once for one situation"
     assert actor.fetched == []
 

@@ -8,9 +8,10 @@ import io
 import aiohttp
 import msgspec
 import pytest
-from hub_parts import KEY, RUN, STRANGER, TRAINER, Clock, manifest, node, until
+from hub_parts import KEY, RUN, STRANGER, TRAINER, TRUSTED, Clock, manifest, node, until
 
 from p2psync.errors import BaseMismatchError, FencedError, FormatError, HubError, LeaseError, TrustError
+from p2psync.membership.hub import HubConfig
 from p2psync.membership.records import Claim, Claimed, View, claim_bytes
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
@@ -95,6 +96,24 @@ async def test_a_later_epoch_fences_the_earlier(client: HubClient) -> None:
     with pytest.raises(FencedError, match="claim epoch 3"):
         await claim(client, epoch=1)
     await client.announce(later, [manifest(0, epoch=2)])
+
+
+async def test_a_hub_tells_people_when_another_run_has_it() -> None:
+    told: list[str] = []
+    service = HubService(HubConfig(trusted=TRUSTED), on_trouble=told.append)
+    await service.start("127.0.0.1", 0)
+    try:
+        async with HubClient(f"http://127.0.0.1:{service.port}") as client:
+            await claim(client)
+            await claim(client, epoch=2)
+            assert told == []
+            later = "0" * 11 + "2" + "b" * 20
+            await client.claim(KEY, node="e" * 32, run=later, epoch=1, take_over=True)
+    finally:
+        await service.stop()
+    (line,) = told
+    assert line.startswith("this hub changed hands: trainer eeeeeeee at 127.0.0.1 claimed run 000000000002")
+    assert line.endswith("with --take-over, from run 000000000001 (created 1970-01-01 00:00:00 UTC)")
 
 
 async def test_a_key_that_is_not_trusted_may_not_claim(client: HubClient) -> None:

@@ -135,6 +135,13 @@ def test_a_newer_run_of_which_nothing_is_live_binds_nobody() -> None:
     assert actor.place == (OLD, 1)
 
 
+def test_an_epoch_that_a_hub_made_up_binds_nobody_either() -> None:
+    actor = Actor(at(of(OLD, 0, epoch=3)))
+    actor.see(run=OLD, epoch=1 << 50)
+    actor.see(of(OLD, 1, 0, epoch=3), of(OLD, 0, epoch=3), epoch=3)
+    assert actor.place == (OLD, 1)
+
+
 def test_a_run_that_is_being_fetched_as_the_hub_changes_hands_is_left() -> None:
     actor = Actor(at(of(OLD, 0)))
     actor.holds_back = Put

@@ -7,6 +7,7 @@ import random
 import pytest
 from swarm_parts import view_of
 
+from p2psync.membership.checks import MAX_REMARK
 from p2psync.membership.client import FIRST_PAUSE, LAST_PAUSE, CallJoin, CallRenew, CallView, HubCall, MembershipClient
 from p2psync.membership.records import Lease, NodeInfo
 
@@ -69,6 +70,20 @@ def test_it_renews_at_a_third_of_the_ttl() -> None:
     made.renewed(lease(), 3.1)
     assert calls(made, 5.9) == []
     assert calls(made, 6.0) == [CallRenew]
+
+
+def test_the_same_bits_under_another_run_are_news_and_why_it_waits_goes_with_each_renewal() -> None:
+    made = member()
+    made.running(3, "d" * 32, 0.0, "a" * 32, 1)
+    assert made.untold and calls(made, 0.0) == [CallRenew]
+    made.renewed(lease(), 0.0)
+    assert not made.untold
+    made.why_waiting = lambda: "the disk is full" * 99
+    made.running(3, "d" * 32, 1.0, "b" * 32, 1)
+    assert made.untold
+    (call,) = made.poll(1.0)
+    assert isinstance(call, CallRenew)
+    assert (call.request.run, call.request.epoch, len(call.request.waits)) == ("b" * 32, 1, MAX_REMARK)
 
 
 def test_a_new_version_is_told_at_once() -> None:
