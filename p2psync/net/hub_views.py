@@ -12,6 +12,8 @@ from p2psync.net.hub_wire import pack
 
 #: A view whose members' versions have changed since is encoded anew after this long (seconds).
 _STALE_AFTER = 1.0
+#: Encoded views that are kept: nodes that keep up know the last few revisions.
+_MOST = 32
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class EncodedViews:
         core = self._core
         if any(found.revision != core.revision for found in self._encoded.values()):
             self._encoded.clear()
+        if len(self._encoded) >= _MOST:  # somebody asks for what changed since all kinds of revisions
+            self._encoded.pop(next(iter(self._encoded)))
         body = msgspec.json.encode(view)
         made = self._encoded[kind] = _Encoded(core.revision, core.acknowledged, now, body, pack(body))
         return made
