@@ -197,13 +197,14 @@ class Announcer:
     async def _remove(self, retired: list[Announcement]) -> None:
         for announced in retired:
             self._withdraw(bytes.fromhex(announced.id))
-            self._short.pop(bytes.fromhex(announced.id), None)
             try:
                 await asyncio.to_thread(self._store.remove, bytes.fromhex(announced.id))
             except StoreError as error:
                 self._emit(Trouble(str(error)))
             else:
                 self._emit(Note(f"retired {_name(announced)}"))
+            # Only now: as long as the store had it, the lineage was asked for with it.
+            self._short.pop(bytes.fromhex(announced.id), None)
 
     def _unannounced(self) -> list[Announcement]:
         return [a for a in self.lineage() if a.id not in self._known_at_hub]

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from p2psync.errors import FormatError
+from p2psync.membership.changes import put_together
 from p2psync.membership.checks import MAX_REMARK
 from p2psync.membership.measures import changed_much, fell
 from p2psync.membership.records import RENEWALS_PER_TTL, Join, Lease, Measures, NodeInfo, Renew, View
@@ -51,11 +53,15 @@ class CallRenew:
 
 @dataclass(frozen=True, slots=True)
 class CallView:
-    """Long-poll the view; answer with `viewed` (None: nothing new) or `failed`."""
+    """Long-poll the view; answer with `viewed` (None: nothing new) or `failed`.
+
+    whole: a view that tells only what changed does not do.
+    """
 
     instance: str
     revision: int
     lease: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +168,7 @@ class MembershipClient:
             self._lease_call = bool(calls)
         if self._lease is not None and not self._view_call and now >= self._view_wait_until:
             known = (self.view.instance, self.view.revision) if self.view else ("", -1)
-            calls.append(CallView(*known, self._lease.lease))
+            calls.append(CallView(*known, self._lease.lease, whole=self._wants_whole))
             self._view_call = True
         if self._lease is not None and self._wants_plan and now >= self._plan_wait_until:
             calls.append(CallPlan(self._lease.lease))
@@ -204,12 +210,18 @@ class MembershipClient:
         self._lease = None
         self._wait_until = now
 
-    def viewed(self, view: View | None, now: float) -> None:
-        """The long poll ended."""
+    def viewed(self, view: View | None, now: float) -> View | None:
+        """The long poll ended. Returns the whole view, where this one tells only what changed; None: nothing did."""
         self._view_call = False
         self._view_wait_until = now
-        if view is not None:
-            self.view = view
+        if view is None:
+            return None
+        try:
+            self.view = put_together(self.view, view)
+        except FormatError:
+            self.view = None  # so that all of it is asked for
+            self._view_wait_until = now + FIRST_PAUSE
+        return self.view
 
     def planned(self, revision: int, now: float) -> None:
         """The hub gave this node's part of the plan of this revision."""
@@ -237,6 +249,11 @@ class MembershipClient:
             self._lease_call = False
             self._wait_until = now + pause
             self._renew_at = min(self._renew_at, now + pause)
+
+    @property
+    def _wants_whole(self) -> bool:
+        """A trainer must know which versions members run, of which changes tell nothing."""
+        return self.info.role == "trainer"
 
     @property
     def _wants_plan(self) -> bool:

@@ -15,12 +15,13 @@ there is no plan. See `planning`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from p2psync.errors import FormatError, HubError, LineageFullError, ReplayError, UsageError
+from p2psync.membership.changes import ChangeLog
 from p2psync.membership.checks import (
     check_beside,
     check_info,
@@ -108,6 +109,8 @@ class HubCore:
         self._lineage = Lineage(config.max_manifests, config.max_manifest_bytes)
         self._planning = PlanKeeper()
         self._ended: list[Ended] = []
+        self._nodes_changed = ChangeLog()
+        self._manifests_changed = ChangeLog()
         self._remark = ""
         self._beside: frozenset[str] = frozenset()
 
@@ -160,7 +163,7 @@ class HubCore:
             self._ended.append(ended)
             self.is_there(ended.lease, now)
         if earlier is None or earlier.info != info:
-            self._members_changed(1, now)
+            self._members_changed([info.node], now)
         elif earlier != member:
             self._acknowledged += 1
         return self.lease(lease)
@@ -195,7 +198,7 @@ class HubCore:
         if self.claimant is not None and ended.member.info.node == self.claimant.node:
             self._held_until = now
         self._doubts.heard(request.lease)
-        self._members_changed(1, now, gone=True)
+        self._members_changed([ended.member.info.node], now, gone=True)
 
     def is_there(self, lease: str, now: float) -> bool:
         """Who holds `lease`, if anybody does, is heard of. Returns whether it was missing, so that a plan is due."""
@@ -250,6 +253,7 @@ class HubCore:
         self._held_until = now + self.config.ttl
         if earlier is not None and earlier.run != request.run:
             self._lineage.clear()
+            self._manifests_changed.forget(self._revision + 1)
             self._remark = ""
         if changed:
             self._tell()
@@ -279,8 +283,11 @@ class HubCore:
         if request.beside is not None:
             check_beside(request.beside)
         entries = [self._open(data, claimant) for data in request.manifests]
-        if self._lineage.update(entries, request.retire):
+        changes = self._lineage.update(entries, request.retire)
+        if changes:
             self._tell()
+            for manifest_id in changes:
+                self._manifests_changed.add(self._revision, manifest_id)
             self._planning.announced(self._lineage.payload, now)
         self._remark = request.remark or self._remark
         if request.beside is not None and self._beside != set(request.beside):
@@ -301,6 +308,23 @@ class HubCore:
         if known < 0:
             return self._view(config.max_manifests, config.inline_bytes, config.inline_total)
         return self._view(self.news_after(known), config.news_bytes, config.news_bytes)
+
+    def changes(self, known: int) -> View | None:
+        """What is new at this revision to one who knows an earlier one of this instance; None where that must be told
+        by a whole view. Versions that members run are those of when they came or changed."""
+        nodes, manifests = self._nodes_changed.since(known), self._manifests_changed.since(known)
+        if not 0 <= known <= self._revision or nodes is None or manifests is None:
+            return None
+        found = [self._leases.of_node(node) for node in sorted(nodes)]
+        members = [member for member in found if member is not None]
+        whole = self._view(self.news_after(known), self.config.news_bytes, self.config.news_bytes, members)
+        return msgspec.structs.replace(
+            whole,
+            lineage=[a for a in whole.lineage if a.id in manifests],
+            since=known,
+            gone=sorted(nodes - {member.info.node for member in members}),
+            retired=sorted(id for id in manifests if id not in self._lineage),
+        )
 
     def news_after(self, known: int) -> int:
         """How many manifests are inlined at most for one who knows this revision: who gets as many gets the same."""
@@ -353,7 +377,7 @@ class HubCore:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def _view(self, newest: int, inline_bytes: int, inline_total: int) -> View:
+    def _view(self, newest: int, inline_bytes: int, inline_total: int, members: list[Member] | None = None) -> View:
         claimant = self._fence.claimant
         return View(
             instance=self.instance,
@@ -363,7 +387,7 @@ class HubCore:
             claim="" if claimant is None else claimant.line(),
             head=self._lineage.head,
             plan=self._planning.revision,
-            members=self._leases.members(),
+            members=self._leases.members() if members is None else members,
             lineage=self._lineage.announcements(newest, inline_bytes, inline_total),
         )
 
@@ -397,12 +421,14 @@ class HubCore:
         self._ended.extend(expired)
         self._doubts.ended(ended.lease for ended in expired)
         if expired:
-            self._members_changed(len(expired), now, gone=True)
+            self._members_changed([ended.member.info.node for ended in expired], now, gone=True)
         if self._doubts.sweep(now):
             self._planning.members_changed(len(self), now, gone=True)
 
-    def _members_changed(self, changes: int, now: float, *, gone: bool = False) -> None:
-        self._revision += changes
+    def _members_changed(self, nodes: Sequence[str], now: float, *, gone: bool = False) -> None:
+        for node in nodes:
+            self._revision += 1
+            self._nodes_changed.add(self._revision, node)
         self._planning.members_changed(len(self), now, gone=gone)
 
     def _all_run_head(self, members: Iterable[Member]) -> bool:

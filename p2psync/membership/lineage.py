@@ -80,8 +80,9 @@ class Lineage:
         """Forget all: another run has begun."""
         self._hold({})
 
-    def update(self, add: Iterable[Entry], retire: Iterable[str]) -> bool:
-        """Retire, then add; all or nothing. Ids that are known or unknown already are passed over. True on a change.
+    def update(self, add: Iterable[Entry], retire: Iterable[str]) -> list[str]:
+        """Retire, then add; all or nothing. Ids that are known or unknown already are passed over. Returns those that
+        came or went.
 
         Raises `BaseMismatchError` when an added manifest contradicts one of the same epoch, `LineageFullError` over the
         bounds.
@@ -96,7 +97,9 @@ class Lineage:
             points.add(entry.announcement)
             entries.setdefault(entry.announcement.id, entry)
         self._check_bounds(entries)
-        changed = list(entries) != list(self._entries)
+        # What was retired and announced again has another place among the others.
+        changed = [id for id, entry in self._entries.items() if entries.get(id) is not entry]
+        changed += [id for id in entries if id not in self._entries]
         self._hold(entries)
         return changed
 
@@ -104,6 +107,9 @@ class Lineage:
         """How many manifests came after this revision of the view, or `most` if there are more."""
         newest = islice(reversed(self._entries.values()), most)
         return sum(1 for _ in takewhile(lambda entry: entry.since > revision, newest))
+
+    def __contains__(self, manifest_id: str) -> bool:
+        return manifest_id in self._entries
 
     def announcements(self, newest: int, inline_each: int, inline_total: int) -> list[Announcement]:
         """All, oldest first.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from p2psync.membership.records import Measures, Path
 
 #: Rates count as changed when they differ by more than this factor and this much (Mbit/s).
@@ -9,26 +11,36 @@ FACTOR = 1.2
 SLACK = 0.1
 
 
-def changed_much(before: Measures | None, after: Measures) -> bool:
+def changed_much(before: Measures | None, after: Measures, planned: Collection[str] | None = None) -> bool:
     """Whether some capacity or path changed by more than a fifth, or a path failed, works again, or was timed first.
 
     A path that is told no longer is no change: a node tells of so many paths only. before: None: nothing was told yet.
+    planned: peers that a plan has for this node: that another one cannot be reached changes nothing. None: any may be.
     """
     before = before if before is not None else Measures()
     if _apart(before.up, after.up) or _apart(before.down, after.down):
         return True
     known = {path.peer: path for path in before.paths}
-    return any(_path_changed(known.get(path.peer) or Path(path.peer), path) for path in after.paths)
+    return any(
+        _path_changed(known.get(path.peer) or Path(path.peer, failed=_is_no_news(path, planned)), path)
+        for path in after.paths
+    )
 
 
-def fell(before: Measures | None, after: Measures) -> bool:
-    """Whether some path failed, or brings far less than it did, of which nothing was told before."""
+def fell(before: Measures | None, after: Measures, planned: Collection[str] | None = None) -> bool:
+    """Whether some path failed, or brings far less than it did, of which nothing was told before. planned: see
+    `changed_much`."""
     known = {} if before is None else {path.peer: path for path in before.paths}
     for path in after.paths:
-        last = known.get(path.peer) or Path(path.peer)
+        last = known.get(path.peer) or Path(path.peer, failed=_is_no_news(path, planned))
         if path.failed > last.failed or 0 < FACTOR * path.fallen < (last.fallen or 1.0):
             return True
     return False
+
+
+def _is_no_news(path: Path, planned: Collection[str] | None) -> bool:
+    """Whether this path failed, and nobody counts on it."""
+    return path.failed and planned is not None and path.peer not in planned
 
 
 def _path_changed(before: Path, after: Path) -> bool:

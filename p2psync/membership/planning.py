@@ -124,11 +124,13 @@ class PlanKeeper:
         """A member told what it measured."""
         self._told = True
         before = self._used.get(node)
-        fallen = fell(before, measures)
+        part = None if self.book is None else self.book.node_plan(node)
+        planned = None if part is None else part.peers
+        fallen = fell(before, measures, planned)
         self._urgent |= fallen
         if fallen:
             self._wanted_at = min(self._wanted_at, now + SETTLE)
-        elif changed_much(before, measures):
+        elif changed_much(before, measures, planned):
             drifted = max(now + SETTLE, self._started + self._drift_every, self._calm_until)
             self._wanted_at = min(self._wanted_at, drifted)
 

@@ -195,6 +195,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     plan: revision of the plan in use, 0: none. It rises with each plan of this instance.
     members: sorted by node. Their versions are news that does not raise the revision.
     lineage: in the order announced, oldest first.
+    since: None: members and lineage are all there are; else they are those that are new or others since this revision,
+    `gone` the nodes that left since, and `retired` the ids of manifests that went: see `put_together`.
     """
 
     instance: str
@@ -206,6 +208,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     plan: int = 0
     members: list[Member] = []
     lineage: list[Announcement] = []
+    since: int | None = None
+    gone: list[str] = []
+    retired: list[str] = []
 
 
 class MemberAge(msgspec.Struct, frozen=True, kw_only=True):

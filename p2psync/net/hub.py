@@ -154,12 +154,20 @@ class HubService:
             self._alarm.set(self.core.next_plan())
 
     async def wait_view(
-        self, instance: str, revision: int, wait: float, *, packed: bool = False, lease: str = ""
+        self,
+        instance: str,
+        revision: int,
+        wait: float,
+        *,
+        packed: bool = False,
+        lease: str = "",
+        changes: bool = False,
     ) -> bytes:
         """The encoded view: at once if it is news to one who knows `revision` of `instance`, else after a change.
 
         wait: seconds after which it is given in any case. packed: see `hub_wire.pack`. lease: of who asks, if known; a
-        wait that is cancelled puts its holder in doubt. Raises `HubError` when too many wait already.
+        wait that is cancelled puts its holder in doubt. changes: what changed since is enough. Raises `HubError` when
+        too many wait already.
         """
         if self.core.is_there(lease, self._clock()):
             self.tick()
@@ -180,7 +188,8 @@ class HubService:
                 self._waiting -= 1
         # Who knows a hub that was here before has seen what its trainer announces again, but perhaps not the newest.
         known = revision if instance == self.core.instance else 0 if instance else -1
-        return self._views.get(known, self._clock(), packed=packed)
+        short = changes and instance == self.core.instance
+        return self._views.get(known, self._clock(), packed=packed, changes=short)
 
     def _broke_off(self, lease: str) -> None:
         if not self._closing:

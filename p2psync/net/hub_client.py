@@ -200,8 +200,12 @@ class HubClient:
             revision = (await self.post("/v1/announce", body, Announced, headers=headers)).revision
         return revision
 
-    async def view(self, instance: str = "", revision: int = -1, wait: float = 0.0, lease: str = "") -> View:
+    async def view(
+        self, instance: str = "", revision: int = -1, wait: float = 0.0, lease: str = "", *, changes: bool = False
+    ) -> View:
         """The view: at once if it differs from `revision` of `instance`, else after a change.
+
+        changes: the hub may tell only what changed since; see `View.since`.
 
         wait: seconds after which it is given in any case, at most 30. lease: of the asker, if it has one: should it
         be killed while it waits, the hub makes plans without it.
@@ -210,6 +214,8 @@ class HubClient:
         query = {"instance": instance, "revision": str(revision), "wait": f"{wait:.3f}"}
         if lease:
             query["lease"] = lease
+        if changes:
+            query["changes"] = "1"
         headers = {"Accept-Encoding": PACKED}
         body = await self.get("/v1/view", MAX_VIEW_REPLY, query=query, headers=headers, wait=wait)
         return self._decode(unpack(body, MAX_VIEW_REPLY), View, "/v1/view")

@@ -144,7 +144,8 @@ class _Routes:
         if wait and request.transport is not None:
             tcp.keep_awake(request.transport.get_extra_info("socket"))
         asked = query.get("instance", ""), int(revision), wait
-        body = await self._hub.wait_view(*asked, packed=packed, lease=query.get("lease", ""))
+        changes = query.get("changes") == "1"
+        body = await self._hub.wait_view(*asked, packed=packed, lease=query.get("lease", ""), changes=changes)
         headers = {"Content-Encoding": PACKED} if packed else {}
         return web.Response(body=body, content_type="application/json", headers=headers)
 

@@ -521,10 +521,10 @@ class NodeRunner:
                 self.core.planned(plan, self._loop.time())
                 self.measuring.planned(plan)
             else:
-                view = await self._hub.view(call.instance, call.revision, VIEW_WAIT, call.lease)
-                same = (view.instance, view.revision) == (call.instance, call.revision)
-                self.core.viewed(None if same else view, self._loop.time())
-                if not same:
+                news = await self._hub.view(call.instance, call.revision, VIEW_WAIT, call.lease, changes=not call.whole)
+                same = (news.instance, news.revision) == (call.instance, call.revision)
+                view = self.core.viewed(None if same else news, self._loop.time())
+                if view is not None:
                     self.measuring.members(member.info for member in view.members)
                     self._on_view(view)
         except LeaseError as error:

@@ -34,6 +34,7 @@ class _Waiting:
     known: int
     answer: Answer[View | None]
     lease: str
+    whole: bool
 
 
 class SimHub:
@@ -82,12 +83,21 @@ class SimHub:
         else:
             self._clock.after(self._delay(host), self._carry_out, host, operation, answer)
 
-    def view(self, host: Host, instance: str, revision: int, answer: Answer[View | None], lease: str = "") -> None:
+    def view(
+        self,
+        host: Host,
+        instance: str,
+        revision: int,
+        answer: Answer[View | None],
+        lease: str = "",
+        *,
+        whole: bool = True,
+    ) -> None:
         """Long-poll the view: at once if it differs from what the caller has, else when it does, or None in the end."""
         if self._is_lost(host):
             self._clock.after(CALL_LIMIT + VIEW_WAIT, _answer, host, answer, HubError("no answer"))
         else:
-            self._clock.after(self._delay(host), self._poll, host, instance, revision, answer, lease)
+            self._clock.after(self._delay(host), self._poll, host, instance, revision, answer, lease, whole)
 
     def crashed(self, host: Host) -> None:
         """A host's process has ended, and its connections with it; who is cut off, or lost just now, is not heard."""
@@ -123,16 +133,19 @@ class SimHub:
         self._reply(host, answer, result)
         self._settle()
 
-    def _poll(self, host: Host, instance: str, revision: int, answer: Answer[View | None], lease: str) -> None:
+    def _poll(
+        self, host: Host, instance: str, revision: int, answer: Answer[View | None], lease: str, whole: bool
+    ) -> None:
         if not self.up:
             self._clock.after(REFUSED, _answer, host, answer, HubError("connection refused"))
             return
         self.core.is_there(lease, self._clock.now)
         if (instance, revision) != (self.core.instance, self.core.revision):
-            known = revision if instance == self.core.instance else 0 if instance else -1
-            self._reply(host, answer, self.core.view(known))
+            same = instance == self.core.instance
+            known = revision if same else 0 if instance else -1
+            self._reply(host, answer, self._view(known, whole or not same))
         else:
-            poll = _Waiting(host, revision, answer, lease)
+            poll = _Waiting(host, revision, answer, lease, whole)
             self._shown = revision
             self._waiting.append(poll)
             self._clock.after(VIEW_WAIT, self._end_poll, poll)
@@ -164,12 +177,15 @@ class SimHub:
             return
         self._shown = self.core.revision
         waiting, self._waiting = self._waiting, []
-        views: dict[int, View] = {}  # of those that know the same: as the hub's service encodes one for all
+        views: dict[tuple[int, bool], View] = {}  # as the hub's service encodes one for all that know the same
         for poll in waiting:
-            news = self.core.news_after(poll.known)
-            if news not in views:
-                views[news] = self.core.view(poll.known)
-            self._reply(poll.host, poll.answer, views[news])
+            kind = poll.known, poll.whole
+            if kind not in views:
+                views[kind] = self._view(*kind)
+            self._reply(poll.host, poll.answer, views[kind])
+
+    def _view(self, known: int, whole: bool) -> View:
+        return (None if whole else self.core.changes(known)) or self.core.view(known)
 
     def _plan(self) -> None:
         if self._planner is None:

@@ -291,7 +291,7 @@ class SimNode:
 
         hub, now = self.world.hub, self.world.clock
         if isinstance(call, CallView):
-            hub.view(self.host, call.instance, call.revision, answer, call.lease)
+            hub.view(self.host, call.instance, call.revision, answer, call.lease, whole=call.whole)
         elif isinstance(call, CallJoin):
             request, lease = call.request, hub.secret()
             hub.request(self.host, lambda core: core.join(request, lease=lease, now=now.now), answer)
@@ -315,9 +315,9 @@ class SimNode:
         else:
             if result is not None:
                 self._note(result)
-            self.core.viewed(result, self.now)
-            if result is not None:
-                self.on_view(result)
+            view = self.core.viewed(result, self.now)
+            if view is not None:
+                self.on_view(view)
 
     def _note(self, view: View) -> None:
         for a in view.lineage:

@@ -162,13 +162,14 @@ class NodeCore:
         """See `MembershipClient`."""
         self.membership.lease_lost(now)
 
-    def viewed(self, view: View | None, now: float) -> None:
-        """The long poll of the view ended."""
-        self.membership.viewed(view, now)
-        if view is not None:
-            self._meet(view.members, now)
+    def viewed(self, view: View | None, now: float) -> View | None:
+        """The long poll of the view ended; see `MembershipClient.viewed`."""
+        whole = self.membership.viewed(view, now)
+        if whole is not None:
+            self._meet(whole.members, now)
             if self.follower is not None:
-                self.follower.viewed(view, now)
+                self.follower.viewed(whole, now)
+        return whole
 
     def planned(self, plan: NodePlan, now: float) -> None:
         """The hub gave this node's part of the plan. Raises `FormatError` for one that no planner makes."""

@@ -151,7 +151,9 @@ def packs_of(place: Path, ranks: int) -> list[list[Pack]]:
 
     found = []
     for rank in range(ranks):
-        packs = [_open_pack(path) for path in (place / "store" / f"rank-{rank}" / "packs").glob("?" * 64)]
+        packs = [
+            _open_pack(path, OpenPayloads()) for path in (place / "store" / f"rank-{rank}" / "packs").glob("?" * 64)
+        ]
         sealed = [pack for pack in packs if pack is not None and pack.sealed]
         found.append(sorted(sealed, key=lambda pack: (pack.manifest.version, pack.manifest.base or -1)))
     return found

@@ -10,11 +10,12 @@ import pytest
 from hub_parts import TRUSTED, Clock, node, until
 
 from p2psync.errors import FormatError, HubError, LeaseError
+from p2psync.membership.changes import put_together
 from p2psync.membership.checks import MAX_PATHS
 from p2psync.membership.doubts import DOUBT
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.leases import Ended
-from p2psync.membership.records import Measures, Member, Path
+from p2psync.membership.records import Join, Measures, Member, Path
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 
@@ -193,3 +194,23 @@ async def test_a_renewal_that_is_too_large_or_damaged_keeps_its_lease(
     hub.tick()
     (member,) = hub.core.view().members
     assert (member.version, member.digest) == (3, "ab" * 16), "what it runs is what it told before"
+
+
+@pytest.mark.parametrize("members", [2, 257, 1000])
+async def test_who_comes_again_is_told_what_changed_however_many_members_there_are(
+    hub: HubService, client: HubClient, members: int
+) -> None:
+    for number in range(members):
+        hub.core.join(Join(info=node(number)), lease=str(number), now=hub.now())
+    known = await client.view()
+    assert len(known.members) == members
+    waiting = asyncio.create_task(client.view(known.instance, known.revision, wait=10.0, changes=True))
+    await until(lambda: hub.waiting)
+    await client.join(node(members))
+    news = await waiting
+    assert (news.since, [member.info for member in news.members]) == (known.revision, [node(members)])
+    assert put_together(known, news) == await client.view()
+    idle = await client.view(news.instance, news.revision, changes=True)
+    assert (idle.members, idle.lineage, idle.since) == ([], [], news.revision)
+    assert len((await client.view(news.instance, known.revision)).members) == members + 1, "all of it to who asks so"
+    assert len((await client.view("another hub", 3, changes=True)).members) == members + 1

@@ -1,52 +1,52 @@
-"""How much an object holds: entries of all tables that it leads to, so that one that only grows is seen."""
+"""What an object holds: all that its tables lead to, so that a table that only grows is seen."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
-_LEAVES = (
-    str,
-    bytes,
-    int,
-    float,
-    bool,
-    type(None),
-    type,
-    Enum,
-    ModuleType,
-    FunctionType,
-    BuiltinFunctionType,
-    MethodType,
-)
+_CODE = (type, Enum, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+_FIGURES = (int, float, bool, type(None))
 
 
 def entries(root: object) -> int:
     """Entries of dictionaries, lists, sets, tuples and deques that can be reached from `root`, each once."""
+    tables = (thing for thing in walk(root) if isinstance(thing, Mapping | list | tuple | set | frozenset | deque))
+    return sum(len(table) for table in tables)
+
+
+def names(root: object) -> set[str | bytes]:
+    """Texts and byte strings that can be reached from `root`."""
+    return {thing for thing in walk(root) if isinstance(thing, str | bytes)}
+
+
+def walk(root: object) -> Iterator[object]:
+    """All that can be reached from `root` by attributes and entries, but code and figures; each object once."""
     seen: set[int] = set()
+    kept: list[object] = []  # so that no other object gets the place of one that was seen
     waiting = [root]
-    found = 0
     while waiting:
         thing = waiting.pop()
-        if isinstance(thing, _LEAVES) or id(thing) in seen:
+        if isinstance(thing, (*_CODE, *_FIGURES)) or id(thing) in seen:
             continue
         seen.add(id(thing))
+        kept.append(thing)
+        yield thing
+        if isinstance(thing, str | bytes | bytearray):
+            continue
         if isinstance(thing, Mapping):
-            found += len(thing)
             waiting += [*thing.keys(), *thing.values()]
         elif isinstance(thing, list | tuple | set | frozenset | deque):
-            found += len(thing)
             waiting += thing
         else:
             waiting += _attributes(thing)
-    return found
 
 
 def _attributes(thing: object) -> list[object]:
-    names = set(getattr(thing, "__dict__", ()))
+    found = set(getattr(thing, "__dict__", ()))
     for kind in type(thing).__mro__:
         slots = getattr(kind, "__slots__", ())
-        names.update([slots] if isinstance(slots, str) else slots)
-    return [getattr(thing, name) for name in names if hasattr(thing, name)]
+        found.update([slots] if isinstance(slots, str) else slots)
+    return [getattr(thing, name) for name in found if hasattr(thing, name)]

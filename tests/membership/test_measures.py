@@ -7,7 +7,7 @@ from membership_parts import fresh, make_core, node
 
 from p2psync.errors import FormatError
 from p2psync.membership.checks import MAX_PATHS, check_measures
-from p2psync.membership.measures import changed_much
+from p2psync.membership.measures import changed_much, fell
 from p2psync.membership.records import Join, Leave, Measures, Path, Renew
 from p2psync.membership.renewal import MAX_REFUSED
 
@@ -120,3 +120,12 @@ def test_measures_go_with_the_lease_and_a_new_instance_begins_without() -> None:
 )
 def test_a_fifth_counts_and_failing_does(before: Measures | None, after: Measures, much: bool) -> None:
     assert changed_much(before, after) is much
+
+
+def test_that_a_peer_cannot_be_reached_counts_where_the_plan_has_it() -> None:
+    failed = Measures(paths=[Path(PEER, failed=True)])
+    works_again = Measures(paths=[Path(PEER, rtt=0.1)])
+    for news in (fell, changed_much):
+        assert news(None, failed) and news(None, failed, [PEER]) and news(Measures(paths=[Path(PEER)]), failed, [])
+        assert not news(None, failed, []), "one that was not told of before, and that nobody counts on"
+    assert changed_much(failed, works_again, [])

@@ -27,14 +27,15 @@ def members(count: int, role: Role = "trainer") -> list[Member]:
 
 
 class Book:
-    """A plan that says nothing."""
+    """A plan that says nothing; or which peers each node in it has."""
 
-    def __init__(self, revision: int) -> None:
+    def __init__(self, revision: int, peers: dict[str, list[str]] | None = None) -> None:
         self.revision = revision
         self.remarks: dict[str, str] = {}
+        self._peers = peers or {}
 
     def node_plan(self, node: str) -> NodePlan | None:
-        return None
+        return NodePlan(self.revision, self._peers[node], [], []) if node in self._peers else None
 
 
 class Keeper:
@@ -242,6 +243,17 @@ def test_a_path_that_failed_makes_a_plan_from_it() -> None:
     made.measure(1, failed, 20.0)
     task = made.begin(made.keeper.due)
     assert task is not None and task.measures == {node(1).node: failed}
+
+
+def test_a_path_that_failed_and_that_no_plan_uses_makes_none() -> None:
+    made = Keeper()
+    made.change(0.0)
+    assert made.begin(made.keeper.due) is not None
+    made.keeper.made(Book(1, {node(1).node: [node(3).node]}), 1.0)
+    made.measure(1, Measures(paths=[Path(node(2).node, failed=True)]), 20.0)
+    assert made.keeper.due == float("inf")
+    made.measure(1, Measures(paths=[Path(node(3).node, failed=True)]), 21.0)
+    assert made.keeper.due == 21.0 + SETTLE
 
 
 def test_measures_of_who_is_no_member_are_not_planned_with() -> None:

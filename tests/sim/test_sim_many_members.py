@@ -20,6 +20,8 @@ MEMBERS, REACHABLE = 1000, 100
 VERSIONS, EVERY, SECONDS = 3, 8.0, 4 * DEFAULT_TTL
 #: Bytes of one member in the view, and of one path in a renewal, both in JSON.
 MEMBER_BYTES, PATH_BYTES = 320, 110
+#: Bytes of what all are told of one version, with its manifest.
+ANNOUNCEMENT_BYTES = 6000
 #: So few connections that a node is not dialling all the time.
 NODE = NodeConfig(swarm=SWARM, max_peers=4)
 
@@ -67,7 +69,7 @@ class Volunteer:
             self.turn()
 
         if isinstance(call, CallView):
-            hub.view(self.host, call.instance, call.revision, answer, call.lease)
+            hub.view(self.host, call.instance, call.revision, answer, call.lease, whole=call.whole)
         elif isinstance(call, CallJoin):
             self.joins += 1
             hub.request(self.host, lambda core: core.join(call.request, lease=hub.secret(), now=clock.now), answer)
@@ -115,3 +117,5 @@ def test_leases_hold_and_versions_come_though_most_members_cannot_be_dialled() -
     assert sum(len(told.paths) for told in core.measures().values()) <= PATHS_IN_ALL
     assert max(volunteer.largest for volunteer in volunteers) <= most_paths(MEMBERS) * PATH_BYTES + 300
     assert len(msgspec.json.encode(core.view(core.news))) <= MEMBERS * MEMBER_BYTES
+    last = core.changes(core.news - 1)
+    assert last is not None and len(msgspec.json.encode(last)) <= ANNOUNCEMENT_BYTES, "whoever is there knows the rest"

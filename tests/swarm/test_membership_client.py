@@ -9,7 +9,7 @@ from swarm_parts import view_of
 
 from p2psync.membership.checks import MAX_REMARK
 from p2psync.membership.client import FIRST_PAUSE, LAST_PAUSE, CallJoin, CallRenew, CallView, HubCall, MembershipClient
-from p2psync.membership.records import Lease, NodeInfo
+from p2psync.membership.records import Lease, Member, NodeInfo, View
 
 TTL = 9.0
 
@@ -51,6 +51,28 @@ def test_once_in_it_keeps_one_long_poll_open() -> None:
     made.viewed(view_of(revision=4), 1.0)
     (call,) = made.poll(1.0)
     assert call == CallView("hub", 4, "l")
+
+
+def test_what_changed_is_put_to_the_view_that_it_knows() -> None:
+    made = member()
+    one, two = (Member(info=NodeInfo(node=name, role="actor")) for name in ("1", "2"))
+    made.viewed(View(instance="hub", revision=4, members=[one]), 1.0)
+    whole = made.viewed(View(instance="hub", revision=5, since=4, members=[two]), 2.0)
+    assert whole == made.view == View(instance="hub", revision=5, members=[one, two])
+
+
+def test_what_changed_since_another_view_has_it_ask_for_all() -> None:
+    made = member()
+    made.viewed(view_of(revision=4), 1.0)
+    assert made.viewed(View(instance="hub", revision=9, since=7), 2.0) is None
+    assert CallView("", -1, "l") in made.poll(3.0)
+
+
+def test_a_trainer_asks_for_whole_views() -> None:
+    made = MembershipClient(NodeInfo(node="n", role="trainer"), random.Random(1))
+    made.poll(0.0)
+    made.joined(lease(), 0.0)
+    assert made.poll(0.0) == [CallView("", -1, "l", whole=True)]
 
 
 def test_an_unchanged_view_keeps_the_last_one() -> None:

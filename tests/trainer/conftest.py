@@ -1,8 +1,8 @@
-"""The parts of the store's tests that end processes serve here too."""
+"""Parts of the tests of the store and of membership serve here too."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "store"))
+sys.path[:0] = [str(Path(__file__).parent.parent / room) for room in ("store", "membership")]

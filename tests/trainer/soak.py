@@ -110,6 +110,19 @@ class Soak:
         await self.actor.until(made.version)
         return made.version
 
+    async def settled(self) -> None:
+        """Wait until the anchor that is due is made, and all know all that was retired."""
+        await self.trainer.anchored()
+        hub = self.trainer.hub
+        assert hub is not None
+        cores = [self.trainer.runner.core, self.actor.runner.core]
+        while (  # noqa: ASYNC110 (three programs settle, none of which tells of it)
+            any((view := core.membership.view) is None or view.revision < hub.core.revision for core in cores)
+            or {pack.id for pack in self.actor.store.packs()} - {pack.id for pack in self.trainer.runner.store.packs()}
+            or hub.core.announced != len(self.trainer.runner.store.packs())
+        ):
+            await asyncio.sleep(0.01)
+
     def reading(self) -> Reading:
         """What there is now."""
         hub = self.trainer.hub

@@ -1,0 +1,116 @@
+"""A node that is told only what changed knows the same as one that is told everything."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from membership_parts import LATER_RUN, RUN, announce, claim, fresh, make_core, manifest, node
+
+from p2psync.errors import FormatError
+from p2psync.membership.changes import ChangeLog, put_together
+from p2psync.membership.hub import HubCore
+from p2psync.membership.records import Join, Leave, Renew, View
+
+
+def bare(view: View) -> View:
+    """A view without what is inlined, and without the versions that members run, which changes do not tell."""
+    members = [msgspec.structs.replace(member, version=None, digest="") for member in view.members]
+    lineage = [msgspec.structs.replace(a, inline=None) for a in view.lineage]
+    return msgspec.structs.replace(view, members=members, lineage=lineage)
+
+
+class Swarm:
+    """A hub and what happens at it."""
+
+    def __init__(self) -> None:
+        self.core: HubCore = make_core(ttl=10.0)
+        self.now = 0.0
+        self.token = claim(self.core)
+        self.run, self.epoch, self.version = RUN, 1, -1
+        self.leases: dict[int, str] = {}
+
+    def happen(self, what: int, number: int) -> None:
+        """One of the things that can."""
+        core = self.core
+        if what == 0:
+            self.leases[number] = core.join(Join(info=node(number)), lease=fresh(), now=self.now).lease
+        elif what == 1 and number in self.leases:
+            core.leave(Leave(lease=self.leases.pop(number)), now=self.now)
+        elif what == 2:
+            lease = core.join(Join(info=node(number, port=9000 + number)), lease=fresh(), now=self.now).lease
+            self.leases[number] = lease
+        elif what == 3:
+            self.now += 6.0
+            core.expire(self.now)
+            there = {member.info.node for member in core.view().members}
+            self.leases = {n: lease for n, lease in self.leases.items() if node(n).node in there}
+        elif what == 4 and self.version < 200:
+            base = self.version if self.version >= 0 and self.run == RUN else None
+            self.version += 1
+            announce(core, self.token, manifest(self.version, base, run=self.run, epoch=self.epoch))
+        elif what == 5 and core.view().lineage:
+            announce(core, self.token, retire=(core.view().lineage[0].id,))
+        elif what == 6:
+            self.run, self.epoch = LATER_RUN, self.epoch + 1
+            self.token = claim(core, self.now, run=self.run, epoch=self.epoch)
+        elif what == 7 and number in self.leases:
+            core.renew(Renew(lease=self.leases[number], version=number, digest="ab" * 16), now=self.now)
+
+
+events = st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6)), max_size=60)
+
+
+@given(events=events)
+@settings(max_examples=150)
+def test_who_is_told_what_changed_knows_what_all_know(events: list[tuple[int, int]]) -> None:
+    swarm = Swarm()
+    known = swarm.core.view()
+    for what, number in events:
+        if what == 8:  # it asks, after as many changes as there were
+            news = swarm.core.changes(known.revision)
+            known = put_together(known, news) if news is not None else swarm.core.view(known.revision)
+            assert bare(known) == bare(swarm.core.view())
+        else:
+            swarm.happen(what, number)
+    news = swarm.core.changes(known.revision)
+    assert news is None or bare(put_together(known, news)) == bare(swarm.core.view())
+
+
+def test_what_changed_takes_no_more_room_in_a_large_swarm() -> None:
+    core = make_core()
+    token = claim(core)
+    announce(core, token, *[manifest(version, version - 1 if version else None) for version in range(100)])
+    for number in range(1000):
+        core.join(Join(info=node(number)), lease=fresh(), now=0.0)
+    known = core.revision
+    announce(core, token, manifest(100, 99))
+    core.join(Join(info=node(5000)), lease="one more", now=0.0)
+    news = core.changes(known)
+    assert news is not None and news.since == known
+    assert [a.version for a in news.lineage] == [100] and news.lineage[0].inline is not None
+    assert [member.info for member in news.members] == [node(5000)] and news.gone == news.retired == []
+    assert len(msgspec.json.encode(news)) < 2500
+
+
+def test_who_knows_too_little_or_nothing_is_told_everything() -> None:
+    core = make_core()
+    assert core.changes(-1) is None and core.changes(1) is None
+    token = claim(core)
+    known = core.revision
+    claim(core, run=LATER_RUN)
+    assert core.changes(known) is None, "another run has another lineage"
+    log = ChangeLog(most=2)
+    for revision, name in enumerate("abc", 1):
+        log.add(revision, name)
+    assert [log.since(revision) for revision in range(4)] == [None, {"b", "c"}, {"c"}, set()]
+    assert token
+
+
+def test_changes_go_on_from_one_view_alone() -> None:
+    news = View(instance="hub", revision=5, since=4)
+    for before in (None, View(instance="hub", revision=3), View(instance="other", revision=4)):
+        with pytest.raises(FormatError, match="asks for all of it"):
+            put_together(before, news)
+    assert put_together(View(instance="hub", revision=4), news) == View(instance="hub", revision=5)
