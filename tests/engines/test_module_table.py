@@ -16,6 +16,7 @@ from module_kinds import Extra, Tied
 from module_parts import Policy, anchor, bits, stepped, version_of, weights
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations, parametrize
 from torch.testing._internal.two_tensor import TwoTensor
@@ -285,7 +286,7 @@ def test_tied_tensors_are_one_row_and_every_key_knows_which() -> None:
 def test_a_misfit_lists_some_names_of_both_sides_and_what_to_do() -> None:
     one, two = (list(module_rows(nn.Sequential(*(nn.Linear(n, n) for _ in range(3))))) for n in (2, 3))
     assert misfit(one, two) == (
-        "'0.bias' is (F32, [2]) in it, and (F32, [3]) in the module (and 5 more). Load the same architecture and dtypes"
+        "'0.bias' is (F32, [2]) in it, and (F32, [3]) in the module (and 5 more): load the same architecture and dtypes"
     )
     other = list(module_rows(nn.ModuleDict({"head": nn.Linear(2, 2)})))
     line = misfit(one, other)
@@ -293,7 +294,9 @@ def test_a_misfit_lists_some_names_of_both_sides_and_what_to_do() -> None:
         "it has '0.bias' (F32, [2]), '0.weight' (F32, [2, 2]), '1.bias' (F32, [2]) and 3 more, which"
     )
     assert "the module has 'head.bias' (F32, [2]), 'head.weight' (F32, [2, 2]), which it has not" in line
-    assert line.endswith("or map state_dict keys to the published names with names=")
+    assert line.endswith(", or map state_dict keys to the published names with names=")
+    adapters = [*one, *module_rows(nn.ModuleDict({"0": nn.ModuleDict({"lora_A": nn.Linear(2, 1)})}))]
+    assert "or merge adapters into their base before publishing" in misfit(adapters, one)
 
 
 # ---- PEFT, known by the names of its classes -------------------------------------------------------------------------
@@ -422,24 +425,38 @@ def test_a_scrub_reads_what_the_module_reads_now() -> None:
     assert not engine.scrub()
 
 
+def reinterpret(tensor: torch.Tensor) -> None:
+    tensor.data = tensor.data.view(torch.int32)
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
         (lambda module: setattr(module.two, "weight", nn.Parameter(torch.ones(4, 4))), "two.weight"),
         (lambda module: module.half(), "F16|F32"),
+        (lambda module: reinterpret(module.requires_grad_(False).one.weight), "I32|F32"),
         (lambda module: module.register_buffer("more", torch.ones(2)), "more"),
         (lambda module: module.one.register_parameter("bias", nn.Parameter(torch.ones(4))), "one.bias"),
         (lambda module: module.add_module("new", nn.Linear(2, 2)), "new.bias"),
     ],
-    ids=["tie broken", "dtype", "buffer", "bias", "module"],
+    ids=["tie broken", "dtype", "same bits, another dtype", "buffer", "bias", "module"],
 )
 def test_a_module_of_other_tensors_than_at_first_is_refused(change: Callable[[Any], object], line: str) -> None:
     module = Tied()
     table = LiveTable(module)
-    assert table() is table() is table.first
+    assert table() is table()
     change(module)
     with pytest.raises(ModuleError, match=f"no longer those it had at first .*({line})"):
         table()
+
+
+def test_memory_that_a_module_has_left_is_not_kept() -> None:
+    module = nn.Linear(4, 4)
+    table = LiveTable(module)
+    storage = StorageWeakRef(module.weight.untyped_storage())
+    module.weight.data = module.weight.data.clone()
+    table()
+    assert storage.expired()
 
 
 def test_cached_parametrizations_are_computed_anew_after_a_commit() -> None:
