@@ -434,7 +434,7 @@ def reinterpret(tensor: torch.Tensor) -> None:
     [
         (lambda module: setattr(module.two, "weight", nn.Parameter(torch.ones(4, 4))), "two.weight"),
         (lambda module: module.half(), "F16|F32"),
-        (lambda module: reinterpret(module.requires_grad_(False).one.weight), "I32|F32"),
+        (lambda module: reinterpret(module.requires_grad_(False).three), "I32|F32"),
         (lambda module: module.register_buffer("more", torch.ones(2)), "more"),
         (lambda module: module.one.register_parameter("bias", nn.Parameter(torch.ones(4))), "one.bias"),
         (lambda module: module.add_module("new", nn.Linear(2, 2)), "new.bias"),
