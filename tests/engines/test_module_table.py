@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._inductor.config as inductor
 import torch.distributed as dist
 from engine_parts import Run, bring, put_all
 from module_kinds import Extra, Tied
@@ -222,13 +223,11 @@ def test_modules_that_hold_a_part_of_the_layers_are_refused() -> None:
         module_table(GeminiDDP(nn.Linear(2, 2)))
 
 
-def test_weights_compiled_into_code_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch._inductor.config as inductor
-
+def test_weights_compiled_into_code_are_refused() -> None:
     module = torch.compile(nn.Linear(2, 2))
-    monkeypatch.setattr(inductor, "freezing", True)
-    with pytest.raises(ModuleError, match=r"torch\._inductor\.config\.freezing"):
+    with inductor.patch(freezing=True), pytest.raises(ModuleError, match=r"torch\._inductor\.config\.freezing"):
         module_table(module)
+    assert module_table(module)
 
 
 def test_memory_that_is_mapped_for_reading_is_refused_by_an_engine(tmp_path: Path) -> None:
