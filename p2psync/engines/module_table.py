@@ -114,6 +114,8 @@ def module_table(module: nn.Module, names: Names | None = None, *, local: Local 
     names: see `Names`. local: gives the part of a sharded tensor that is held here; without it shards are refused.
     Raises `ModuleError`, which names the entry and says what to do.
     """
+    if not isinstance(module, nn.Module):
+        raise ModuleError(f"{type(module).__name__}: give a torch.nn.Module")
     return _Resolver(module, names, local).table()
 
 
@@ -208,7 +210,7 @@ class _Resolver:
     def table(self) -> ModuleTable:
         self._refuse_sharding()
         self._refuse_slots()
-        state = self._module.state_dict(keep_vars=True) if self._sharded else self._module.state_dict()
+        state = self._state()
         self._index()
         entries: list[Entry] = []
         keys: dict[str, Entry] = {}
@@ -229,6 +231,14 @@ class _Resolver:
             any(isinstance(node.module, parametrize.ParametrizationList) for node in self._nodes),
             [] if self._sharded else list(self._places()),
         )
+
+    def _state(self) -> dict[str, object]:
+        try:
+            return self._module.state_dict(keep_vars=True) if self._sharded else self._module.state_dict()
+        except Exception as error:  # of the module's own code
+            raise ModuleError(
+                f"state_dict() fails ({type(error).__name__}: {_one_line(error)}): mend it first"
+            ) from error
 
     def _refuse_sharding(self) -> None:
         for node in self._nodes:
@@ -346,6 +356,10 @@ def _view(name: str, tensor: torch.Tensor) -> StorageView | None:
 def _require(key: str, reason: str) -> None:
     if reason:
         raise ModuleError(f"{key}: {reason}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _says_nothing(value: object) -> bool:

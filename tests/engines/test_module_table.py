@@ -55,6 +55,13 @@ class Hides(nn.Linear):
         return {name: tensor for name, tensor in state.items() if not name.endswith("bias")}
 
 
+class Fails(nn.Linear):
+    """Overrides state_dict with one that no parent can call."""
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        return {}
+
+
 class Dictionary(Extra):
     """Its extra state is no tensor."""
 
@@ -126,6 +133,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "hook that copies": (hooked, "0.weight: state_dict() hands out a copy"),
     "override that copies": (lambda: Copies(2, 2), "weight: state_dict() hands out a copy"),
     "override that hides": (lambda: Hides(2, 2), "bias: the module computes with it, but its state_dict() leaves"),
+    "override that fails": (lambda: nn.Sequential(Fails(2, 2)), "state_dict() fails (TypeError: Fails.state_dict()"),
+    "no module": (lambda: torch.ones(2), "Tensor: give a torch.nn.Module"),  # type: ignore[return-value]
     "dictionary": (Dictionary, "_extra_state: its state_dict holds a dict"),
     "unsettable": (lambda: Unsettable(2, 2), "_extra_state: extra state that cannot be written: give Unsettable"),
     "expanded": (lambda: holding(torch.randn(1).expand(4)), "held: an expanded or overlapping view"),
@@ -168,7 +177,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_what_a_version_cannot_hold_is_refused_in_one_line_that_names_it(kind: str) -> None:
     make, line = REFUSED[kind]
     with pytest.raises(ModuleError, match=re.escape(line)) as caught:
-        ModuleEngine(make())
+        LiveTable(make())
     assert "\n" not in str(caught.value)
 
 
