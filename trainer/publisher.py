@@ -85,7 +85,7 @@ class Publisher:
         self._files = as_directory(files, "files") if files is not None else None
         self._module = module
         self._table = LiveTable(module, names)
-        self._master_keys = _master_keys(self._table.first, masters or {})
+        self._master_keys = _master_keys(self._table(), masters or {})
         self._masters = masters
         if resident and not masters:
             raise UsageError("resident: there are no masters to refresh the module from")
@@ -94,7 +94,7 @@ class Publisher:
         if rollouts is not None and config.hub_url is not None:
             raise UsageError("rollouts: the ledger is served by the publisher's own hub, not by one elsewhere")
         if on_device is None:
-            tensors = [*self._table.first.rows.values(), *(masters or {}).values()]
+            tensors = [*self._table().rows.values(), *(masters or {}).values()]
             on_device = any(tensor.is_cuda for tensor in tensors)
         self._path = DevicePath(twin=twin, everywhere=on_device) if on_device else None
         self._resident = resident

@@ -8,6 +8,8 @@ from p2psync.delta.tensors import TensorSpec
 
 #: Names that are listed on each side: enough to see the pattern, little enough for one line.
 NAMES_SHOWN = 3
+#: What PEFT's adapters have in their names.
+_ADAPTER_MARKS = (".lora_", ".ia3_")
 
 
 def misfit(version: Collection[TensorSpec], module: Collection[TensorSpec]) -> str:
@@ -23,8 +25,12 @@ def misfit(version: Collection[TensorSpec], module: Collection[TensorSpec]) -> s
         first = other[0]
         more = f" (and {len(other) - 1} more)" if len(other) > 1 else ""
         parts.append(f"{first!r} is {_form(there[first])} in it, and {_form(here[first])} in the module{more}")
-    names = " or map state_dict keys to the published names with names=" if missing or surplus else ""
-    return f"{'; '.join(parts)}. Load the same architecture and dtypes{',' if names else ''}{names}"
+    remedies = ["load the same architecture and dtypes"]
+    if any(mark in name for name in missing + surplus for mark in _ADAPTER_MARKS):
+        remedies.append("merge adapters into their base before publishing")
+    if missing or surplus:
+        remedies.append("map state_dict keys to the published names with names=")
+    return f"{'; '.join(parts)}: {', or '.join(remedies)}"
 
 
 def _some(names: Sequence[str], specs: dict[str, TensorSpec]) -> str:

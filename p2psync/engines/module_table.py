@@ -39,11 +39,13 @@ class Place:
     slot: Slot
     tensor: torch.Tensor
     address: int
+    dtype: torch.dtype
     view: StorageView | None
 
     def is_same(self) -> bool:
-        """Whether the module has that tensor, of that shape, at that address."""
-        return self.slot.tensor() is self.tensor and storage_view(self.tensor) == self.view
+        """Whether the module has that tensor, of that dtype and shape, at that address."""
+        tensor = self.slot.tensor()
+        return tensor is self.tensor and tensor.dtype == self.dtype and storage_view(tensor) == self.view
 
 
 @dataclass(frozen=True)
@@ -105,18 +107,6 @@ class ModuleTable:
         if self.caches_parametrizations:
             parametrize._cache.clear()
 
-    def require_same(self, before: ModuleTable) -> None:
-        """Raises `ModuleError` unless names, dtypes, shapes and ties are those of an earlier table of the module."""
-        if list(self.entries) == list(before.entries) and self.names == before.names:
-            return
-        other = next(iter(sorted(set(self.entries) ^ set(before.entries))), None)
-        if other is not None:
-            what = f"{other.name} ({other.dtype}, {other.shape})"
-        else:
-            tied = [key for key in self.names if self.names[key] != before.names.get(key)]
-            what = f"the tie of {tied[0]}" if tied else "tied parameters"
-        raise ModuleError(f"the module's tensors are no longer those it had at first ({what}): make a new one for it")
-
 
 def module_table(module: nn.Module, names: Names | None = None, *, local: Local | None = None) -> ModuleTable:
     """The table of a module. Calls its `state_dict`; reads no bits.
@@ -124,6 +114,8 @@ def module_table(module: nn.Module, names: Names | None = None, *, local: Local 
     names: see `Names`. local: gives the part of a sharded tensor that is held here; without it shards are refused.
     Raises `ModuleError`, which names the entry and says what to do.
     """
+    if not isinstance(module, nn.Module):
+        raise ModuleError(f"{type(module).__name__}: give a torch.nn.Module")
     return _Resolver(module, names, local).table()
 
 
@@ -168,9 +160,11 @@ class LiveTable:
     def __init__(self, module: nn.Module, names: Names | None = None) -> None:
         """Raises `ModuleError`."""
         self._module, self._names = module, names
-        self.first = self._table = module_table(module, names)
+        self._table = module_table(module, names)
+        # Not the first table itself: it would keep memory that the module has left.
+        self._specs, self._rows = list(self._table.entries), self._table.names
         self._marks = self._registered()
-        self._looks_anew = any(entry.owner is not None for entry in self.first.entries.values()) or any(
+        self._looks_anew = any(entry.owner is not None for entry in self._table.entries.values()) or any(
             depends_on_state(part) for part in module.modules()
         )
 
@@ -179,9 +173,19 @@ class LiveTable:
         marks = self._registered()
         if self._looks_anew or marks != self._marks or not self._table.is_same():
             table = module_table(self._module, self._names)
-            table.require_same(self.first)
+            self._require_same(list(table.entries), table.names)
             self._table, self._marks = table, marks
         return self._table
+
+    def _require_same(self, specs: list[TensorSpec], names: Mapping[str, str]) -> None:
+        if specs == self._specs and names == self._rows:
+            return
+        other = next(iter(sorted(set(specs) ^ set(self._specs))), None)
+        if other is not None:
+            what = f"{other.name} ({other.dtype}, {other.shape})"
+        else:
+            what = f"the tie of {next((key for key in names if names[key] != self._rows.get(key)), 'a parameter')}"
+        raise ModuleError(f"the module's tensors are no longer those it had at first ({what}): make a new one for it")
 
     def _registered(self) -> list[tuple[int, ...]]:
         """Which modules there are, and what each has registered, by their ids."""
@@ -206,7 +210,7 @@ class _Resolver:
     def table(self) -> ModuleTable:
         self._refuse_sharding()
         self._refuse_slots()
-        state = self._module.state_dict(keep_vars=True) if self._sharded else self._module.state_dict()
+        state = self._state()
         self._index()
         entries: list[Entry] = []
         keys: dict[str, Entry] = {}
@@ -227,6 +231,14 @@ class _Resolver:
             any(isinstance(node.module, parametrize.ParametrizationList) for node in self._nodes),
             [] if self._sharded else list(self._places()),
         )
+
+    def _state(self) -> dict[str, object]:
+        try:
+            return self._module.state_dict(keep_vars=True) if self._sharded else self._module.state_dict()
+        except Exception as error:  # of the module's own code
+            raise ModuleError(
+                f"state_dict() fails ({type(error).__name__}: {_one_line(error)}): mend it first"
+            ) from error
 
     def _refuse_sharding(self) -> None:
         for node in self._nodes:
@@ -333,7 +345,7 @@ class _Resolver:
         for slot in self._slots:
             tensor = slot.tensor()
             if slot.used and tensor is not None:
-                yield Place(slot, tensor, tensor.data_ptr(), storage_view(tensor))
+                yield Place(slot, tensor, tensor.data_ptr(), tensor.dtype, storage_view(tensor))
 
 
 def _view(name: str, tensor: torch.Tensor) -> StorageView | None:
@@ -344,6 +356,10 @@ def _view(name: str, tensor: torch.Tensor) -> StorageView | None:
 def _require(key: str, reason: str) -> None:
     if reason:
         raise ModuleError(f"{key}: {reason}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _says_nothing(value: object) -> bool:

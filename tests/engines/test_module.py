@@ -285,7 +285,7 @@ def test_a_module_of_another_architecture_is_named() -> None:
     module, run, versions = chain(2)
     step = anchor(run, 0, versions[0])
     engine = ModuleEngine(torch.nn.Linear(2, 2))
-    with pytest.raises(EngineError, match=r"does not fit the module: it has .* Load the same architecture"):
+    with pytest.raises(EngineError, match=r"does not fit the module: it has .* load the same architecture"):
         engine.stage([step])
     with pytest.raises(BaseMismatchError, match="nothing is live"):
         ModuleEngine(module).stage([run.steps[0, 1]])

@@ -32,7 +32,7 @@ def outputs(module: nn.Module) -> torch.Tensor:
         return module(ROWS)
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
     st.lists(
         st.tuples(*[st.sampled_from(sorted(names)) for names in (KINDS, WRAPPERS, WRAPPERS)]), min_size=1, max_size=4

@@ -24,7 +24,7 @@ from p2psync.protocol.versions import Position
 from trainer.node import TrainerConfig
 from trainer.publisher import Publisher
 
-LIMIT = 30.0
+LIMIT = 120.0
 PUBLIC = public_text(KEY.public_key().public_bytes_raw())
 #: Nothing listens at this port.
 NOWHERE = "http://127.0.0.1:9"
