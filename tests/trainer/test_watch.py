@@ -352,6 +352,7 @@ def test_what_was_being_published_when_the_process_ended_counts_if_it_became_a_v
 
 def test_without_a_version_in_the_store_everything_is_published_again(disk: Disk) -> None:
     watched = three_steps(disk)
+    watched.history.clear()
     watched.watcher.resume(None)
     assert watched.look() == ["checkpoint-20"]
 
