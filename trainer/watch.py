@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from p2psync.engines.checkpoint_names import is_hidden, is_text, order_of, shown
-from trainer.candidates import Candidate, Fault, State, Weights, find_candidates
+from trainer.candidates import Candidate, Fault, Found, State, Weights, find_candidates
 from trainer.layouts import Rules
 from trainer.listing import Kind, Listing
 from trainer.watch_memory import Live, Memory, Pending, Seen
@@ -54,6 +54,7 @@ class Watcher:
     settle: float = 1.0
     backlog: bool = False
     memory: Memory = field(default_factory=Memory)
+    _found: Found | None = None
     _listing: Listing = field(default_factory=lambda: Listing.of([], 0))
     _now: float = 0.0
     _candidates: list[Candidate] = field(default_factory=list)
@@ -71,8 +72,9 @@ class Watcher:
 
     def observe(self, listing: Listing, now: float) -> None:
         """Take in one look at the directory. now: monotonic seconds."""
-        self._listing, self._now = listing, now
-        found = find_candidates(listing, self.rules)
+        if self._found is None or listing.entries != self._listing.entries or listing.owner != self._listing.owner:
+            self._found = find_candidates(listing, self.rules)
+        self._listing, self._now, found = listing, now, self._found
         self._candidates = [self._dated(candidate) for candidate in found.candidates]
         present = {candidate.path for candidate in self._candidates}
         for memory in (self._quiet, self._were_whole, self._prints, self._times, self._refused, self._held):
