@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from p2psync.engines.checkpoint_names import is_hidden, is_text, order_of, shown
-from trainer.candidates import Candidate, Fault, Found, State, Weights, find_candidates
+from p2psync.engines.checkpoint_names import is_hidden, is_text, is_unfinished, order_of, shown
+from trainer.candidates import UNFINISHED_SECONDS, Candidate, Fault, Found, State, Weights, find_candidates
 from trainer.layouts import Rules
 from trainer.listing import Kind, Listing
 from trainer.watch_memory import Live, Memory, Pending, Seen
@@ -60,6 +60,7 @@ class Watcher:
     _candidates: list[Candidate] = field(default_factory=list)
     _whole: list[Candidate] = field(default_factory=list)
     _quiet: dict[str, _Quiet] = field(default_factory=dict)
+    _unfinished: dict[str, float] = field(default_factory=dict)
     _were_whole: dict[str, Weights] = field(default_factory=dict)
     _prints: dict[str, tuple[object, str]] = field(default_factory=dict)
     _times: dict[str, tuple[Weights, int]] = field(default_factory=dict)
@@ -87,6 +88,7 @@ class Watcher:
         for entry in listing.children(""):
             if entry.error and entry.kind is Kind.OTHER and not is_hidden(entry.name):
                 self._tell(entry.path, f"{shown(entry.path)} is passed over: {entry.error}", warning=False)
+        self._tell_forgotten(listing)
 
     def unprinted(self) -> list[Candidate]:
         """Whole checkpoints whose prints are needed before `next` can be asked."""
@@ -345,12 +347,28 @@ class Watcher:
             version=version,
         )
 
+    def _tell_forgotten(self, listing: Listing) -> None:
+        """Say which directories have had an unfinished name for long."""
+        there = [e.path for e in listing.children("") if e.kind is Kind.DIRECTORY and is_unfinished(e.name)]
+        self._unfinished = {path: self._unfinished.get(path, self._now) for path in there if not is_hidden(path)}
+        for path, since in self._unfinished.items():
+            if self._now - since >= UNFINISHED_SECONDS:
+                text = f"{shown(path)} is passed over: its name says that it is unfinished; remove or rename it"
+                self._tell(path, text, warning=False)
+
     def _tell_overtaken(self, candidate: Candidate, live: Live, *, is_known: bool) -> None:
-        is_live = f"{shown(live.path) or 'the watched directory'} is live"
+        newer = live.path
+        if not self._exists(live.path):
+            newer = max((c for c in self._candidates if self._precedes(candidate, c)), default=candidate, key=_age).path
         if is_known:
-            text = f"its weights were published or overtaken before, {is_live}"
+            text = f"its weights were published or overtaken before, {shown(live.path) or 'this directory'} is live"
+        elif newer == candidate.path:
+            text = f"it is older than {shown(live.path) or 'this directory'}, which was live: the next one is published"
         else:
-            text = f"it is older, {is_live}; if the run began anew, move that one away and touch this one's weights"
+            text = (
+                f"it is older than {shown(newer) or 'this directory'}; if the run began anew, move that one and all "
+                "others of the old run away: the next checkpoint is published then"
+            )
         self._tell(candidate.path, f"{_called(candidate)} is left out: {text}", warning=not is_known)
 
     def _tell_left_out(self, candidate: Candidate) -> None:
@@ -373,6 +391,10 @@ class Watcher:
 
 def _called(candidate: Candidate) -> str:
     return shown(candidate.path) or "the watched directory"
+
+
+def _age(candidate: Candidate) -> tuple[tuple[int, ...], int]:
+    return candidate.order.numbers, candidate.time
 
 
 def _is_remnant(candidate: Candidate, before: Weights) -> bool:

@@ -126,7 +126,8 @@ def test_an_unfinished_name_anywhere_inside_means_incomplete(disk: Disk, name: s
 def test_an_unfinished_directory_is_no_checkpoint_until_it_is_renamed(disk: Disk, name: str) -> None:
     watched = Watched(disk)
     disk.model(name, "a")
-    assert watched.look() == []
+    assert watched.look() == [] and watched.look(59) == [] and watched.remarks == []
+    assert watched.look(1) == [] and len(watched.remarks) == (not name.startswith("."))
     disk.move(name, "step-1")
     assert watched.look() == ["step-1"]
 
@@ -243,12 +244,16 @@ def test_a_run_that_begins_anew_is_followed_once_the_old_steps_are_gone(disk: Di
     watched = three_steps(disk)
     disk.now += 60
     disk.model("checkpoint-1", "n", shards=2)
-    assert watched.look() == [] and "if the run began anew, move that one away" in watched.remarks[-1]
-    for step in (5, 10, 20):
-        disk.remove(f"checkpoint-{step}")
+    assert watched.look() == [] and "it is older than checkpoint-20; if the run began anew, move" in watched.remarks[-1]
+    disk.remove("checkpoint-20")
     disk.now += 60
     disk.model("checkpoint-2", "m", shards=2)
-    assert watched.look() == ["checkpoint-2"]
+    assert watched.look() == [] and "it is older than checkpoint-10; if the run" in watched.remarks[-1]
+    for step in (5, 10):
+        disk.remove(f"checkpoint-{step}")
+    disk.now += 60
+    disk.model("checkpoint-3", "l", shards=2)
+    assert watched.look() == ["checkpoint-3"]
     assert watched.look(60) == []
 
 

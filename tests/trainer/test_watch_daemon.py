@@ -125,7 +125,7 @@ def test_an_older_step_never_becomes_the_newest_version(tmp_path: Path) -> None:
         (trainer.watched / "step-1" / "eval.json").write_text("{}")
         os.utime(trainer.watched / "step-1" / "model.safetensors")
         write(trainer.watched / "step-0", 0)
-        await trainer.said("step-0 is left out: it is older, step-2 is live")
+        await trainer.said("step-0 is left out: it is older than step-2")
         (trainer.watched / "step-2").rename(trainer.watched / ".gone")
         os.utime(trainer.watched / "step-1" / "model.safetensors")
         write(trainer.watched / "step-3", 3)
