@@ -12,22 +12,15 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from p2psync.engines.checkpoint_names import is_hidden, is_text, is_unfinished, order_of, shown
-from trainer.candidates import UNFINISHED_SECONDS, Candidate, Fault, Found, State, Weights, find_candidates
+from p2psync.engines.checkpoint_names import is_text, shown
+from trainer.candidates import Candidate, Fault, Found, State, Weights, find_candidates
 from trainer.layouts import Rules
-from trainer.listing import Kind, Listing
+from trainer.listing import Listing
 from trainer.watch_memory import Live, Memory, Pending, Seen
+from trainer.watch_remarks import Remark, Remarks
 
 #: Pauses before a checkpoint that could not be read is tried again (seconds): doubled from the first to the last.
 RETRY_FIRST, RETRY_LAST = 0.5, 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """Something that people are told once. warning: it asks for attention."""
-
-    text: str
-    warning: bool = True
 
 
 @dataclass(slots=True)
@@ -60,14 +53,12 @@ class Watcher:
     _candidates: list[Candidate] = field(default_factory=list)
     _whole: list[Candidate] = field(default_factory=list)
     _quiet: dict[str, _Quiet] = field(default_factory=dict)
-    _unfinished: dict[str, float] = field(default_factory=dict)
     _were_whole: dict[str, Weights] = field(default_factory=dict)
     _prints: dict[str, tuple[object, str]] = field(default_factory=dict)
     _times: dict[str, tuple[Weights, int]] = field(default_factory=dict)
     _refused: dict[str, State] = field(default_factory=dict)
     _held: dict[str, _Held] = field(default_factory=dict)
-    _told: dict[str, str] = field(default_factory=dict)
-    _remarks: list[Remark] = field(default_factory=list)
+    _remarks: Remarks = field(default_factory=Remarks)
 
     # ---- looking ---------------------------------------------------------------------------------------------------
 
@@ -81,14 +72,8 @@ class Watcher:
         for memory in (self._quiet, self._were_whole, self._prints, self._times, self._refused, self._held):
             for path in [path for path in memory if path not in present]:
                 del memory[path]
-        self._told = {key: text for key, text in self._told.items() if key[:1] in ("", "\0") or listing.may_exist(key)}
+        self._remarks.looked(listing, found, now)
         self._whole = [candidate for candidate in self._candidates if self._is_whole(candidate)]
-        for path, why in found.beside.items():
-            self._tell(path, f"{shown(path)} is left out: it {why}", warning=False)
-        for entry in listing.children(""):
-            if entry.error and entry.kind is Kind.OTHER and not is_hidden(entry.name):
-                self._tell(entry.path, f"{shown(entry.path)} is passed over: {entry.error}", warning=False)
-        self._tell_forgotten(listing)
 
     def unprinted(self) -> list[Candidate]:
         """Whole checkpoints whose prints are needed before `next` can be asked."""
@@ -101,12 +86,11 @@ class Watcher:
     def unreadable(self, candidate: Candidate, reason: str) -> None:
         """The print of a checkpoint could not be taken: it does not count as whole in this look."""
         self._whole = [other for other in self._whole if other.path != candidate.path]
-        self._tell(candidate.path, f"{_called(candidate)} is not complete yet: {reason}")
+        self._remarks.about(candidate, f"is not complete yet: {reason}")
 
     def remarks(self) -> list[Remark]:
         """What people are to be told since the last call."""
-        told, self._remarks = self._remarks, []
-        return told
+        return self._remarks.take()
 
     # ---- choosing --------------------------------------------------------------------------------------------------
 
@@ -122,7 +106,7 @@ class Watcher:
         if self.memory.live is None and older and not self.backlog:
             others = f"the {len(older)} others are" if len(older) > 1 else "the other one is"
             text = f"{shown(chosen.path)} is the newest of {len(older) + 1} checkpoints: {others} not published"
-            self._tell("\0backlog", f"{text}; --backlog all publishes each", warning=False)
+            self._remarks.once("backlog", f"{text}; --backlog all publishes each")
         return chosen
 
     def begin(self, candidate: Candidate, version: int | None) -> None:
@@ -135,8 +119,8 @@ class Watcher:
         live = self._as_live(candidate, version)
         self._take(Pending(live, None, self._overtaken_by(live)))
         self._held.pop(candidate.path, None)
-        self._told.pop(candidate.path, None)
-        self._tell_left_out(candidate)
+        self._remarks.forget(candidate.path)
+        self._remarks.left_out(candidate)
 
     def same(self, candidate: Candidate, version: int) -> None:
         """A checkpoint holds the bits of `version`, which is live: a later step is live now, a copy changes nothing."""
@@ -212,12 +196,12 @@ class Watcher:
             fault = candidate.fault
             if quiet >= max(self.settle, fault.patience):
                 what = "not complete yet" if fault.passing else "not taken"
-                self._tell(candidate.path, f"{_called(candidate)} is {what}: {fault.reason}", warning=fault.warning)
+                self._remarks.about(candidate, f"is {what}: {fault.reason}", warning=fault.warning)
             return False
         if not (quiet >= self.settle if self.rules.marker is None else self._is_marked(candidate, quiet)):
             return False
         if _is_remnant(candidate, self._were_whole.get(candidate.path, ())):
-            self._tell(candidate.path, f"{_called(candidate)} is not taken: some of its weights files were removed")
+            self._remarks.about(candidate, "is not taken: some of its weights files were removed")
             return False
         self._were_whole[candidate.path] = candidate.weights
         return True
@@ -328,7 +312,14 @@ class Watcher:
             if seen is None or seen.print != print or seen.weights != candidate.weights:
                 self.memory.remember(candidate.path, Seen(print, candidate.weights))
                 if print != live.print:
-                    self._tell_overtaken(candidate, live, is_known=is_known)
+                    self._remarks.overtaken(candidate, live.path, self._newer(candidate, live), is_known=is_known)
+
+    def _newer(self, candidate: Candidate, live: Live) -> str | None:
+        """What keeps an older checkpoint out; None if nothing that is there does."""
+        if self._exists(live.path):
+            return live.path
+        newer = [other for other in self._candidates if self._precedes(candidate, other)]
+        return max(newer, key=_age).path if newer else None
 
     # ---- small things ----------------------------------------------------------------------------------------------
 
@@ -346,51 +337,6 @@ class Watcher:
             time=max([candidate.time, *family]),
             version=version,
         )
-
-    def _tell_forgotten(self, listing: Listing) -> None:
-        """Say which directories have had an unfinished name for long."""
-        there = [e.path for e in listing.children("") if e.kind is Kind.DIRECTORY and is_unfinished(e.name)]
-        self._unfinished = {path: self._unfinished.get(path, self._now) for path in there if not is_hidden(path)}
-        for path, since in self._unfinished.items():
-            if self._now - since >= UNFINISHED_SECONDS:
-                text = f"{shown(path)} is passed over: its name says that it is unfinished; remove or rename it"
-                self._tell(path, text, warning=False)
-
-    def _tell_overtaken(self, candidate: Candidate, live: Live, *, is_known: bool) -> None:
-        newer = live.path
-        if not self._exists(live.path):
-            newer = max((c for c in self._candidates if self._precedes(candidate, c)), default=candidate, key=_age).path
-        if is_known:
-            text = f"its weights were published or overtaken before, {shown(live.path) or 'this directory'} is live"
-        elif newer == candidate.path:
-            text = f"it is older than {shown(live.path) or 'this directory'}, which was live: the next one is published"
-        else:
-            text = (
-                f"it is older than {shown(newer) or 'this directory'}; if the run began anew, move that one and all "
-                "others of the old run away: the next checkpoint is published then"
-            )
-        self._tell(candidate.path, f"{_called(candidate)} is left out: {text}", warning=not is_known)
-
-    def _tell_left_out(self, candidate: Candidate) -> None:
-        if candidate.left_out:
-            listed = [shown(name) for name, _ in candidate.left_out]
-            more = f" and {len(listed) - 6} more" if len(listed) > 6 else ""
-            size = sum(size for _, size in candidate.left_out) / 1e6
-            self._tell(
-                f"\0left out {candidate.order.family} {sorted({order_of(name).family for name in listed})}",
-                f"{_called(candidate)}: {', '.join(listed[:6])}{more} ({size:.1f} MB) left out as training state; "
-                "--training-state sends such files too",
-                warning=False,
-            )
-
-    def _tell(self, key: str, text: str, *, warning: bool = True) -> None:
-        if self._told.get(key) != text and not (key.startswith("\0") and key in self._told):
-            self._told[key] = text
-            self._remarks.append(Remark(text, warning))
-
-
-def _called(candidate: Candidate) -> str:
-    return shown(candidate.path) or "the watched directory"
 
 
 def _age(candidate: Candidate) -> tuple[tuple[int, ...], int]:
