@@ -137,6 +137,20 @@ def test_directories_behind_links_are_read_if_they_may_be_followed_and_loops_end
     assert fault(looker, "current") == ""
 
 
+def test_a_file_replaced_by_another_of_the_same_size_and_time_is_another_state(tmp_path: Path) -> None:
+    place = model(tmp_path / "step-1")
+    looker = Looker(tmp_path, Rules())
+    before = candidates(looker)["step-1"].published_state
+    assert looker.state_of("step-1") == before
+    times = (place / "config.json").stat()
+    (tmp_path / "other").write_text("[]")
+    os.utime(tmp_path / "other", ns=(times.st_atime_ns, times.st_mtime_ns))
+    (tmp_path / "other").replace(place / "config.json")
+    assert looker.state_of("step-1") != before
+    (place / "model.safetensors").unlink()
+    assert looker.state_of("step-1") is None
+
+
 def test_a_file_that_cannot_be_read_is_told_with_the_real_reason(tmp_path: Path) -> None:
     place = model(tmp_path / "step-1")
     (place / "model.safetensors").unlink()

@@ -53,6 +53,27 @@ def test_one_shard_of_one_needs_no_index(disk: Disk) -> None:
     assert Watched(disk).look() == ["step-1"]
 
 
+def test_an_index_that_names_fewer_shards_than_the_files_do_completes_nothing(disk: Disk) -> None:
+    watched = Watched(disk)
+    disk.index("step-1/model.safetensors.index.json", *shards(3)[:2])
+    for name in shards(3)[:2]:
+        disk.write(f"step-1/{name}")
+    assert watched.look(1) == [] and "shard 3 of 3 of model is missing" in watched.remarks[-1]
+
+
+def test_what_is_left_of_a_checkpoint_that_was_never_published_is_none(disk: Disk) -> None:
+    watched = Watched(disk)
+    disk.model("step-1", "1")
+    disk.write("step-1/extra.safetensors", "e")
+    candidate = watched.offered()
+    assert candidate is not None
+    watched.watcher.failed(candidate, disk.now)
+    disk.remove("step-1/extra.safetensors")
+    assert watched.look(60) == [] and "some of its weights files were removed" in watched.remarks[-1]
+    disk.model("step-1", "2")
+    assert watched.look(60) == ["step-1"]
+
+
 def test_an_index_of_an_earlier_sharding_does_not_complete_a_new_one(disk: Disk) -> None:
     watched = Watched(disk)
     disk.model("", "a", shards=2)
