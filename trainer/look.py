@@ -31,6 +31,8 @@ from trainer.listing import Entry, Kind, Listing, Tensors
 PRINT_PAGES, PAGE_BYTES, PRINT_TENSORS = 512, 4096, 4096
 #: An index of 100,000 tensors takes 10 MB; a larger file is none.
 MAX_INDEX_BYTES = 64 << 20
+#: Directories within directories that are listed; no framework nests deeper, and a look must end.
+MAX_DEPTH = 32
 #: What a lone file is called within its checkpoint, so that actors keep one file whatever the step.
 LONE_NAME = "model.safetensors"
 
@@ -117,6 +119,8 @@ class Looker:
                 real = os.path.realpath(place)
                 if real in above:
                     entry = replace(entry, kind=Kind.OTHER, error="a link to a directory that it lies in")
+                elif len(above) > MAX_DEPTH:
+                    entry = replace(entry, error=f"it lies more than {MAX_DEPTH} directories deep")
                 else:
                     entry = self._entered(entry, place, found, (*above, real))
             found.append(entry)
@@ -223,6 +227,6 @@ def _with_shards(entry: Entry, place: Path) -> Entry:
         raise FormatError(f"{entry.size} bytes are too many for an index")
     try:
         shards = frozenset(msgspec.json.decode(place.read_bytes(), type=_Index).weight_map.values())
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"it is no index of shards: {error}") from None
     return replace(entry, shards=shards)

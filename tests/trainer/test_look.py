@@ -160,6 +160,19 @@ def test_a_file_that_cannot_be_read_is_told_with_the_real_reason(tmp_path: Path)
     )
 
 
+def test_directories_too_deep_and_indices_of_no_sense_concern_only_their_checkpoint(tmp_path: Path) -> None:
+    for name in ("good-1", "deep-1", "bytes-1", "nested-1"):
+        model(tmp_path / name)
+    (tmp_path / "deep-1" / Path(*["d"] * 600)).mkdir(parents=True)
+    (tmp_path / "bytes-1" / "model.safetensors.index.json").write_bytes(b'{"weight_map": {"w": "\xff"}}')
+    (tmp_path / "nested-1" / "model.safetensors.index.json").write_text('{"x": ' + "[" * 100_000)
+    looker = Looker(tmp_path, Rules())
+    assert fault(looker, "good-1") == ""
+    assert "more than 32 directories deep" in fault(looker, "deep-1")
+    for name in ("bytes-1", "nested-1"):
+        assert "it is no index of shards" in fault(looker, name)
+
+
 def test_a_directory_that_is_gone_is_the_callers_matter(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         Looker(tmp_path / "gone", Rules()).listing()
