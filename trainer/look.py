@@ -83,6 +83,7 @@ class Looker:
                 offsets += _tensor_offsets(self.root / path, name, PRINT_TENSORS // len(files))
             descriptor = os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC)
             try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead of each page
                 for offset in offsets:
                     hashed.update(os.pread(descriptor, page, offset))
             finally:
