@@ -24,7 +24,7 @@ OUTER = {"trainer", "actor", "topology", "rldemo", "bench"}
 PURE_CORES = [
     *(f"trainer/{name}.py" for name in ("ledger", "ledger_config", "ledger_records", "admission", "allotment")),
     *(f"trainer/{name}.py" for name in ("claims", "grants", "items", "pace", "pool", "results")),
-    *(f"trainer/{name}.py" for name in ("watch", "watch_memory", "candidates", "layouts", "listing")),
+    *(f"trainer/{name}.py" for name in ("watch", "watch_memory", "watch_remarks", "candidates", "layouts", "listing")),
     *(f"p2psync/engines/{name}.py" for name in ("names", "checkpoint_names")),
     *(f"actor/{name}.py" for name in ("demand", "end_mark")),
 ]  # fmt: skip

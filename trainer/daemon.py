@@ -24,7 +24,7 @@ from trainer.watch_store import MEMORY, load_memory, save_memory
 
 #: How often the directory is looked at (seconds), and the most of the time that looking may take: a directory of
 #: 100,000 files on a slow disk is looked at less often. A look reads names, times and new headers.
-LOOK_EVERY, MAX_LOOKING = 0.2, 0.1
+LOOK_EVERY, MAX_LOOKING = 0.2, 0.2
 #: Pauses before publishing is tried again after the store's disk refused (seconds).
 RETRY_FIRST, RETRY_LAST = 0.5, 10.0
 

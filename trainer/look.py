@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
 
 import blake3
 import msgspec
@@ -32,12 +31,10 @@ from trainer.listing import Entry, Kind, Listing, Tensors
 PRINT_PAGES, PAGE_BYTES, PRINT_TENSORS = 512, 4096, 4096
 #: An index of 100,000 tensors takes 10 MB; a larger file is none.
 MAX_INDEX_BYTES = 64 << 20
+#: Directories within directories that are listed; no framework nests deeper, and a look must end.
+MAX_DEPTH = 32
 #: What a lone file is called within its checkpoint, so that actors keep one file whatever the step.
 LONE_NAME = "model.safetensors"
-
-
-#: `Entry.stat`: a header is read again when it has changed.
-_Stat: TypeAlias = tuple[str, str, int, int, int, str]
 
 
 class _Index(msgspec.Struct):
@@ -51,15 +48,16 @@ class Looker:
         self.root = root.resolve()
         self.rules = rules
         self._skip = {str(path.resolve()) for path in skip}
-        self._contents: dict[_Stat, Entry] = {}
+        self._known: dict[str, tuple[os.stat_result, Entry]] = {}
 
     def listing(self) -> Listing:
         """What is there now. Raises OSError only if the directory itself cannot be read."""
         wall = time.time_ns()
         owner = self.root.stat().st_uid
         found: list[Entry] = []
-        self._walk("", self.root, found, (str(self.root),))
-        self._contents = {entry.stat: entry for entry in found if _has_content(entry)}
+        self._walk("", str(self.root), found, (str(self.root),))
+        present = {entry.path for entry in found}
+        self._known = {path: known for path, known in self._known.items() if path in present}
         return Listing.of(found, wall, owner)
 
     def state_of(self, path: str) -> State | None:
@@ -85,6 +83,7 @@ class Looker:
                 offsets += _tensor_offsets(self.root / path, name, PRINT_TENSORS // len(files))
             descriptor = os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC)
             try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead of each page
                 for offset in offsets:
                     hashed.update(os.pread(descriptor, page, offset))
             finally:
@@ -106,27 +105,28 @@ class Looker:
 
     # ---- listing ---------------------------------------------------------------------------------------------------
 
-    def _walk(self, prefix: str, folder: Path, found: list[Entry], above: tuple[str, ...]) -> None:
+    def _walk(self, prefix: str, folder: str, found: list[Entry], above: tuple[str, ...]) -> None:
         """List a directory and those in it. above: real paths of the directories it lies in, to end at loops."""
         with os.scandir(folder) as listed:
-            items = sorted(listed, key=lambda item: item.name)
+            items = list(listed)
         for item in items:
-            path = prefix + item.name
-            place = folder / item.name
-            if str(place) in self._skip or self.rules.ignores(path):
+            path, place = prefix + item.name, item.path
+            if place in self._skip or (self.rules.ignore and self.rules.ignores(path)):
                 continue
-            entry = self._entry(path, place)
+            entry = self._entry(path, item)
             if entry is None:
                 continue
             if entry.kind is Kind.DIRECTORY and not entry.error and self._enters(entry):
                 real = os.path.realpath(place)
                 if real in above:
                     entry = replace(entry, kind=Kind.OTHER, error="a link to a directory that it lies in")
+                elif len(above) > MAX_DEPTH:
+                    entry = replace(entry, error=f"it lies more than {MAX_DEPTH} directories deep")
                 else:
                     entry = self._entered(entry, place, found, (*above, real))
             found.append(entry)
 
-    def _entered(self, entry: Entry, place: Path, found: list[Entry], above: tuple[str, ...]) -> Entry:
+    def _entered(self, entry: Entry, place: str, found: list[Entry], above: tuple[str, ...]) -> Entry:
         inner: list[Entry] = []
         try:
             self._walk(entry.path + "/", place, inner, above)
@@ -142,19 +142,22 @@ class Looker:
             return self.rules.follow_links and (leads_outside(entry.target) or "/" in entry.path)
         return not names.is_hidden(entry.name) or entry.name == ".cache"
 
-    def _entry(self, path: str, place: Path) -> Entry | None:
-        """One entry; None if it has vanished."""
+    def _entry(self, path: str, item: os.DirEntry[str]) -> Entry | None:
+        """One entry; None if it has vanished. That of a file which has not changed is the same object as before."""
         try:
-            status = place.lstat()
+            own = status = item.stat(follow_symlinks=False)
         except FileNotFoundError:
             return None
         except OSError as error:
             return Entry(path, Kind.OTHER, error=f"{error.strerror or error}: trying again")
+        known = self._known.get(path)
+        if known is not None and _unchanged(known[0], own):
+            return known[1]
         target = None
         if stat.S_ISLNK(status.st_mode):
             try:
-                target = self._target(place)
-                status = place.stat()
+                target = self._target(item.path)
+                status = item.stat()
             except OSError as error:
                 what = "a link that leads nowhere" if isinstance(error, FileNotFoundError) else error.strerror
                 return Entry(path, Kind.OTHER, target="", error=f"{what or error}: mend or remove it")
@@ -171,25 +174,25 @@ class Looker:
             owner=status.st_uid,
             links=status.st_nlink,
         )
-        return self._with_content(entry, place)
+        entry = self._with_content(entry, item.path)
+        if target is None and not entry.error:
+            self._known[path] = (own, entry)
+        return entry
 
-    def _target(self, place: Path) -> str:
+    def _target(self, place: str) -> str:
         real = os.path.realpath(place, strict=True)
         root = str(self.root)
         return real if not real.startswith(root + "/") else real[len(root) + 1 :]
 
-    def _with_content(self, entry: Entry, place: Path) -> Entry:
+    def _with_content(self, entry: Entry, place: str) -> Entry:
         """With what its header or its index says, if it has one that may be read."""
         name = entry.name
         if entry.kind is not Kind.FILE or names.is_hidden(name) or not (is_weights(name) or names.is_index(name)):
             return entry
         if entry.target is not None and leads_outside(entry.target) and not self.rules.follow_links:
             return entry
-        known = self._contents.get(entry.stat)
-        if known is not None:
-            return replace(entry, tensors=known.tensors, shards=known.shards, fault=known.fault)
         try:
-            return _with_tensors(entry, place) if is_weights(name) else _with_shards(entry, place)
+            return (_with_tensors if is_weights(name) else _with_shards)(entry, Path(place))
         except FormatError as error:
             return replace(entry, fault=str(error).removeprefix(f"{name}: "))
         except FileNotFoundError:
@@ -207,8 +210,10 @@ def _tensor_offsets(place: Path, name: str, most: int) -> list[int]:
     return [entry.offset for entry in entries][:: 1 + len(entries) // max(1, most)]
 
 
-def _has_content(entry: Entry) -> bool:
-    return not entry.error and bool(entry.tensors or entry.shards is not None or entry.fault)
+def _unchanged(before: os.stat_result, now: os.stat_result) -> bool:
+    """Whether all that an entry is made of is as it was."""
+    same = before[:6] == now[:6] and before.st_size == now.st_size  # mode, inode, device, links, owner, group
+    return same and (before.st_mtime_ns, before.st_ctime_ns) == (now.st_mtime_ns, now.st_ctime_ns)
 
 
 def _with_tensors(entry: Entry, place: Path) -> Entry:
@@ -223,6 +228,6 @@ def _with_shards(entry: Entry, place: Path) -> Entry:
         raise FormatError(f"{entry.size} bytes are too many for an index")
     try:
         shards = frozenset(msgspec.json.decode(place.read_bytes(), type=_Index).weight_map.values())
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"it is no index of shards: {error}") from None
     return replace(entry, shards=shards)

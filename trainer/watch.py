@@ -12,22 +12,15 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from p2psync.engines.checkpoint_names import is_hidden, is_text, order_of, shown
-from trainer.candidates import Candidate, Fault, State, Weights, find_candidates
+from p2psync.engines.checkpoint_names import is_text, shown
+from trainer.candidates import Candidate, Fault, Found, State, Weights, find_candidates
 from trainer.layouts import Rules
-from trainer.listing import Kind, Listing
+from trainer.listing import Listing
 from trainer.watch_memory import Live, Memory, Pending, Seen
+from trainer.watch_remarks import Remark, Remarks
 
 #: Pauses before a checkpoint that could not be read is tried again (seconds): doubled from the first to the last.
 RETRY_FIRST, RETRY_LAST = 0.5, 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """Something that people are told once. warning: it asks for attention."""
-
-    text: str
-    warning: bool = True
 
 
 @dataclass(slots=True)
@@ -54,6 +47,7 @@ class Watcher:
     settle: float = 1.0
     backlog: bool = False
     memory: Memory = field(default_factory=Memory)
+    _found: Found | None = None
     _listing: Listing = field(default_factory=lambda: Listing.of([], 0))
     _now: float = 0.0
     _candidates: list[Candidate] = field(default_factory=list)
@@ -64,27 +58,22 @@ class Watcher:
     _times: dict[str, tuple[Weights, int]] = field(default_factory=dict)
     _refused: dict[str, State] = field(default_factory=dict)
     _held: dict[str, _Held] = field(default_factory=dict)
-    _told: dict[str, str] = field(default_factory=dict)
-    _remarks: list[Remark] = field(default_factory=list)
+    _remarks: Remarks = field(default_factory=Remarks)
 
     # ---- looking ---------------------------------------------------------------------------------------------------
 
     def observe(self, listing: Listing, now: float) -> None:
         """Take in one look at the directory. now: monotonic seconds."""
-        self._listing, self._now = listing, now
-        found = find_candidates(listing, self.rules)
+        if self._found is None or listing.entries != self._listing.entries or listing.owner != self._listing.owner:
+            self._found = find_candidates(listing, self.rules)
+        self._listing, self._now, found = listing, now, self._found
         self._candidates = [self._dated(candidate) for candidate in found.candidates]
         present = {candidate.path for candidate in self._candidates}
         for memory in (self._quiet, self._were_whole, self._prints, self._times, self._refused, self._held):
             for path in [path for path in memory if path not in present]:
                 del memory[path]
-        self._told = {key: text for key, text in self._told.items() if key[:1] in ("", "\0") or listing.may_exist(key)}
+        self._remarks.looked(listing, found, now)
         self._whole = [candidate for candidate in self._candidates if self._is_whole(candidate)]
-        for path, why in found.beside.items():
-            self._tell(path, f"{shown(path)} is left out: it {why}", warning=False)
-        for entry in listing.children(""):
-            if entry.error and entry.kind is Kind.OTHER and not is_hidden(entry.name):
-                self._tell(entry.path, f"{shown(entry.path)} is passed over: {entry.error}", warning=False)
 
     def unprinted(self) -> list[Candidate]:
         """Whole checkpoints whose prints are needed before `next` can be asked."""
@@ -97,12 +86,11 @@ class Watcher:
     def unreadable(self, candidate: Candidate, reason: str) -> None:
         """The print of a checkpoint could not be taken: it does not count as whole in this look."""
         self._whole = [other for other in self._whole if other.path != candidate.path]
-        self._tell(candidate.path, f"{_called(candidate)} is not complete yet: {reason}")
+        self._remarks.about(candidate, f"is not complete yet: {reason}")
 
     def remarks(self) -> list[Remark]:
         """What people are to be told since the last call."""
-        told, self._remarks = self._remarks, []
-        return told
+        return self._remarks.take()
 
     # ---- choosing --------------------------------------------------------------------------------------------------
 
@@ -118,7 +106,7 @@ class Watcher:
         if self.memory.live is None and older and not self.backlog:
             others = f"the {len(older)} others are" if len(older) > 1 else "the other one is"
             text = f"{shown(chosen.path)} is the newest of {len(older) + 1} checkpoints: {others} not published"
-            self._tell("\0backlog", f"{text}; --backlog all publishes each", warning=False)
+            self._remarks.once("backlog", f"{text}; --backlog all publishes each")
         return chosen
 
     def begin(self, candidate: Candidate, version: int | None) -> None:
@@ -131,8 +119,8 @@ class Watcher:
         live = self._as_live(candidate, version)
         self._take(Pending(live, None, self._overtaken_by(live)))
         self._held.pop(candidate.path, None)
-        self._told.pop(candidate.path, None)
-        self._tell_left_out(candidate)
+        self._remarks.forget(candidate.path)
+        self._remarks.left_out(candidate)
 
     def same(self, candidate: Candidate, version: int) -> None:
         """A checkpoint holds the bits of `version`, which is live: a later step is live now, a copy changes nothing."""
@@ -208,12 +196,12 @@ class Watcher:
             fault = candidate.fault
             if quiet >= max(self.settle, fault.patience):
                 what = "not complete yet" if fault.passing else "not taken"
-                self._tell(candidate.path, f"{_called(candidate)} is {what}: {fault.reason}", warning=fault.warning)
+                self._remarks.about(candidate, f"is {what}: {fault.reason}", warning=fault.warning)
             return False
         if not (quiet >= self.settle if self.rules.marker is None else self._is_marked(candidate, quiet)):
             return False
         if _is_remnant(candidate, self._were_whole.get(candidate.path, ())):
-            self._tell(candidate.path, f"{_called(candidate)} is not taken: some of its weights files were removed")
+            self._remarks.about(candidate, "is not taken: some of its weights files were removed")
             return False
         self._were_whole[candidate.path] = candidate.weights
         return True
@@ -324,7 +312,14 @@ class Watcher:
             if seen is None or seen.print != print or seen.weights != candidate.weights:
                 self.memory.remember(candidate.path, Seen(print, candidate.weights))
                 if print != live.print:
-                    self._tell_overtaken(candidate, live, is_known=is_known)
+                    self._remarks.overtaken(candidate, live.path, self._newer(candidate, live), is_known=is_known)
+
+    def _newer(self, candidate: Candidate, live: Live) -> str | None:
+        """What keeps an older checkpoint out; None if nothing that is there does."""
+        if self._exists(live.path):
+            return live.path
+        newer = [other for other in self._candidates if self._precedes(candidate, other)]
+        return max(newer, key=_age).path if newer else None
 
     # ---- small things ----------------------------------------------------------------------------------------------
 
@@ -343,34 +338,9 @@ class Watcher:
             version=version,
         )
 
-    def _tell_overtaken(self, candidate: Candidate, live: Live, *, is_known: bool) -> None:
-        is_live = f"{shown(live.path) or 'the watched directory'} is live"
-        if is_known:
-            text = f"its weights were published or overtaken before, {is_live}"
-        else:
-            text = f"it is older, {is_live}; if the run began anew, move that one away and touch this one's weights"
-        self._tell(candidate.path, f"{_called(candidate)} is left out: {text}", warning=not is_known)
 
-    def _tell_left_out(self, candidate: Candidate) -> None:
-        if candidate.left_out:
-            listed = [shown(name) for name, _ in candidate.left_out]
-            more = f" and {len(listed) - 6} more" if len(listed) > 6 else ""
-            size = sum(size for _, size in candidate.left_out) / 1e6
-            self._tell(
-                f"\0left out {candidate.order.family} {sorted({order_of(name).family for name in listed})}",
-                f"{_called(candidate)}: {', '.join(listed[:6])}{more} ({size:.1f} MB) left out as training state; "
-                "--training-state sends such files too",
-                warning=False,
-            )
-
-    def _tell(self, key: str, text: str, *, warning: bool = True) -> None:
-        if self._told.get(key) != text and not (key.startswith("\0") and key in self._told):
-            self._told[key] = text
-            self._remarks.append(Remark(text, warning))
-
-
-def _called(candidate: Candidate) -> str:
-    return shown(candidate.path) or "the watched directory"
+def _age(candidate: Candidate) -> tuple[tuple[int, ...], int]:
+    return candidate.order.numbers, candidate.time
 
 
 def _is_remnant(candidate: Candidate, before: Weights) -> bool:

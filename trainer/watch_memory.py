@@ -6,8 +6,9 @@ import msgspec
 
 from trainer.candidates import Weights
 
-#: Paths and prints that are remembered, the latest ones: 200 bytes each, so the file stays below a few MB.
-MAX_REMEMBERED = 8192
+#: Paths and prints that are remembered, the latest ones. A path of 30 shards takes 2 KB, a print 100 bytes, and the
+#: memory is written at each publish: it stays below 3 MB.
+MAX_PATHS, MAX_PRINTS = 1024, 8192
 
 
 class Live(msgspec.Struct, frozen=True):
@@ -59,6 +60,6 @@ class Memory(msgspec.Struct):
         if seen.print:
             self.prints.pop(seen.print, None)
             self.prints[seen.print] = path
-        for known in (self.paths, self.prints):
-            while len(known) > MAX_REMEMBERED:
-                del known[next(iter(known))]  # type: ignore[attr-defined]
+        for known, most in ((self.paths, MAX_PATHS), (self.prints, MAX_PRINTS)):
+            while len(known) > most:
+                del known[next(iter(known))]

@@ -97,8 +97,8 @@ class Trainer(TrainerNode):
     made: Made | None = None
     offered = 0.0
 
-    def _offer(self, made: Made) -> Published:
-        event = super()._offer(made)
+    def _offer(self, made: Made, checkpoint: str = "") -> Published:
+        event = super()._offer(made, checkpoint)
         self.made, self.offered = made, time.monotonic()
         return event
 

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import NamedTuple
 
 from p2psync.engines.names import SAFETENSORS
+
+#: A directory is looked at five times a second, and the same names come again in every checkpoint: 100 bytes each.
+_remembered = lru_cache(maxsize=1 << 15)
 
 #: Names of work in progress, files and directories alike. Downloaders (.crdownload, .aria2, .!qB, `.gstmp`), rsync's
 #: hidden `.name.XXXXXX` and `.~tmp~`, s3transfer's `name.1a2B3c4D`, Orbax, Python's tempfile (`tmpab12cd34`).
@@ -69,6 +73,7 @@ class Order(NamedTuple):
     numbers: tuple[int, ...]
 
 
+@_remembered
 def is_unfinished(name: str) -> bool:
     """Whether a file or directory of this name is still being written, or was left behind half written."""
     return _UNFINISHED.search(name) is not None
@@ -79,12 +84,14 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".")
 
 
+@_remembered
 def is_training_state(name: str) -> bool:
     """Whether a file of this name resumes a training run and is not needed to run the model."""
     lowered = name.lower()
     return lowered.endswith(_STATE_KINDS) or _matches(lowered, _STATE_FILES)
 
 
+@_remembered
 def is_training_state_folder(name: str) -> bool:
     """The same for a directory, with everything in it."""
     return _matches(name.lower(), _STATE_FOLDERS)
@@ -95,42 +102,50 @@ def is_optimizer(tensor_names: list[str]) -> bool:
     return bool(tensor_names) and all(_STATE_TENSORS.search(name) for name in tensor_names)
 
 
+@_remembered
 def is_log(name: str) -> bool:
     """Whether a file of this name is a log."""
     return _matches(name.lower(), _LOG_FILES)
 
 
+@_remembered
 def is_log_folder(name: str) -> bool:
     """The same for a directory."""
     return name.lower() in _LOG_FOLDERS
 
 
+@_remembered
 def is_index(name: str) -> bool:
     """Whether a file names the shards of a safetensors model."""
     return _INDEX.search(name) is not None
 
 
+@_remembered
 def shard_of(name: str) -> Shard | None:
     """What `model-00002-of-00003.safetensors` says about its set; None for any other name."""
     found = _SHARD.match(name)
     return Shard(found["stem"], int(found["number"]), int(found["total"])) if found is not None else None
 
 
+@_remembered
 def is_step(name: str) -> bool:
     """Whether a directory of this name is one step of a run: `checkpoint-500`, `global_step_20`, `epoch=3`, `1200`."""
     return name.isdecimal() or _STEP.search(name) is not None
 
 
+@_remembered
 def is_not_policy(name: str) -> bool:
     """Whether a directory of this name holds a model that trains beside the policy, such as a critic."""
     return _NOT_POLICY.match(name) is not None
 
 
+@_remembered
 def is_best(name: str) -> bool:
     """Whether a directory of this name is chosen by quality: it says nothing about which is newest."""
     return re.search(r"(^|[-_.])best([-_.]|$)", name, re.IGNORECASE) is not None
 
 
+@_remembered
 def is_lone_step(name: str) -> bool:
     """Whether one safetensors file is one step of a run, a checkpoint by itself: `policy-20.safetensors`."""
     return (
@@ -140,6 +155,7 @@ def is_lone_step(name: str) -> bool:
     )
 
 
+@_remembered
 def order_of(path: str) -> Order:
     """Where a checkpoint stands among those whose paths are alike.
 

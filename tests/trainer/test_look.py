@@ -137,6 +137,20 @@ def test_directories_behind_links_are_read_if_they_may_be_followed_and_loops_end
     assert fault(looker, "current") == ""
 
 
+def test_a_file_replaced_by_another_of_the_same_size_and_time_is_another_state(tmp_path: Path) -> None:
+    place = model(tmp_path / "step-1")
+    looker = Looker(tmp_path, Rules())
+    before = candidates(looker)["step-1"].published_state
+    assert looker.state_of("step-1") == before
+    times = (place / "config.json").stat()
+    (tmp_path / "other").write_text("[]")
+    os.utime(tmp_path / "other", ns=(times.st_atime_ns, times.st_mtime_ns))
+    (tmp_path / "other").replace(place / "config.json")
+    assert looker.state_of("step-1") != before
+    (place / "model.safetensors").unlink()
+    assert looker.state_of("step-1") is None
+
+
 def test_a_file_that_cannot_be_read_is_told_with_the_real_reason(tmp_path: Path) -> None:
     place = model(tmp_path / "step-1")
     (place / "model.safetensors").unlink()
@@ -144,6 +158,19 @@ def test_a_file_that_cannot_be_read_is_told_with_the_real_reason(tmp_path: Path)
     assert fault(Looker(tmp_path, Rules(follow_links=True)), "step-1") == (
         "model.safetensors: Input/output error: trying again"
     )
+
+
+def test_directories_too_deep_and_indices_of_no_sense_concern_only_their_checkpoint(tmp_path: Path) -> None:
+    for name in ("good-1", "deep-1", "bytes-1", "nested-1"):
+        model(tmp_path / name)
+    (tmp_path / "deep-1" / Path(*["d"] * 600)).mkdir(parents=True)
+    (tmp_path / "bytes-1" / "model.safetensors.index.json").write_bytes(b'{"weight_map": {"w": "\xff"}}')
+    (tmp_path / "nested-1" / "model.safetensors.index.json").write_text('{"x": ' + "[" * 100_000)
+    looker = Looker(tmp_path, Rules())
+    assert fault(looker, "good-1") == ""
+    assert "more than 32 directories deep" in fault(looker, "deep-1")
+    for name in ("bytes-1", "nested-1"):
+        assert "it is no index of shards" in fault(looker, name)
 
 
 def test_a_directory_that_is_gone_is_the_callers_matter(tmp_path: Path) -> None:

@@ -53,6 +53,27 @@ def test_one_shard_of_one_needs_no_index(disk: Disk) -> None:
     assert Watched(disk).look() == ["step-1"]
 
 
+def test_an_index_that_names_fewer_shards_than_the_files_do_completes_nothing(disk: Disk) -> None:
+    watched = Watched(disk)
+    disk.index("step-1/model.safetensors.index.json", *shards(3)[:2])
+    for name in shards(3)[:2]:
+        disk.write(f"step-1/{name}")
+    assert watched.look(1) == [] and "shard 3 of 3 of model is missing" in watched.remarks[-1]
+
+
+def test_what_is_left_of_a_checkpoint_that_was_never_published_is_none(disk: Disk) -> None:
+    watched = Watched(disk)
+    disk.model("step-1", "1")
+    disk.write("step-1/extra.safetensors", "e")
+    candidate = watched.offered()
+    assert candidate is not None
+    watched.watcher.failed(candidate, disk.now)
+    disk.remove("step-1/extra.safetensors")
+    assert watched.look(60) == [] and "some of its weights files were removed" in watched.remarks[-1]
+    disk.model("step-1", "2")
+    assert watched.look(60) == ["step-1"]
+
+
 def test_an_index_of_an_earlier_sharding_does_not_complete_a_new_one(disk: Disk) -> None:
     watched = Watched(disk)
     disk.model("", "a", shards=2)
@@ -126,7 +147,8 @@ def test_an_unfinished_name_anywhere_inside_means_incomplete(disk: Disk, name: s
 def test_an_unfinished_directory_is_no_checkpoint_until_it_is_renamed(disk: Disk, name: str) -> None:
     watched = Watched(disk)
     disk.model(name, "a")
-    assert watched.look() == []
+    assert watched.look() == [] and watched.look(59) == [] and watched.remarks == []
+    assert watched.look(1) == [] and len(watched.remarks) == (not name.startswith("."))
     disk.move(name, "step-1")
     assert watched.look() == ["step-1"]
 
@@ -243,12 +265,16 @@ def test_a_run_that_begins_anew_is_followed_once_the_old_steps_are_gone(disk: Di
     watched = three_steps(disk)
     disk.now += 60
     disk.model("checkpoint-1", "n", shards=2)
-    assert watched.look() == [] and "if the run began anew, move that one away" in watched.remarks[-1]
-    for step in (5, 10, 20):
-        disk.remove(f"checkpoint-{step}")
+    assert watched.look() == [] and "it is older than checkpoint-20; if the run began anew, move" in watched.remarks[-1]
+    disk.remove("checkpoint-20")
     disk.now += 60
     disk.model("checkpoint-2", "m", shards=2)
-    assert watched.look() == ["checkpoint-2"]
+    assert watched.look() == [] and "it is older than checkpoint-10; if the run" in watched.remarks[-1]
+    for step in (5, 10):
+        disk.remove(f"checkpoint-{step}")
+    disk.now += 60
+    disk.model("checkpoint-3", "l", shards=2)
+    assert watched.look() == ["checkpoint-3"]
     assert watched.look(60) == []
 
 
@@ -352,6 +378,7 @@ def test_what_was_being_published_when_the_process_ended_counts_if_it_became_a_v
 
 def test_without_a_version_in_the_store_everything_is_published_again(disk: Disk) -> None:
     watched = three_steps(disk)
+    watched.history.clear()
     watched.watcher.resume(None)
     assert watched.look() == ["checkpoint-20"]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -18,7 +20,9 @@ from p2psync.observe.events import Event, Note, Published, Trouble, Watching
 from trainer.daemon import WatchConfig, WatchDaemon, publish_checkpoint
 from trainer.layouts import Rules
 from trainer.node import TrainerConfig, TrainerNode
-from trainer.watch_store import load_memory
+from trainer.source import CheckpointReadError
+from trainer.watch_memory import Memory, Pending
+from trainer.watch_store import load_memory, save_memory
 
 #: No test waits longer for an event (seconds).
 LIMIT = 60.0
@@ -125,7 +129,7 @@ def test_an_older_step_never_becomes_the_newest_version(tmp_path: Path) -> None:
         (trainer.watched / "step-1" / "eval.json").write_text("{}")
         os.utime(trainer.watched / "step-1" / "model.safetensors")
         write(trainer.watched / "step-0", 0)
-        await trainer.said("step-0 is left out: it is older, step-2 is live")
+        await trainer.said("step-0 is left out: it is older than step-2")
         (trainer.watched / "step-2").rename(trainer.watched / ".gone")
         os.utime(trainer.watched / "step-1" / "model.safetensors")
         write(trainer.watched / "step-3", 3)
@@ -243,6 +247,49 @@ def test_what_was_published_as_it_was_stopped_is_not_published_again(tmp_path: P
     run(tmp_path, script)
     live = load_memory(tmp_path / "store", tmp_path / "watched").live
     assert live is not None and (live.path, live.version) == ("step-1", 0)
+
+
+def test_a_process_that_ended_between_a_version_and_its_memory_goes_on_from_that_version(tmp_path: Path) -> None:
+    async def first(trainer: Trainer) -> None:
+        write(trainer.watched / "step-2", 2)
+        await trainer.published("step-2")
+
+    async def second(trainer: Trainer) -> None:
+        await trainer.until(lambda e: isinstance(e, Watching))
+        await trainer.said("step-1 is left out: it is older than step-2, which was live")
+
+    run(tmp_path, first)
+    memory = load_memory(tmp_path / "store", tmp_path / "watched")
+    assert memory.live is not None
+    cut = Memory(pending=Pending(memory.live, None, {}))
+    save_memory(tmp_path / "store", msgspec.json.encode(cut))
+    (tmp_path / "watched" / "step-2").rename(tmp_path / ".gone")
+    write(tmp_path / "watched" / "step-1", 1)
+    for path in (tmp_path / "watched" / "step-1").iterdir():
+        os.utime(path, (1, 1))
+    events = run(tmp_path, second)
+    assert Watching(str(tmp_path / "watched"), "step-2", 0) in events and not versions(events)
+
+
+def test_a_read_that_fails_once_is_tried_again_and_said_with_its_reason(tmp_path: Path) -> None:
+    failures = [OSError(errno.ESTALE, "Stale file handle"), OSError(errno.EIO, "Input/output error")]
+
+    async def script(trainer: Trainer) -> None:
+        await trainer.until(lambda e: isinstance(e, Watching))
+        make = trainer.node.versions.make
+
+        def failing(*given: object, **options: object) -> object:
+            if failures:
+                raise CheckpointReadError(f"x: {failures.pop(0).strerror} while it was read")
+            return make(*given, **options)  # type: ignore[arg-type]
+
+        trainer.node.versions.make = failing  # type: ignore[method-assign, assignment]
+        write(trainer.watched / "step-1", 1)
+        await trainer.said("step-1 is not published yet: x: Stale file handle while it was read: trying again")
+        await trainer.said("step-1 is not published yet: x: Input/output error while it was read: trying again")
+        await trainer.published("step-1")
+
+    assert versions(run(tmp_path, script)) == [("step-1", 0)]
 
 
 def test_the_memory_of_an_earlier_release_is_taken_over(tmp_path: Path) -> None:
