@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 _SIZES = {
@@ -54,7 +56,7 @@ class Architecture(NamedTuple):
     twist: a change of the saved checkpoint, by its name in `_TWISTS`."""
 
     kind: str
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
     dtype: str = "bfloat16"
     twist: str = ""
 
@@ -108,9 +110,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "hunyuan_v1_moe": Architecture("hunyuan_v1_moe", {**_HEADS, "num_experts": 4, "moe_topk": 2}),
     "gpt_oss": Architecture("gpt_oss", {**_SLIDING, **_LOCAL, **_SCALED}),
     "gpt_oss, float16": Architecture("gpt_oss", {**_SLIDING, **_LOCAL, **_SCALED}, "float16"),
-    "llama4": Architecture(
-        "llama4_text", {**_HEADS, **_LOCAL, "num_experts_per_tok": 1, "intermediate_size_mlp": 256}
-    ),
+    "llama4": Architecture("llama4_text", {**_HEADS, **_LOCAL, "num_experts_per_tok": 1, "intermediate_size_mlp": 256}),
     "glm4_moe": Architecture("glm4_moe", {**_HEADS, **{k: _MLA[k] for k in list(_MLA)[6:]}}),
     "ernie4_5_moe": Architecture(
         "ernie4_5_moe", {**_HEADS, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64}
@@ -138,7 +138,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 #: One of each kind that behaves in its own way: what `.ci/vllm` tries.
-QUICK = ("gemma3", "phi (1.5, 2)", "gpt2", "gpt_oss, float16", "mixtral", "llama, tied, but with an equal output matrix")
+QUICK = (
+    "gemma3",
+    "phi (1.5, 2)",
+    "gpt2",
+    "gpt_oss, float16",
+    "mixtral",
+    "llama, tied, but with an equal output matrix",
+)
 
 
 def save(name: str, into: Path) -> None:
