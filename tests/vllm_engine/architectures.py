@@ -29,15 +29,15 @@ _SCALED = {"rope_parameters": {**_YARN, "beta_fast": 32.0, "beta_slow": 1.0, "tr
 _LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
 }
 _MLA = {
     "num_key_value_heads": 4,
     "q_lora_rank": 64,
-    "kv_lora_rank": 64,
-    "qk_rope_head_dim": 32,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 32,
     "v_head_dim": 32,
     "n_routed_experts": 4,
@@ -117,7 +117,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "dots1": Architecture("dots1", {**_HEADS, **{k: _MLA[k] for k in list(_MLA)[6:]}}),
     "deepseek_v2": Architecture("deepseek_v2", _MLA),
-    "deepseek_v3": Architecture("deepseek_v3", _MLA),
+    "deepseek_v3": Architecture("deepseek_v3", {**_MLA, "topk_method": "noaux_tc"}),
     "mamba": Architecture("mamba", {"state_size": 16}),
     "mamba2": Architecture("mamba2", {"num_heads": 8, "head_dim": 32, "state_size": 32, "n_groups": 1}),
     "granitemoehybrid": Architecture(
@@ -125,7 +125,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         {**_LOCAL, **_MAMBA, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 128},
     ),
     "falcon_h1": Architecture("falcon_h1", {**_MAMBA, **_HEADS, "mamba_d_ssm": 256}),
-    "lfm2": Architecture("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "lfm2": Architecture(
+        "lfm2", {"layer_types": ["conv", "full_attention"], "conv_dim": 128, "block_dim": 128, "block_ff_dim": 256}
+    ),
     "qwen3_next": Architecture(
         "qwen3_next",
         {

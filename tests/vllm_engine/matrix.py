@@ -41,6 +41,8 @@ from p2psync.engines.checkpoint import Checkpoint
 from p2psync.engines.vllm.conductor import commit_now
 
 VERSIONS = 3
+#: Seconds for a version of a tiny model to come and go live.
+COMMIT = 40.0
 #: How often each prompt is asked: an engine that answers differently without any commit cannot be compared so.
 LOOKS = 3
 #: Set, in the environment, to see what vLLM says, and tokens that differ.
@@ -116,11 +118,11 @@ def follow(steps: Sequence[Path], dtype: str, amx: bool, out: Path) -> None:
         source.publish(steps[0])
         llm = start(steps[0], dtype, amx)
         llm.init_weight_transfer_engine({"init_info": source.join()})
-        commit_now(llm, 0, PATIENCE)
+        commit_now(llm, 0, COMMIT)
         found = [look(llm)]
         for number, checkpoint in enumerate(steps[1:], start=1):
             source.publish(checkpoint)
-            commit_now(llm, number, PATIENCE)
+            commit_now(llm, number, COMMIT)
             found.append(look(llm))
         llm.shutdown_weight_transfer_engine()
     out.write_text(json.dumps(found))
