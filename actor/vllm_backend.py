@@ -187,7 +187,8 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             if decision == _DONE:
                 return
             if decision == _LATE:
-                raise EngineError(f"version {update_info.version} is not staged yet: try again")
+                why = self._trouble or "try again"
+                raise EngineError(f"version {update_info.version} is not staged yet: {why}")
             self._commit()
             if update_info.version < 0:
                 return

@@ -1,8 +1,8 @@
 """Keep a model's weights as the checkpoint has them, in engines whose weights are written while they live.
 
-On CPUs vLLM packs matrices for its kernels (oneDNN, AMX, ZenDNN, grouped experts, causal convolutions), and then empties
-the parameters or computes with the packed copy. A commit writes parameters, so nothing may be computed with a copy. The
-switches here hold for engines that chose this backend; others in the same process are left as they are.
+On CPUs vLLM packs matrices for its kernels (oneDNN, AMX, ZenDNN, grouped experts, causal convolutions), and then
+empties the parameters or computes with the packed copy. A commit writes parameters, so nothing may be computed with a
+copy. The switches here hold for engines that chose this backend; others in the same process are left as they are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def keep_plain_weights() -> None:
 
 def _plain_gemm(packing: Any) -> Any:
     @functools.wraps(packing)
-    def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
+    def dispatch(layer: Any, remove_weight: bool) -> None:
         if not is_loading_chosen():
             packing(layer, remove_weight)
             return
@@ -79,7 +79,7 @@ def _plain(kind: Any) -> Any:
     """Experts of this kind whose weights stay plain: those that a batch takes are packed for that batch."""
     from vllm._custom_ops import cpu_fused_moe, cpu_prepack_moe_weight
 
-    class PlainExperts(kind):
+    class PlainExperts(kind):  # type: ignore[misc]  # vLLM is Any where it is not installed
         def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
             self._pad_moe_intermediate(layer)
 

@@ -1,4 +1,4 @@
-"""All that a forward pass can reach is a constant, mapped, or a copy that commits make again; else it is refused by name."""
+"""What a forward pass can reach is a constant, mapped, or a copy that commits make again; else it is refused."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def in_closure(layer: Any) -> None:
 
 
 def in_default(layer: Any) -> None:
-    def compute(x: torch.Tensor, packed: torch.Tensor = pack(layer)) -> torch.Tensor:
+    kept = pack(layer)
+
+    def compute(x: torch.Tensor, packed: torch.Tensor = kept) -> torch.Tensor:
         return x @ packed
 
     layer.compute = compute

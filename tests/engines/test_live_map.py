@@ -17,9 +17,9 @@ from fused_parts import (
 )
 from module_parts import version_of
 
-from p2psync.engines.vllm.hand import Hand
+from p2psync.engines.vllm.hand import Edit, Hand
 from p2psync.engines.vllm.livemap import check_whole, decode, encode
-from p2psync.engines.vllm.probing import learn
+from p2psync.engines.vllm.probing import as_tensor, learn
 from p2psync.errors import EngineError
 
 
@@ -130,6 +130,42 @@ def test_weights_that_are_not_the_checkpoints_are_refused() -> None:
     trained, model = loaded()
     model.qkv.view(torch.int16)[3, 3] ^= 1
     refused("is not in qkv", model, trained)
+
+
+@pytest.mark.parametrize("group_units", [1, 1 << 25])
+def test_a_parameter_that_widens_the_checkpoints_bits_is_written_as_its_loader_would(group_units: int) -> None:
+    trained, model = Checkpointed(), Fused()
+    model.norm = torch.nn.Parameter(torch.zeros(model.norm.shape), requires_grad=False)
+    model.o = torch.nn.Parameter(torch.zeros(model.o.shape), requires_grad=False)
+    load(model, trained)
+    version = version_of(trained)
+    hand = Hand(learned(model, version, group_units), list(parameters(model).values()))
+    wild = torch.tensor([0x7FC1, -1, 0x7F81, -0x80, 1, -0x8000], dtype=torch.int16).view(torch.bfloat16)
+    edits = []
+    for number, spec in enumerate(hand.tensors):
+        if spec.name in ("norm", "o"):
+            new = version[spec].copy()
+            new[::5] = np.resize(wild.view(torch.int16).numpy().view(np.uint16), new[::5].size)
+            where = np.flatnonzero(new != version[spec]).astype(np.uint32)
+            edits.append(Edit(number, 0, spec.count, where, version[spec][where], new[where]))
+            getattr(trained, spec.name).data.copy_(as_tensor(spec, new))
+    hand.prepare(edits)
+    hand.write()
+    fresh = Fused()
+    fresh.norm, fresh.o = (torch.nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in (model.norm, model.o))
+    load(fresh, trained)
+    assert all(same_bits(tensor, parameters(fresh)[name]) for name, tensor in parameters(model).items())
+    assert hand.sound()
+    assert hand.wild > 0
+    hand.undo()
+    hand.drop()
+    assert hand.sound()
+    assert hand.wild == 0
+    for number, spec in enumerate(hand.tensors):
+        if spec.name != "head":
+            units = np.zeros(spec.count, spec.unit)
+            hand.gather_into(number, units)
+            assert np.array_equal(units, version[spec])
 
 
 class Tied(Fused):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fused_parts import Checkpointed, Fused, Weights, load, same_bits, specs_of
+from fused_parts import Checkpointed, Fused, load, same_bits, specs_of
 from module_parts import version_of
 
 from p2psync.engines.vllm.livemap import check_whole
@@ -62,11 +62,11 @@ def test_a_loader_that_leaves_other_parameters_behind_is_refused() -> None:
     model.__class__ = Growing
     version, registered = version_of(trained), Registered(model)
     learn(registered.load, registered.memories(), specs_of(version), version.__getitem__)
-    with pytest.raises(EngineError, match="norm_.* was registered anew"):
+    with pytest.raises(EngineError, match=r"norm_.* was registered anew"):
         registered.check_untouched()
     trained, model = loaded(Fused)
     model.__class__ = Resizing
-    with pytest.raises(EngineError, match="norm: .*puts another parameter"):
+    with pytest.raises(EngineError, match=r"norm: .*puts another parameter"):
         learn(Registered(model).load, Registered(model).memories(), specs_of(version), version.__getitem__)
 
 

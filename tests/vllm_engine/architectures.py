@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 _SIZES = {
@@ -27,15 +29,15 @@ _SCALED = {"rope_parameters": {**_YARN, "beta_fast": 32.0, "beta_slow": 1.0, "tr
 _LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
 }
 _MLA = {
     "num_key_value_heads": 4,
     "q_lora_rank": 64,
-    "kv_lora_rank": 64,
-    "qk_rope_head_dim": 32,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 32,
     "v_head_dim": 32,
     "n_routed_experts": 4,
@@ -54,7 +56,7 @@ class Architecture(NamedTuple):
     twist: a change of the saved checkpoint, by its name in `_TWISTS`."""
 
     kind: str
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
     dtype: str = "bfloat16"
     twist: str = ""
 
@@ -108,16 +110,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "hunyuan_v1_moe": Architecture("hunyuan_v1_moe", {**_HEADS, "num_experts": 4, "moe_topk": 2}),
     "gpt_oss": Architecture("gpt_oss", {**_SLIDING, **_LOCAL, **_SCALED}),
     "gpt_oss, float16": Architecture("gpt_oss", {**_SLIDING, **_LOCAL, **_SCALED}, "float16"),
-    "llama4": Architecture(
-        "llama4_text", {**_HEADS, **_LOCAL, "num_experts_per_tok": 1, "intermediate_size_mlp": 256}
-    ),
+    "llama4": Architecture("llama4_text", {**_HEADS, **_LOCAL, "num_experts_per_tok": 1, "intermediate_size_mlp": 256}),
     "glm4_moe": Architecture("glm4_moe", {**_HEADS, **{k: _MLA[k] for k in list(_MLA)[6:]}}),
     "ernie4_5_moe": Architecture(
         "ernie4_5_moe", {**_HEADS, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64}
     ),
     "dots1": Architecture("dots1", {**_HEADS, **{k: _MLA[k] for k in list(_MLA)[6:]}}),
     "deepseek_v2": Architecture("deepseek_v2", _MLA),
-    "deepseek_v3": Architecture("deepseek_v3", _MLA),
+    "deepseek_v3": Architecture("deepseek_v3", {**_MLA, "topk_method": "noaux_tc"}),
     "mamba": Architecture("mamba", {"state_size": 16}),
     "mamba2": Architecture("mamba2", {"num_heads": 8, "head_dim": 32, "state_size": 32, "n_groups": 1}),
     "granitemoehybrid": Architecture(
@@ -125,7 +125,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         {**_LOCAL, **_MAMBA, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 128},
     ),
     "falcon_h1": Architecture("falcon_h1", {**_MAMBA, **_HEADS, "mamba_d_ssm": 256}),
-    "lfm2": Architecture("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "lfm2": Architecture(
+        "lfm2", {"layer_types": ["conv", "full_attention"], "conv_dim": 128, "block_dim": 128, "block_ff_dim": 256}
+    ),
     "qwen3_next": Architecture(
         "qwen3_next",
         {
@@ -138,7 +140,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 #: One of each kind that behaves in its own way: what `.ci/vllm` tries.
-QUICK = ("gemma3", "phi (1.5, 2)", "gpt2", "gpt_oss, float16", "mixtral", "llama, tied, but with an equal output matrix")
+QUICK = (
+    "gemma3",
+    "phi (1.5, 2)",
+    "gpt2",
+    "gpt_oss, float16",
+    "mixtral",
+    "llama, tied, but with an equal output matrix",
+)
 
 
 def save(name: str, into: Path) -> None:

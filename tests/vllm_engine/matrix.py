@@ -1,6 +1,6 @@
 """Real vLLM on many architectures: is what is live after each commit what a fresh load would be?
 
-    python -m tests.vllm_engine.matrix [NAME …] [--quick] [--amx] [--write FILE]
+    python -m tests.vllm_engine.matrix [NAME …] [--quick] [--amx] [--json FILE] [--write PAGE]
 
 Each architecture has a process for the engine that follows, and one for the fresh loads. All parameters and
 buffers are compared bit for bit, and greedy tokens with their log-probabilities. What comes out is a table of: exact;
@@ -31,16 +31,22 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from architectures import ARCHITECTURES, QUICK, save  # noqa: E402
-from simulated_amx import simulate_amx  # noqa: E402
-from vllm_forks import ENVIRONMENT, process_of  # noqa: E402
-from vllm_parts import PATIENCE, engine_options, trainer  # noqa: E402
+from architectures import ARCHITECTURES, QUICK, save
+from simulated_amx import hide_amx, simulate_amx
+from vllm_forks import ENVIRONMENT, process_of
+from vllm_parts import PATIENCE, engine_options, trainer
 
-from p2psync.delta.tensors import Kind  # noqa: E402
-from p2psync.engines.checkpoint import Checkpoint  # noqa: E402
-from p2psync.engines.vllm.conductor import commit_now  # noqa: E402
+from p2psync.delta.tensors import Kind
+from p2psync.engines.checkpoint import Checkpoint
+from p2psync.engines.vllm.conductor import commit_now
 
 VERSIONS = 3
+#: Seconds for a version of a tiny model to come and go live.
+COMMIT = 40.0
+#: How often each prompt is asked: an engine that answers differently without any commit cannot be compared so.
+LOOKS = 3
+#: Set, in the environment, to see what vLLM says, and tokens that differ.
+VERBOSE = "P2PSYNC_MATRIX_VERBOSE"
 #: Seconds for one process of one architecture; a hang is told as such.
 LIMIT = 240.0
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7], [9, 8, 7, 300, 301])
@@ -64,10 +70,15 @@ def try_architecture(name: str, *, amx: bool, versions: int = VERSIONS) -> tuple
         fresh = folder / "fresh.json"
         if (failure := run_alone(load_fresh, steps, dtype, amx, fresh)) is not None:
             return "failed", failure
-        for number, loaded in enumerate(json.loads(fresh.read_text())):
+        loads = json.loads(fresh.read_text())
+        for number, loaded in enumerate(loads):
             if different := differences(loaded, seen[number]):
                 return "wrong", f"version {number}: {different}"
-    return "exact", ""
+    steady = all(look["steady"] for look in (*loads, *seen))
+    return (
+        "exact",
+        "" if steady else "answers differ from call to call in one engine, so parameters were compared alone",
+    )
 
 
 def differences(fresh: dict[str, Any], live: dict[str, Any]) -> str:
@@ -75,7 +86,9 @@ def differences(fresh: dict[str, Any], live: dict[str, Any]) -> str:
     names = [name for name in fresh["bits"] if live["bits"].get(name) != fresh["bits"][name]]
     names += [name for name in live["bits"] if name not in fresh["bits"]]
     found = [f"{len(names)} tensors, such as {names[0]}"] if names else []
-    return ", ".join([*found, *(["tokens"] if fresh["tokens"] != live["tokens"] else [])])
+    if fresh["tokens"] != live["tokens"] and fresh["steady"] and live["steady"]:
+        found.append(f"tokens: {fresh['tokens']} is {live['tokens']}" if os.environ.get(VERBOSE) else "tokens")
+    return ", ".join(found)
 
 
 def step(old: Path, new: Path, seed: int, share: float = 0.01) -> None:
@@ -105,11 +118,11 @@ def follow(steps: Sequence[Path], dtype: str, amx: bool, out: Path) -> None:
         source.publish(steps[0])
         llm = start(steps[0], dtype, amx)
         llm.init_weight_transfer_engine({"init_info": source.join()})
-        commit_now(llm, 0, PATIENCE)
+        commit_now(llm, 0, COMMIT)
         found = [look(llm)]
         for number, checkpoint in enumerate(steps[1:], start=1):
             source.publish(checkpoint)
-            commit_now(llm, number, PATIENCE)
+            commit_now(llm, number, COMMIT)
             found.append(look(llm))
         llm.shutdown_weight_transfer_engine()
     out.write_text(json.dumps(found))
@@ -147,7 +160,7 @@ def follow_packed(model: Path, what: str) -> None:
         utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: (plain if remove_weight else packing)(
             layer, remove_weight
         )
-    start(model, "bfloat16", amx=False)
+    start(model, "bfloat16", amx=True)
 
 
 def commits_parted_twin(model: Path) -> None:
@@ -175,8 +188,7 @@ def commits_parted_twin(model: Path) -> None:
 
 def start(model: Path, dtype: str, amx: bool) -> Any:
     """An LLM within this process."""
-    if amx:
-        simulate_amx()
+    (simulate_amx if amx else hide_amx)()
     import vllm
 
     options = engine_options(model, dtype=dtype, distributed_executor_backend="uni", kv_cache_memory_bytes=64 << 20)
@@ -188,12 +200,15 @@ def look(llm: Any) -> dict[str, Any]:
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=1, ignore_eos=True, detokenize=False)
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
-    tokens = [
-        [[token, row[token].logprob] for row, token in zip(one.outputs[0].logprobs, one.outputs[0].token_ids, strict=True)]
-        for one in outputs
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    answers = [
+        [[[token, row[token].logprob] for row, token in zip(one.logprobs, one.token_ids, strict=True)] for one in found]
+        for found in (
+            [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)] for _ in range(LOOKS)
+        )
     ]
-    return {"bits": llm.apply_model(digests)[0], "tokens": tokens}
+    steady = all(answer == answers[0] for answer in answers)
+    return {"bits": llm.apply_model(digests)[0], "tokens": answers[-1], "steady": steady}
 
 
 def digests(model: Any) -> dict[str, str]:
@@ -229,7 +244,7 @@ def run_alone(work: Callable[..., None], *args: Any) -> str | None:
 
 def _tell(file: str, work: Callable[..., None], args: Sequence[Any]) -> None:
     os.environ.update(ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"})
-    if not os.environ.get("P2PSYNC_MATRIX_VERBOSE"):
+    if not os.environ.get(VERBOSE):
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
@@ -245,34 +260,77 @@ def _tell(file: str, work: Callable[..., None], args: Sequence[Any]) -> None:
 
 
 def _spare_the_processor() -> None:
-    """Leave out what vLLM does for long-lived processes: collections over all that was imported, and one more look
-    through all modules for each engine."""
+    """Leave out what vLLM does for long-lived processes: collections over all that was imported, one more look through
+    all modules for each engine, and a process of its own to look at a model's class."""
     gc.collect = lambda *_: 0
     gc.unfreeze = lambda: None
     logging.config.dictConfig = lambda _: None
+    from vllm.model_executor.models import registry
     from vllm.platforms import current_platform
 
+    registry._run_in_subprocess = lambda look_at: look_at()
     register = type(current_platform).register_triton_kernel_overrides
     type(current_platform).register_triton_kernel_overrides = staticmethod(functools.cache(register))
 
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.vllm_engine.matrix", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="architectures (default: all)")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument("--amx", action="store_true", help="as on a processor with AMX")
-    parser.add_argument("--json", type=Path, help="where outcomes are added, by name")
+    parser.add_argument("--versions", type=int, default=VERSIONS, help=f"how many are committed (default {VERSIONS})")
+    parser.add_argument("--json", type=Path, help="a file in which outcomes are kept from run to run")
+    parser.add_argument("--write", type=Path, help="write the table of what --json keeps, and try nothing")
     asked = parser.parse_args()
-    names = asked.names or (QUICK if asked.quick else list(ARCHITECTURES))
-    outcomes: dict[str, tuple[str, str]] = {}
-    for name in names:
+    kept: dict[str, dict[str, list[str]]] = {"plain": {}, "amx": {}}
+    if asked.json and asked.json.exists():
+        kept = json.loads(asked.json.read_text())
+    if asked.write:
+        asked.write.write_text(table(kept["plain"], kept["amx"]))
+        return
+    outcomes = kept["amx" if asked.amx else "plain"]
+    wrong = False
+    for name in asked.names or (QUICK if asked.quick else list(ARCHITECTURES)):
         begun = time.monotonic()
-        outcomes[name] = outcome, detail = try_architecture(name, amx=asked.amx)
+        outcome, detail = try_architecture(name, amx=asked.amx, versions=asked.versions)
+        outcomes[name] = [outcome, detail]
+        wrong = wrong or outcome == "wrong"
         print(f"{name}: {outcome}{': ' if detail else ''}{detail} ({time.monotonic() - begun:.0f} s)", flush=True)
         if asked.json:
-            asked.json.write_text(json.dumps(outcomes, indent=1))
-    sys.exit(any(outcome == "wrong" for outcome, _ in outcomes.values()))
+            asked.json.write_text(json.dumps(kept, indent=1))
+    sys.exit(wrong)
+
+
+def table(plain: dict[str, list[str]], amx: dict[str, list[str]]) -> str:
+    """The page of both runs."""
+    lines = [PAGE, "| architecture | here | with AMX (simulated) | why |", "|---|---|---|---|"]
+    for name in ARCHITECTURES:
+        here, there = plain.get(name, ["not tried", ""]), amx.get(name, ["not tried", ""])
+        why = here[1] if here[1] == there[1] or not there[1] else " / ".join(filter(None, [here[1], there[1]]))
+        lines.append(f"| {name} | {here[0]} | {there[0]} | {why.removeprefix('EngineError: ').replace('|', '/')} |")
+    counts = {
+        name: sum(outcome[0] == name for outcome in plain.values()) for name in ("exact", "refused", "wrong", "failed")
+    }
+    return "\n".join([*lines, "", f"In all: {', '.join(f'{count} {name}' for name, count in counts.items())}.", ""])
+
+
+PAGE = """# Architectures in vLLM
+
+Tiny random models, one for each architecture, in real vLLM on a CPU: the engine loads the model, learns where the
+checkpoint's units lie, and commits versions in each of which 1 % of every tensor changed (three; with AMX one). Beside
+it vLLM loads each version anew. **exact**: all parameters and buffers are equal bit for bit, and so are greedy tokens
+with their log-probabilities. **refused**: the engine said at its start why it cannot be kept exact. **wrong**: anything
+else; there must be none. **failed**: vLLM or transformers does not run such a tiny model here, so nothing was tried.
+
+Experts and matrices are computed with plain weights in these engines: what vLLM packs for a processor's kernels is
+packed for each batch (experts) or not at all (`actor.vllm_plain`). AMX is simulated where it is missing
+(`tests/vllm_engine/simulated_amx.py`). Made by:
+
+    python -m tests.vllm_engine.matrix --json outcomes.json
+    python -m tests.vllm_engine.matrix --json outcomes.json --amx --versions 1
+    python -m tests.vllm_engine.matrix --json outcomes.json --write docs/vllm-architectures.md
+"""
 
 
 if __name__ == "__main__":

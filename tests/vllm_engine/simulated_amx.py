@@ -15,7 +15,7 @@ def simulate_amx() -> None:
     from vllm.v1.attention.backends import cpu_attn
 
     real = torch.cpu._is_amx_tile_supported
-    if real():
+    if real():  # there is AMX, or it was simulated already
         return
     choose = cpu_attn._get_attn_isa
 

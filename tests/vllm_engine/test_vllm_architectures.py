@@ -1,4 +1,4 @@
-"""Kinds of architectures in real vLLM: exact after each commit, or refused with the reason, on processors of both kinds."""
+"""Kinds of architectures in real vLLM: exact after each commit, or refused with the reason, with AMX and without."""
 
 from __future__ import annotations
 

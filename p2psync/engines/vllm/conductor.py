@@ -6,8 +6,8 @@
 Requests in flight are kept. With `recompute` (the default) the pause also drops everything that was computed from older
 weights, as vLLM's own `clear_cache` does: prefixes, and the keys and values of running requests, which are computed
 anew when they go on. Without it running requests keep theirs; that is only done where prefixes are not cached, here or
-in a store beside the engine, so that no request ever begins on another version's prefix. Outputs of encoders are dropped
-at each commit.
+in a store beside the engine, so that no request ever begins on another version's prefix. Outputs of encoders are
+dropped at each commit.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Theory of operation. A model's objects are looked through three times (`object_graph`). Between its construction and
 its first weights (`note_construction`): what is there then was made of no weight. After the map was learned: whatever a
-forward pass can reach must lie in mapped memory, be what it was at construction (also if converted to another dtype), or
+forward pass can reach must lie in mapped memory, be what it was at construction (also converted to another dtype), or
 be a conversion of a mapped parameter in the place where that parameter was before. Such a conversion is a copy, and is
 made again within each commit. Anything else might be made of weights in a way that nobody here knows, and the engine is
 refused by its name. Before each commit: what appeared since, as caches that the first forward pass fills, is judged by
@@ -61,10 +61,15 @@ def check_not_emptied(model: torch.nn.Module) -> None:
     facts = _noted.get(model, {})
     for leaf in Graph(model).leaves:
         fact = facts.get(leaf.path)
-        if isinstance(leaf.value, torch.nn.Parameter) and not leaf.value.numel() and fact is not None and all(fact.shape):
+        if (
+            isinstance(leaf.value, torch.nn.Parameter)
+            and not leaf.value.numel()
+            and fact is not None
+            and all(fact.shape)
+        ):
             raise EngineError(
-                f"{leaf.path.lstrip('.')} was packed for this processor's kernels after it was loaded, so commits cannot "
-                "write it: use a kernel that reads plain weights (for attention of DeepSeek's kind on CPUs: "
+                f"{leaf.path.lstrip('.')} was packed for this processor's kernels after it was loaded, so commits "
+                "cannot write it: use a kernel that reads plain weights (for attention of DeepSeek's kind on CPUs: "
                 "--attention-backend CPU_MLA; for experts: --moe-backend triton)"
             )
 
@@ -126,8 +131,8 @@ class Derived:
                 self._unknown[leaf.path] = when
         for path, then in self._unknown.items():
             raise EngineError(
-                f"{path.lstrip('.')} was made by the engine {then}, perhaps from weights, and no tensor of the checkpoint "
-                "says what it must be: this model cannot be kept exact in this engine"
+                f"{path.lstrip('.')} was made by the engine {then}, perhaps from weights, and no tensor of the "
+                "checkpoint says what it must be: this model cannot be kept exact in this engine"
             )
 
     def _is_known(self, leaf: Leaf, cached: set[_Place]) -> bool:
@@ -151,7 +156,8 @@ class Derived:
         """Whether it is what was there before any weight was: at this path, or in this memory."""
         if isinstance(leaf.value, float) and fact is None and leaf.value in self._numbers:
             return True  # an object made later that repeats a setting
-        known = self._known.get(_place(leaf.value)) if isinstance(leaf.value, torch.Tensor) else None
+        place = _place(leaf.value)
+        known = self._known.get(place) if place is not None else None
         for candidate in (fact, known):
             if candidate is not None and candidate.digests:
                 kind = leaf.value.dtype if isinstance(leaf.value, torch.Tensor) else type(leaf.value)
@@ -175,8 +181,8 @@ class Derived:
         for path, (tensor, digest) in self._constants.items():
             if _bytes(tensor) <= most and _digest(tensor) != digest:
                 raise EngineError(
-                    f"{path.lstrip('.')} was filled by the engine since it was loaded, perhaps from weights: this model "
-                    "cannot be kept exact in this engine"
+                    f"{path.lstrip('.')} was filled by the engine since it was loaded, perhaps from weights: this "
+                    "model cannot be kept exact in this engine"
                 )
 
 

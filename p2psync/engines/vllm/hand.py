@@ -149,7 +149,9 @@ class Hand:
         changes, gain, wilder = [], 0, 0
         for parameter, part in self._live.parts(edit.tensor, edit.start, edit.count, edit.positions):
             old, new = edit.old[part.entries], edit.new[part.entries]
-            changes.append(Change(self._tensors[parameter, spec.width], part.start, part.count, part.positions, old, new))
+            changes.append(
+                Change(self._tensors[parameter, spec.width], part.start, part.count, part.positions, old, new)
+            )
             gain += _gain(spec, edit, part, old, new)
             wilder += count_wild(spec, new) - count_wild(spec, old)
         return changes, gain, wilder
@@ -166,8 +168,8 @@ class Hand:
         return sum(in_parallel(self._digest, range(len(self._live.tensors)))) % MODULUS
 
     def _digest(self, tensor: int) -> int:
-        """Of what this rank has of a tensor. Where that is in short runs, of the tensor with 0 in place of the rest: the
-        same rest each time."""
+        """Of what this rank has of a tensor. Where that is in short runs, of the tensor with 0 in place of the rest:
+        the same rest each time."""
         spec = self._live.tensors[tensor]
         if any(held.piece.length < _SHORT_RUN and held.piece.rows > 1 for held in self._live.held[tensor]):
             units = np.zeros(spec.count, spec.unit)

@@ -110,9 +110,7 @@ def _is_holder(value: object) -> bool:
     kind = type(value)
     if isinstance(value, torch.nn.Module):
         return True
-    if kind.__module__.startswith(_FOREIGN) or any(base.__name__ in _FOREIGN_NAMES for base in kind.__mro__):
-        return False
-    return True
+    return not (kind.__module__.startswith(_FOREIGN) or any(base.__name__ in _FOREIGN_NAMES for base in kind.__mro__))
 
 
 #: What cannot come to hold anything else.

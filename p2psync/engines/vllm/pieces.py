@@ -153,11 +153,10 @@ def live_rows(piece: Piece, units: _Array) -> _Array:
 
 def scaled(piece: Piece, factor: int) -> Piece:
     """The piece in units that are narrower by a factor."""
-    if factor == 1:
-        return piece
-    return Piece(*(value * factor for value in (piece.start, piece.at, piece.length)), piece.rows, *(
-        value * factor for value in (piece.step, piece.pitch)
-    ))  # fmt: skip
+    start, at, length, step, pitch = (
+        factor * value for value in (piece.start, piece.at, piece.length, piece.step, piece.pitch)
+    )
+    return Piece(start, at, length, piece.rows, step, pitch)
 
 
 def rows(piece: Piece) -> Iterator[tuple[int, int]]:

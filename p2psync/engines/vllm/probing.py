@@ -30,7 +30,7 @@ GROUP_UNITS = 1 << 25
 
 _ADVICE = "load the model without quantisation, and in the checkpoint's dtype"
 
-#: Conversions that keep all bits, and lie beside constant ones: a little-endian F32 that holds a BF16 is 0 and that BF16.
+#: Conversions that keep all bits beside constant ones: a little-endian F32 that holds a BF16 is 16 bits of 0 and those.
 WIDENED = {(torch.bfloat16, torch.float32)}
 
 #: A model's loader: takes named tensors, and names the parameters that it wrote (None: it does not tell).
@@ -137,9 +137,7 @@ def as_tensor(spec: TensorSpec, units: Units) -> torch.Tensor:
     return torch.from_numpy(units.view(f"<i{spec.width}")).view(torch_dtype(spec)).reshape(spec.shape)
 
 
-def _after(
-    name: str, before: Sequence[tuple[int, Piece]], pieces: list[tuple[int, Piece]]
-) -> list[tuple[int, Piece]]:
+def _after(name: str, before: Sequence[tuple[int, Piece]], pieces: list[tuple[int, Piece]]) -> list[tuple[int, Piece]]:
     """The pieces of a parameter after another group was loaded, which may lie where one before it did: of tensors that
     are tied in the model, the last one to be loaded counts, and the others are left out."""
     if not before or not pieces:
@@ -161,7 +159,9 @@ def _check_pieces(
 ) -> None:
     for tensor, piece in pieces:
         if tensor >= len(specs) or piece.start < 0 or piece.end > specs[tensor].count:
-            raise EngineError(f"{name}: the model's loader computes it from the checkpoint, and does not copy: {_ADVICE}")
+            raise EngineError(
+                f"{name}: the model's loader computes it from the checkpoint, and does not copy: {_ADVICE}"
+            )
         kind = torch_dtype(specs[tensor])
         if kind != parameter.dtype and (kind, parameter.dtype) not in WIDENED:
             raise EngineError(

@@ -1,7 +1,7 @@
 """Tensors that a model's loader leaves out because others are equal to them, such as a tied output matrix.
 
-vLLM ties an output matrix to the embedding if it is equal when it is loaded. Loaded anew with a version in which the two
-differ, the model would be another one. So such a version is refused: a copy must stay a copy.
+vLLM ties an output matrix to the embedding if it is equal when it is loaded. Loaded anew with a version in which the
+two differ, the model would be another one. So such a version is refused: a copy must stay a copy.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def twins_of(left_out: Iterable[TensorSpec], weights: Mapping[TensorSpec, Units]
 def check_twins(
     twins: Mapping[TensorSpec, TensorSpec], numbers: Mapping[TensorSpec, int], edits: Sequence[Edit]
 ) -> None:
-    """Raises `EngineError` if edits of equal tensors would make them differ. numbers: those that edits name tensors by."""
+    """Raises `EngineError` if edits of equal tensors would make them differ. numbers: by which edits name tensors."""
     for spec, twin in twins.items():
         here, there = (_changes(edits, numbers[one]) for one in (spec, twin))
         if not all(np.array_equal(a, b) for a, b in zip(here, there, strict=True)):
             raise EngineError(
-                f"{spec.name} is no longer equal to {twin.name}, with which this engine has tied it: restart the engine "
-                "from a checkpoint in which they differ"
+                f"{spec.name} is no longer equal to {twin.name}, with which this engine has tied it: restart the "
+                "engine from a checkpoint in which they differ"
             )
 
 
@@ -55,4 +55,4 @@ def _changes(edits: Sequence[Edit], tensor: int) -> tuple[NDArray[np.int64], Uni
 
 
 def _digest(units: Units) -> bytes:
-    return hashlib.blake2b(units, digest_size=16).digest()
+    return hashlib.blake2b(units.tobytes(), digest_size=16).digest()
