@@ -1,0 +1,150 @@
+"""Small state files: written whole with a checksum, read as hostile input, set aside where they are damaged.
+
+A record is a JSON document, and after it, on a line of its own, its checksum:
+
+    {"run":"…","epoch":3,"node":"…"}
+    {"blake3":"<hex of the line before>"}
+
+A file of one line is an earlier layout, and read too. Every reader takes one of three outcomes: the value, nothing
+(there is no file), or `DamagedError`. `recover_record` turns the third into the second: it moves the file away.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from p2psync.errors import DamagedError
+from p2psync.store.disk import disk_errors, write_durably, write_whole
+
+_T = TypeVar("_T")
+
+#: The longest state file that is read (bytes). The largest holds the names of all checkpoints that were ever watched.
+MAX_RECORD_BYTES = 64 << 20
+#: What a damaged file's name ends in once it was moved away; a later one takes its place, so that one is kept at most.
+ASIDE = ".damaged"
+
+
+class _Check(msgspec.Struct, frozen=True):
+    blake3: str
+
+
+def read_plain(path: Path, limit: int = MAX_RECORD_BYTES) -> bytes | None:
+    """Read a small file whole; None if nothing is there.
+
+    Raises `DamagedError` for whatever else stands at its place (a directory, a fifo, a link to nothing), for a file of
+    more than `limit` bytes, and for one that cannot be read.
+    """
+    try:
+        # A fifo without a writer would block for ever, and so would a terminal.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise DamagedError(f"{path} is a link to nothing") from None
+        return None
+    except OSError as error:
+        raise DamagedError(f"{path}: {error.strerror or error}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedError(f"{path} is not a plain file")
+        if status.st_size > limit:
+            raise DamagedError(f"{path}: {status.st_size} bytes, more than it ever has")
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            return file.read(limit)
+    except OSError as error:
+        raise DamagedError(f"{path}: {error.strerror or error}") from None
+    finally:
+        os.close(descriptor)
+
+
+def load_record(path: Path, kind: type[_T]) -> _T | None:
+    """Read a record; None if there is none. Raises `DamagedError`."""
+    data = read_plain(path)
+    if data is None:
+        return None
+    value, _, check = data.partition(b"\n")
+    try:
+        if check and msgspec.json.decode(check, type=_Check).blake3 != blake3(value).hexdigest():
+            raise DamagedError(f"{path}: its checksum is wrong")
+        return msgspec.json.decode(value, type=kind)
+    except msgspec.MsgspecError as error:
+        raise DamagedError(f"{path}: {error}") from None
+
+
+def recover_record(path: Path, kind: type[_T], tell: Callable[[str], None], loss: str) -> _T | None:
+    """Read a record; where it is damaged, move it away, tell so, and return None as if there were none.
+
+    loss: what is done without it, for the line that is told. Raises `StoreError` if it cannot be moved away.
+    """
+    try:
+        return load_record(path, kind)
+    except DamagedError as error:
+        set_aside(path)
+        tell(f"{error}: moved to {path.name}{ASIDE}; {loss}")
+        return None
+
+
+def save_record(path: Path, value: object, *, durably: bool = True) -> None:
+    """Write a record, whole or not at all; whatever else stands at its place is moved away. Raises `StoreError`.
+
+    durably: wait for the disk; else a power loss may leave the file empty or missing.
+    """
+    line = msgspec.json.encode(value)
+    data = line + b"\n" + msgspec.json.encode(_Check(blake3(line).hexdigest())) + b"\n"
+    with disk_errors(path):
+        clear(path.with_name(path.name + ".tmp"))
+        if path.is_dir() and not path.is_symlink():
+            set_aside(path)
+        if durably:
+            write_durably(path, data)
+        else:
+            write_whole(path, data)
+
+
+def set_aside(path: Path) -> None:
+    """Move whatever stands at `path` to its name with `ASIDE`, which then holds nothing else. Raises `StoreError`."""
+    aside = path.with_name(path.name + ASIDE)
+    with disk_errors(path):
+        if not path.is_symlink() and not path.exists():
+            return
+        clear(aside)
+        path.rename(aside)
+
+
+def clear(path: Path) -> None:
+    """Remove whatever stands at `path`: a file, a link, a directory with all that is in it. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        open_up(path)
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def make_directory(path: Path) -> bool:
+    """Make a directory, with its parents; False if it was there. Anything else at its place is moved away.
+
+    Raises `StoreError`.
+    """
+    with disk_errors(path):
+        if path.is_dir():
+            return False
+        set_aside(path)
+        path.mkdir(parents=True)
+        return True
+
+
+def open_up(path: Path) -> None:
+    """Let the owner into a directory and all directories below it. Raises OSError for somebody else's."""
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        path.chmod(0o755)
+    for entry in path.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            open_up(entry)
