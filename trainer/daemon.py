@@ -7,12 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from p2psync.engines.checkpoint import Checkpoint, signature
 from p2psync.errors import FormatError, StoreError, UsageError
 from p2psync.observe.events import Event, Note, Published, Trouble
-from p2psync.store.disk import disk_errors, write_durably
+from p2psync.store.records import recover_record, save_record
 from trainer.node import TrainerNode
 from trainer.source import CheckpointSource, Signature
 from trainer.watch import Found, Watcher
@@ -41,7 +39,14 @@ class WatchDaemon:
         self._trainer = trainer
         self._emit = on_event
         self._memory = trainer.config.store / "watched.json"
-        self._watcher = Watcher(root, marker, settle, _load(self._memory))
+        lost: list[str] = []
+        loss = "of the checkpoints that are there only the newest is published"
+        dealt_with = recover_record(self._memory, dict[str, Signature], lost.append, loss)
+        for line in lost:
+            self._emit(Trouble(line))
+        self._watcher = Watcher(root, marker, settle, dealt_with or {})
+        #: Whether it is not known any more what was published of what is there.
+        self._forgot = bool(lost)
         self._told: dict[str, str] = {}
         self._pause = RETRY_FIRST
         self._unsaved = False
@@ -78,6 +83,10 @@ class WatchDaemon:
         self._told.pop(root, None)
         for path, message in self._watcher.complaints.items():
             self._complain(path, f"not complete yet: {message}")
+        if self._forgot and found:
+            for old in found[:-1]:
+                self._watcher.deal_with(old)
+            self._forgot, found = False, found[-1:]
         return found
 
     async def _publish(self, found: Found) -> bool:
@@ -107,8 +116,7 @@ class WatchDaemon:
     async def _save(self) -> None:
         """Remember what was dealt with. If it cannot be, that costs a reading after the next restart."""
         try:
-            with disk_errors(self._memory):
-                await asyncio.to_thread(write_durably, self._memory, msgspec.json.encode(self._watcher.done))
+            await asyncio.to_thread(save_record, self._memory, self._watcher.done)
         except StoreError as error:
             self._complain(str(self._memory), f"{error}; what was published is not remembered yet")
         else:
@@ -137,12 +145,3 @@ def _signature(path: Path) -> Signature:
         return signature(path)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}: not a readable checkpoint") from None
-
-
-def _load(path: Path) -> dict[str, Signature]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Signature])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError) as error:
-        raise StoreError(f"{path} cannot be read ({error}): remove it") from None

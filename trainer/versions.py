@@ -129,11 +129,7 @@ class VersionMaker:
         was made.
         """
         began = time.monotonic()
-        if not self._doubtful and not self.snapshot.sound():
-            self.snapshot.distrust()
-            self._doubtful = True
-        if self._doubtful:
-            self._recover()
+        self._trust_snapshot()
         live = self.snapshot.position
         rows = rows_between(self.snapshot.specs, source.specs)
         draft = self.store.draft()
@@ -175,8 +171,7 @@ class VersionMaker:
         it is then made anew from the store before anything else is published.
         """
         began = time.monotonic()
-        if self._doubtful:
-            self._recover()
+        self._trust_snapshot()
         live = self.snapshot.position
         if live is None:
             raise StoreError("there is no version to write out yet")
@@ -253,6 +248,14 @@ class VersionMaker:
             if keeping is not None:
                 keeping.abandon()
         return time.monotonic() - began - (keeping.seconds if keeping is not None else 0.0)
+
+    def _trust_snapshot(self) -> None:
+        """Where the snapshot is damaged or in doubt, make it anew from the store. Raises `StoreError`."""
+        if not self._doubtful and not self.snapshot.sound():
+            self.snapshot.distrust()
+            self._doubtful = True
+        if self._doubtful:
+            self._recover()
 
     def _recover(self) -> None:
         """Bring the snapshot to the newest version of this run that the store leads to. Raises `StoreError`."""

@@ -368,16 +368,16 @@ class Store:
             if _NEW_NAME.fullmatch(path.name) and path.is_dir():
                 _discard(path)
             elif _PACK_NAME.fullmatch(path.name):
-                pack = self._open_pack(path)
+                pack = self._load(path)
                 if pack is not None:
                     self._packs[pack.id] = pack
 
-    def _open_pack(self, path: Path) -> Pack | None:
+    def _load(self, path: Path) -> Pack | None:
         """The pack at `path`, or None if it cannot be used: removed if it is damaged, or left alone."""
         try:
-            found = _read_pack(path)
-            if found is not None:
-                return Pack(path, *found)
+            pack = _open_pack(path)
+            if pack is not None:
+                return pack
         except DamagedError as error:
             self.remarks.append(f"{path}: {error}: forgotten; it is fetched or made anew where it is needed")
         except OSError as error:
@@ -420,8 +420,8 @@ class Store:
         return pack
 
 
-def _read_pack(path: Path) -> tuple[SignedManifest, Manifest] | None:
-    """The manifest of the pack at `path`; None if it was begun only. Raises `DamagedError`."""
+def _open_pack(path: Path) -> Pack | None:
+    """The pack at `path`; None if it was begun only. Raises `DamagedError`, OSError."""
     if not path.is_dir():
         raise DamagedError("not a directory")
     data = read_plain(path / _MANIFEST, _MAX_MANIFEST)
@@ -435,7 +435,7 @@ def _read_pack(path: Path) -> tuple[SignedManifest, Manifest] | None:
         raise DamagedError(f"the manifest is damaged ({error})") from None
     if signed.id.hex() != path.name:
         raise DamagedError("the manifest is that of another pack")
-    return signed, manifest
+    return Pack(path, signed, manifest)
 
 
 def _open_payload(path: Path) -> int:
