@@ -25,7 +25,7 @@ from p2psync.delta.tensors import TensorSpec
 from p2psync.engines.layout import Layout
 from p2psync.errors import EngineError, StoreError
 from p2psync.store.disk import free_bytes, reserve, write_all
-from p2psync.store.records import clear
+from p2psync.store.records import clear, is_directory
 
 _PAGE = 4096
 _WINDOW = 4 << 20
@@ -80,7 +80,7 @@ def remove_others(slot: Path, keep: Mapping[str, object]) -> None:
 def _remove_others(
     path: Path, name: PurePosixPath, keep: Mapping[str, object], directories: Collection[PurePosixPath]
 ) -> None:
-    if path.is_dir() and not path.is_symlink():
+    if is_directory(path):
         if name not in directories:
             clear(path)
             return
@@ -147,7 +147,7 @@ def relayout(
     remove_others(slot, {name: None for name in new.sizes if name not in changed})
     for index, name in enumerate(changed):
         (slot / name).parent.mkdir(parents=True, exist_ok=True)
-        if (slot / name).is_dir():
+        if is_directory(slot / name):
             clear(slot / name)
         (build / str(index)).replace(slot / name)
     shutil.rmtree(build)

@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 from blake3 import blake3
 
-from p2psync.errors import DamagedError
+from p2psync.errors import DamagedError, StoreError
 from p2psync.store.disk import disk_errors, write_durably, write_whole
 
 _T = TypeVar("_T")
@@ -99,9 +99,10 @@ def save_record(path: Path, value: object, *, durably: bool = True) -> None:
     """
     line = msgspec.json.encode(value)
     data = line + b"\n" + msgspec.json.encode(_Check(blake3(line).hexdigest())) + b"\n"
+    make_directory(path.parent)
     with disk_errors(path):
         clear(path.with_name(path.name + ".tmp"))
-        if path.is_dir() and not path.is_symlink():
+        if is_directory(path):
             set_aside(path)
         if durably:
             write_durably(path, data)
@@ -113,7 +114,7 @@ def set_aside(path: Path) -> None:
     """Move whatever stands at `path` to its name with `ASIDE`, which then holds nothing else. Raises `StoreError`."""
     aside = path.with_name(path.name + ASIDE)
     with disk_errors(path):
-        if not path.is_symlink() and not path.exists():
+        if not os.path.lexists(path):
             return
         clear(aside)
         path.rename(aside)
@@ -121,18 +122,29 @@ def set_aside(path: Path) -> None:
 
 def clear(path: Path) -> None:
     """Remove whatever stands at `path`: a file, a link, a directory with all that is in it. Raises OSError."""
-    if path.is_dir() and not path.is_symlink():
+    if is_directory(path):
         open_up(path)
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
+def is_directory(path: Path) -> bool:
+    """Whether a directory stands there, and no link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def make_directory(path: Path) -> bool:
     """Make a directory, with its parents; False if it was there. Anything else at its place is moved away.
 
-    Raises `StoreError`.
+    Raises `StoreError`, also where something else stands in the place of one of its parents.
     """
+    for parent in reversed(path.parents):
+        if os.path.lexists(parent) and not parent.is_dir():
+            raise StoreError(f"{parent} is not a directory: move it away, or choose another place")
     with disk_errors(path):
         if path.is_dir():
             return False
@@ -146,5 +158,5 @@ def open_up(path: Path) -> None:
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         path.chmod(0o755)
     for entry in path.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
+        if is_directory(entry):
             open_up(entry)
