@@ -10,7 +10,6 @@ one signed), the snapshot is made anew from the store's anchor and deltas: it is
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, reserve
+from p2psync.store.guarded_map import GuardedMap
 from p2psync.store.records import clear, load_record, make_directory, save_record, set_aside
 
 _ALIGN = 64
@@ -56,6 +56,7 @@ class Keeper(Protocol):
     def specs(self) -> Sequence[TensorSpec]: ...
     def units(self, spec: TensorSpec) -> Units: ...
     def sound(self) -> bool: ...
+    def whole(self) -> bool: ...
     def reopen(self) -> None: ...
     def distrust(self) -> None: ...
     def advance(
@@ -70,7 +71,7 @@ class Snapshot:
     def __init__(self, root: Path) -> None:
         """Open the snapshot at `root`, made if need be. Raises `StoreError`."""
         self._root = root
-        self._map: mmap.mmap | None = None
+        self._map: GuardedMap | None = None
         self._inode = 0
         self._offsets: dict[TensorSpec, int] = {}
         self.reopen()
@@ -88,14 +89,18 @@ class Snapshot:
         self._recheck()
 
     def sound(self) -> bool:
-        """Whether the bits may be compared with: the file is still there, and as long as it was."""
+        """Whether the bits may be compared with."""
+        return self.whole()
+
+    def whole(self) -> bool:
+        """Whether the file is still there, and as long as it was. Cheap: to be asked before and after use."""
         if self._map is None:
             return True
         try:
             found = (self._root / self._state.file).lstat()
         except OSError:
             return False
-        return found.st_ino == self._inode and found.st_size == len(self._map)
+        return found.st_ino == self._inode and found.st_size == len(self._map.map) and not self._map.torn
 
     def distrust(self) -> None:
         """The bits turned out not to be what they should be: nothing is vouched for until the next anchor."""
@@ -115,7 +120,7 @@ class Snapshot:
         """The bits of one tensor; changed in place by `advance`."""
         if spec.count == 0 or self._map is None:
             return np.empty(0, spec.unit)
-        return np.frombuffer(self._map, spec.unit, spec.count, self._offsets[spec])
+        return np.frombuffer(self._map.map, spec.unit, spec.count, self._offsets[spec])
 
     def advance(
         self, manifest: Manifest, chunks: Chunks, position: Position, take: Callable[[Block], None] | None = None
@@ -256,7 +261,7 @@ class Snapshot:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._inode = os.fstat(descriptor).st_ino
-            self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            self._map = GuardedMap(descriptor, size, writable=True)
         finally:
             os.close(descriptor)
 

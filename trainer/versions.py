@@ -129,13 +129,19 @@ class VersionMaker:
         was made.
         """
         began = time.monotonic()
-        self._trust_snapshot()
+        if not self._doubtful and not self.snapshot.sound():
+            self._distrust()
+        if self._doubtful:
+            self._recover()
         live = self.snapshot.position
         rows = rows_between(self.snapshot.specs, source.specs)
         draft = self.store.draft()
         try:
             encode = self._encode(draft, rows, source, given_up, rate, profile=None if live is None else profile)
             encoded = time.monotonic()
+            if not self.snapshot.whole():
+                self._doubtful = True
+                raise StoreError(f"{self._root} was damaged while a version was made: not published; it is made anew")
             if not settled():
                 raise StoreError("the checkpoint changed while it was read: not published")
             unchanged = encode.changed == 0 and all(row.before == row.after for row in rows)
@@ -171,7 +177,10 @@ class VersionMaker:
         it is then made anew from the store before anything else is published.
         """
         began = time.monotonic()
-        self._trust_snapshot()
+        if not self._doubtful and not self.snapshot.whole():
+            self._distrust()
+        if self._doubtful:
+            self._recover()
         live = self.snapshot.position
         if live is None:
             raise StoreError("there is no version to write out yet")
@@ -180,8 +189,7 @@ class VersionMaker:
         try:
             encode = self._encode(draft, rows, self.snapshot, lambda: False, rate, profile=None)
             if digest_bytes(encode.digest_change % MODULUS) != live.digest:
-                self._doubtful = True
-                self.snapshot.distrust()
+                self._distrust()
                 raise DigestMismatchError(f"{self._root}: damaged on disk; it is made anew from the store")
             pack = self._seal(draft, encode, live, None)
         except BaseException:
@@ -247,15 +255,13 @@ class VersionMaker:
         finally:
             if keeping is not None:
                 keeping.abandon()
+        if not self.snapshot.whole():
+            raise StoreError(f"{self._root} was damaged while a version was made: not published; it is made anew")
         return time.monotonic() - began - (keeping.seconds if keeping is not None else 0.0)
 
-    def _trust_snapshot(self) -> None:
-        """Where the snapshot is damaged or in doubt, make it anew from the store. Raises `StoreError`."""
-        if not self._doubtful and not self.snapshot.sound():
-            self.snapshot.distrust()
-            self._doubtful = True
-        if self._doubtful:
-            self._recover()
+    def _distrust(self) -> None:
+        self.snapshot.distrust()
+        self._doubtful = True
 
     def _recover(self) -> None:
         """Bring the snapshot to the newest version of this run that the store leads to. Raises `StoreError`."""

@@ -6,11 +6,9 @@ directories (names beginning with a dot) are not part of a checkpoint.
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -23,13 +21,14 @@ from p2psync.engines.header import LENGTH_BYTES, header_bytes
 from p2psync.engines.layout import Layout, Place, layout
 from p2psync.engines.names import is_weights
 from p2psync.errors import FormatError
+from p2psync.store.guarded_map import GuardedMap
 
 
 class Checkpoint:
     """An open checkpoint; a context manager. Arrays that `units` gave stay good after `close`.
 
     Another process may cut, replace or write to the files meanwhile: `units` refuses a file that is not as it was when
-    it was opened. A file that is cut while an array over it is read reads as zeros from there on, see `store.mapping`.
+    it was opened. A file that is cut while an array over it is read reads as zeros from there on: `verify` tells.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Checkpoint:
         self.layout = plan
         self._paths = paths
         self._writable = writable
-        self._maps: dict[str, mmap.mmap | bytes] = {}
+        self._maps: dict[str, GuardedMap] = {}
 
     @classmethod
     def open(cls, path: Path | str, *, writable: bool = False, single: str | None = None) -> Checkpoint:
@@ -102,7 +101,7 @@ class Checkpoint:
             self._verify(place.file)
         if spec.count == 0:
             return np.empty(0, spec.unit)
-        return np.frombuffer(self._map(place.file), spec.unit, spec.count, place.offset)
+        return np.frombuffer(self._map(place.file).map, spec.unit, spec.count, place.offset)
 
     def verify_tensor(self, spec: TensorSpec) -> None:
         """Raise `FormatError` if the file of a tensor was changed since it was opened."""
@@ -126,9 +125,7 @@ class Checkpoint:
     def close(self) -> None:
         """Let go of the maps; those with arrays over them end with the last array."""
         for mapped in self._maps.values():
-            if isinstance(mapped, mmap.mmap):
-                with suppress(BufferError):
-                    mapped.close()
+            mapped.close()
         self._maps = {}
 
     def _place(self, spec: TensorSpec) -> Place:
@@ -147,17 +144,18 @@ class Checkpoint:
             raise FormatError(f"{path}: {found.size} bytes, it had {opened.size} before")
         if found.inode != opened.inode or (not self._writable and found.time != opened.time):
             raise FormatError(f"{path} was written by someone else")
+        if name in self._maps and self._maps[name].torn:
+            raise FormatError(f"{path} was cut short while it was open")
 
-    def _map(self, name: str) -> mmap.mmap | bytes:
+    def _map(self, name: str) -> GuardedMap:
         mapped = self._maps.get(name)
         if mapped is None:
-            access = mmap.PROT_READ | (mmap.PROT_WRITE if self._writable else 0)
             try:
                 descriptor = os.open(self._paths[name], os.O_RDWR if self._writable else os.O_RDONLY)
                 try:
                     if os.fstat(descriptor).st_size != self.layout.sizes[name]:
                         raise FormatError(f"{self._paths[name]} changed its size while it was open")
-                    mapped = mmap.mmap(descriptor, self.layout.sizes[name], mmap.MAP_SHARED, access)
+                    mapped = GuardedMap(descriptor, self.layout.sizes[name], writable=self._writable)
                 finally:
                     os.close(descriptor)
             except OSError as error:

@@ -1,4 +1,4 @@
-"""An actor's or relay's follower, engine and store, without a network: what is to be fetched comes from the publisher."""
+"""An actor's or relay's follower, engine and store, without a network: what they fetch comes from the publisher."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-for _folder in ("engines", "store"):
-    sys.path.insert(0, str(Path(__file__).parents[1] / _folder))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("engines", "store")]
 
 from engine_parts import Files, Run, Weights, perturb, tensor, tree, write_files
 from store_parts import KEY
@@ -211,8 +210,11 @@ class Life:
         held = tree((self.root / "current").resolve())
         held = {name: data for name, data in held.items() if not Path(name).name.startswith(".")}
         if held != self.published.trees[live.version]:
-            differ = sorted(k for k in held.keys() | self.published.trees[live.version].keys()
-                            if held.get(k) != self.published.trees[live.version].get(k))
+            differ = sorted(
+                k
+                for k in held.keys() | self.published.trees[live.version].keys()
+                if held.get(k) != self.published.trees[live.version].get(k)
+            )
             raise AssertionError(f"version {live.version} is claimed, and {differ} are not its files")
 
 

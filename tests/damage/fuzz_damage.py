@@ -23,8 +23,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-for _folder in ("damage", "engines", "store", "trainer"):
-    sys.path.insert(0, str(Path(__file__).parents[1] / _folder))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("damage", "engines", "store", "trainer")]
 
 from damage_parts import VERSIONS, Life, Published, one_line
 from damages import damage_one
@@ -38,7 +37,7 @@ from trainer.versions import VersionMaker
 
 #: One case that takes longer (seconds) is a hang: the process is ended with a trace.
 HANG = 120
-#: Chunks that are fetched at most, as a multiple of all there are: damage costs a new copy, and not one after the other.
+#: Chunks that are fetched at most, as a multiple of all there are: damage costs a new copy, and not many.
 MOST_FETCHED = 12
 
 
