@@ -111,7 +111,7 @@ class Watcher:
                 missing = sorted(shard for shard in shards if str(Path(index).parent / shard) not in names)
                 if missing:
                     raise FormatError(f"{path}: {missing[0]} of its index is missing")
-        except (FormatError, OSError, msgspec.MsgspecError) as error:
+        except (FormatError, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self.complaints[str(path)] = str(error)
             return False
         self.complaints.pop(str(path), None)

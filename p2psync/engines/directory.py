@@ -348,6 +348,8 @@ class DirectoryEngine:
             seal = seal_of(slot)
             try:
                 checkpoint = _open_sound(slot, position)
+                if seal == NO_SEAL:
+                    raise FormatError(f"{slot} has links in it, or other things that are no files")
             except FormatError as error:
                 wrong.append(str(error))
                 self._save(self._state.with_slot(name, None, undo=False))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-#: Of a slot that is missing, or is no directory, or cannot be listed.
+#: Of a slot that is missing, is no directory, cannot be listed, or holds a link or anything else that is no file.
 NO_SEAL = ""
 
 
@@ -36,5 +36,7 @@ def _list(directory: str, prefix: str, lines: list[str]) -> None:
                 lines.append(f"{prefix}{entry.name}/ {found.st_mode} {found.st_uid}")
                 _list(entry.path, f"{prefix}{entry.name}/", lines)
                 continue
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(f"{entry.path} is not a plain file")
             who = f"{found.st_ino} {found.st_mode} {found.st_uid}"
             lines.append(f"{prefix}{entry.name} {who} {found.st_size} {found.st_ctime_ns}")

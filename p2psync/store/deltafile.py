@@ -150,7 +150,7 @@ class DeltaFile:
         try:
             signed = msgspec.msgpack.decode(tail, type=SignedManifest)
             manifest = decode_body(signed.body)
-        except (msgspec.MsgspecError, FormatError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, FormatError) as error:
             raise FormatError(f"{self.path}: {error}") from None
         if start - len(MAGIC) != manifest.payload_bytes:
             raise FormatError(f"{self.path}: {start - len(MAGIC)} bytes of chunks, not {manifest.payload_bytes}")

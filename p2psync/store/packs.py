@@ -431,7 +431,7 @@ def _open_pack(path: Path) -> Pack | None:
     try:
         signed = msgspec.msgpack.decode(data, type=SignedManifest)
         manifest = decode_body(signed.body)
-    except (msgspec.MsgspecError, FormatError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, FormatError) as error:
         raise DamagedError(f"the manifest is damaged ({error})") from None
     if signed.id.hex() != path.name:
         raise DamagedError("the manifest is that of another pack")

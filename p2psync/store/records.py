@@ -75,7 +75,7 @@ def load_record(path: Path, kind: type[_T]) -> _T | None:
         if check and msgspec.json.decode(check, type=_Check).blake3 != blake3(value).hexdigest():
             raise DamagedError(f"{path}: its checksum is wrong")
         return msgspec.json.decode(value, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedError(f"{path}: {error}") from None
 
 
