@@ -95,7 +95,10 @@ class ActorNode:
         self.store = await asyncio.to_thread(Store, config.store / "packs")
         try:
             self._engine = await asyncio.to_thread(self._engine_of, self.store)
-            follower = Follower(self.engine.position, self._local_digest)
+            local = self._local_digest
+            if not local and isinstance(self._engine, Inspecting):
+                local = await asyncio.to_thread(self._engine.at_hand)
+            follower = Follower(self.engine.position, local)
             info = NodeInfo(
                 node=self._identity(),
                 role=config.role,

@@ -123,6 +123,12 @@ class Inspecting(Protocol):
         Cheap, to be called every second. Returns what was found since the last call, a line each.
         """
 
+    def at_hand(self) -> str:
+        """The digest (hex) of weights that are here though the record of what they are is lost, "" if there are none.
+
+        Reads all of them. `adopt` takes them, once a version with that digest is known.
+        """
+
 
 def rows_after(rows: Sequence[Row]) -> list[TensorSpec]:
     """The specs that exist after a delta with these rows."""

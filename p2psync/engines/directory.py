@@ -124,13 +124,17 @@ class DirectoryEngine:
         #: The seal of the second slot when it was brought to the live version.
         self._brought = NO_SEAL
         self._lock: tuple[SlotName, int] | None = None
+        #: Whether it is not known what the weights at hand are.
+        self._unknown = False
         #: What `inspect` has to tell, and what keeps the link from being made anew.
         self._found: list[str] = []
         self._link_trouble = ""
         if self._home.exists():
             self._home.claim()
             try:
-                self._recover(self._home.load(self._found.append))
+                state = self._home.load(self._found.append)
+                self._unknown = state is None
+                self._recover(state or self._home.guess())
             except BaseException:
                 self._home.release()
                 raise
@@ -188,6 +192,15 @@ class DirectoryEngine:
                 raise EngineError(f"{self._prefill} changed while it was copied: let its writer end, and try again")
         self._make_live(second, position, undo=False)
         return True
+
+    def at_hand(self) -> str:
+        """See `Inspecting.at_hand`."""
+        if not self._unknown or self._live is None or self.position is not None:
+            return ""
+        try:
+            return self._live.digest().hex()
+        except FormatError:
+            return ""
 
     def stage(self, path: Sequence[Step]) -> DirectoryStage:
         """See `Engine.stage`. Also raises `FormatError` for names or sizes that no checkpoint has, and `EngineError`

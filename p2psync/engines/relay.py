@@ -80,6 +80,10 @@ class RelayEngine:
         """True: there are no weights; the store checks each chunk that it hands out."""
         return True
 
+    def at_hand(self) -> str:
+        """See `Inspecting.at_hand`: there are none."""
+        return ""
+
     def inspect(self) -> list[str]:
         """See `Inspecting.inspect`: the store looks at each chunk that it hands out."""
         found, self._found = self._found, []

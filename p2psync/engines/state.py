@@ -117,15 +117,15 @@ class Home:
             os.close(self._held)
             self._held = None
 
-    def load(self, tell: Callable[[str], None]) -> State:
-        """The state; where none was written or it is damaged, which is told, what the link tells. Raises `EngineError`.
-
-        Of slots whose state is lost nothing is believed, but their bits are a local copy.
-        """
+    def load(self, tell: Callable[[str], None]) -> State | None:
+        """The state; None where none was written, or it is damaged, which is told. Raises `EngineError`."""
         path = self.root / _OURS / "state.json"
         with _refusals():
-            state = recover_record(path, State, tell, "the weights at hand are compared with the next version")
-        return state or State(boot_id(), self._target())
+            return recover_record(path, State, tell, "the weights at hand are compared with the versions published")
+
+    def guess(self) -> State:
+        """The state where it is lost: what the link says. Of the slots nothing is believed; their bits are at hand."""
+        return State(boot_id(), self._target())
 
     def save(self, state: State) -> None:
         """Write the state durably. Raises `EngineError`."""

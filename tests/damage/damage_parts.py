@@ -15,7 +15,7 @@ from engine_parts import Files, Run, Weights, perturb, tensor, tree, write_files
 from store_parts import KEY
 
 from actor.node import chunk_reader
-from p2psync.engines.base import Engine, Step
+from p2psync.engines.base import Step
 from p2psync.engines.directory import DirectoryEngine
 from p2psync.engines.relay import RelayEngine
 from p2psync.errors import P2PSyncError
@@ -89,7 +89,7 @@ class Life:
         self.counts: Counter[str] = Counter()
         self.store = Store(root / ".p2psync" / "swarm" / "packs")
         try:
-            self.engine: Engine = (
+            self.engine: DirectoryEngine | RelayEngine = (
                 RelayEngine(root / "relay.json", self.store)
                 if relay
                 else DirectoryEngine(root, chunk_reader(self.store), reader_limit=0.0, hook=hook)
@@ -98,7 +98,7 @@ class Life:
             self.store.close()
             raise
         self.troubles += self.store.remarks
-        self.follower = Follower(self.engine.position)
+        self.follower = Follower(self.engine.position, self.engine.at_hand())
         info = NodeInfo(node="a" * 32, role="relay" if relay else "actor")
         self.core = NodeCore(info, NodeConfig(), random.Random(1), self.follower)
         self.driver = EngineDriver(

@@ -126,7 +126,7 @@ class Case:
             assert life.troubles, "it did not get there, and said nothing"
             self._refuse(life.troubles[-1])
             return
-        life.engine.inspect()  # type: ignore[attr-defined]
+        life.engine.inspect()
         if not os.path.islink(self.root / "current") and os.path.lexists(self.root / "current"):  # noqa: PTH114
             self._refuse(life.troubles[-1])
             return

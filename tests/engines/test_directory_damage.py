@@ -204,7 +204,10 @@ def test_a_state_that_is_damaged_is_told_and_the_weights_at_hand_can_be_adopted(
     (line,) = bench.engine.inspect()
     assert "state.json.damaged" in line
     assert bench.engine.position is None
-    assert bench.engine.adopt(position(bench.run.steps[0, 1]))
+    live = position(bench.run.steps[0, 1])
+    assert bench.engine.at_hand() == live.digest.hex()
+    assert bench.engine.adopt(live)
+    assert bench.engine.at_hand() == ""
     bench.goes_on(1)
 
 
