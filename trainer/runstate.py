@@ -11,7 +11,7 @@ import msgspec
 
 from p2psync.membership.records import View, new_run
 from p2psync.store.packs import Store
-from p2psync.store.records import ASIDE, recover_record, save_record
+from p2psync.store.records import recover_record, save_record
 
 
 class RunState(msgspec.Struct, frozen=True):
@@ -33,14 +33,17 @@ def load_run(path: Path, store: Store, tell: Callable[[str], None]) -> RunState:
     Where the file is damaged or gone, which is told, the run is that of the newest version in `store`: its manifests
     name it, and the last epoch that was used there. Later epochs are known to the hub, see `next_epoch`.
     """
-    state = recover_record(path, RunState, tell, "the run is taken from the versions in the store")
+    damage: list[str] = []
+    state = recover_record(path, RunState, damage.append, "the run is taken from the versions in the store")
+    for line in damage:
+        tell(line)
     if state is not None:
         return state
     newest = max((pack.manifest for pack in store.packs()), key=lambda m: (m.run, m.epoch), default=None)
     node = os.urandom(16).hex()
     if newest is None:
         return RunState(new_run(int(time.time() * 1000), os.urandom(10)), 0, node)
-    if not path.with_name(path.name + ASIDE).exists():
+    if not damage:
         tell(f"{path} is gone: going on with run {newest.run[:12]}, as the versions in the store say")
     return RunState(newest.run, newest.epoch, node)
 
