@@ -54,7 +54,7 @@ _table = np.zeros((_MAPS, _ROW), np.uint64)
 _before = _Action()
 _free = list(range(_MAPS))
 _lock = threading.Lock()
-_ours = _Action()
+_libc = ctypes.CDLL(None)
 # Compiled code that numba kept on disk finds this process's table by its name.
 binding.add_symbol("p2psync_guarded_maps", _table.ctypes.data)
 binding.add_symbol("p2psync_action_before", ctypes.addressof(_before))
@@ -112,15 +112,12 @@ def _unregister(row: int) -> None:
 
 def _install() -> None:
     """Have the handler called, also where another one was installed since, such as that of `faulthandler`."""
-    sigaction = ctypes.CDLL(None, use_errno=True).sigaction
-    handler = _on_bus_error.address
     found = _Action()
-    sigaction(int(signal.SIGBUS), None, ctypes.byref(found))
-    if found.handler == handler:
+    _libc.sigaction(_SIGBUS, None, ctypes.byref(found))
+    if found.handler == _ours.handler:
         return
     ctypes.pointer(_before)[0] = found
-    _ours.handler, _ours.flags = handler, _SA_SIGINFO
-    sigaction(int(signal.SIGBUS), ctypes.byref(_ours), None)
+    _libc.sigaction(_SIGBUS, ctypes.byref(_ours), None)
 
 
 def _symbol(name: str) -> Any:
@@ -181,3 +178,6 @@ def _on_bus_error(number: int, info: int, context: int) -> None:
                 return
     # Not ours: the instruction fails once more, and whoever was asked before is asked.
     _sigaction(_SIGBUS, _action_before(), _U(0))
+
+
+_ours = _Action(_on_bus_error.address, (ctypes.c_ulong * 16)(), _SA_SIGINFO, None)

@@ -142,15 +142,15 @@ def make_directory(path: Path) -> bool:
 
     Raises `StoreError`, also where something else stands in the place of one of its parents.
     """
-    for parent in reversed(path.parents):
-        if os.path.lexists(parent) and not parent.is_dir():
-            raise StoreError(f"{parent} is not a directory: move it away, or choose another place")
     with disk_errors(path):
         if path.is_dir():
             return False
+        for parent in reversed(path.parents):
+            if os.path.lexists(parent) and not parent.is_dir():
+                raise StoreError(f"{parent} is not a directory: move it away, or choose another place")
         set_aside(path)
         path.mkdir(parents=True)
-        return True
+    return True
 
 
 def open_up(path: Path) -> None:

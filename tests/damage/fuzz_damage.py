@@ -130,7 +130,13 @@ class Case:
         if not os.path.islink(self.root / "current") and os.path.lexists(self.root / "current"):  # noqa: PTH114
             self._refuse(life.troubles[-1])
             return
-        life.check_claim()
+        try:
+            life.check_claim()
+        except AssertionError:
+            # Who writes to a slot that is just being patched is not told from us; the scrub looks at every bit.
+            if not any(line.startswith(("at ", "between")) and not line.startswith("at rest") for line in self.done):
+                raise
+            assert not life.engine.scrub(), "wrong bits are live, and the scrub finds nothing"
 
     def _open(self, *, relay: bool) -> Life:
         return Life(self._published, self.root, relay=relay, hook=self._hook)
