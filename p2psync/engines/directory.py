@@ -352,7 +352,6 @@ class DirectoryEngine:
         """Find out anew what is live, by digests: the slot that was, or else the other, or else nothing is."""
         live, was = self._state.live, self.position
         assert live is not None and was is not None
-        self._drop_patch()
         wrong: list[str] = []
         for name in (live, other(live)):
             slot, position = self._home.slot(name), self._state.slot(name).position
@@ -364,6 +363,9 @@ class DirectoryEngine:
                 if seal == NO_SEAL:
                     raise FormatError(f"{slot} has links in it, or other things that are no files")
             except FormatError as error:
+                if not wrong:
+                    # A stage that wrote nothing yet leaves the very version that is damaged in the other slot.
+                    self._drop_patch()
                 wrong.append(str(error))
                 self._save(self._state.with_slot(name, None, undo=False))
                 continue
@@ -375,6 +377,7 @@ class DirectoryEngine:
             self._take(None)
         self._relink(moved=bool(wrong))
         if wrong:
+            self._trail = ()
             now = f"version {self.position.version} is live" if self.position is not None else "nothing is live"
             self._found.append(f"version {was.version} is damaged here ({wrong[0]}): {now} until it is mended")
 
@@ -387,7 +390,6 @@ class DirectoryEngine:
             if self._live is not None:
                 self._live.close()
             self._live = checkpoint
-        self._trail = ()
 
     def _relink(self, *, moved: bool = False) -> None:
         """Make `current` name what is live. moved: what is live has just changed, so that there is nothing to tell."""

@@ -19,7 +19,7 @@ NO_SEAL = ""
 
 
 def seal_of(slot: Path) -> str:
-    """The seal of everything below a directory, in hex. Hidden names count, too: nothing of a slot is hidden."""
+    """The seal of everything below a directory, in hex. Hidden names are not part of a checkpoint, and do not count."""
     lines: list[str] = []
     try:
         _list(str(slot), "", lines)
@@ -31,6 +31,8 @@ def seal_of(slot: Path) -> str:
 def _list(directory: str, prefix: str, lines: list[str]) -> None:
     with os.scandir(directory) as entries:
         for entry in entries:
+            if entry.name.startswith("."):
+                continue
             found = entry.stat(follow_symlinks=False)
             if stat.S_ISDIR(found.st_mode):
                 lines.append(f"{prefix}{entry.name}/ {found.st_mode} {found.st_uid}")

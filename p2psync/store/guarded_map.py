@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import weakref
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,8 @@ _before = _Action()
 _free = list(range(_MAPS))
 _lock = threading.Lock()
 _libc = ctypes.CDLL(None)
+#: The compiled handler, as long as the process lives.
+_kept: list[Any] = []
 # Compiled code that numba kept on disk finds this process's table by its name.
 binding.add_symbol("p2psync_guarded_maps", _table.ctypes.data)
 binding.add_symbol("p2psync_action_before", ctypes.addressof(_before))
@@ -112,12 +115,12 @@ def _unregister(row: int) -> None:
 
 def _install() -> None:
     """Have the handler called, also where another one was installed since, such as that of `faulthandler`."""
-    found = _Action()
+    found, ours = _Action(), _handler()
     _libc.sigaction(_SIGBUS, None, ctypes.byref(found))
-    if found.handler == _ours.handler:
+    if found.handler == ours.handler:
         return
     ctypes.pointer(_before)[0] = found
-    _libc.sigaction(_SIGBUS, ctypes.byref(_ours), None)
+    _libc.sigaction(_SIGBUS, ctypes.byref(ours), None)
 
 
 def _symbol(name: str) -> Any:
@@ -162,7 +165,6 @@ _sigaction = types.ExternalFunction("sigaction", types.int32(types.int32, types.
 _SIGBUS = int(signal.SIGBUS)
 
 
-@cfunc(types.void(types.int32, types.uint64, types.uint64), cache=True)  # type: ignore[untyped-decorator]
 def _on_bus_error(number: int, info: int, context: int) -> None:
     at = _load(info + _SI_ADDR)
     table = _maps()
@@ -180,4 +182,9 @@ def _on_bus_error(number: int, info: int, context: int) -> None:
     _sigaction(_SIGBUS, _action_before(), _U(0))
 
 
-_ours = _Action(_on_bus_error.address, (ctypes.c_ulong * 16)(), _SA_SIGINFO, None)
+@cache
+def _handler() -> _Action:
+    """Compile the handler, or load it from numba's cache; not at import, which need not wait for numba."""
+    compiled = cfunc(types.void(types.int32, types.uint64, types.uint64), cache=True)(_on_bus_error)
+    _kept.append(compiled)
+    return _Action(compiled.address, (ctypes.c_ulong * 16)(), _SA_SIGINFO, None)

@@ -32,7 +32,6 @@ from trainer.versions import announcement_of
 
 #: Versions that are published; and rounds of a follower's life after which it must be there or have refused.
 VERSIONS, ROUNDS = 4, 60
-HOOKS = 400
 
 
 class Published:

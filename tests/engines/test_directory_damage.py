@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engine_parts import bring, position, tree
+from engine_parts import bring, position, put_all, tree
 from test_directory import current, published
 
 from p2psync.engines.directory import DirectoryEngine
@@ -259,3 +259,24 @@ def test_a_file_that_is_cut_while_it_is_read_reads_as_zeros_and_has_no_right_dig
     assert not arrays[0][-1000:].any(), "what is gone reads as zeros"
     assert not bench.engine.scrub()
     assert bench.engine.position == position(bench.run.steps[None, 0])
+
+
+def test_a_stage_goes_on_where_the_live_slot_was_touched_and_is_right(bench: Bench) -> None:
+    stage = bench.engine.stage([bench.run.steps[1, 2]])
+    path = bench.live / "config.json"
+    path.write_bytes(path.read_bytes())
+    (bench.live / ".cache").mkdir()
+    assert bench.engine.inspect() == []
+    put_all(bench.run, stage, [bench.run.steps[1, 2]])
+    stage.commit()
+    assert current(bench.root) == tree(bench.made[2])
+
+
+def test_a_stage_that_wrote_nothing_yet_has_the_damaged_version_in_the_other_slot(bench: Bench) -> None:
+    bench.engine.stage([bench.run.steps[1, 2]])
+    os.truncate(bench.live / FILE, 5000)
+    (line,) = bench.engine.inspect()
+    assert line.endswith("version 1 is live until it is mended")
+    assert bench.engine.position == position(bench.run.steps[0, 1])
+    assert current(bench.root) == tree(bench.made[1])
+    bench.goes_on(1)
