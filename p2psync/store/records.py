@@ -1,17 +1,17 @@
 """Small state files: written whole with a checksum, read as hostile input, set aside where they are damaged.
 
-A record is a JSON document, and after it, on a line of its own, its checksum:
+A record is a JSON object whose last member is the checksum of the object without it:
 
-    {"run":"…","epoch":3,"node":"…"}
-    {"blake3":"<hex of the line before>"}
+    {"run":"…","epoch":3,"node":"…","blake3":"<64 hex digits>"}
 
-A file of one line is an earlier layout, and read too. Every reader takes one of three outcomes: the value, nothing
-(there is no file), or `DamagedError`. `recover_record` turns the third into the second: it moves the file away.
+A file without a checksum is an earlier layout, and read too. Reading has three outcomes: the value, nothing (there is no
+file), or `DamagedError`. `recover_record` turns the third into the second: it moves the file away.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable
@@ -28,12 +28,10 @@ _T = TypeVar("_T")
 
 #: The longest state file that is read (bytes). The largest holds the names of all checkpoints that were ever watched.
 MAX_RECORD_BYTES = 64 << 20
+#: The last member of a record.
+_CHECKSUM = re.compile(rb',?"blake3":"([0-9a-f]{64})"\}\Z')
 #: What a damaged file's name ends in once it was moved away; a later one takes its place, so that one is kept at most.
 ASIDE = ".damaged"
-
-
-class _Check(msgspec.Struct, frozen=True):
-    blake3: str
 
 
 def read_plain(path: Path, limit: int = MAX_RECORD_BYTES) -> bytes | None:
@@ -70,13 +68,25 @@ def load_record(path: Path, kind: type[_T]) -> _T | None:
     data = read_plain(path)
     if data is None:
         return None
-    value, _, check = data.partition(b"\n")
     try:
-        if check and msgspec.json.decode(check, type=_Check).blake3 != blake3(value).hexdigest():
+        found = _CHECKSUM.search(data)
+        if found is None:
+            _refuse_unknown(path, data, kind)
+            return msgspec.json.decode(data, type=kind)
+        value = data[: found.start()] + b"}"
+        if found[1].decode() != blake3(value).hexdigest():
             raise DamagedError(f"{path}: its checksum is wrong")
         return msgspec.json.decode(value, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedError(f"{path}: {error}") from None
+
+
+def _refuse_unknown(path: Path, data: bytes, kind: type[object]) -> None:
+    """Refuse an object with members that its kind has not: what is left of a checksum that was damaged."""
+    members = msgspec.json.decode(data)
+    known = getattr(kind, "__struct_fields__", None)
+    if known is not None and isinstance(members, dict) and not members.keys() <= set(known):
+        raise DamagedError(f"{path}: its checksum is damaged")
 
 
 def recover_record(path: Path, kind: type[_T], tell: Callable[[str], None], loss: str) -> _T | None:
@@ -97,8 +107,9 @@ def save_record(path: Path, value: object, *, durably: bool = True) -> None:
 
     durably: wait for the disk; else a power loss may leave the file empty or missing.
     """
-    line = msgspec.json.encode(value)
-    data = line + b"\n" + msgspec.json.encode(_Check(blake3(line).hexdigest())) + b"\n"
+    whole = msgspec.json.encode(value)
+    checksum = f'"blake3":"{blake3(whole).hexdigest()}"}}'.encode()
+    data = whole[:-1] + (b"" if whole == b"{}" else b",") + checksum
     make_directory(path.parent)
     with disk_errors(path):
         clear(path.with_name(path.name + ".tmp"))

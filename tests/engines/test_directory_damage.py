@@ -214,7 +214,7 @@ def test_a_state_that_is_damaged_is_told_and_the_weights_at_hand_can_be_adopted(
 def test_one_flipped_bit_of_the_state_is_noticed(bench: Bench) -> None:
     state = bench.root / ".p2psync" / "state.json"
     whole = state.read_bytes()
-    for at in range(whole.index(b"\n")):
+    for at in range(len(whole)):
         state.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         bench.reopen()
         assert bench.engine.position is None
