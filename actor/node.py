@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 
 from p2psync.arguments import as_directory, as_public_keys
-from p2psync.engines.base import Closing, Engine
+from p2psync.engines.base import Closing, Engine, Inspecting
 from p2psync.engines.relay import RelayEngine
-from p2psync.errors import StoreError, UsageError
+from p2psync.errors import UsageError
 from p2psync.membership.records import NodeInfo, Role
 from p2psync.membership.runs import NEWEST, parse_follow
 from p2psync.net.hub_client import HubClient
@@ -29,10 +29,13 @@ from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
 from p2psync.observe.events import Event
 from p2psync.protocol.versions import Position
-from p2psync.store.disk import disk_errors, write_durably
 from p2psync.store.packs import Store
+from p2psync.store.records import recover_record, save_record
 from p2psync.swarm.follower import Follower
 from p2psync.swarm.node import NodeConfig, NodeCore
+
+#: How often an engine looks for damage (seconds): a `stat` of each file, readers see a damage for so long.
+INSPECT_EVERY = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +108,10 @@ class ActorNode:
         self.store = await asyncio.to_thread(Store, config.store / "packs")
         try:
             self._engine = await asyncio.to_thread(self._engine_of, self.store)
-            follower = Follower(self.engine.position, self._local_digest, follow=parse_follow(config.follow_run))
+            local = self._local_digest
+            if not local and isinstance(self._engine, Inspecting):
+                local = await asyncio.to_thread(self._engine.at_hand)
+            follower = Follower(self.engine.position, local, follow=parse_follow(config.follow_run))
             info = NodeInfo(
                 node=self._identity(),
                 role=config.role,
@@ -134,6 +140,9 @@ class ActorNode:
             self._close()
             await self.client.close()
             raise
+        for remark in self.store.remarks:
+            self.runner.trouble(remark)
+        self.runner.run_beside(self._inspect())
         if config.scrub_share > 0 and config.role != "relay":
             self.runner.run_beside(self._scrub())
 
@@ -159,13 +168,21 @@ class ActorNode:
             self._engine.close()
         self.store.close()
 
+    async def _inspect(self) -> None:
+        """Look at what is on disk every second, at names, sizes and times alone."""
+        assert self.runner.driver is not None
+        while isinstance(self.engine, Inspecting):
+            await self.runner.driver.inspect()
+            await asyncio.sleep(INSPECT_EVERY)
+
     async def _scrub(self) -> None:
         from actor.scrub import Scrubber  # loads numba, which a relay does without
 
         assert self.runner.driver is not None
 
         def doubt(position: Position) -> None:
-            self.runner.doubt(f"bits of version {position.version} were damaged here; fetching it anew")
+            if not isinstance(self.engine, Inspecting):  # else it has taken its own look, and fallen back
+                self.runner.doubt(f"bits of version {position.version} were damaged here; fetching it anew", None)
 
         follower = self.runner.core.follower
         assert follower is not None
@@ -200,14 +217,11 @@ class ActorNode:
 
     def _identity(self) -> str:
         path = self.config.store / "node.json"
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=_Identity).node
-        except FileNotFoundError:
+        tell = self.store.remarks.append
+        identity = recover_record(path, _Identity, tell, "this node goes by a new name")
+        if identity is None:
             identity = _Identity(os.urandom(16).hex())
-        except (OSError, msgspec.MsgspecError) as error:
-            raise StoreError(f"{path} cannot be read ({error}): remove it") from None
-        with disk_errors(path):
-            write_durably(path, msgspec.json.encode(identity))
+            save_record(path, identity)
         return identity.node
 
 

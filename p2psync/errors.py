@@ -44,6 +44,10 @@ class StoreError(P2PSyncError):
     """The disk refused: full, read-only, or holding something that is not ours."""
 
 
+class DamagedError(StoreError):
+    """A file of this node is not what was written: cut short, altered, unreadable, or no file at all."""
+
+
 class HubError(P2PSyncError):
     """The hub cannot be reached, or answered what no hub answers."""
 

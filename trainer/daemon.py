@@ -62,7 +62,12 @@ class WatchDaemon:
         self._emit = on_event
         self._looker = Looker(root, rules, [store])
         self._memory_file = store / MEMORY
-        self._watcher = Watcher(rules, config.settle, config.backlog, load_memory(store, self._looker.root))
+        self._watcher = Watcher(
+            rules,
+            config.settle,
+            config.backlog,
+            load_memory(store, self._looker.root, lambda line: on_event(Trouble(line))),
+        )
         self._saved = b""
         self._told: dict[str, str] = {}
         self._pause = RETRY_FIRST

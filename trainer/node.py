@@ -153,7 +153,9 @@ class TrainerNode:
             self._client = HubClient(config.hub_url, config.token)
         self._store = store = await asyncio.to_thread(Store, config.store / "packs")
         run_file = config.store / "run.json"
-        found = load_run(run_file)
+        found = load_run(run_file, store, self._tell)
+        for remark in store.remarks:
+            self._tell(remark)
         if config.supersede:
             found = found.superseding(config.supersede, int(time.time() * 1000), os.urandom(10))
         self._versions = versions = await asyncio.to_thread(self._maker or self._own_maker, store, found.run)
@@ -324,6 +326,9 @@ class TrainerNode:
             event = self._offer(made, checkpoint)
         self._anchor_if_due()
         return event
+
+    def _tell(self, trouble: str) -> None:
+        self._emit(Trouble(trouble))
 
     def _choose(self, source: Source) -> Choice:
         link = self.config.link_mbps / 8e-6 or slowest_link(self._view.members if self._view is not None else ())

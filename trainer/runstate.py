@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from p2psync.errors import StoreError
 from p2psync.membership.records import View, new_run
 from p2psync.membership.runs import is_newer, later_run
-from p2psync.store.disk import disk_errors, write_durably
+from p2psync.store.packs import Store
+from p2psync.store.records import recover_record, save_record
 
 
 class RunState(msgspec.Struct, frozen=True):
@@ -36,17 +37,27 @@ class RunState(msgspec.Struct, frozen=True):
         return RunState(self.run, max(self.epoch, known) + 1, self.node)
 
 
-def load_run(path: Path) -> RunState:
-    """The run that `path` remembers, or a new one at epoch 0, which is not written yet. Raises `StoreError`."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=RunState)
-    except FileNotFoundError:
-        return RunState(new_run(int(time.time() * 1000), os.urandom(10)), 0, os.urandom(16).hex())
-    except (OSError, msgspec.MsgspecError) as error:
-        raise StoreError(f"{path} cannot be read ({error}): restore it, or start with an empty --store") from None
+def load_run(path: Path, store: Store, tell: Callable[[str], None]) -> RunState:
+    """The run that `path` remembers, or a new one at epoch 0, which is not written yet. Raises `StoreError`.
+
+    Where the file is damaged or gone, which is told, the run is that of the newest version in `store`: its manifests
+    name it, and the last epoch that was used there. Later epochs are known to the hub, see `next_epoch`.
+    """
+    damage: list[str] = []
+    state = recover_record(path, RunState, damage.append, "the run is taken from the versions in the store")
+    for line in damage:
+        tell(line)
+    if state is not None:
+        return state
+    newest = max((pack.manifest for pack in store.packs()), key=lambda m: (m.run, m.epoch), default=None)
+    node = os.urandom(16).hex()
+    if newest is None:
+        return RunState(new_run(int(time.time() * 1000), os.urandom(10)), 0, node)
+    if not damage:
+        tell(f"{path} is gone: going on with run {newest.run[:12]}, as the versions in the store say")
+    return RunState(newest.run, newest.epoch, node)
 
 
 def save_run(path: Path, state: RunState) -> None:
     """Durable once it returns. Raises `StoreError`."""
-    with disk_errors(path):
-        write_durably(path, msgspec.json.encode(state))
+    save_record(path, state)

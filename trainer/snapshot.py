@@ -10,11 +10,10 @@ one signed), the snapshot is made anew from the store's anchor and deltas: it is
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 import numpy as np
@@ -25,11 +24,13 @@ from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.state import boot_id
-from p2psync.errors import DigestMismatchError, StoreError
+from p2psync.errors import DamagedError, DigestMismatchError
 from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
-from p2psync.store.disk import disk_errors, reserve, write_durably
+from p2psync.store.disk import disk_errors, reserve
+from p2psync.store.guarded_map import GuardedMap
+from p2psync.store.records import clear, load_record, make_directory, save_record, set_aside
 
 _ALIGN = 64
 #: Gives chunk `index` of the manifest being applied.
@@ -40,7 +41,7 @@ class _State(msgspec.Struct, frozen=True):
     """file: name of the bits. applying: a change was begun and not ended, so the bits are neither version."""
 
     boot: str
-    file: str
+    file: Annotated[str, msgspec.Meta(pattern=r"^(bits-[0-9]+)?$")]
     specs: list[TensorSpec]
     position: Position | None
     applying: bool = False
@@ -55,6 +56,7 @@ class Keeper(Protocol):
     def specs(self) -> Sequence[TensorSpec]: ...
     def units(self, spec: TensorSpec) -> Units: ...
     def sound(self) -> bool: ...
+    def whole(self) -> bool: ...
     def reopen(self) -> None: ...
     def distrust(self) -> None: ...
     def advance(
@@ -69,25 +71,36 @@ class Snapshot:
     def __init__(self, root: Path) -> None:
         """Open the snapshot at `root`, made if need be. Raises `StoreError`."""
         self._root = root
-        self._map: mmap.mmap | None = None
+        self._map: GuardedMap | None = None
+        self._inode = 0
         self._offsets: dict[TensorSpec, int] = {}
         self.reopen()
 
     def reopen(self) -> None:
         """Take what is on disk; whatever an error left in memory is forgotten. Raises `StoreError`."""
         self._map = None
+        make_directory(self._root)
         with disk_errors(self._root):
-            self._root.mkdir(parents=True, exist_ok=True)
             self._state = self._load()
             for stale in self._root.glob("bits-*"):
                 if stale.name != self._state.file:
-                    stale.unlink()
+                    clear(stale)
             self._open()
         self._recheck()
 
     def sound(self) -> bool:
-        """Whether the bits may be compared with: nobody else writes the file, so what was checked once is good."""
-        return True
+        """Whether the bits may be compared with."""
+        return self.whole()
+
+    def whole(self) -> bool:
+        """Whether the file is still there, and as long as it was. Cheap: to be asked before and after use."""
+        if self._map is None:
+            return True
+        try:
+            found = (self._root / self._state.file).lstat()
+        except OSError:
+            return False
+        return found.st_ino == self._inode and found.st_size == len(self._map.map) and not self._map.torn
 
     def distrust(self) -> None:
         """The bits turned out not to be what they should be: nothing is vouched for until the next anchor."""
@@ -107,7 +120,7 @@ class Snapshot:
         """The bits of one tensor; changed in place by `advance`."""
         if spec.count == 0 or self._map is None:
             return np.empty(0, spec.unit)
-        return np.frombuffer(self._map, spec.unit, spec.count, self._offsets[spec])
+        return np.frombuffer(self._map.map, spec.unit, spec.count, self._offsets[spec])
 
     def advance(
         self, manifest: Manifest, chunks: Chunks, position: Position, take: Callable[[Block], None] | None = None
@@ -208,16 +221,16 @@ class Snapshot:
             )
 
     def _load(self) -> _State:
+        """The state; none where it is damaged: then the bits are made anew from the store."""
+        nothing = _State(boot_id(), "", [], None)
         try:
-            return msgspec.msgpack.decode((self._root / "state").read_bytes(), type=_State)
-        except FileNotFoundError:
-            return _State(boot_id(), "", [], None)
-        except msgspec.MsgspecError as error:
-            raise StoreError(f"{self._root / 'state'} is broken ({error}): remove {self._root}") from None
+            return load_record(self._root / "state", _State) or nothing
+        except DamagedError:
+            set_aside(self._root / "state")
+            return nothing
 
     def _save(self, state: _State) -> None:
-        with disk_errors(self._root):
-            write_durably(self._root / "state", msgspec.msgpack.encode(state))
+        save_record(self._root / "state", state)
         self._state = state
 
     def _open(self) -> None:
@@ -225,7 +238,7 @@ class Snapshot:
             return
         path = self._root / self._state.file
         size = self._lay_out()
-        if not path.exists() or path.stat().st_size != size:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size != size:
             self._state = _State(boot_id(), "", [], None)
             return
         self._map_file(path, size)
@@ -233,7 +246,7 @@ class Snapshot:
     def _create(self) -> None:
         size = self._lay_out()
         path = self._root / self._state.file
-        path.unlink(missing_ok=True)
+        clear(path)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             reserve(descriptor, size, path)
@@ -247,7 +260,8 @@ class Snapshot:
             return
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            self._inode = os.fstat(descriptor).st_ino
+            self._map = GuardedMap(descriptor, size, writable=True)
         finally:
             os.close(descriptor)
 

@@ -23,6 +23,7 @@ from p2psync.store.deltafile import DeltaFile, DeltaFileWriter
 from p2psync.store.disk import disk_errors
 from p2psync.store.encoding import DELTA_BLOCK, Encoding
 from p2psync.store.packs import Pack, Store
+from p2psync.store.records import clear, make_directory
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 
@@ -90,11 +91,11 @@ class Steps:
     def __init__(self, root: Path) -> None:
         """Raises `StoreError` if `root` cannot be made."""
         self._root = root
+        make_directory(root)
         with disk_errors(root):
-            root.mkdir(parents=True, exist_ok=True)
             for path in root.iterdir():
                 if not _NAME.fullmatch(path.name):  # half written when a process ended
-                    path.unlink(missing_ok=True)
+                    clear(path)
 
     def keep(self, pack: Pack) -> Keeping | None:
         """Begin to write down a delta; None if it needs no record, or has one."""
@@ -123,7 +124,7 @@ class Steps:
         with disk_errors(self._root):
             for path in self._root.iterdir():
                 if _NAME.fullmatch(path.name) and path.name not in held:
-                    path.unlink(missing_ok=True)
+                    clear(path)
 
     def _path(self, pack: Pack) -> Path:
         return self._root / pack.path.name

@@ -137,8 +137,7 @@ class VersionMaker:
         """
         began = time.monotonic()
         if not self._doubtful and not self.snapshot.sound():
-            self.snapshot.distrust()
-            self._doubtful = True
+            self._distrust()
         if self._doubtful:
             self._recover()
         live = self.snapshot.position
@@ -147,6 +146,9 @@ class VersionMaker:
         try:
             encode = self._encode(draft, rows, source, given_up, rate, profile=None if live is None else profile)
             encoded = time.monotonic()
+            if not self.snapshot.whole():
+                self._doubtful = True
+                raise StoreError(f"{self._root} was damaged while a version was made: not published; it is made anew")
             if not settled():
                 raise StoreError("the checkpoint changed while it was read: not published")
             unchanged = encode.changed == 0 and all(row.before == row.after for row in rows)
@@ -182,6 +184,8 @@ class VersionMaker:
         it is then made anew from the store before anything else is published.
         """
         began = time.monotonic()
+        if not self._doubtful and not self.snapshot.whole():
+            self._distrust()
         if self._doubtful:
             self._recover()
         live = self.position
@@ -192,8 +196,7 @@ class VersionMaker:
         try:
             encode = self._encode(draft, rows, self.snapshot, lambda: False, rate, profile=None)
             if digest_bytes(encode.digest_change % MODULUS) != live.digest:
-                self._doubtful = True
-                self.snapshot.distrust()
+                self._distrust()
                 raise DigestMismatchError(f"{self._root}: damaged on disk; it is made anew from the store")
             pack = self._seal(draft, encode, live, None)
         except BaseException:
@@ -261,7 +264,13 @@ class VersionMaker:
         finally:
             if keeping is not None:
                 keeping.abandon()
+        if not self.snapshot.whole():
+            raise StoreError(f"{self._root} was damaged while a version was made: not published; it is made anew")
         return time.monotonic() - began - (keeping.seconds if keeping is not None else 0.0)
+
+    def _distrust(self) -> None:
+        self.snapshot.distrust()
+        self._doubtful = True
 
     def _recover(self) -> None:
         """Bring the snapshot to the newest version that the store leads to: of this run, or, before its first one, of

@@ -2,45 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
 from p2psync.engines.checkpoint_names import order_of
 from p2psync.engines.names import is_weights
-from p2psync.errors import StoreError
-from p2psync.store.disk import disk_errors, write_durably
+from p2psync.store.records import recover_record, save_record
 from trainer.watch_memory import Live, Memory, Seen
 
 #: Names in the store: of today's memory, and of that of earlier releases, which is read where the first is missing.
 MEMORY, OLD_MEMORY = "checkpoints.json", "watched.json"
+#: Path, inode, size (bytes) and time of the last write (ns) of a file, as earlier releases remembered it.
+_OldFile: TypeAlias = tuple[str, int, int, int]
 
 
 def save_memory(store: Path, data: bytes) -> None:
     """Make an encoded memory durable. Raises `StoreError`."""
-    with disk_errors(store / MEMORY):
-        write_durably(store / MEMORY, data)
+    save_record(store / MEMORY, msgspec.Raw(data))
 
 
-def load_memory(store: Path, root: Path) -> Memory:
-    """The memory in a store. root: the watched directory, resolved. Raises `StoreError`."""
-    for name, read in ((MEMORY, _decode), (OLD_MEMORY, lambda data: _from_old(data, root))):
-        try:
-            return read((store / name).read_bytes())
-        except FileNotFoundError:
-            continue
-        except (OSError, msgspec.MsgspecError) as error:
-            raise StoreError(f"{store / name} cannot be read ({error}): remove it") from None
-    return Memory()
+def load_memory(store: Path, root: Path, tell: Callable[[str], None] = lambda line: None) -> Memory:
+    """The memory in a store; a damaged one is moved away, which is told. root: the watched directory, resolved.
+
+    Raises `StoreError` if it cannot be moved away.
+    """
+    loss = "of the checkpoints that are there only the newest is published"
+    memory = recover_record(store / MEMORY, Memory, tell, loss)
+    if memory is None:
+        old = recover_record(store / OLD_MEMORY, dict[str, tuple[_OldFile, ...]], tell, loss)
+        memory = Memory() if old is None else _from_old(old, root)
+    return memory
 
 
-def _decode(data: bytes) -> Memory:
-    return msgspec.json.decode(data, type=Memory)
-
-
-def _from_old(data: bytes, root: Path) -> Memory:
-    """From the paths and files (path, inode, size, mtime) that earlier releases remembered."""
-    old = msgspec.json.decode(data, type=dict[str, tuple[tuple[str, int, int, int], ...]])
+def _from_old(old: Mapping[str, tuple[_OldFile, ...]], root: Path) -> Memory:
+    """From the paths and files that earlier releases remembered."""
     memory, newest = Memory(), None
     for text, files in old.items():
         path = Path(text).resolve()

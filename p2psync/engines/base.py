@@ -17,7 +17,18 @@ import msgspec
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.protocol.versions import Position, Step
 
-__all__ = ["ChunkReader", "Closing", "Commit", "Data", "Engine", "Position", "Stage", "Step", "rows_after"]
+__all__ = [
+    "ChunkReader",
+    "Closing",
+    "Commit",
+    "Data",
+    "Engine",
+    "Inspecting",
+    "Position",
+    "Stage",
+    "Step",
+    "rows_after",
+]
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +110,24 @@ class Closing(Protocol):
 
     def close(self) -> None:
         """Give back what is held, such as a lock."""
+
+
+@runtime_checkable
+class Inspecting(Protocol):
+    """An engine whose weights others can damage, such as files."""
+
+    def inspect(self) -> list[str]:
+        """Look for damage by names, sizes and times alone, mend what can be mended at once, and fall back where the
+        live version cannot: `position` is an earlier one then, or None.
+
+        Cheap, to be called every second. Returns what was found since the last call, a line each.
+        """
+
+    def at_hand(self) -> str:
+        """The digest (hex) of weights that are here though the record of what they are is lost, "" if there are none.
+
+        Reads all of them. `adopt` takes them, once a version with that digest is known.
+        """
 
 
 def rows_after(rows: Sequence[Row]) -> list[TensorSpec]:

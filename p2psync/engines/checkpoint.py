@@ -6,13 +6,12 @@ directories (names beginning with a dot) are not part of a checkpoint.
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,21 +21,26 @@ from p2psync.engines.header import LENGTH_BYTES, header_bytes
 from p2psync.engines.layout import Layout, Place, layout
 from p2psync.engines.names import is_weights
 from p2psync.errors import FormatError
+from p2psync.store.guarded_map import GuardedMap
 
 
 class Checkpoint:
-    """An open checkpoint; a context manager.
+    """An open checkpoint; a context manager. Arrays that `units` gave stay good after `close`.
 
-    The files must not be cut short while it is open. Arrays that `units` gave stay good after `close`.
+    Another process may cut, replace or write to the files meanwhile: `units` refuses a file that is not as it was when
+    it was opened. A file that is cut while an array over it is read reads as zeros from there on: `verify` tells.
     """
 
-    def __init__(self, root: Path, paths: dict[str, Path], plan: Layout, *, writable: bool) -> None:
+    def __init__(
+        self, root: Path, paths: dict[str, Path], plan: Layout, stamps: dict[str, Stamp], *, writable: bool
+    ) -> None:
         """Use `Checkpoint.open`."""
+        self._stamps = stamps
         self.root = root
         self.layout = plan
         self._paths = paths
         self._writable = writable
-        self._maps: dict[str, mmap.mmap | bytes] = {}
+        self._maps: dict[str, GuardedMap] = {}
 
     @classmethod
     def open(cls, path: Path | str, *, writable: bool = False, single: str | None = None) -> Checkpoint:
@@ -48,7 +52,7 @@ class Checkpoint:
         root = Path(path)
         try:
             paths = _find(root, single)
-            return cls(root, paths, _laid_out(paths), writable=writable)
+            return cls(root, paths, *_laid_out(paths), writable=writable)
         except FormatError as error:
             raise FormatError(f"{root}: {error}") from None
         except OSError as error:
@@ -61,7 +65,7 @@ class Checkpoint:
         Raises `FormatError` for what is not sound, and OSError where reading failed.
         """
         paths = dict(sorted(files.items()))
-        return cls(root, paths, _laid_out(paths), writable=False)
+        return cls(root, paths, *_laid_out(paths), writable=False)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -82,19 +86,33 @@ class Checkpoint:
         return self._paths
 
     def place(self, spec: TensorSpec) -> tuple[Path, int]:
-        """The file that holds a tensor and the byte at which it begins."""
-        place = self.layout.places[spec]
+        """The file that holds a tensor and the byte at which it begins. Raises `FormatError` if there is none."""
+        place = self._place(spec)
         return self._paths[place.file], place.offset
 
     def units(self, spec: TensorSpec) -> Units:
-        """The bits of one tensor, flat, without a copy. Raises `FormatError` if its file cannot be mapped.
+        """The bits of one tensor, flat, without a copy.
 
         The array is not aligned where the file does not align the tensor (`array.flags.aligned`).
+
+        Raises `FormatError` if there is no such tensor, its file cannot be mapped, or was changed since it was opened.
+        (Files of a writable checkpoint change all the time: there only `verify` looks.)
         """
-        place: Place = self.layout.places[spec]
+        place = self._place(spec)
+        if not self._writable:
+            self._verify(place.file)
         if spec.count == 0:
             return np.empty(0, spec.unit)
-        return np.frombuffer(self._map(place.file), spec.unit, spec.count, place.offset)
+        return np.frombuffer(self._map(place.file).map, spec.unit, spec.count, place.offset)
+
+    def verify_tensor(self, spec: TensorSpec) -> None:
+        """Raise `FormatError` if the file of a tensor was changed since it was opened."""
+        self._verify(self._place(spec).file)
+
+    def verify(self) -> None:
+        """Raise `FormatError` if a file is not the one that was opened, in its size, or (read only) its time."""
+        for name in self._paths:
+            self._verify(name)
 
     def blobs(self) -> dict[str, bytes]:
         """The bytes of every HEADER and FILE, by path: what a checkpoint holds besides weights."""
@@ -103,32 +121,61 @@ class Checkpoint:
     def digest(self) -> bytes:
         """The digest of everything (16 bytes, little-endian): reads every byte."""
         total = sum(digest_units(spec, self.units(spec)) for spec in self.layout.places)
+        self.verify()
         return (total % MODULUS).to_bytes(16, "little")
 
     def close(self) -> None:
         """Let go of the maps; those with arrays over them end with the last array."""
         for mapped in self._maps.values():
-            if isinstance(mapped, mmap.mmap):
-                with suppress(BufferError):
-                    mapped.close()
+            mapped.close()
         self._maps = {}
 
-    def _map(self, name: str) -> mmap.mmap | bytes:
+    def _place(self, spec: TensorSpec) -> Place:
+        place = self.layout.places.get(spec)
+        if place is None:
+            raise FormatError(f"{self.root} has no {spec.name!r} of {spec.dtype} {list(spec.shape)}")
+        return place
+
+    def _verify(self, name: str) -> None:
+        path, opened = self._paths[name], self._stamps[name]
+        try:
+            found = _stamp(path.stat())
+        except OSError as error:
+            raise FormatError(f"{path}: {error.strerror}: it was there before") from None
+        if found.size != opened.size:
+            raise FormatError(f"{path}: {found.size} bytes, it had {opened.size} before")
+        if found.inode != opened.inode or (not self._writable and found.time != opened.time):
+            raise FormatError(f"{path} was written by someone else")
+        if name in self._maps and self._maps[name].torn:
+            raise FormatError(f"{path} was cut short while it was open")
+
+    def _map(self, name: str) -> GuardedMap:
         mapped = self._maps.get(name)
         if mapped is None:
-            access = mmap.PROT_READ | (mmap.PROT_WRITE if self._writable else 0)
             try:
                 descriptor = os.open(self._paths[name], os.O_RDWR if self._writable else os.O_RDONLY)
                 try:
                     if os.fstat(descriptor).st_size != self.layout.sizes[name]:
                         raise FormatError(f"{self._paths[name]} changed its size while it was open")
-                    mapped = mmap.mmap(descriptor, self.layout.sizes[name], mmap.MAP_SHARED, access)
+                    mapped = GuardedMap(descriptor, self.layout.sizes[name], writable=self._writable)
                 finally:
                     os.close(descriptor)
             except OSError as error:
                 raise FormatError(f"{self._paths[name]}: {error.strerror}: not a readable checkpoint") from None
             self._maps[name] = mapped
         return mapped
+
+
+class Stamp(NamedTuple):
+    """What tells one state of a file from another: inode, bytes, and time of the last write (ns)."""
+
+    inode: int
+    size: int
+    time: int
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def signature(root: Path) -> tuple[tuple[str, int, int, int], ...]:
@@ -178,14 +225,14 @@ def _find(root: Path, single: str | None) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def _laid_out(paths: Mapping[str, Path]) -> Layout:
+def _laid_out(paths: Mapping[str, Path]) -> tuple[Layout, dict[str, Stamp]]:
     headers = {name: read_header(file, name) for name, file in paths.items() if is_weights(name)}
-    others = {name: file.stat().st_size for name, file in paths.items() if not is_weights(name)}
-    plan = layout(headers, others)
+    stamps = {name: _stamp(file.stat()) for name, file in paths.items()}
+    plan = layout(headers, {name: stamps[name].size for name in paths if not is_weights(name)})
     for name in headers:
-        if (size := paths[name].stat().st_size) != plan.sizes[name]:
+        if (size := stamps[name].size) != plan.sizes[name]:
             raise FormatError(f"{name}: {size} bytes, its header describes {plan.sizes[name]}")
-    return plan
+    return plan, stamps
 
 
 def read_header(path: Path, name: str) -> bytes:

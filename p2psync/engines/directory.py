@@ -9,6 +9,11 @@ Crashes. Before the first write to the second slot it is durably marked as dirty
 is compared with the live one. The live slot is never written to. After a power loss (another boot id) page caches may
 have been lost, so the live slot's digest is recomputed before it is trusted. `state` tells what is on disk.
 
+Damage. A slot that is left alone has a seal (`seals`), which differs as soon as anyone else writes there, removes a
+file or adds one. A slot is used only under its seal; the live one is looked at every second. Under another seal the
+digest decides (`_settle`): the live slot stays, or the other one becomes live, with the version before, if its digest
+is right, or nothing is live and `current` goes. From there the follower resolves anew, as from any other position.
+
 Readers that open files of `current` one after the other may hold `flock -s DIR/current COMMAND` meanwhile: a slot is
 not patched while someone holds that lock on it, and a reader who asks while it is patched waits until it is live again.
 """
@@ -17,19 +22,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+
+import msgspec
 
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.base import ChunkReader, Commit, Data, Position, Step, rows_after
 from p2psync.engines.checkpoint import Checkpoint
 from p2psync.engines.patch import Hook, LocalCopy, Patch
 from p2psync.engines.paths import check_path, position_of
+from p2psync.engines.seals import NO_SEAL, seal_of
 from p2psync.engines.slots import check_room, disk_bytes, disk_refusals, keep_readers_out, match, remove_others
 from p2psync.engines.state import Home, SlotName, State, boot_id, other
 from p2psync.errors import DigestMismatchError, EngineError, FormatError
+from p2psync.store.records import open_up
 
 #: How long a stage waits for readers of the slot that it is about to patch (seconds), unless told otherwise.
 DEFAULT_READER_LIMIT = 30.0
@@ -97,7 +106,8 @@ class DirectoryEngine:
         seconds that a stage waits for readers of the slot it will patch. boot: the boot id, if not the kernel's.
         hook: called with the name of each point at which a test may end the process.
 
-        After a crash the link is repaired here, and after a reboot the live slot is digested (reads all of it).
+        After a crash the link is repaired here, and after a reboot, or where someone else wrote to it, the live slot is
+        digested (reads all of it).
         Raises `EngineError` if `root/current` is not ours, or another process keeps it.
         """
         self._home = Home(root)
@@ -111,11 +121,20 @@ class DirectoryEngine:
         self._patch: Patch | None = None
         self._trail: tuple[Step, ...] = ()
         self._second_was: Position | None = None
+        #: The seal of the second slot when it was brought to the live version.
+        self._brought = NO_SEAL
         self._lock: tuple[SlotName, int] | None = None
+        #: Whether it is not known what the weights at hand are.
+        self._unknown = False
+        #: What `inspect` has to tell, and what keeps the link from being made anew.
+        self._found: list[str] = []
+        self._link_trouble = ""
         if self._home.exists():
             self._home.claim()
             try:
-                self._recover(self._home.load())
+                state = self._home.load(self._found.append)
+                self._unknown = state is None
+                self._recover(state or self._home.guess())
             except BaseException:
                 self._home.release()
                 raise
@@ -151,13 +170,19 @@ class DirectoryEngine:
     def adopt(self, position: Position) -> bool:
         """See `Engine.adopt`: of `current` if there is one, else of the prefill, which is copied. Reads everything."""
         self._drop_patch()
-        if self._live is not None and self._state.live is not None and self._live.digest() == position.digest:
+        self._notice()
+        if self._live is not None and self._state.live is not None and _has(self._live, position):
             self._make_live(self._state.live, position, undo=False)
             return True
         if self._prefill is None or self.position is not None:
             return False
-        with Checkpoint.open(self._prefill) as source:
-            if source.digest() != position.digest:
+        try:
+            source = Checkpoint.open(self._prefill)
+        except FormatError as error:
+            self._found.append(f"{error}: it is of no use, everything is fetched")
+            return False
+        with source:
+            if not _has(source, position):
                 return False
             second = self._begin_second(source.layout.nbytes)
             with disk_refusals(self._home.slot(second)):
@@ -168,9 +193,23 @@ class DirectoryEngine:
         self._make_live(second, position, undo=False)
         return True
 
+    def at_hand(self) -> str:
+        """See `Inspecting.at_hand`."""
+        if not self._unknown or self._live is None or self.position is not None:
+            return ""
+        try:
+            return self._live.digest().hex()
+        except FormatError:
+            return ""
+
     def stage(self, path: Sequence[Step]) -> DirectoryStage:
         """See `Engine.stage`. Also raises `FormatError` for names or sizes that no checkpoint has, and `EngineError`
-        if readers keep the second slot or the disk has no room; then nothing was changed."""
+        if readers keep the second slot or the disk has no room; then nothing was changed. Raises it, too, if the live
+        slot turns out to be damaged: `position` is another one then."""
+        before = self.position
+        self._notice()
+        if self.position != before:
+            raise EngineError(self._found.pop())
         check_path(path, self.position, self.table())
         if self._patch is not None and self._patch.follows(path):
             self._patch.reroute(path)
@@ -187,20 +226,25 @@ class DirectoryEngine:
         self._drop_patch()
         before = other(self._state.live)
         position = self._state.slot(before).position
-        if position is None:
+        if position is None or seal_of(self._home.slot(before)) != self._state.slot(before).seal:
             raise EngineError("the slot of the version before was patched since: it cannot be rolled back to")
         self._make_live(before, position, undo=False)
         return position
 
     def scrub(self) -> bool:
-        """See `Engine.scrub`. A live slot with wrong bits is dirty from then on: there is no position any more."""
-        if self._live is None or self._state.live is None:
-            return True
-        if self.position is not None and self._live.digest() == self.position.digest:
-            return True
-        self._drop_patch()
-        self._save(self._state.with_slot(self._state.live, None, undo=False))
-        return False
+        """See `Engine.scrub`. Where bits are wrong, `position` is the version before, or None, from then on."""
+        before = self.position
+        if before is not None:
+            self._settle()
+        return self.position == before
+
+    def inspect(self) -> list[str]:
+        """See `Inspecting.inspect`. Raises `EngineError` if the disk refuses to note what was found."""
+        self._notice()
+        if self.position is not None:
+            self._relink()
+        found, self._found = self._found, []
+        return found
 
     def close(self) -> None:
         """Give the directory back; `current` stays as it is."""
@@ -223,7 +267,10 @@ class DirectoryEngine:
         assert self._live is not None and self.position is not None
         second = self._begin_second(max(needed, self._live.layout.nbytes))
         self._bring_up(second)
+        self._brought = seal_of(self._home.slot(second))
         base = Checkpoint.open(self._home.slot(second), writable=True)
+        if base.layout != self._live.layout:
+            raise EngineError(f"{base.root} was changed by someone else: stage again")
         return self._patch_of(second, base, self.position.digest, path, LocalCopy([]))
 
     def _patch_of(
@@ -238,12 +285,13 @@ class DirectoryEngine:
         second: SlotName = other(self._state.live) if self._state.live is not None else "a"
         place = self._home.slot(second)
         with disk_refusals(place):
-            place.mkdir(parents=True, exist_ok=True)
+            open_up(place)
             check_room(place, max(0, nbytes - disk_bytes(place)))
             if self._lock is None or self._lock[0] != second:
                 self._unlock()
                 self._lock = (second, keep_readers_out(place, self._reader_limit))
-        self._second_was = self._state.slot(second).position
+        held = self._state.slot(second)
+        self._second_was = held.position if held.seal == seal_of(place) else None
         self._save(self._state.with_slot(second, None, undo=False))
         self._hook("dirty")
         return second
@@ -290,6 +338,76 @@ class DirectoryEngine:
             found.append(self._live)
         return LocalCopy(found)
 
+    # ---- damage
+
+    def _notice(self) -> None:
+        """Where someone else wrote to the live slot, find out whether its bits are still right."""
+        live = self._state.live
+        if live is None or self.position is None:
+            return
+        if seal_of(self._home.slot(live)) != self._state.slot(live).seal:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Find out anew what is live, by digests: the slot that was, or else the other, or else nothing is."""
+        live, was = self._state.live, self.position
+        assert live is not None and was is not None
+        wrong: list[str] = []
+        for name in (live, other(live)):
+            slot, position = self._home.slot(name), self._state.slot(name).position
+            if position is None:
+                continue
+            seal = seal_of(slot)
+            try:
+                checkpoint = _open_sound(slot, position)
+                if seal == NO_SEAL:
+                    raise FormatError(f"{slot} has links in it, or other things that are no files")
+            except FormatError as error:
+                if not wrong:
+                    # A stage that wrote nothing yet leaves the very version that is damaged in the other slot.
+                    self._drop_patch()
+                wrong.append(str(error))
+                self._save(self._state.with_slot(name, None, undo=False))
+                continue
+            self._take(checkpoint)
+            undo = self._state.undo and name == live
+            self._save(self._state.with_slot(name, position, seal, live=name, undo=undo))
+            break
+        else:
+            self._take(None)
+        self._relink(moved=bool(wrong))
+        if wrong:
+            self._trail = ()
+            now = f"version {self.position.version} is live" if self.position is not None else "nothing is live"
+            self._found.append(f"version {was.version} is damaged here ({wrong[0]}): {now} until it is mended")
+
+    def _take(self, checkpoint: Checkpoint | None) -> None:
+        """Read the live version from `checkpoint`; None: from none, but what is whole of the last is a local copy."""
+        if checkpoint is None:
+            with suppress(FormatError):
+                checkpoint = Checkpoint.open(self._home.slot(self._state.live or "a"))
+        if checkpoint is not None:
+            if self._live is not None:
+                self._live.close()
+            self._live = checkpoint
+
+    def _relink(self, *, moved: bool = False) -> None:
+        """Make `current` name what is live. moved: what is live has just changed, so that there is nothing to tell."""
+        name = self._state.live if self.position is not None else None
+        if self._home.names(name):
+            return
+        try:
+            self._home.switch(name)
+        except (OSError, EngineError) as error:
+            why = str(error) if isinstance(error, EngineError) else f"{self._home.link}: {error.strerror or error}"
+            if why != self._link_trouble:
+                self._found.append(why)
+            self._link_trouble = why
+            return
+        self._link_trouble = ""
+        if not moved:
+            self._found.append(f"{self._home.link} was removed or led elsewhere: made anew")
+
     # ---- ending a stage
 
     def _commit(self, patch: Patch, seconds: float) -> Commit:
@@ -302,6 +420,11 @@ class DirectoryEngine:
                 f"version {patch.mismatch} does not have the digest that its manifest signs; nothing was made live"
             )
         manifest = patch.path[-1].manifest
+        try:
+            patch.target.verify()
+        except FormatError as error:
+            self._drop_patch()
+            raise EngineError(f"{error}: stage again") from error
         second = self._second()
         old = self._live
         had = self.position
@@ -325,13 +448,13 @@ class DirectoryEngine:
         patch, self._patch = self._patch, None
         if patch is None or patch.touched or patch.path[0].manifest.base is None:
             return
-        self._save(self._state.with_slot(self._second(), self.position))
+        self._save(self._state.with_slot(self._second(), self.position, self._brought))
         self._unlock()
 
     def _make_live(self, slot: SlotName, position: Position, *, undo: bool) -> float:
         """Record that `slot` is live, switch the link, let readers in; returns seconds of the switch."""
         before = self._state
-        self._save(before.with_slot(slot, position, live=slot, undo=undo))
+        self._save(before.with_slot(slot, position, seal_of(self._home.slot(slot)), live=slot, undo=undo))
         self._hook("recorded")
         try:
             live = Checkpoint.open(self._home.slot(slot))
@@ -361,41 +484,42 @@ class DirectoryEngine:
     # ---- starting after a crash
 
     def _recover(self, state: State) -> None:
-        if state.boot != self._boot:
-            state = self._recheck(state)
-        self._state = state
+        rebooted = state.boot != self._boot
+        self._state = msgspec.structs.replace(state, boot=self._boot)
         if state.live is None:
             return
-        try:
-            if self.position is not None:
-                self._home.switch(state.live)
-            self._live = Checkpoint.open(self._home.slot(state.live))
-        except FormatError:  # somebody removed or damaged files: a new anchor mends it
-            self._save(state.with_slot(state.live, None, undo=False))
-        except OSError as error:
-            raise EngineError(f"{self._home.link}: {error.strerror or error}: check the path") from error
-
-    def _recheck(self, state: State) -> State:
-        """Trust a slot anew after a reboot: the live one, or else the other, if its digest is what was recorded.
-
-        If neither is sound nothing is live, but the slot that was stays at hand as a local copy.
-        """
-        names: Iterable[SlotName] = (state.live, other(state.live)) if state.live is not None else ()
-        fresh = State(self._boot, state.live)
-        for name in names:
-            position = state.slot(name).position
-            if position is not None and _digest_of(self._home.slot(name)) == position.digest:
-                fresh = fresh.with_slot(name, position, live=name)
-                break
+        if self.position is None:
+            self._take(None)
+            return
+        slot = self._home.slot(state.live)
+        if rebooted or seal_of(slot) != state.slot(state.live).seal:
+            self._settle()
         else:
-            self._home.switch(None)
-        self._home.save(fresh)
-        return fresh
+            try:
+                self._live = Checkpoint.open(slot)
+            except FormatError:
+                self._settle()
+        if rebooted and self._state.live == state.live:
+            # Of the other slot, too, pages may have been lost; it is compared with the live one before it is used.
+            self._save(self._state.with_slot(other(state.live), None, undo=False))
+        self._relink(moved=True)
 
 
-def _digest_of(slot: Path) -> bytes | None:
+def _open_sound(slot: Path, position: Position) -> Checkpoint:
+    """The checkpoint in a slot, if it has the digest of `position`. Raises `FormatError`."""
+    checkpoint = Checkpoint.open(slot)
     try:
-        with Checkpoint.open(slot) as checkpoint:
-            return checkpoint.digest()
+        if checkpoint.digest() != position.digest:
+            raise FormatError(f"{slot} has other bits than were committed")
+    except BaseException:
+        checkpoint.close()
+        raise
+    return checkpoint
+
+
+def _has(checkpoint: Checkpoint, position: Position) -> bool:
+    """Whether a checkpoint has the digest of `position`; one that cannot be read has not."""
+    try:
+        return checkpoint.digest() == position.digest
     except FormatError:
-        return None
+        return False

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -18,24 +19,28 @@ from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.base import Commit, Data, rows_after
 from p2psync.errors import BaseMismatchError, EngineError, StoreError
 from p2psync.protocol.versions import Position, Step
-from p2psync.store.disk import disk_errors, write_whole
 from p2psync.store.packs import Store
+from p2psync.store.records import recover_record, save_record
 
 
 class _Note(msgspec.Struct, frozen=True):
     """manifests: ids (hex) of the path of the last commit."""
 
     position: Position
-    manifests: list[str]
+    manifests: list[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]]
 
 
 class RelayEngine:
     """Keeps a position, and no weights."""
 
     def __init__(self, note: Path, store: Store) -> None:
-        """note: the file of the position. store: where the chunks are. Raises `EngineError` if it cannot be read."""
+        """note: the file of the position. store: where the chunks are. Raises `StoreError`.
+
+        A note that is damaged is moved away, and made anew at the next commit: what the store holds is not fetched.
+        """
         self._file = note
         self._store = store
+        self._found: list[str] = []
         self._note = self._read()
 
     @property
@@ -75,6 +80,15 @@ class RelayEngine:
         """True: there are no weights; the store checks each chunk that it hands out."""
         return True
 
+    def at_hand(self) -> str:
+        """See `Inspecting.at_hand`: there are none."""
+        return ""
+
+    def inspect(self) -> list[str]:
+        """See `Inspecting.inspect`: the store looks at each chunk that it hands out."""
+        found, self._found = self._found, []
+        return found
+
     def arrive(self, path: Sequence[Step]) -> Position:
         """Note that the store has all of `path`. Raises `EngineError`."""
         last = path[-1].manifest
@@ -83,14 +97,7 @@ class RelayEngine:
         return position
 
     def _read(self) -> _Note | None:
-        try:
-            data = self._file.read_bytes()
-            # Empty: the power went before it was on the disk.
-            note = msgspec.json.decode(data, type=_Note) if data else None
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.MsgspecError) as error:
-            raise EngineError(f"{self._file} cannot be read ({error}): remove it, and start again") from None
+        note = recover_record(self._file, _Note, self._found.append, "what is missing in the store is fetched")
         if note is None:
             return None
         packs = [self._store.get(bytes.fromhex(id)) for id in note.manifests]
@@ -99,8 +106,7 @@ class RelayEngine:
 
     def _write(self, note: _Note) -> None:
         try:
-            with disk_errors(self._file):
-                write_whole(self._file, msgspec.json.encode(note))
+            save_record(self._file, note, durably=False)
         except StoreError as error:
             raise EngineError(str(error)) from error
         self._note = note

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import shutil
+import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from p2psync.delta.tensors import TensorSpec
 from p2psync.engines.layout import Layout
 from p2psync.errors import EngineError, StoreError
 from p2psync.store.disk import free_bytes, reserve, write_all
+from p2psync.store.records import clear, is_directory
 
 _PAGE = 4096
 _WINDOW = 4 << 20
@@ -58,10 +59,10 @@ def match(files: Mapping[str, Path], slot: Path) -> None:
         target = slot / name
         target.parent.mkdir(parents=True, exist_ok=True)
         size = source.stat().st_size
-        if target.is_file() and not target.is_symlink() and target.stat().st_size == size:
+        if _is_writable_file(target, size):
             _copy_differing(source, target, size)
         else:
-            target.unlink(missing_ok=True)
+            clear(target)
             descriptor = create(target, size)
             try:
                 copy_range(source, 0, descriptor, 0, size)
@@ -70,20 +71,23 @@ def match(files: Mapping[str, Path], slot: Path) -> None:
 
 
 def remove_others(slot: Path, keep: Mapping[str, object]) -> None:
-    """Remove everything in `slot` but the files named in `keep`, and directories that are then empty."""
-    for directory, subdirectories, names in os.walk(slot, topdown=False):
-        here = Path(directory)
-        for name in names:
-            path = here / name
-            if path.relative_to(slot).as_posix() not in keep:
-                path.unlink()
-        for name in subdirectories:
-            path = here / name
-            if path.is_symlink():
-                path.unlink()
-            else:
-                with suppress(OSError):  # not empty: it holds a file to keep
-                    path.rmdir()
+    """Remove everything in `slot` but the files named in `keep` and the directories they are in. Raises OSError."""
+    keep_directories = {parent for name in keep for parent in PurePosixPath(name).parents}
+    for path in slot.iterdir():
+        _remove_others(path, PurePosixPath(path.name), keep, keep_directories)
+
+
+def _remove_others(
+    path: Path, name: PurePosixPath, keep: Mapping[str, object], directories: Collection[PurePosixPath]
+) -> None:
+    if is_directory(path):
+        if name not in directories:
+            clear(path)
+            return
+        for entry in path.iterdir():
+            _remove_others(entry, name / entry.name, keep, directories)
+    elif str(name) not in keep:
+        path.unlink()
 
 
 def create(path: Path, size: int) -> int:
@@ -130,7 +134,7 @@ def relayout(
     before, after = old.contents(), new.contents()
     changed = [name for name in new.sizes if after[name] != before.get(name)]
     check_room(slot, sum(new.sizes[name] for name in changed))
-    shutil.rmtree(build, ignore_errors=True)
+    clear(build)
     build.mkdir(parents=True)
     for index, name in enumerate(changed):
         descriptor = create(build / str(index), new.sizes[name])
@@ -143,6 +147,8 @@ def relayout(
     remove_others(slot, {name: None for name in new.sizes if name not in changed})
     for index, name in enumerate(changed):
         (slot / name).parent.mkdir(parents=True, exist_ok=True)
+        if is_directory(slot / name):
+            clear(slot / name)
         (build / str(index)).replace(slot / name)
     shutil.rmtree(build)
     for name, header in headers.items():
@@ -155,7 +161,8 @@ def disk_refusals(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise EngineError(f"{place}: {error.strerror or error}: check the disk and its permissions") from error
+        where = error.filename or place
+        raise EngineError(f"{where}: {error.strerror or error}: check the disk and its permissions") from error
 
 
 def keep_readers_out(slot: Path, limit: float) -> int:
@@ -206,15 +213,30 @@ def _write_header(path: Path, header: bytes) -> None:
 def _copy_differing(source: Path, target: Path, size: int) -> None:
     if not size:
         return
-    with source.open("rb") as theirs, target.open("r+b") as ours:
-        wanted = mmap.mmap(theirs.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ)
-        present = mmap.mmap(ours.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ)
+    # Read, not mapped: a file that is cut short under a map ends the process.
+    good, held = np.empty(min(size, _WINDOW), np.uint8), np.empty(min(size, _WINDOW), np.uint8)
+    with source.open("rb", buffering=0) as theirs, target.open("r+b", buffering=0) as ours:
         for start in range(0, size, _WINDOW):
             count = min(_WINDOW, size - start)
-            good = np.frombuffer(wanted, np.uint8, count, start)
-            held = np.frombuffer(present, np.uint8, count, start)
-            for first, last in _differing_runs(good, held):
+            for file, room in ((theirs, good), (ours, held)):
+                if os.preadv(file.fileno(), [room[:count].data], start) != count:
+                    raise OSError(errno.EIO, "cut short while it was copied", file.name)
+            for first, last in _differing_runs(good[:count], held[:count]):
                 write_all(ours.fileno(), good[first:last].data, start + first)
+
+
+def _is_writable_file(path: Path, size: int) -> bool:
+    """Whether a plain file of this size stands there, which may be written to in place: no link, and none to it."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return (
+        stat.S_ISREG(found.st_mode)
+        and found.st_size == size
+        and found.st_nlink == 1
+        and os.access(path, os.R_OK | os.W_OK)
+    )
 
 
 def _differing_runs(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> list[tuple[int, int]]:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from p2psync.engines.base import Commit, Engine, Stage
+from p2psync.engines.base import Commit, Engine, Inspecting, Stage
 from p2psync.engines.relay import RelayStage
 from p2psync.errors import DigestMismatchError, EngineError, P2PSyncError
-from p2psync.observe.events import Committed, Event, Fetching, Note
+from p2psync.observe.events import Committed, Event, Fetching, Note, Trouble
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
 from p2psync.swarm.follower import Adopt, CommitStage, EngineAction, Follower, OpenStage, Put
@@ -47,6 +47,7 @@ class EngineDriver:
         self._received = 0
         self._puts: list[tuple[Stage, Put]] = []
         self._putting = False
+        self._loop = asyncio.get_running_loop()
 
     async def run(self, action: EngineAction) -> None:
         """Carry out one action and tell the core how it went."""
@@ -191,15 +192,38 @@ class EngineDriver:
             )
         )
 
+    async def inspect(self) -> None:
+        """Look for damage to what is live, and have the core go on from what is live then."""
+        for line in await self.in_worker(self._inspect):
+            self._emit(Trouble(line))
+        position = self.engine.position
+        # During a commit the core takes what is live from its outcome.
+        if self._follower.position != position and isinstance(self.engine, Inspecting):
+            self._core.doubted("what was live is damaged", position, _now())
+
     async def _vouched(self, doubtful: bool) -> Position | None:
         """What is live; where it is in doubt, only if its bits are still those that were committed."""
 
-        def look() -> Position | None:
-            if self.engine.position is None or (doubtful and not self.engine.scrub()):
-                return None
-            return self.engine.position
+        def look() -> tuple[list[str], Position | None]:
+            sound = not doubtful or self.engine.position is None or self.engine.scrub()
+            found = self._inspect()
+            # An engine that inspects falls back to a version that is sound.
+            return found, self.engine.position if sound or isinstance(self.engine, Inspecting) else None
 
-        return await self.in_worker(look)
+        found, position = await self.in_worker(look)
+        for line in found:
+            self._emit(Trouble(line))
+        return position
+
+    def _inspect(self) -> list[str]:
+        if not isinstance(self.engine, Inspecting):
+            return []
+        try:
+            return self.engine.inspect()
+        except (P2PSyncError, OSError) as error:
+            # Back on the loop, which told the same a second ago.
+            self._loop.call_soon_threadsafe(self._trouble, str(error))
+            return []
 
 
 def _now() -> float:

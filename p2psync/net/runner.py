@@ -114,7 +114,7 @@ class NodeRunner:
         )
         self.driver: EngineDriver | None = None
         if engine is not None:
-            self.driver = EngineDriver(engine, core, store, on_event=on_event, on_trouble=self._trouble)
+            self.driver = EngineDriver(engine, core, store, on_event=on_event, on_trouble=self.trouble)
         self._signed: dict[bytes, SignedManifest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sealing: set[asyncio.Task[None]] = set()
@@ -219,10 +219,11 @@ class NodeRunner:
         self.core.membership.running(position.version, digest, now, position.run, position.epoch)
         self._kick()
 
-    def doubt(self, message: str) -> None:
-        """What is live turned out to be other bits than were committed: have the engine brought there anew."""
-        self._emit(Trouble(message))
-        self.core.doubted(message, self._loop.time())
+    def doubt(self, message: str, position: Position | None) -> None:
+        """What was live turned out to be other bits than were committed, and `position` is live instead: have the
+        engine brought on from there."""
+        self.trouble(message)
+        self.core.doubted(message, position, self._loop.time())
         self._kick()
 
     def run_beside(self, coroutine: Coroutine[object, object, None]) -> None:
@@ -356,7 +357,7 @@ class NodeRunner:
         if not self._broken.done():
             self._broken.set_exception(error)
 
-    def _trouble(self, message: str, about: str = "") -> None:
+    def trouble(self, message: str, about: str = "") -> None:
         """Tell of a trouble, but not of the same one all the time. about: names it where its message varies."""
         self._emit_once(Trouble(message), about)
 
@@ -420,10 +421,10 @@ class NodeRunner:
             pack = self.store.get(action.id)
             data = pack.view(action.index) if pack is not None else None
         except P2PSyncError as error:
-            self._trouble(str(error))
+            self.trouble(str(error))
             data = None
         if data is None:
-            self._trouble(f"chunk {action.index} of {action.id.hex()[:12]} is damaged or gone here; fetching it anew")
+            self.trouble(f"chunk {action.index} of {action.id.hex()[:12]} is damaged or gone here; fetching it anew")
             self.core.swarm.lost(action.id, action.index, self._loop.time())
         return data
 
@@ -434,7 +435,7 @@ class NodeRunner:
                 raise P2PSyncError(f"the store lost the pack {action.id.hex()[:12]}")
             pack.write(action.index, action.data)
         except P2PSyncError as error:
-            self._trouble(str(error))
+            self.trouble(str(error))
             self.core.store_failed(action.id, str(error), self._loop.time())
             self._kick()
             return
@@ -450,7 +451,7 @@ class NodeRunner:
         try:
             await self._loop.run_in_executor(None, pack.seal)
         except P2PSyncError as error:
-            self._trouble(str(error))
+            self.trouble(str(error))
 
     def _fetch(self, action: Fetch) -> None:
         signed = self._signed.get(action.step.id)
@@ -462,7 +463,7 @@ class NodeRunner:
                     raise P2PSyncError("the manifest to fetch is not at hand any more; trying again")
                 pack = self.store.add(signed, action.step.manifest)
         except P2PSyncError as error:
-            self._trouble(str(error))
+            self.trouble(str(error))
             self.core.store_failed(action.step.id, str(error), now)
             return
         self.measuring.transfer_begins(pack.manifest.payload_bytes)
@@ -473,14 +474,14 @@ class NodeRunner:
         try:
             await driver.in_worker(lambda: self.store.remove(id))
         except P2PSyncError as error:
-            self._trouble(str(error))
+            self.trouble(str(error))
 
     def _know(self, pack: Pack) -> None:
         """Offer a pack of an earlier life, if its manifest is one that this node trusts."""
         try:
             open_signed(pack.signed.to_bytes(), self._trusted)
         except P2PSyncError as error:
-            self._trouble(f"leaving the pack {pack.signed.id.hex()[:12]} alone: {error}")
+            self.trouble(f"leaving the pack {pack.signed.id.hex()[:12]} alone: {error}")
             return
         now = self._loop.time()
         self._signed[pack.signed.id] = pack.signed
@@ -513,7 +514,7 @@ class NodeRunner:
                     limit=call.limit,
                 )
                 if lease.refused:
-                    self._trouble(f"the hub renews the lease and leaves out: {lease.refused}", "refused")
+                    self.trouble(f"the hub renews the lease and leaves out: {lease.refused}", "refused")
                 self.core.renewed(lease, self._loop.time())
                 self._on_told()
             elif isinstance(call, CallPlan):
@@ -541,7 +542,7 @@ class NodeRunner:
             self._break(error)  # a wrong join token: asking again mends nothing
             return
         if isinstance(call, CallPlan):
-            self._trouble(f"going on without this node's part of the plan: {error}")
+            self.trouble(f"going on without this node's part of the plan: {error}")
         elif not self._hub_away:
             self._emit(HubAway(f"{error}; carrying on with the peers at hand"))
         self._hub_away |= not isinstance(call, CallPlan)
@@ -559,7 +560,7 @@ class NodeRunner:
             if isinstance(error, TrustError) and follower.position is None and not self._signed:
                 self._break(error)  # nothing here was ever signed by whom we trust: a wrong key, or a wrong hub
                 return
-            self._trouble(str(error))
+            self.trouble(str(error))
             follower.no_manifest(action.id, str(error), self._loop.time())
         self._kick()
 

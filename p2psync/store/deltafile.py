@@ -13,8 +13,8 @@ The manifest is known only when the last chunk is, so it stands at the end:
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
+import stat
 import struct
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from p2psync.errors import FormatError, StoreError
 from p2psync.protocol.manifest import MAX_BODY_BYTES, Manifest, SignedManifest, decode_body
-from p2psync.store.disk import Bytes, disk_errors, write_all
+from p2psync.store.disk import Bytes, disk_errors, read_exactly, write_all
 from p2psync.store.staging import Staging
 
 MAGIC = b"P2PDELTA"
@@ -87,17 +87,21 @@ class DeltaFileWriter:
 
 
 class DeltaFile:
-    """A delta file, mapped; a context manager. `signed` is None where nobody signed: see `open_signed` for trust."""
+    """A delta file, open; a context manager. `signed` is None where nobody signed: see `open_signed` for trust."""
 
     def __init__(self, path: Path) -> None:
         """Open and check the file's frame and manifest. Raises `FormatError`, or `StoreError` if it cannot be read."""
         self.path = path
-        with disk_errors(path), path.open("rb") as file:
-            self._size = os.fstat(file.fileno()).st_size
+        with disk_errors(path):
+            # A fifo without a writer would block for ever.
+            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(self._file)
+            self._size = status.st_size
+            if not stat.S_ISREG(status.st_mode):
+                raise FormatError(f"{path} is not a plain file")
             if self._size < len(MAGIC) + _FOOTER.size:
                 raise FormatError(f"{path}: {self._size} bytes, too short for a delta file")
-            self._map = mmap.mmap(file.fileno(), self._size, mmap.MAP_SHARED, mmap.PROT_READ)
-        try:
             self.manifest, self.signed = self._open_tail()
         except BaseException:
             self.close()
@@ -114,29 +118,39 @@ class DeltaFile:
 
     def chunk(self, index: int) -> bytes:
         """Chunk `index`, verified against the manifest. Raises `FormatError` if it is damaged."""
-        data = self._map[self._offsets[index] : self._offsets[index + 1]]
+        data = self._read(self._offsets[index], self._offsets[index + 1])
         if not self.manifest.verify_chunk(index, data):
             raise FormatError(f"{self.path}: chunk {index} is damaged: get the file again")
         return data
 
     def close(self) -> None:
         """Give the file back."""
-        self._map.close()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _read(self, start: int, end: int) -> bytes:
+        """Read, not mapped: a file that is cut short under a map ends the process. Fewer bytes where it ends before."""
+        with disk_errors(self.path):
+            return read_exactly(self._file, end - start, start)
 
     def _open_tail(self) -> tuple[Manifest, SignedManifest | None]:
-        fingerprint, length, magic = _FOOTER.unpack(self._map[self._size - _FOOTER.size :])
-        if magic != MAGIC or self._map[: len(MAGIC)] != MAGIC:
+        footer = self._read(self._size - _FOOTER.size, self._size)
+        if len(footer) != _FOOTER.size:
+            raise FormatError(f"{self.path} was cut short while it was read")
+        fingerprint, length, magic = _FOOTER.unpack(footer)
+        if magic != MAGIC or self._read(0, len(MAGIC)) != MAGIC:
             raise FormatError(f"{self.path} is not a delta file, or was cut short")
         start = self._size - _FOOTER.size - length
         if length > MAX_BODY_BYTES or start < len(MAGIC):
             raise FormatError(f"{self.path}: a manifest of {length} bytes does not fit")
-        tail = self._map[start : start + length]
+        tail = self._read(start, start + length)
         if blake3(tail).digest() != fingerprint:
             raise FormatError(f"{self.path}: its manifest is damaged: get the file again")
         try:
             signed = msgspec.msgpack.decode(tail, type=SignedManifest)
             manifest = decode_body(signed.body)
-        except (msgspec.MsgspecError, FormatError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, FormatError) as error:
             raise FormatError(f"{self.path}: {error}") from None
         if start - len(MAGIC) != manifest.payload_bytes:
             raise FormatError(f"{self.path}: {start - len(MAGIC)} bytes of chunks, not {manifest.payload_bytes}")

@@ -118,6 +118,14 @@ def lock(path: Path) -> int | None:
     return descriptor
 
 
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether `path` still names the open file: nobody removed or replaced it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
+
+
 @contextmanager
 def disk_errors(place: Path) -> Iterator[None]:
     """Turn an OSError into a `StoreError` of one line that says what to do."""

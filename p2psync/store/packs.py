@@ -21,6 +21,11 @@ damage to the disk, can make the store hand out a chunk that is not the manifest
 A pack's payload is opened when it is first used, and closed again once enough others were used since: however many
 packs there are, and however old the process, a few of them are open at a time: see `payloads`.
 
+Damage. A pack's file is opened as a plain file of ours or not at all. A pack that cannot be opened is moved away, and
+told in `Store.remarks`. Others may also cut or write to a payload, or remove it, while the store is open: each read
+looks at the file's size and time first (`Pack._notice`), and where they are not those of the last write here, every
+chunk is hashed again before it is handed out.
+
 The store checks that bytes are what their names say. Whom to trust is the caller's matter: `open_signed` comes first.
 """
 
@@ -30,13 +35,14 @@ import itertools
 import os
 import re
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
-from p2psync.errors import FormatError, StoreError
-from p2psync.protocol.manifest import Manifest, SignedManifest, decode_body
+from p2psync.errors import DamagedError, FormatError, StoreError
+from p2psync.protocol.manifest import MAX_BODY_BYTES, Manifest, SignedManifest, decode_body
 from p2psync.store.disk import (
     Bytes,
     disk_error,
@@ -49,8 +55,11 @@ from p2psync.store.disk import (
     write_all,
 )
 from p2psync.store.payloads import OpenPayloads, Payload
+from p2psync.store.records import clear, make_directory, read_plain, set_aside
 
 _MANIFEST, _PAYLOAD, _PART, _DONE = "manifest", "payload", "part", "done"
+#: A signed manifest on disk (bytes): the largest body, and key and signature.
+_MAX_MANIFEST = MAX_BODY_BYTES + 4096
 _PACK_NAME = re.compile(r"[0-9a-f]{64}")
 _NEW_NAME = re.compile(r"([0-9a-f]{64}|draft-[0-9]+)\.new")
 
@@ -88,6 +97,8 @@ class Pack:
         self._lock = threading.Lock()
         self._handle = payloads.handle(path / _PAYLOAD)
         self._sealed = (path / _DONE).exists()
+        #: Size and time of the payload (bytes, ns) when it was last looked at or written to here.
+        self._seen = self._payload().size_and_time()
         if not empty:
             self._take_stock()
 
@@ -121,8 +132,11 @@ class Pack:
         if self.have[index]:
             return
         try:
-            payload = self._payload()
-            write_all(payload.file, view, self.offsets[index])
+            payload = self._payload_to_write()
+            with self._lock:
+                self._notice(payload)
+                write_all(payload.file, view, self.offsets[index])
+                self._seen = payload.size_and_time()
         except OSError as error:
             raise disk_error(self.path, error) from error
         self._mark(index)
@@ -133,19 +147,29 @@ class Pack:
             return None
         with disk_errors(self.path):
             payload = self._payload()
+            with self._lock:
+                self._notice(payload)
             data = read_exactly(payload.file, self.manifest.sizes[index], self.offsets[index])
         return data if self._checks_out(index, data) else None
 
     def view(self, index: int) -> memoryview | None:
-        """Like `read`, without a copy: a read-only view into the page cache, good even after the pack is removed."""
+        """Like `read`, without a copy: a read-only view into the page cache, good even after the pack is removed.
+
+        Hand it to the kernel only, which answers EFAULT for pages that were cut off since; a program that reads such a
+        page is ended by SIGBUS. So what must be hashed is read instead.
+        """
         if not self.have[index]:
             return None
-        try:
-            mapped = self._payload().map(self.offsets[-1])
-        except OSError as error:
-            raise disk_error(self.path, error) from error
-        data = memoryview(mapped)[self.offsets[index] : self.offsets[index + 1]]
-        return data if self._checks_out(index, data) else None
+        with disk_errors(self.path):
+            payload = self._payload()
+            with self._lock:
+                self._notice(payload)
+                whole = self._seen[0] >= self.offsets[-1]
+            if not self._checked[index] or not whole:
+                data = self.read(index)
+                return memoryview(data) if data is not None else None
+            mapped = payload.map(self.offsets[-1])
+        return memoryview(mapped)[self.offsets[index] : self.offsets[index + 1]]
 
     def seal(self) -> None:
         """Make a complete pack durable. Raises `StoreError` if a chunk is missing or the disk refuses."""
@@ -168,13 +192,32 @@ class Pack:
         self._handle.close()
 
     def _payload(self) -> Payload:
-        """The open payload: to be held in a variable for as long as its descriptor is used."""
-        return self._handle.open()
+        """The open payload: to be held in a variable for as long as its descriptor is used.
+
+        Raises OSError; and `DamagedError` where it is gone or no plain file: then no chunk is held any more.
+        """
+        try:
+            return self._handle.open()
+        except DamagedError:
+            with self._lock:
+                self.count, self.have = 0, bytearray(self.manifest.chunks)
+            self._unseal()
+            raise
+
+    def _payload_to_write(self) -> Payload:
+        """The open payload, made anew where it is gone. Raises OSError, `StoreError`."""
+        try:
+            return self._payload()
+        except DamagedError:
+            clear(self.path / _PAYLOAD)
+            _reserve_payload(self.path / _PAYLOAD, self.offsets[-1])
+            return self._payload()
 
     def _take_stock(self) -> None:
         payload = self._payload()
-        if os.fstat(payload.file).st_size != self.offsets[-1]:
+        if self._seen[0] != self.offsets[-1]:
             os.truncate(payload.file, self.offsets[-1])
+            self._seen = payload.size_and_time()
             self._unseal()
         if self._sealed:
             self.have = bytearray(self.part)
@@ -203,9 +246,18 @@ class Pack:
         self._unseal()
         return False
 
+    def _notice(self, payload: Payload) -> None:
+        """Where someone else wrote to the payload or cut it, believe no chunk until it is hashed again."""
+        seen = payload.size_and_time()
+        if seen != self._seen:
+            self._seen = seen
+            self._checked = bytearray(self.manifest.chunks)
+            payload.forget_map()
+
     def _unseal(self) -> None:
-        (self.path / _DONE).unlink(missing_ok=True)
         self._sealed = False
+        with suppress(OSError):  # the pack's directory may be gone, too: then there is nothing that could be believed
+            clear(self.path / _DONE)
 
 
 class Draft:
@@ -259,9 +311,11 @@ class Store:
         Unsealed packs are read and hashed here: seconds per 10 GB.
         """
         self.root = root
+        #: What was found damaged when the store was opened, a line each.
+        self.remarks: list[str] = []
         self._drafts = itertools.count()
+        make_directory(root)
         with disk_errors(root):
-            root.mkdir(parents=True, exist_ok=True)
             held = lock(root / "lock")
         if held is None:
             raise StoreError(f"{root} is in use by another process: stop it, or choose another --store")
@@ -331,7 +385,8 @@ class Store:
         with disk_errors(pack.path):
             # Renamed first: a crash in the middle leaves something that the next start clears away.
             doomed = pack.path.with_name(pack.path.name + ".new")
-            pack.path.replace(doomed)
+            with suppress(FileNotFoundError):  # somebody removed it: there is nothing left to do
+                pack.path.replace(doomed)
             _discard(doomed)
 
     def close(self) -> None:
@@ -347,17 +402,31 @@ class Store:
         for path in sorted(self.root.iterdir()):
             if _NEW_NAME.fullmatch(path.name) and path.is_dir():
                 _discard(path)
-            elif _PACK_NAME.fullmatch(path.name) and path.is_dir():
-                pack = _open_pack(path, self._payloads)
-                if pack is None:
-                    _discard(path)
-                else:
+            elif _PACK_NAME.fullmatch(path.name):
+                pack = self._load(path)
+                if pack is not None:
                     self._packs[pack.id] = pack
+
+    def _load(self, path: Path) -> Pack | None:
+        """The pack at `path`, or None if it cannot be used: removed if it is damaged, or left alone."""
+        try:
+            pack = _open_pack(path, self._payloads)
+            if pack is not None:
+                return pack
+        except DamagedError as error:
+            self.remarks.append(f"{path}: {error}: forgotten; it is fetched or made anew where it is needed")
+        except OSError as error:
+            self.remarks.append(f"{path}: {error.strerror or error}: left alone; check its permissions")
+            return None
+        if path.is_dir():
+            _discard(path)
+        return None
 
     def _fresh(self, name: str) -> Path:
         path = self.root / f"{name}.new"
+        make_directory(self.root)
         with disk_errors(self.root):
-            _discard(path)
+            clear(path)
             path.mkdir()
         return path
 
@@ -377,7 +446,7 @@ class Store:
     def _install(self, path: Path, signed: SignedManifest, manifest: Manifest, *, new: bool) -> Pack:
         """new: there is no chunk in it yet, so that nothing of it need be durable."""
         place = self.root / signed.id.hex()
-        _discard(place)
+        set_aside(place)
         path.replace(place)
         if not new:
             sync_directory(self.root)
@@ -387,22 +456,27 @@ class Store:
 
 
 def _open_pack(path: Path, payloads: OpenPayloads) -> Pack | None:
-    """The pack at `path`, or None if its manifest is not the one that its name says."""
+    """The pack at `path`; None if it was begun only. Raises `DamagedError`, OSError."""
+    if not path.is_dir():
+        raise DamagedError("not a directory")
+    data = read_plain(path / _MANIFEST, _MAX_MANIFEST)
+    if not data:
+        # After a power loss there may be less than a manifest of what was begun only.
+        return None
     try:
-        signed = msgspec.msgpack.decode((path / _MANIFEST).read_bytes(), type=SignedManifest)
+        signed = msgspec.msgpack.decode(data, type=SignedManifest)
         manifest = decode_body(signed.body)
-    except (FileNotFoundError, msgspec.MsgspecError, FormatError):
-        return None
-    if signed.id.hex() != path.name or not (path / _PAYLOAD).exists():
-        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, FormatError) as error:
+        raise DamagedError(f"the manifest is damaged ({error})") from None
+    if signed.id.hex() != path.name:
+        raise DamagedError("the manifest is that of another pack")
     return Pack(path, signed, manifest, payloads=payloads)
 
 
 def _read_part(path: Path, chunks: int) -> bytes:
-    """Which chunks a pack is to hold, a byte for each: all of them, unless it says so."""
-    try:
-        part = (path / _PART).read_bytes()
-    except FileNotFoundError:
+    """Which chunks a pack is to hold, a byte for each: all of them, unless it says so. Raises `DamagedError`."""
+    part = read_plain(path / _PART)
+    if part is None:
         return b"\1" * chunks
     # Of a part that is not what was written nothing is believed: what there is must be told by hashes, and is not.
     return part if len(part) == chunks and set(part) <= {0, 1} else bytes(chunks)
@@ -432,7 +506,7 @@ def _touch_durably(path: Path) -> None:
 def _discard(path: Path) -> None:
     """Remove a pack's own files and its directory; files that are not ours, and then the directory, stay."""
     for name in (_DONE, _MANIFEST, _PART, _PAYLOAD):
-        (path / name).unlink(missing_ok=True)
+        clear(path / name)
     try:
         path.rmdir()
     except FileNotFoundError:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import stat
 import threading
 from collections import OrderedDict
 from pathlib import Path
+
+from p2psync.errors import DamagedError
 
 #: Payloads that one store keeps open: more than are in use at a time, and far fewer than a process may open files. Each
 #: takes up to two descriptors, one of them for its map.
@@ -22,8 +25,8 @@ class Payload:
     """An open file, closed when nobody refers to it any more."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError."""
-        self.file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        """Raises OSError, or `DamagedError` unless there is a plain file."""
+        self.file = _open_plain(path)
         self._map: mmap.mmap | None = None
 
     def map(self, size: int) -> mmap.mmap:
@@ -31,6 +34,15 @@ class Payload:
         if self._map is None:
             self._map = mmap.mmap(self.file, size, mmap.MAP_SHARED, mmap.PROT_READ)
         return self._map
+
+    def forget_map(self) -> None:
+        """Map the file anew when it is next asked for: it was cut, or grew."""
+        self._map = None
+
+    def size_and_time(self) -> tuple[int, int]:
+        """Bytes, and time of the last write (ns). Raises OSError."""
+        status = os.fstat(self.file)
+        return status.st_size, status.st_mtime_ns
 
     def __del__(self) -> None:
         if hasattr(self, "file"):
@@ -82,9 +94,26 @@ class Handle:
         self._payloads = payloads
 
     def open(self) -> Payload:
-        """The open file. Who holds it may go on with it even if it is closed for all others. Raises OSError."""
+        """The open file. Who holds it may go on with it even if it is closed for all others.
+
+        Raises OSError, or `DamagedError` unless there is a plain file.
+        """
         return self._payloads.open(self)
 
     def close(self) -> None:
         """Do not open it any more: another file may take its name."""
         self._payloads.close(self)
+
+
+def _open_plain(path: Path) -> int:
+    try:
+        # Not along a link: what it leads to is not ours to write to.
+        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise DamagedError(f"its {path.name} is missing, or not a plain file") from None
+        raise
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise DamagedError(f"its {path.name} is not a plain file")

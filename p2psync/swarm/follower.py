@@ -72,6 +72,11 @@ FAILURES_TO_AVOID = 2
 TURN_SHARE = 0.75
 TURN_BYTES = 256 << 10
 MAX_TURNS = 2
+#: Damages of the live version that are mended at once; each further one within `QUIET` seconds of the one before waits
+#: twice as long, at most `LAST_DOUBT_PAUSE` (seconds): fetching a whole model is what each may cost.
+FREE_DOUBTS = 4
+QUIET = 600.0
+LAST_DOUBT_PAUSE = 300.0
 #: Versions that only peers told of; beyond it, the oldest is forgotten.
 MAX_HEARD = 8
 
@@ -147,6 +152,7 @@ class Follower:
         self._failures: dict[str, int] = {}
         self._pause = FIRST_PAUSE
         self._retry_at = 0.0
+        self._doubts, self._doubted_at = 0, float("-inf")
         self._actions: list[FollowerAction] = []
 
     # ---- inputs ----------------------------------------------------------------------------------------------------
@@ -287,16 +293,23 @@ class Follower:
             self.position = position
             self._fail(message, [a.id for a in self._walk.announced], now)
 
-    def doubted(self, message: str, now: float) -> bool:
-        """What is live turned out to be other bits than were committed: only an anchor leads on from here.
+    def doubted(self, message: str, position: Position | None, now: float) -> bool:
+        """What was live turned out to be other bits than were committed; `position` is live instead, if anything is.
+
+        From there the way is resolved anew: at once the first times, and after a pause that doubles where it happens
+        again within `QUIET`, so that a disk that damages whatever it is given costs others little.
 
         False during a commit, which takes its outcome from elsewhere; ask again after it.
         """
         if self.phase is Phase.COMMIT:
             return False
         self.last_error = message
-        self.position = None
+        self.position = position
         self._drop_walk()
+        self._doubts = self._doubts + 1 if now - self._doubted_at < QUIET else 1
+        self._doubted_at = now
+        if self._doubts > FREE_DOUBTS:
+            self._retry_at = now + min(LAST_DOUBT_PAUSE, FIRST_PAUSE * 2 ** (self._doubts - FREE_DOUBTS))
         self._advance(now)
         return True
 

@@ -280,10 +280,10 @@ class NodeCore:
             self.follower.committed(action, position, now)
             self._running(position, now)
 
-    def doubted(self, message: str, now: float) -> None:
-        """See `Follower.doubted`; the hub is told that nothing is live here."""
-        if self.follower is not None and self.follower.doubted(message, now):
-            self._running(None, now)
+    def doubted(self, message: str, position: Position | None, now: float) -> None:
+        """See `Follower.doubted`; the hub is told what is live here instead."""
+        if self.follower is not None and self.follower.doubted(message, position, now):
+            self._running(position, now)
 
     def engine_failed(self, action: EngineAction, message: str, position: Position | None, now: float) -> None:
         """See `Follower.failed`."""

@@ -133,7 +133,14 @@ def test_a_note_that_a_power_loss_left_empty_is_none(tmp_path: Path) -> None:
         assert RelayEngine(tmp_path / "note", store).position is None
 
 
-def test_a_note_that_cannot_be_read_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_note_that_is_damaged_is_told_once_and_made_anew(tmp_path: Path) -> None:
     (tmp_path / "relay.json").write_text("{")
-    with Store(tmp_path / "packs") as store, pytest.raises(EngineError, match="remove it"):
-        RelayEngine(tmp_path / "relay.json", store)
+    with Store(tmp_path / "packs") as store:
+        engine = RelayEngine(tmp_path / "relay.json", store)
+        assert engine.position is None
+        (line,) = engine.inspect()
+        assert "relay.json.damaged" in line
+        assert "\n" not in line
+        assert engine.inspect() == []
+        bring(engine, add(store, 0, None))
+    assert reopened(tmp_path).position is not None

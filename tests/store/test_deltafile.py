@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -72,3 +73,11 @@ def test_every_flipped_or_missing_byte_is_noticed(tmp_path: Path) -> None:
         with pytest.raises(FormatError), DeltaFile(tmp_path / "e") as file:
             for index in range(file.manifest.chunks):
                 file.chunk(index)
+
+
+def test_a_fifo_or_a_directory_is_no_delta_file_and_blocks_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "directory").mkdir()
+    for name in ("fifo", "directory"):
+        with pytest.raises(FormatError, match="not a plain file"):
+            DeltaFile(tmp_path / name)

@@ -12,7 +12,10 @@ from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
 from p2psync.swarm.follower import (
     FIRST_PAUSE,
+    FREE_DOUBTS,
+    LAST_DOUBT_PAUSE,
     LAST_PAUSE,
+    QUIET,
     AbandonStage,
     Adopt,
     CommitStage,
@@ -423,3 +426,45 @@ def test_versions_of_a_fenced_trainer_are_retired_though_their_numbers_are_highe
     actor.have(ANCHOR, D1, D2, D3)
     actor.see(ANCHOR, FORK, epoch=2)
     assert {a.id for a in actor.actions() if isinstance(a, Retire)} == {id_of(D1), id_of(D2), id_of(D3)}
+
+
+# ---- damage to what is live ----------------------------------------------------------------------------------------
+
+
+def test_what_is_damaged_is_resolved_anew_from_what_is_live_instead() -> None:
+    actor = Actor(at(2))
+    actor.see(ANCHOR, D1, D2)
+    actor.have(ANCHOR, D1, D2)
+    assert actor.follower.doubted("damaged", at(1), actor.now)
+    assert path_of(actor.one(OpenStage)) == [(1, 2)]
+    assert actor.follower.doubted("damaged", None, actor.now)
+    assert path_of(actor.one(OpenStage)) == [(None, 0), (0, 1), (1, 2)]
+
+
+def test_damage_during_a_commit_is_left_to_its_outcome() -> None:
+    actor = Actor(at(0))
+    actor.put_all(actor.open(D1))
+    assert actor.follower.phase is Phase.COMMIT
+    assert not actor.follower.doubted("damaged", None, actor.now)
+    assert actor.follower.position == at(0)
+
+
+def test_a_disk_that_damages_everything_makes_a_node_fetch_less_and_less_often() -> None:
+    actor = Actor(at(1))
+    actor.see(ANCHOR, D1)
+    actor.have(ANCHOR, D1)
+    begun, pauses = [], []
+    for _ in range(20):
+        actor.follower.doubted("damaged", None, actor.now)
+        if actor.follower.next_wake() < float("inf"):
+            pauses.append(actor.follower.next_wake() - actor.now)
+            actor.now = actor.follower.next_wake()
+            actor.follower.poll(actor.now)
+        begun.append(actor.now)
+        actor.one(OpenStage)
+    assert begun[:FREE_DOUBTS] == [0.0] * FREE_DOUBTS, "the first are mended at once"
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LAST_DOUBT_PAUSE
+    actor.now += 2 * QUIET
+    actor.follower.doubted("damaged", None, actor.now)
+    assert path_of(actor.one(OpenStage)) == [(None, 0), (0, 1)], "after a quiet time it is mended at once again"

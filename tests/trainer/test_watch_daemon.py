@@ -320,3 +320,19 @@ def test_one_publish_takes_the_policy_of_a_directory_and_asks_where_there_are_se
             await trainer.node.stop()
 
     asyncio.run(main())
+
+
+def test_a_damaged_memory_is_said_and_only_the_newest_checkpoint_is_published(tmp_path: Path) -> None:
+    """Earlier ones were published before, and would lead every actor back."""
+    for step in range(3):
+        write(tmp_path / "watched" / f"step-{step}", step)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "checkpoints.json").write_bytes(b"\xff{")
+
+    async def script(trainer: Trainer) -> None:
+        await trainer.said("checkpoints.json.damaged; of the checkpoints that are there only the newest")
+        await trainer.published("step-2")
+
+    assert versions(run(tmp_path, script)) == [("step-2", 0)]
+    assert (tmp_path / "store" / "checkpoints.json.damaged").read_bytes() == b"\xff{"
+    assert set(load_memory(tmp_path / "store", tmp_path / "watched").paths) == {"step-0", "step-1", "step-2"}

@@ -26,9 +26,10 @@ from blake3 import blake3
 from p2psync.delta.digest import MODULUS, digest_units
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.state import boot_id
-from p2psync.errors import StoreError
+from p2psync.errors import DamagedError
 from p2psync.protocol.versions import Position
-from p2psync.store.disk import disk_errors, reserve, write_durably
+from p2psync.store.disk import disk_errors, reserve
+from p2psync.store.records import clear, load_record, make_directory, save_record, set_aside
 from trainer.fsdp.stretches import Stretches
 
 
@@ -55,8 +56,8 @@ class Copy:
             at += -(-spec.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._size = at
         layout = blake3(msgspec.msgpack.encode((list(specs), list(stretches)))).hexdigest()
+        make_directory(root)
         with disk_errors(root):
-            root.mkdir(parents=True, exist_ok=True)
             state = _load(root / "state")
             known = state.layout == layout and state.boot == boot_id() and self._is_whole()
             self._state = _State(boot_id(), layout, state.position if known else None, state.newest)
@@ -101,19 +102,18 @@ class Copy:
         self._map = None
 
     def _save(self, state: _State) -> None:
-        with disk_errors(self._root):
-            write_durably(self._root / "state", msgspec.msgpack.encode(state))
+        save_record(self._root / "state", state)
         self._state = state
 
     def _is_whole(self) -> bool:
         path = self._root / "bits"
-        return path.exists() and path.stat().st_size == self._size
+        return path.is_file() and not path.is_symlink() and path.stat().st_size == self._size
 
     def _open(self, specs: Sequence[TensorSpec], stretches: Stretches, *, fresh: bool) -> mmap.mmap | None:
         path = self._root / "bits"
         if fresh:
             self._save(self._state)  # before the bits go
-            path.unlink(missing_ok=True)
+            clear(path)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(descriptor, self._size)
@@ -130,9 +130,10 @@ class Copy:
 
 
 def _load(path: Path) -> _State:
+    """The state; none where it is damaged: then the bits are made anew."""
+    nothing = _State(boot_id(), "", None)
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=_State)
-    except FileNotFoundError:
-        return _State(boot_id(), "", None)
-    except msgspec.MsgspecError as error:
-        raise StoreError(f"{path} is broken ({error}): remove {path.parent}") from None
+        return load_record(path, _State) or nothing
+    except DamagedError:
+        set_aside(path)
+        return nothing

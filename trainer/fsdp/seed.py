@@ -17,7 +17,7 @@ from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import choose_congestion
-from p2psync.observe.events import Event
+from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
 from trainer.fsdp.orders import Serve
@@ -66,7 +66,7 @@ class SeedNode:
 
     async def _start(self, order: Serve, store: Store) -> str:
         config = self._config
-        state = load_run(config.store / "run.json")
+        state = load_run(config.store / "run.json", store, lambda line: self._emit(Trouble(line)))
         # The name in the swarm stays over restarts; run and epoch are rank 0's.
         await asyncio.to_thread(save_run, config.store / "run.json", msgspec.structs.replace(state, run=order.run))
         self._client = HubClient(order.hub, config.token)

@@ -1,0 +1,146 @@
+"""What others do to a pack: no wrong byte is handed out, nothing ends, and the pack can be had anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from store_parts import make_pack
+
+from p2psync.store.packs import Pack, Store
+
+SIZES = [10_000, 20_000, 5_000]
+
+
+def sealed(store: Store) -> tuple[Pack, list[bytes]]:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    pack = store.add(signed, manifest)
+    for index, chunk in enumerate(chunks):
+        pack.write(index, chunk)
+    pack.seal()
+    return pack, chunks
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("way", ["read", "view"])
+def test_a_payload_that_is_cut_while_it_is_open_gives_what_is_left_of_it(
+    tmp_path: Path, way: str, mapped: bool
+) -> None:
+    with Store(tmp_path) as store:
+        pack, chunks = sealed(store)
+        if mapped:
+            assert pack.view(2) == chunks[2]
+        os.truncate(pack.path / "payload", 12_000)
+        given = [getattr(pack, way)(index) for index in range(3)]
+        assert given == [chunks[0], None, None]
+        assert (list(pack.have), pack.complete, pack.sealed) == ([1, 0, 0], False, False)
+        for index in (1, 2):
+            pack.write(index, chunks[index])
+        pack.seal()
+        assert [getattr(pack, way)(index) for index in range(3)] == chunks
+
+
+@pytest.mark.parametrize("way", ["read", "view"])
+def test_a_chunk_that_somebody_wrote_over_after_it_was_checked_is_not_handed_out(tmp_path: Path, way: str) -> None:
+    with Store(tmp_path) as store:
+        pack, chunks = sealed(store)
+        assert [getattr(pack, way)(index) for index in range(3)] == chunks
+        with (pack.path / "payload").open("r+b") as file:
+            file.seek(15_000)
+            file.write(b"somebody's")
+        os.utime(pack.path / "payload", ns=(1, 1))  # whatever the resolution of its clock
+        assert [getattr(pack, way)(index) for index in range(3)] == [chunks[0], None, chunks[2]]
+
+
+def into_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def into_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def into_link(path: Path) -> None:
+    theirs = path.parents[1] / "theirs"
+    theirs.write_bytes(b"somebody's" * 5000)
+    path.unlink()
+    path.symlink_to(theirs)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "gone": Path.unlink,
+    "emptied": lambda path: os.truncate(path, 0),
+    "cut": lambda path: os.truncate(path, 100),
+    "grown": lambda path: os.truncate(path, 100_000),
+    "nonsense": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "a directory": into_directory,
+    "a fifo": into_fifo,
+    "a link to a file of somebody else": into_link,
+}
+
+
+@pytest.mark.parametrize("name", ["manifest", "payload", "done"])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_store_opens_whatever_befell_a_pack_and_the_pack_can_be_had_anew(
+    tmp_path: Path, name: str, damage: Callable[[Path], object]
+) -> None:
+    with Store(tmp_path) as store:
+        sealed(store)
+        signed, manifest, chunks = make_pack(1, SIZES)
+    damage(tmp_path / signed.id.hex() / name)
+    with Store(tmp_path) as store:
+        assert all("\n" not in line for line in store.remarks)
+        pack = store.add(signed, manifest)
+        for index, chunk in enumerate(chunks):
+            given = pack.read(index)
+            assert given in (None, chunk)
+            if given is None:
+                pack.write(index, chunk)
+        pack.seal()
+    with Store(tmp_path) as store:
+        found = store.get(signed.id)
+        assert found is not None
+        assert [found.read(index) for index in range(3)] == chunks
+    theirs = tmp_path / "theirs"
+    assert not theirs.exists() or theirs.read_bytes() == b"somebody's" * 5000, "it is not ours to write to"
+
+
+@pytest.mark.parametrize("what", ["a file", "a link to nothing", "another pack"])
+def test_something_else_in_a_packs_place_does_not_keep_it_from_being_had(tmp_path: Path, what: str) -> None:
+    signed, manifest, chunks = make_pack(1, SIZES)
+    place = tmp_path / signed.id.hex()
+    if what == "a file":
+        place.write_text("somebody's")
+    elif what == "a link to nothing":
+        place.symlink_to("nowhere")
+    else:
+        with Store(tmp_path) as store:
+            other = store.add(*make_pack(2, SIZES)[:2])
+        other.path.rename(place)
+    with Store(tmp_path) as store:
+        (line,) = store.remarks
+        assert signed.id.hex() in line
+        pack = store.add(signed, manifest)
+        pack.write(0, chunks[0])
+        assert pack.read(0) == chunks[0]
+
+
+def test_a_pack_that_somebody_removed_is_served_on_and_forgotten_without_a_word(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        pack, chunks = sealed(store)
+        shutil.rmtree(pack.path)
+        assert pack.view(1) == chunks[1]
+        store.remove(pack.signed.id)
+        assert store.packs() == []
+
+
+def test_a_store_that_somebody_removed_while_it_is_open_is_made_anew(tmp_path: Path) -> None:
+    with Store(tmp_path / "packs") as store:
+        shutil.rmtree(tmp_path / "packs")
+        pack, chunks = sealed(store)
+        assert pack.read(0) == chunks[0]
