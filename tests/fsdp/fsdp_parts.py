@@ -148,6 +148,7 @@ class OneProcess:
 def packs_of(place: Path, ranks: int) -> list[list[Pack]]:
     """The sealed packs of each rank, read beside the running processes."""
     from p2psync.store.packs import _open_pack
+    from p2psync.store.payloads import OpenPayloads
 
     found = []
     for rank in range(ranks):
