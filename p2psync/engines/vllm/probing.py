@@ -128,9 +128,7 @@ def _pass(
         except EngineError:
             raise
         except Exception as error:  # whatever a model's loader raises
-            why = (
-                str(error) or f"{type(error).__name__}, as it takes no weights in the form that they have in the engine"
-            )
+            why = str(error) or f"{type(error).__name__}, as it takes no weights in the form they have here"
             raise EngineError(f"the model's loader cannot be asked where weights go: {why}") from error
     return None if names is None else set(names)
 
