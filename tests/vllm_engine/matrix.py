@@ -308,7 +308,8 @@ def table(plain: dict[str, list[str]], amx: dict[str, list[str]]) -> str:
     for name in ARCHITECTURES:
         here, there = plain.get(name, ["not tried", ""]), amx.get(name, ["not tried", ""])
         why = here[1] if here[1] == there[1] or not there[1] else " / ".join(filter(None, [here[1], there[1]]))
-        lines.append(f"| {name} | {here[0]} | {there[0]} | {why.removeprefix('EngineError: ').replace('|', '/')} |")
+        why = why.replace("EngineError: ", "")
+        lines.append(f"| {name} | {here[0]} | {there[0]} | {why.replace('|', '/')} |")
     counts = {
         name: sum(outcome[0] == name for outcome in plain.values()) for name in ("exact", "refused", "wrong", "failed")
     }

@@ -55,7 +55,7 @@ class Holder:
 
     def changed(self) -> bool:
         """Whether it holds other objects now: cheap, compares identities."""
-        now = self._now()
+        now = self._table.values() if self._table is not None else self._now()
         return len(now) != len(self._values) or not all(map(is_, now, self._values))
 
     def look(self) -> list[tuple[str, object]]:

@@ -128,7 +128,8 @@ def _pass(
         except EngineError:
             raise
         except Exception as error:  # whatever a model's loader raises
-            raise EngineError(f"the model's loader cannot be asked where weights go: {error}") from error
+            why = str(error) or f"{type(error).__name__}, as it takes no weights in the form they have here"
+            raise EngineError(f"the model's loader cannot be asked where weights go: {why}") from error
     return None if names is None else set(names)
 
 
