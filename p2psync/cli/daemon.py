@@ -17,11 +17,25 @@ import typer
 import uvloop
 
 from p2psync.errors import P2PSyncError, UsageError
+from p2psync.net.addresses import shell_words
 from p2psync.observe.events import Event
 from p2psync.protocol.keys import parse_private, parse_public
 
 T = TypeVar("T")
 
+Host = Annotated[
+    str,
+    typer.Option(
+        help="Address or name to listen on; every address of IPv4 and IPv6 unless given (0.0.0.0: of IPv4 alone).",
+        show_default=False,
+    ),
+]
+Advertise = Annotated[
+    str,
+    typer.Option(
+        help="Addresses told to peers, separated by commas; what the hub sees unless given.", show_default=False
+    ),
+]
 Streams = Annotated[int, typer.Option(help="Parallel connections to each peer; 0: as measurements say.", min=0, max=16)]
 Congestion = Annotated[
     str, typer.Option(help="Congestion control of connections to peers: auto (bbr, else cubic), bbr, cubic, …")
@@ -140,6 +154,12 @@ def _one_key(text: str) -> bytes:
         return parse_public(found)
     except P2PSyncError:
         raise UsageError(f"--trust: {text} holds no key; make one with `p2psync keys new FILE`") from None
+
+
+def join_command(url: str, key: str, token: str | None) -> str:
+    """The command that starts an actor, as it can be pasted into a shell once TOKEN and DIR are filled in."""
+    words = ["p2psync", "actor", "--join", url, "--trust", key, "--into", "DIR"]
+    return shell_words([*words, "--token", "TOKEN"] if token else words)
 
 
 def in_loop(build: Callable[[], Coroutine[object, object, None]]) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from p2psync.cli import daemon
+from p2psync.cli.daemon import Advertise, Host
 from p2psync.cli.keys import read_key
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Note
@@ -19,9 +20,9 @@ def publish(
     to: Annotated[str, typer.Option(help="The hub's URL.")],
     key: Annotated[Path, typer.Option(help="The signing key; the hub must trust it.")],
     store: Annotated[Path, typer.Option(help="Where versions are kept from one publish to the next.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    host: Host = "",
     port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 0,
-    advertise: Annotated[str, typer.Option(help="Address told to peers [what the hub sees].")] = "",
+    advertise: Advertise = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
     profile: Annotated[

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
+import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
+from msgspec import structs
 
 from p2psync.errors import FormatError, P2PSyncError
-from p2psync.membership.records import Announce, Claim, Join, Leave, Renew
+from p2psync.membership.records import HUB_HOST, Announce, Claim, Join, Leave, Renew
 from p2psync.net import tcp
+from p2psync.net.addresses import address_of, further_hosts
 from p2psync.net.hub_wire import (
     CLAIM_HEADER,
     MAX_ANNOUNCE,
@@ -90,8 +94,11 @@ class _Routes:
 
     async def join(self, request: web.Request) -> web.Response:
         asked = await read_json(request, Join)
-        seen = (request.remote or "").removeprefix("::ffff:")
+        seen = _seen_host(request)
         hub = self._hub
+        if not asked.info.host:
+            further = further_hosts(seen, asked.info.further)
+            asked = structs.replace(asked, info=structs.replace(asked.info, further=further))
         hub.core.join(asked, lease=(lease := hub.secret()), now=hub.now(), seen_host=seen)
         return self._lease_reply(lease)
 
@@ -156,6 +163,24 @@ class _Routes:
     def _lease_reply(self, lease: str) -> web.Response:
         self._hub.tick()
         return reply_json(self._hub.core.lease(lease))
+
+
+def _seen_host(request: web.Request) -> str:
+    """The host that a request came from: mapped IPv4 as IPv4, a link-local address with the interface of this machine.
+
+    Who comes over the loopback runs beside the hub, and is reached where the hub is.
+    """
+    peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+    if not isinstance(peer, tuple):
+        return ""
+    host = str(peer[0])
+    if len(peer) == 4 and peer[3] and "%" not in host:
+        with suppress(OSError):  # the interface is gone
+            host = f"{host}%{socket.if_indextoname(peer[3])}"
+    found = address_of(host)
+    if found is not None and found.is_loopback:
+        return HUB_HOST
+    return str(found or host)
 
 
 def _number(text: str, name: str) -> float:
