@@ -204,7 +204,7 @@ class Swarm:
     def found(self, process: Process) -> Process:
         """Wait for the address of the hub that a process serves."""
         message = process.wait_for("Note", message=lambda m: m.startswith("hub at "))["message"]
-        found = re.search(r"http://[0-9.]+:[0-9]+", message)
+        found = re.search(r"http://(\[[^]]+\]|[^:]+):[0-9]+", message)
         assert found is not None
         self.url = found.group()
         return process
