@@ -90,7 +90,11 @@ class Show:
 
 
 class _Signals:
-    """SIGINT and SIGTERM from the first moment on: the first one ends the daemon cleanly, a second one at once."""
+    """SIGINT and SIGTERM from the first moment on: the first one ends the daemon cleanly, a second one at once.
+
+    A daemon that was started with SIGINT ignored (nohup, a job of a script's background) leaves it so, as the shell
+    meant it; SIGTERM ends it in any case.
+    """
 
     def __init__(self, daemon: asyncio.Task[None]) -> None:
         self.told: signal.Signals | None = None
@@ -99,11 +103,13 @@ class _Signals:
         self.awaited = False
         self._daemon = daemon
         self._loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        self._heard = (signal.SIGTERM,) if ignored else (signal.SIGINT, signal.SIGTERM)
+        for number in self._heard:
             self._loop.add_signal_handler(number, self._stop, number)
 
     def _stop(self, number: signal.Signals) -> None:
-        for other in (signal.SIGINT, signal.SIGTERM):
+        for other in self._heard:
             self._loop.remove_signal_handler(other)
         self.told = number
         self.stopped.set()
