@@ -52,6 +52,7 @@ from p2psync.net.hub_wire import (
     unpack,
 )
 from p2psync.protocol.plan import NodePlan
+from p2psync.protocol.wire import encode_json
 
 #: What a large body is given beyond the timeout: a second for each of so many bytes.
 _SLOWEST_RATE = 1 << 20
@@ -232,7 +233,7 @@ class HubClient:
         headers: dict[str, str] | None = None,
     ) -> T:
         """POST a struct to `path`, and decode the answer as `kind`. limit (bytes) and wait (seconds): as in `get`."""
-        body = msgspec.json.encode(message)
+        body = encode_json(message)
         answer = await self._request("POST", path, body, {}, _JSON | (headers or {}), limit, wait)
         return self._decode(answer, kind, path)
 

@@ -9,7 +9,6 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from msgspec import structs
@@ -34,6 +33,7 @@ from p2psync.net.hub_wire import (
     read_bounded,
     status_of,
 )
+from p2psync.protocol.wire import encode_json
 
 if TYPE_CHECKING:
     from p2psync.net.hub import HubService
@@ -63,7 +63,7 @@ async def read_json(request: web.Request, kind: type[T], limit: int = MAX_REQUES
 
 def reply_json(answer: object) -> web.Response:
     """`answer`, a typed struct, as a JSON response."""
-    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+    return web.Response(body=encode_json(answer), content_type="application/json")
 
 
 def add_routes(app: web.Application, hub: HubService) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
 from p2psync.membership.hub import HubCore
 from p2psync.net.hub_wire import pack
+from p2psync.protocol.wire import encode_json
 
 #: A view whose members' versions have changed since is encoded anew after this long (seconds).
 _STALE_AFTER = 1.0
@@ -39,7 +38,7 @@ class EncodedViews:
         if found is None or not self._is_fresh(found, now):
             if found is not None and found.revision != core.revision:
                 self._encoded.clear()
-            body = msgspec.json.encode(core.view(known))
+            body = encode_json(core.view(known))
             found = self._encoded[kind] = _Encoded(core.revision, core.acknowledged, now, body, pack(body))
         return found.packed if packed else found.body
 
