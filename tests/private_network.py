@@ -9,6 +9,7 @@ import ctypes
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -37,6 +38,18 @@ LINK = (
 SILENCE = tuple(f"neigh add {silent} lladdr 02:00:00:00:00:09 dev v0" for silent in (SILENT_V4, SILENT_V6))
 
 
+def _wait_for_carrier() -> None:
+    """Wait until the kernel has noticed that both ends of the link are up: before, it has no route over it."""
+    deadline = time.monotonic() + 20
+    while _answer("-o", "addr", "show", "tentative") or "state UP" not in _answer("-o", "link", "show", "v0"):
+        assert time.monotonic() < deadline, "the link does not come up"
+        time.sleep(0.005)
+
+
+def _answer(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout.strip()
+
+
 def inside(call: Callable[[], T], commands: Sequence[str] = ()) -> T:
     """What `call` returns in a namespace in which these `ip` commands were carried out; raises what it raises."""
     results: list[T] = []
@@ -48,6 +61,8 @@ def inside(call: Callable[[], T], commands: Sequence[str] = ()) -> T:
                 raise OSError(ctypes.get_errno(), "unshare")
             for command in ("link set lo up", *commands):
                 subprocess.run(["ip", *command.split()], check=True, capture_output=True)
+            if "link set v0 up" in commands:
+                _wait_for_carrier()
             results.append(call())
         except BaseException as error:
             errors.append(error)
