@@ -23,7 +23,9 @@ from p2psync.engines.relay import RelayEngine
 from p2psync.errors import UsageError
 from p2psync.membership.records import NodeInfo, Role
 from p2psync.membership.runs import NEWEST, parse_follow
+from p2psync.net.addresses import advertised_hosts, listen_host
 from p2psync.net.hub_client import HubClient
+from p2psync.net.listening import announce
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
@@ -44,8 +46,9 @@ class ActorConfig:
 
     hub_url: where to join. trusted: public keys whose manifests are believed, raw or as text. store: directory of
     chunks, a path or text.
-    host, port: where peers connect (port 0: any; None: this actor cannot be reached and only dials out).
-    advertise: address told to peers, "" lets the hub see it. scrub_share: see `Scrubber`. role: actor or relay.
+    host, port: where peers connect (host "": every address, of IPv4 and IPv6; port 0: any; None: this actor cannot be
+    reached and only dials out). advertise: addresses told to peers, separated by commas; "" lets the hub see one.
+    scrub_share: see `Scrubber`. role: actor or relay.
     streams: connections to each peer, 0: as measurements say. congestion: of these connections, see
     `p2psync.net.tcp.choose_congestion`. probe: measure links with short bursts. follow_run: the run to follow, see
     `p2psync.membership.runs.parse_follow`.
@@ -54,7 +57,7 @@ class ActorConfig:
     hub_url: str
     trusted: frozenset[bytes]
     store: Path
-    host: str = "0.0.0.0"
+    host: str = ""
     port: int | None = 0
     advertise: str = ""
     region: str = ""
@@ -104,6 +107,8 @@ class ActorNode:
         Raises `P2PSyncError` for what cannot mend itself: the store, the engine, the port, a malformed url.
         """
         config = self.config
+        host = listen_host(config.host)
+        first, further = announce(host, advertised_hosts(config.advertise))
         self.client = HubClient(config.hub_url, config.token)
         self.store = await asyncio.to_thread(Store, config.store / "packs")
         try:
@@ -116,8 +121,9 @@ class ActorNode:
                 node=self._identity(),
                 role=config.role,
                 region=config.region,
-                host=config.advertise,
+                host=first,
                 port=config.port or 0,
+                further=further,
             )
             self.runner = NodeRunner(
                 NodeCore(info, NodeConfig(), random.Random(os.urandom(16)), follower),
@@ -134,7 +140,7 @@ class ActorNode:
                 on_view=lambda view: self._moved.set(),
                 on_told=self._moved.set,
             )
-            await self.runner.listen(config.host, config.port)
+            await self.runner.listen(host, config.port)
             self.runner.start()
         except BaseException:
             self._close()

@@ -44,7 +44,9 @@ from p2psync.engines.vllm.probing import learn
 from p2psync.engines.vllm.ranks import Ranks
 from p2psync.engines.vllm.registered import Registered
 from p2psync.engines.vllm.twins import twins_of
+from p2psync.environment import Environment
 from p2psync.errors import EngineError, P2PSyncError, UnvouchedError, UsageError
+from p2psync.net.addresses import advertised_hosts, check_url, listen_host
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Committed, Event, Trouble
 from p2psync.protocol.keys import parse_public
@@ -69,7 +71,7 @@ class P2PSyncInitInfo(WeightTransferInitInfo):
     hub_url: str
     trust: list[str] = field(default_factory=list)
     store: str = ""
-    host: str = "0.0.0.0"
+    host: str = ""
     port: int = 0
     advertise: str = ""
     region: str = ""
@@ -129,7 +131,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             len(specs), pieces, self._ranks.rank, live.constant, [s.name for s in dropped] or "nothing",
             derived.copies or "none", time.perf_counter() - begun,
         )  # fmt: skip
-        if f"{ENVIRONMENT}JOIN" in os.environ:
+        if os.environ.get(f"{ENVIRONMENT}JOIN"):
             self.init_transfer_engine(_from_environment())
 
     # ---- what vLLM calls -------------------------------------------------------------------------------------------
@@ -346,18 +348,18 @@ def _engine(worker: Any) -> P2PSyncWeightTransferEngine:
 
 
 def _from_environment() -> P2PSyncInitInfo:
-    def value(name: str, default: str = "") -> str:
-        return os.environ.get(ENVIRONMENT + name, default)
-
+    """How to join, by the environment. Raises `UsageError` that names a bad variable."""
+    given = Environment(ENVIRONMENT, os.environ, lambda line: logger.warning("p2psync: %s", line))
+    an_address = "it should be a host name or an address without a port"
     return P2PSyncInitInfo(
-        hub_url=value("JOIN"),
-        trust=[key for key in value("TRUST").split(",") if key],
-        store=value("STORE"),
-        host=value("HOST", "0.0.0.0"),
-        port=int(value("PORT", "0")),
-        advertise=value("ADVERTISE"),
-        region=value("REGION"),
-        token=value("TOKEN") or None,
+        hub_url=given.checked("JOIN", check_url, "it should be a hub's address like http://host:port"),
+        trust=[key for key in given.text("TRUST").split(",") if key],
+        store=given.text("STORE"),
+        host=given.checked("HOST", listen_host, an_address),
+        port=given.number("PORT", 0, -1, 65535),
+        advertise=given.checked("ADVERTISE", advertised_hosts, f"{an_address}, by which others reach this machine"),
+        region=given.text("REGION"),
+        token=given.text("TOKEN") or None,
     )
 
 

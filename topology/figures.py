@@ -29,8 +29,9 @@ class TreeFigures(msgspec.Struct, frozen=True):
 class PlanFigures(msgspec.Struct, frozen=True):
     """Rates in Mbit/s, times in seconds.
 
-    exact: whether the bound can be reached, or is an upper bound. rate: what every node gets by the plan. slow: nodes
-    that take less than the others, because their own downlink is slower, and what they take; others: what the others
+    nodes: of the network, those that are unreachable too; the bound and the plan are for the others. exact: whether the
+    bound can be reached, or is an upper bound. rate: what every node gets by the plan, 0: nobody. slow: nodes that
+    take less than the others, because their own downlink is slower, and what they take; others: what the others
     get then. egress: copies of everything that the trainer sends.
     """
 
@@ -57,16 +58,15 @@ class PlanFigures(msgspec.Struct, frozen=True):
 def plan_figures(plan: Plan, network: Network, payload_bytes: int, chunk_bytes: int) -> PlanFigures:
     """The figures of a plan for a network and a payload."""
     part = network.only(network.reachable())
-    alone = part.size < 2
     bound = broadcast_bound(part)
     return PlanFigures(
         nodes=network.size,
         trainer=plan.names[plan.trainer],
-        bound=0.0 if alone else bound.rate,
+        bound=bound.rate,
         exact=bound.exact,
         because=bound.because,
         least_makespan=least_makespan(part, payload_bytes),
-        rate=0.0 if alone else plan.lowest_rate,
+        rate=plan.lowest_rate,
         ratio=plan.ratio,
         makespan=predicted_makespan(plan, network, payload_bytes, chunk_bytes),
         payload_bytes=payload_bytes,
@@ -74,9 +74,9 @@ def plan_figures(plan: Plan, network: Network, payload_bytes: int, chunk_bytes: 
         depth=int(plan.depth.max()),
         most_children=int(plan.children.max()),
         unreachable=list(plan.unreachable),
-        others=0.0 if alone else plan.rate,
+        others=plan.rate,
         slow=plan.slow,
-        loads=[_load(one) for one in link_loads(plan, network)] if not alone else [],
+        loads=[_load(one) for one in link_loads(plan, network)] if not plan.reaches_nobody else [],
         trees=[_tree(plan, tree) for tree in range(len(plan.shares))],
     )
 

@@ -40,7 +40,9 @@ from pathlib import Path
 import msgspec
 
 from p2psync.errors import FormatError
+from p2psync.protocol.wire import check_finite
 from topology.events import Event
+from topology.file_errors import explain
 
 #: Hosts in all: more than any plan is made for, and few enough that no file can exhaust memory.
 MAX_HOSTS = 100_000
@@ -188,17 +190,26 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise FormatError(f"the link {'–'.join(link.between)}: a buffer above 0")
 
 
+#: The tables of a file, by the name under which they stand.
+_TABLES: dict[str, type[msgspec.Struct]] = {"region": Region, "host": Host, "link": Link, "event": Event}
+
+
 def _is_rate(rate: float) -> bool:
     return 0 < rate <= MAX_RATE
 
 
 def load(path: Path) -> Topology:
     """Read a topology file. Raises `FormatError`, naming the file."""
+    raw: object = None
     try:
-        topology = msgspec.toml.decode(path.read_bytes(), type=Topology)
+        raw = msgspec.toml.decode(path.read_bytes())
+        topology = msgspec.convert(raw, Topology)
         topology.check()
+        check_finite(topology)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, FormatError) as error:
+    except msgspec.MsgspecError as error:
+        raise FormatError(f"{path}: {explain(raw, _TABLES, error)}") from None
+    except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
     return topology

@@ -56,6 +56,11 @@ class Plan:
     of_highest: float = 1.0
 
     @property
+    def reaches_nobody(self) -> bool:
+        """Whether no node gets anything: the trainer is alone, or cannot reach the others. The rates are 0 then."""
+        return len(self.names) < 2
+
+    @property
     def lowest_rate(self) -> float:
         """Mbit/s that every node gets."""
         return min([self.rate, *self.slow.values()])
@@ -220,11 +225,14 @@ def fullest_link(plan: Plan, network: Network) -> float:
 
 
 def predicted_makespan(plan: Plan, network: Network, payload_bytes: int, chunk_bytes: int = CHUNK) -> float:
-    """Seconds until the last node has a payload, if every link gives what the network says.
+    """Seconds until the last node has a payload, if every link gives what the network says; 0 for a plan that reaches
+    nobody.
 
     The payload at the lowest rate, and the way of the last chunk down its tree: at each hop the delay, and the chunk
     once for each child that is served before.
     """
+    if plan.reaches_nobody:
+        return 0.0
     network = network.only(_in_plan(plan, network))
     chunk = min(chunk_bytes, payload_bytes)
     return payload_bytes * 8 / (plan.lowest_rate * MEGA) + float(arrival(plan, network, chunk).max(initial=0.0))

@@ -24,6 +24,7 @@ import msgspec
 from p2psync.errors import P2PSyncError
 from p2psync.membership.planning import PlanBook, Planner, PlanTask
 from p2psync.protocol.plan import NodePlan
+from p2psync.protocol.wire import decode_msgpack, encode_msgpack
 
 #: How much the child gives way to others: chunks go before plans where there are few cores.
 _NICE = 5
@@ -50,7 +51,7 @@ class Parts(msgspec.Struct, frozen=True):
     def node_plan(self, node: str) -> NodePlan | None:
         """See `PlanBook`."""
         part = self.parts.get(node)
-        return None if part is None else msgspec.msgpack.decode(part, type=NodePlan)
+        return None if part is None else decode_msgpack(part, NodePlan)
 
 
 class PlanProcess:
@@ -210,7 +211,7 @@ def _answer(planner: Planner, task: PlanTask | None) -> Parts:
     except Exception as error:
         return Parts(f"{type(error).__name__}: {error}")
     names = [member.info.node for member in task.members]
-    parts = {name: msgspec.Raw(msgspec.msgpack.encode(part)) for name in names if (part := book.node_plan(name))}
+    parts = {name: msgspec.Raw(encode_msgpack(part)) for name in names if (part := book.node_plan(name))}
     return Parts("", book.revision, dict(book.remarks), parts)
 
 

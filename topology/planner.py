@@ -69,8 +69,7 @@ def make_plan(
     lost = tuple(network.names[i] for i in np.flatnonzero(~reachable))
     network = network.only(reachable)
     if network.size < 2:
-        nobody = np.full((1, network.size), -1, np.int64)
-        return Plan(network.names, network.trainer, nobody, np.ones(1), float("inf"), {}, 0.0, lost, revision)
+        return reaching_nobody(network, lost, revision)
     slow = _slow(network, most_children)
     plans = _by_regions(network, slow, most_children, payload)
     bound = broadcast_bound(network).rate
@@ -79,6 +78,12 @@ def make_plan(
     ):
         plans += _by_nodes(network, slow, most_children)
     return replace(_best(plans, network, payload), bound=bound, unreachable=lost, revision=revision)
+
+
+def reaching_nobody(network: Network, unreachable: tuple[str, ...] = (), revision: int = 0) -> Plan:
+    """The plan for a trainer alone: one tree without an edge, at rate 0. network: of the trainer only."""
+    alone = np.full((1, network.size), -1, np.int64)
+    return Plan(network.names, network.trainer, alone, np.ones(1), 0.0, {}, 0.0, unreachable, revision)
 
 
 def _best(plans: list[Plan], network: Network, payload: int) -> Plan:
@@ -144,6 +149,8 @@ def replan(
     reweighed = REWEIGHED_QUIET if quiet else REWEIGHED
     kept_above = kept_above or (KEPT_ABOVE if not few else KEPT_QUIET if quiet else KEPT_AMONG_FEW)
     new = make_plan(network, most_children=most_children, revision=old.revision + 1, payload=payload)
+    if old.reaches_nobody and new.reaches_nobody and (old.names, old.unreachable) == (new.names, new.unreachable):
+        return old
     patched = _patched(old, network, new, most_children, reweighed)
     if patched is None:
         return new
@@ -312,7 +319,7 @@ def _fitting(
 
 def _patched(old: Plan, network: Network, new: Plan, most_children: int, reweighed: float) -> Plan | None:
     """The old trees over the new plan's nodes; None if they have nothing to say about them."""
-    if old.names[old.trainer] != new.names[new.trainer] or not np.isfinite(old.rate):
+    if old.names[old.trainer] != new.names[new.trainer] or old.reaches_nobody or new.reaches_nobody:
         return None
     network = network.only(np.isin(network.names, new.names))
     demand = demands(network, new.slow, new.rate)

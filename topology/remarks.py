@@ -57,5 +57,4 @@ def _boast(info: NodeInfo, task: PlanTask, network: Network) -> str | None:
 
 
 def _label(info: NodeInfo) -> str:
-    where = f"{info.host}:{info.port}" if info.port else "dials out"
-    return f"{info.node[:8]} ({where})"
+    return f"{info.node[:8]} ({info.place})"

@@ -11,17 +11,23 @@ from topology.figures import PlanFigures
 from topology.network import Ints, Network
 from topology.plan import LinkLoad, Plan, link_loads
 
-#: Ways across regions that are shown.
+#: Ways across regions, and nodes that cannot be reached, that are shown.
 _WAYS = 12
+_UNREACHABLE = 12
 
 
 def summary_lines(figures: PlanFigures) -> list[tuple[str, str]]:
     """What matters most, as (label, text)."""
+    if figures.nodes - len(figures.unreachable) < 2:
+        lines = [("plan", f"reaches nobody: {figures.because if figures.nodes < 2 else 'no node can be reached'}")]
+        return lines + _unreachable(figures)
+    receivers = figures.nodes - 1 - len(figures.unreachable)
+    everyone = f"{receivers} of {figures.nodes - 1} nodes" if figures.unreachable else "everyone"
     upper = "" if figures.exact else " at most"
     times = f"{_seconds(figures.makespan)} for {_size(figures.payload_bytes)}"
     lines = [
         ("bound", f"{figures.bound:.1f} Mbit/s{upper}: {figures.because}"),
-        ("plan", f"{figures.rate:.1f} Mbit/s to everyone, {100 * figures.ratio:.1f} % of the bound"),
+        ("plan", f"{figures.rate:.1f} Mbit/s to {everyone}, {100 * figures.ratio:.1f} % of the bound"),
         ("makespan", f"{times}; never less than {_seconds(figures.least_makespan)}"),
         ("trainer", f"{figures.trainer} sends {figures.egress:.2f} copies"),
         ("trees", f"{len(figures.trees)}, up to {figures.depth} hops deep and {figures.most_children} children a node"),
@@ -29,9 +35,16 @@ def summary_lines(figures: PlanFigures) -> list[tuple[str, str]]:
     if figures.slow:
         names = ", ".join(f"{name} {rate:g}" for name, rate in sorted(figures.slow.items())[:6])
         lines.append(("slow", f"bound by their own downlinks, while the others get {figures.others:.1f}: {names}"))
-    if figures.unreachable:
-        lines.append(("unreachable", ", ".join(figures.unreachable[:12])))
-    return lines
+    return lines + _unreachable(figures)
+
+
+def _unreachable(figures: PlanFigures) -> list[tuple[str, str]]:
+    """The nodes that nothing can reach, the first of them by name."""
+    names = figures.unreachable
+    if not names:
+        return []
+    more = f" and {len(names) - _UNREACHABLE} more" if len(names) > _UNREACHABLE else ""
+    return [("unreachable", f"{len(names)} of {figures.nodes}: {', '.join(names[:_UNREACHABLE])}{more}")]
 
 
 def detail_lines(plan: Plan, network: Network, trees: int) -> Iterator[str]:

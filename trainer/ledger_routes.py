@@ -26,6 +26,7 @@ from p2psync.membership.work import (
     TakeWork,
 )
 from p2psync.net.hub_wire import TokenError, TooLargeError, read_bounded
+from p2psync.protocol.wire import decode_msgpack, encode_msgpack
 from p2psync.store.disk import disk_errors, write_durably
 from trainer.ledger import Done
 from trainer.ledger_service import LedgerService
@@ -91,7 +92,7 @@ class LedgerRoutes:
         if body is None:
             raise TooLargeError(f"a body of more than {limit} bytes; send less at a time")
         try:
-            return msgspec.msgpack.decode(body, type=kind)
+            return decode_msgpack(body, kind)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise FormatError(f"the request is not a {kind.__name__}: {error}") from None
 
@@ -132,4 +133,4 @@ def _taken(done: Done) -> Taken:
 
 
 def _reply(answer: object) -> web.Response:
-    return web.Response(body=msgspec.msgpack.encode(answer), content_type=MEDIA_TYPE)
+    return web.Response(body=encode_msgpack(answer), content_type=MEDIA_TYPE)

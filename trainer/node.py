@@ -25,8 +25,10 @@ from p2psync.membership.hub import HubConfig
 from p2psync.membership.planning import Planner
 from p2psync.membership.records import HUB_HOST, NodeInfo, View
 from p2psync.membership.runs import run_name
+from p2psync.net.addresses import advertised_hosts, listen_host, url_of
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
+from p2psync.net.listening import announce, local_host, reachable_host
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
@@ -60,7 +62,8 @@ class TrainerConfig:
 
     store: directory of versions and snapshot, a path or text. key: a private key, or a key file or its text.
     hub_url: an external hub; None: one is embedded at (host, hub_port).
-    host, port: where peers connect (0: any port). advertise: address told to peers, "" lets the hub see it.
+    host, port: where peers connect ("": every address, of IPv4 and IPv6; 0: any port). advertise: addresses told to
+    peers, separated by commas; "" lets the hub see one.
     streams: connections to each peer, 0: as measurements say. congestion: of these connections, see
     `p2psync.net.tcp.choose_congestion`. probe: measure links with short bursts.
     profile: of deltas, or "auto": see `trainer.profile_choice`. link_mbps: what the slowest link gives, 0: as members
@@ -75,7 +78,7 @@ class TrainerConfig:
     store: Path
     key: Ed25519PrivateKey
     hub_url: str | None = None
-    host: str = "0.0.0.0"
+    host: str = ""
     hub_port: int = 7070
     port: int = 7071
     advertise: str = ""
@@ -119,7 +122,8 @@ class TrainerNode:
         makes the versions of a run (hex) instead of it."""
         self.config = config
         self.hub: HubService | None = None
-        self.hub_url = ""
+        #: Where actors join, and where this machine reaches the same hub.
+        self.hub_url = self.local_hub_url = ""
         self._emit = on_event
         self._on_hub = on_hub
         self._keeper = keeper
@@ -149,8 +153,10 @@ class TrainerNode:
 
     async def _start(self) -> None:
         config = self.config
+        host, advertised = listen_host(config.host), advertised_hosts(config.advertise)
         if config.hub_url is not None:
             self._client = HubClient(config.hub_url, config.token)
+            self.hub_url = self.local_hub_url = config.hub_url
         self._store = store = await asyncio.to_thread(Store, config.store / "packs")
         run_file = config.store / "run.json"
         found = load_run(run_file, store, self._tell)
@@ -160,10 +166,13 @@ class TrainerNode:
             found = found.superseding(config.supersede, int(time.time() * 1000), os.urandom(10))
         self._versions = versions = await asyncio.to_thread(self._maker or self._own_maker, store, found.run)
         trusted = frozenset({config.key.public_key().public_bytes_raw()})
-        self.hub_url = config.hub_url or await self._embed_hub(trusted)
-        self._client = client = self._client or HubClient(self.hub_url, config.token)
-        host = config.advertise or (HUB_HOST if self.hub is not None else "")
-        info = NodeInfo(node=found.node, role="trainer", region=config.region, host=host, port=config.port)
+        if config.hub_url is None:
+            await self._embed_hub(trusted, host, advertised)
+        self._client = client = self._client or HubClient(self.local_hub_url, config.token)
+        first, further = announce(host, advertised, HUB_HOST if self.hub is not None else "")
+        info = NodeInfo(
+            node=found.node, role="trainer", region=config.region, host=first, port=config.port, further=further
+        )
         self._runner = runner = NodeRunner(
             NodeCore(info, NodeConfig(), random.Random(os.urandom(16))),
             client,
@@ -176,7 +185,7 @@ class TrainerNode:
             on_event=self._emit,
             on_view=self._on_view,
         )
-        await runner.listen(config.host, config.port)
+        await runner.listen(host, config.port)
         self._view = await self._from_hub(client.view)
         state = found.next_epoch(self._view)
         # Durable before it is used: a restart must not use the same epoch for something else.
@@ -475,17 +484,19 @@ class TrainerNode:
             await asyncio.sleep(pause)
             pause = min(RETRY_LAST, pause * 2)
 
-    async def _embed_hub(self, trusted: frozenset[bytes]) -> str:
+    async def _embed_hub(self, trusted: frozenset[bytes], host: str, advertised: tuple[str, ...]) -> None:
         self.hub = HubService(
             HubConfig(trusted=trusted, ttl=self.config.ttl, embedded=True),
             token=self.config.token,
             planner=_hub_planner() if self.config.plan else None,
             on_trouble=lambda message: self._emit(Trouble(message)),
+            port_option="--hub-port",
         )
         self._on_hub(self.hub)
-        port = await self.hub.start(self.config.host, self.config.hub_port)
-        host = "127.0.0.1" if self.config.host in ("", "0.0.0.0", "::") else self.config.host
-        return f"http://{host}:{port}"
+        port = await self.hub.start(host, self.config.hub_port)
+        self.local_hub_url = url_of(local_host(host), port)
+        reached = reachable_host(host, advertised)
+        self.hub_url = url_of(reached, port) if reached else self.local_hub_url
 
     def _on_view(self, view: View) -> None:
         if (event := self._elsewhere.news(view.members)) is not None:

@@ -44,6 +44,7 @@ from p2psync.net.hub_client import HubClient
 from p2psync.net.hub_wire import decode_error
 from p2psync.observe.events import Published
 from p2psync.protocol.versions import Position
+from p2psync.protocol.wire import decode_msgpack, encode_msgpack
 from trainer.journal import Journal
 from trainer.ledger import Done, LedgerConfig
 from trainer.ledger_routes import MAX_PUT_BODY, MAX_TAKE_BYTES, MEDIA_TYPE, TOKEN_HEADER
@@ -220,7 +221,7 @@ class RemoteRollouts:
         return self._post("put", PutWork(version=version, items=items), PutReply).new if items else 0
 
     def _post(self, path: str, message: object, kind: type[T], wait: float = 0.0) -> T:
-        body = msgspec.msgpack.encode(message)
+        body = encode_msgpack(message)
 
         async def post() -> T:
             answer = await self._client.exchange(
@@ -232,7 +233,7 @@ class RemoteRollouts:
             if answer.status != 200:
                 raise decode_error(answer.body, answer.status, str(self._client.url))
             try:
-                return msgspec.msgpack.decode(answer.body, type=kind)
+                return decode_msgpack(answer.body, kind)
             except msgspec.MsgspecError as error:
                 raise HubError(f"the answer of {self._client.url} is not a {kind.__name__}: {error}") from None
 

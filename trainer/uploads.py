@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
-import msgspec
 from aiohttp import web
 from aiohttp.http import HttpVersion11
 
@@ -25,6 +24,7 @@ from p2psync.membership.work import (
 )
 from p2psync.net.hub_routes import reply_json
 from p2psync.net.hub_wire import TooLargeError, encode_error, unpack
+from p2psync.protocol.wire import encode_json
 from trainer.ledger import Ledger
 
 #: Bytes of results that may be on their way at once.
@@ -124,7 +124,7 @@ def _unpacked(body: bytes) -> bytes:
 
 
 def _busy(verdict: Verdict) -> web.Response:
-    body = msgspec.json.encode(Receipt(verdict=verdict))
+    body = encode_json(Receipt(verdict=verdict))
     answer = web.Response(body=body, status=HTTPStatus.TOO_MANY_REQUESTS, content_type="application/json")
     answer.headers["Retry-After"] = f"{RETRY_AFTER:.0f}"
     return answer

@@ -56,7 +56,7 @@ class P2PSyncTrainerInitInfo(TrainerInitInfo):
     key: str
     hub_url: str | None = None
     reach_hub: str = ""
-    host: str = "0.0.0.0"
+    host: str = ""
     hub_port: int = 7070
     port: int = 7071
     region: str = ""

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from p2psync.cli import daemon
-from p2psync.cli.daemon import Congestion, Probe, Streams
+from p2psync.cli.daemon import Advertise, Congestion, Host, Probe, Streams
 from p2psync.errors import FormatError, UsageError
 from p2psync.membership.runs import parse_follow
 from p2psync.observe.events import Note, Trouble
@@ -26,10 +26,10 @@ def actor(
     store: Annotated[
         Path | None, typer.Option(help="Where chunks are kept [DIR/.p2psync/swarm]; a relay needs it.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    host: Host = "",
     port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 0,
     listen: Annotated[bool, typer.Option(help="--no-listen: cannot be reached from outside; dial out only.")] = True,
-    advertise: Annotated[str, typer.Option(help="Address told to peers [what the hub sees].")] = "",
+    advertise: Advertise = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
     streams: Streams = 0,
@@ -47,7 +47,7 @@ def actor(
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
 ) -> None:
     """Keep DIR/current byte-identical to the published checkpoint; or, with --relay, only pass it on to others."""
-    from p2psync.net.hub_client import check_url
+    from p2psync.net.addresses import check_url
 
     show = daemon.Show(json)
     trusted = daemon.trusted_keys(trust)

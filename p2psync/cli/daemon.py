@@ -17,11 +17,25 @@ import typer
 import uvloop
 
 from p2psync.errors import P2PSyncError, UsageError
+from p2psync.net.addresses import shell_words
 from p2psync.observe.events import Event
 from p2psync.protocol.keys import parse_private, parse_public
 
 T = TypeVar("T")
 
+Host = Annotated[
+    str,
+    typer.Option(
+        help="Address or name to listen on; every address of IPv4 and IPv6 unless given (0.0.0.0: of IPv4 alone).",
+        show_default=False,
+    ),
+]
+Advertise = Annotated[
+    str,
+    typer.Option(
+        help="Addresses told to peers, separated by commas; what the hub sees unless given.", show_default=False
+    ),
+]
 Streams = Annotated[int, typer.Option(help="Parallel connections to each peer; 0: as measurements say.", min=0, max=16)]
 Congestion = Annotated[
     str, typer.Option(help="Congestion control of connections to peers: auto (bbr, else cubic), bbr, cubic, …")
@@ -76,7 +90,11 @@ class Show:
 
 
 class _Signals:
-    """SIGINT and SIGTERM from the first moment on: the first one ends the daemon cleanly, a second one at once."""
+    """SIGINT and SIGTERM from the first moment on: the first one ends the daemon cleanly, a second one at once.
+
+    A daemon that was started with SIGINT ignored (nohup, a job of a script's background) leaves it so, as the shell
+    meant it; SIGTERM ends it in any case.
+    """
 
     def __init__(self, daemon: asyncio.Task[None]) -> None:
         self.told: signal.Signals | None = None
@@ -85,11 +103,13 @@ class _Signals:
         self.awaited = False
         self._daemon = daemon
         self._loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        self._heard = (signal.SIGTERM,) if ignored else (signal.SIGINT, signal.SIGTERM)
+        for number in self._heard:
             self._loop.add_signal_handler(number, self._stop, number)
 
     def _stop(self, number: signal.Signals) -> None:
-        for other in (signal.SIGINT, signal.SIGTERM):
+        for other in self._heard:
             self._loop.remove_signal_handler(other)
         self.told = number
         self.stopped.set()
@@ -140,6 +160,12 @@ def _one_key(text: str) -> bytes:
         return parse_public(found)
     except P2PSyncError:
         raise UsageError(f"--trust: {text} holds no key; make one with `p2psync keys new FILE`") from None
+
+
+def join_command(url: str, key: str, token: str | None) -> str:
+    """The command that starts an actor, as it can be pasted into a shell once TOKEN and DIR are filled in."""
+    words = ["p2psync", "actor", "--join", url, "--trust", key, "--into", "DIR"]
+    return shell_words([*words, "--token", "TOKEN"] if token else words)
 
 
 def in_loop(build: Callable[[], Coroutine[object, object, None]]) -> None:

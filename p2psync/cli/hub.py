@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from p2psync.cli import daemon
+from p2psync.cli.daemon import Host
 from p2psync.observe.events import Note, Trouble
 
 
 def hub(
     trust: Annotated[list[str], typer.Option(help="A trainer's public key, or a file with it; may be repeated.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    host: Host = "",
     port: Annotated[int, typer.Option(help="Port (HTTP); 0: any.", min=0, max=65535)] = 7070,
     token: Annotated[str | None, typer.Option(help="Join token that every node must know.")] = None,
     ttl: Annotated[float, typer.Option(help="Seconds of a lease.", min=1)] = 10.0,
@@ -26,7 +27,9 @@ def hub(
 
     async def build() -> None:
         from p2psync.membership.hub import HubConfig
+        from p2psync.net.addresses import listen_host
         from p2psync.net.hub import HubService
+        from p2psync.net.listening import printed_hub_url
 
         planner = None
         if plan:
@@ -40,8 +43,8 @@ def hub(
             planner=planner,
             on_trouble=lambda message: show(Trouble(message)),
         )
-        bound = await service.start(host, port)
-        show(Note(f"hub at http://{'127.0.0.1' if host in ('', '0.0.0.0', '::') else host}:{bound}"))
+        bound = await service.start(listen_host(host), port)
+        show(Note(f"hub at {printed_hub_url(listen_host(host), (), bound)}"))
         try:
             await daemon.until_stopped()
         finally:

@@ -18,12 +18,14 @@ import typer
 from typer.core import TyperGroup
 
 from p2psync.cli import actor, bench, delta, demo, doctor, hub, keys, publish, sim, status, trainer, verify, wan, warm
+from p2psync.cli.commands import Command, Group
 from p2psync.cli.config import read_config
 from p2psync.errors import P2PSyncError, UsageError
 from p2psync.parallel import limit_threads
 
 app = typer.Typer(
     name="p2psync",
+    cls=Group,
     help="Every new policy of a reinforcement-learned model, bit for bit, on every rollout actor.",
     no_args_is_help=True,
     add_completion=False,
@@ -58,7 +60,10 @@ for command, name in (
     (doctor.doctor, "doctor"),
     (warm.warm, "warm"),
 ):
-    app.command(name)(command)
+    app.command(name, cls=Command)(command)
+for group in (keys, bench, delta, wan, sim):
+    for registered in group.app.registered_commands:
+        registered.cls = Command
 app.add_typer(keys.app, name="keys")
 app.add_typer(bench.app, name="bench")
 app.add_typer(delta.app, name="delta")

@@ -10,6 +10,7 @@ import typer
 
 from p2psync.cli import daemon
 from p2psync.cli.checkpoint_options import FollowLinks, Ignore, Inside, TrainingState
+from p2psync.cli.daemon import Advertise, Host
 from p2psync.cli.keys import read_key
 from p2psync.errors import P2PSyncError
 from p2psync.membership.runs import parse_run
@@ -21,9 +22,9 @@ def publish(
     to: Annotated[str, typer.Option(help="The hub's URL.")],
     key: Annotated[Path, typer.Option(help="The signing key; the hub must trust it.")],
     store: Annotated[Path, typer.Option(help="Where versions are kept from one publish to the next.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    host: Host = "",
     port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 0,
-    advertise: Annotated[str, typer.Option(help="Address told to peers [what the hub sees].")] = "",
+    advertise: Advertise = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
     inside: Inside = None,

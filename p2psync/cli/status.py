@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import structs
+from rich.markup import escape
 
 from p2psync.cli import daemon
 from p2psync.cli.output import report_json
 from p2psync.membership.checks import line_of
-from p2psync.membership.records import Member, Status, View
+from p2psync.membership.records import HUB_HOST, Member, Status, View
 from p2psync.membership.runs import run_name, short_run
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def status(
@@ -20,6 +25,8 @@ def status(
     json: Annotated[str | None, typer.Option(help="The figures as JSON to FILE, or - for stdout.")] = None,
 ) -> None:
     """Show the run, its newest version, and who runs what."""
+
+    from p2psync.net.addresses import check_url
 
     async def ask() -> Status:
         from p2psync.net.hub_client import HubClient
@@ -31,12 +38,15 @@ def status(
     if json is not None:
         report_json(found, json)
     if json != "-":
-        _show(found)
+        _show(found, check_url(url).host or "")
 
 
-def _show(found: Status) -> None:
+#: Columns that a narrow terminal goes without, the first first; every one of them is in `--json`.
+_SPARED = ("digest", "up/down", "fetches at", "region", "heard", "role")
+
+
+def _show(found: Status, hub_host: str) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     view = found.view
     console = Console(file=sys.stdout)
@@ -47,25 +57,7 @@ def _show(found: Status) -> None:
     )
     if view.claim:
         console.print(line_of(view.claim), soft_wrap=True, markup=False, highlight=False)
-    table = Table(box=None, pad_edge=False)
-    for title in ("node", "role", "region", "address", "version", "digest", "fetches at", "up/down", "heard"):
-        table.add_column(title)
-    ages = {age.node: age for age in found.ages}
-    for member in sorted(view.members, key=lambda m: (m.info.role != "trainer", m.info.region, m.info.node)):
-        info, age = member.info, ages.get(member.info.node)
-        behind = "" if member.version == view.head and _same_run(member, view) else " ←"
-        table.add_row(
-            info.node[:8],
-            info.role,
-            info.region or "–",
-            f"{info.host}:{info.port}" if info.port else "dials out",
-            ("–" if member.version is None else str(member.version)) + behind,
-            member.digest[:12],
-            f"{8e-6 * member.fetch_rate:.4g} Mbit/s" if member.fetch_rate else "–",
-            f"{_rate(age.up)}/{_rate(age.down)} Mbit/s" if age and (age.up or age.down) else "–",
-            _ago(age.heard) if age else "–",
-        )
-    console.print(table)
+    _show_members(console, _rows(found, hub_host))
     for line in _waiting(found):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     anchors = [a for a in view.lineage if a.base is None]
@@ -99,6 +91,65 @@ def _waiting(found: Status) -> list[str]:
 def _names(nodes: list[str]) -> str:
     more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
     return f"{', '.join(nodes[:3])}{more}:"
+
+
+def _rows(found: Status, hub_host: str) -> list[dict[str, str]]:
+    """What is told of each member, by column: the trainer first."""
+    view = found.view
+    ages = {age.node: age for age in found.ages}
+    rows = []
+    for member in sorted(view.members, key=lambda m: (m.info.role != "trainer", m.info.region, m.info.node)):
+        info, age = member.info, ages.get(member.info.node)
+        if info.host == HUB_HOST and hub_host:
+            info = structs.replace(info, host=hub_host)
+        rows.append(
+            {
+                "node": info.node[:8],
+                "role": info.role,
+                "region": info.region or "–",
+                "address": info.place,
+                "version": ("–" if member.version is None else str(member.version))
+                + ("" if member.version == view.head and _same_run(member, view) else " ←"),
+                "digest": member.digest[:12],
+                "fetches at": f"{8e-6 * member.fetch_rate:.4g} Mbit/s" if member.fetch_rate else "–",
+                "up/down": f"{_rate(age.up)}/{_rate(age.down)} Mbit/s" if age and (age.up or age.down) else "–",
+                "heard": _ago(age.heard) if age else "–",
+            }
+        )
+    return rows
+
+
+def _show_members(console: Console, rows: list[dict[str, str]]) -> None:
+    """A table as wide as the terminal at most: it goes without columns rather than cut what stands in them."""
+    from rich.table import Table
+
+    titles = ["node", "role", "region", "address", "version", "digest", "fetches at", "up/down", "heard"]
+    shown = shown_columns(titles, rows, console.width if console.is_terminal else None)
+    if not console.is_terminal:
+        console.width = max(console.width, _width(shown, rows))
+    table = Table(box=None, pad_edge=False)
+    for title in shown:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(row[title]) for title in shown))
+    console.print(table)
+    if left := [title for title in titles if title not in shown]:
+        console.print(f"not shown here: {', '.join(left)}; --json - has all")
+
+
+def shown_columns(titles: list[str], rows: list[dict[str, str]], width: int | None) -> list[str]:
+    """The columns for a terminal of this width (characters; None: as wide as it takes), in their order."""
+    shown = list(titles)
+    for spared in _SPARED:
+        if width is None or _width(shown, rows) <= width:
+            break
+        shown.remove(spared)
+    return shown
+
+
+def _width(titles: list[str], rows: list[dict[str, str]]) -> int:
+    """Characters of a table, with two between columns."""
+    return sum(max(len(text) for text in [title, *(row[title] for row in rows)]) + 2 for title in titles)
 
 
 def _ago(seconds: float) -> str:

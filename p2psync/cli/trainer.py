@@ -10,7 +10,7 @@ import typer
 
 from p2psync.cli import daemon
 from p2psync.cli.checkpoint_options import Backlog, FollowLinks, Ignore, Inside, TrainingState
-from p2psync.cli.daemon import Congestion, Probe, Streams
+from p2psync.cli.daemon import Advertise, Congestion, Host, Probe, Streams
 from p2psync.cli.keys import make_key, read_key
 from p2psync.errors import UsageError
 from p2psync.membership.runs import parse_run
@@ -25,10 +25,10 @@ def trainer(
         Path | None, typer.Option(help="The signing key; made if it is missing [STORE/trainer.key].")
     ] = None,
     hub: Annotated[str | None, typer.Option(help="Use the hub at this URL instead of embedding one.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    host: Host = "",
     hub_port: Annotated[int, typer.Option(help="Port of the embedded hub (HTTP); 0: any.", min=0, max=65535)] = 7070,
     port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 7071,
-    advertise: Annotated[str, typer.Option(help="Address told to peers [what the hub sees].")] = "",
+    advertise: Advertise = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
     token: Annotated[str | None, typer.Option(help="Join token that every node must know.")] = None,
     marker: Annotated[str | None, typer.Option(help="A checkpoint is complete once this file is in it.")] = None,
@@ -98,6 +98,8 @@ def trainer(
     superseded = parse_run(supersede, "--supersede") if supersede else ""
 
     async def build() -> None:
+        from p2psync.net.addresses import advertised_hosts, listen_host
+        from p2psync.net.listening import printed_hub_url
         from trainer.daemon import WatchConfig, WatchDaemon
         from trainer.daemon_ledger import DaemonLedger
         from trainer.layouts import Rules
@@ -147,9 +149,10 @@ def trainer(
             if work is not None:
                 work.started(node.position)
             public = public_text(signing.public_key().public_bytes_raw())
-            show(
-                Note(f"hub at {node.hub_url}; actors: p2psync actor --join {node.hub_url} --trust {public} --into DIR")
-            )
+            url = node.hub_url
+            if node.hub is not None:
+                url = printed_hub_url(listen_host(host), advertised_hosts(advertise), node.hub.port)
+            show(Note(f"hub at {url}; actors: {daemon.join_command(url, public, token)}"))
             await daemon.until_stopped(asyncio.create_task(watching.run()), asyncio.create_task(node.until_broken()))
         finally:
             await node.stop()

@@ -27,7 +27,10 @@ def plan(
     svg: Annotated[Path | None, typer.Option(help="Draw the plan to this .svg file.")] = None,
     json: JsonTarget = None,
 ) -> None:
-    """The largest possible broadcast rate, the trees that come near it, and the load of every link."""
+    """The largest possible broadcast rate, the trees that come near it, and the load of every link.
+
+    Exit status 1 if a node cannot be reached.
+    """
     from topology.figures import plan_figures
     from topology.model import load
     from topology.network import from_topology
@@ -46,7 +49,7 @@ def plan(
     made = make_plan(network, most_children=children)
     figures = plan_figures(made, network, payload, piece)
     output.report(figures, json, summary_lines(figures))
-    if json != "-":
+    if json != "-" and not made.reaches_nobody:
         for line in detail_lines(made, network, trees):
             typer.echo(line)
     for picture in (png, svg):
@@ -54,6 +57,8 @@ def plan(
             receivers = len(made.names) - 1
             title = f"{file.name}: {figures.rate:.1f} of at most {figures.bound:.1f} Mbit/s to all {receivers}"
             draw(made, network, title, picture)
+    if figures.unreachable:
+        raise typer.Exit(1)
 
 
 def parse_bytes(option: str, text: str) -> int:

@@ -10,6 +10,8 @@ from p2psync.membership.records import HUB_HOST, Claim, Measures, NodeInfo
 #: Characters of a region's name and of a host (a name or an address in text form).
 MAX_REGION = 64
 MAX_HOST = 255
+#: Further hosts of a node: a peer tries them beside the first.
+MAX_FURTHER = 4
 #: Characters of a remark.
 MAX_REMARK = 400
 #: Versions and epochs stay below this, so that every language's integers hold them.
@@ -34,8 +36,10 @@ def check_info(info: NodeInfo) -> None:
     _check_hex("node id", info.node, 32)
     if len(info.region) > MAX_REGION or not info.region.isprintable():
         raise FormatError(f"a region is at most {MAX_REGION} printable characters; choose a shorter name")
-    if info.host != HUB_HOST and not _HOST.match(info.host):
+    if any(host != HUB_HOST and not _HOST.match(host) for host in info.hosts):
         raise FormatError(f"a host is a name or an address of at most {MAX_HOST} characters")
+    if len(info.further) > MAX_FURTHER:
+        raise FormatError(f"a node has at most {MAX_FURTHER} further hosts")
     if not 0 <= info.port <= 65535:
         raise FormatError(f"port {info.port} is not between 0 and 65535")
 

@@ -22,6 +22,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     node: 32 hex digits, kept over restarts of the same daemon. region: free text; "" when unknown.
     host "" in a join means: the address the hub sees; `HUB_HOST`: wherever the asker reaches the hub.
+    further: other hosts of the same node, tried beside `host`; a hub that fills `host` in drops those of no use.
     """
 
     node: str
@@ -29,6 +30,21 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     region: str = ""
     host: str = ""
     port: int = 0
+    further: tuple[str, ...] = ()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where to dial the node, in the order of trying."""
+        return self.host, *self.further
+
+    @property
+    def place(self) -> str:
+        """Where the node is dialled, for people."""
+        if not self.port:
+            return "dials out"
+        if self.host == HUB_HOST:
+            return f"beside the hub, port {self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from p2psync.errors import FormatError
+from p2psync.protocol.wire import decode_msgpack, encode_msgpack
 
 #: Bounds of one item's payload, of one result, and of all payloads in one grant (bytes).
 MAX_PAYLOAD_BYTES = 1 << 20
@@ -158,7 +159,7 @@ class CommitReply(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_head(head: ResultHead) -> str:
     """As a header's value."""
-    return base64.urlsafe_b64encode(msgspec.msgpack.encode(head)).decode()
+    return base64.urlsafe_b64encode(encode_msgpack(head)).decode()
 
 
 def decode_head(text: str) -> ResultHead:
@@ -166,7 +167,7 @@ def decode_head(text: str) -> ResultHead:
     if not 0 < len(text) <= MAX_RESULT_HEAD:
         raise FormatError(f"a result comes with its head in {RESULT_HEADER}, of at most {MAX_RESULT_HEAD} characters")
     try:
-        head = msgspec.msgpack.decode(base64.b64decode(text.encode(), b"-_", validate=True), type=ResultHead)
+        head = decode_msgpack(base64.b64decode(text.encode(), b"-_", validate=True), ResultHead)
     except (msgspec.MsgspecError, binascii.Error, UnicodeError) as error:
         raise FormatError(f"{RESULT_HEADER} is not a result's head: {error}") from None
     if not 0 <= head.tokens <= MAX_TOKENS or abs(head.version) > MAX_TOKENS**2:

@@ -12,7 +12,7 @@ from p2psync.engines.base import Commit, Engine, Inspecting, Stage
 from p2psync.engines.relay import RelayStage
 from p2psync.errors import DigestMismatchError, EngineError, P2PSyncError
 from p2psync.observe.events import Committed, Event, Fetching, Note, Trouble
-from p2psync.protocol.versions import Position
+from p2psync.protocol.versions import Position, Step
 from p2psync.store.packs import Store
 from p2psync.swarm.follower import Adopt, CommitStage, EngineAction, Follower, OpenStage, Put
 from p2psync.swarm.node import NodeCore
@@ -44,7 +44,10 @@ class EngineDriver:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._stage: Stage | None = None
         self._began = 0.0
-        self._received = 0
+        self._received = self._wasted = 0
+        #: The way of the open stage, and the bytes of the chunks that it needs.
+        self._path: Sequence[Step] = ()
+        self._payload = 0
         self._puts: list[tuple[Stage, Put]] = []
         self._putting = False
         self._loop = asyncio.get_running_loop()
@@ -109,6 +112,10 @@ class EngineDriver:
         self._stage, wanted = await self.in_worker(open_stage)
         if not self._follower.cares(action):
             return
+        self._path = action.path
+        self._payload = sum(
+            step.manifest.sizes[i] for step, chunks in zip(action.path, wanted, strict=True) for i in chunks
+        )
         held = []
         missing = 0
         for step, chunks in zip(action.path, wanted, strict=True):
@@ -178,17 +185,24 @@ class EngineDriver:
     def _tell(self, commit: Commit) -> None:
         # Chunks that are pushed may be here before their stage is opened.
         received, self._received = self._received, self._core.swarm.received_bytes
+        wasted, self._wasted = self._wasted, self._core.swarm.wasted_bytes
+        manifests = [step.manifest for step in self._path]
+        counted = [m for m in manifests if m.base is not None] or manifests
         self._emit(
             Committed(
                 version=commit.position.version,
                 digest=commit.position.digest.hex(),
-                changed=commit.changed,
-                total=sum(spec.count for spec in self.engine.table()),
+                changed=sum(m.changed for m in counted),
+                total=sum(m.total for m in counted),
                 fetched_bytes=self._received - received,
                 seconds=_now() - self._began,
                 pause_seconds=commit.pause_seconds,
                 stage_seconds=commit.stage_seconds,
                 at=time.time(),
+                steps=len(manifests),
+                since=manifests[0].base,
+                payload_bytes=self._payload,
+                wasted_bytes=self._wasted - wasted,
             )
         )
 

@@ -14,7 +14,6 @@ With a planner the hub makes plans, in a thread; a new plan is a change like one
 from __future__ import annotations
 
 import asyncio
-import errno
 import secrets
 import ssl
 import time
@@ -22,7 +21,7 @@ from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
-from p2psync.errors import HubError, P2PSyncError, UsageError
+from p2psync.errors import HubError, UsageError
 from p2psync.membership.fencing import Claimant
 from p2psync.membership.hub import HubConfig, HubCore
 from p2psync.membership.leases import Ended, Held
@@ -32,6 +31,7 @@ from p2psync.net.hub_alarm import Alarm
 from p2psync.net.hub_metrics import HubMetrics
 from p2psync.net.hub_routes import add_routes
 from p2psync.net.hub_views import EncodedViews
+from p2psync.net.listening import BACKLOG, open_listeners
 from p2psync.net.plan_worker import PlanWorker
 
 _SETTLE_PER_MEMBER = 0.001
@@ -58,16 +58,19 @@ class HubService:
         on_trouble: Callable[[str], None] = lambda message: None,
         clock: Callable[[], float] = time.monotonic,
         secret: Callable[[], str] = lambda: secrets.token_hex(16),
+        port_option: str = "--port",
     ) -> None:
         """token: the join token every request must bear; None: anyone may. planner: None: there is no plan.
 
         on_trouble: told in one line why there is no new plan, what is odd about members, and which other run has it.
         clock: seconds, never going back. secret: draws lease ids, nonces and tokens; tests replace it and the clock.
+        port_option: the option that sets the port, for people.
         """
         self.core = HubCore(config, instance=secret())
         self.metrics = HubMetrics(self.core)
         self.token = token
         self.secret = secret
+        self._port_option = port_option
         self._clock = clock
         self._started = clock()
         self._alarm = Alarm(clock, self.tick)
@@ -211,8 +214,9 @@ class HubService:
     async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
         """Serve on `host` and `port` (0: any free one) until `stop`; returns the port. May be called once.
 
-        Raises `P2PSyncError` when the address cannot be had.
+        host: see `open_listeners`. Raises `P2PSyncError` when the address cannot be had.
         """
+        listeners = await open_listeners(host, port, self._port_option)
         runner = web.AppRunner(
             self.build_app(),
             access_log=None,
@@ -220,11 +224,8 @@ class HubService:
             shutdown_timeout=_SHUTDOWN_TIMEOUT,
         )
         await runner.setup()
-        try:
-            await web.TCPSite(runner, host, port, ssl_context=tls).start()
-        except OSError as error:
-            await runner.cleanup()
-            raise _cannot_listen(host, port, error) from None
+        for listener in listeners:
+            await web.SockSite(runner, listener, ssl_context=tls, backlog=BACKLOG).start()
         self._runner = runner
         if self._worker is not None:
             self._warming = asyncio.create_task(self._warm(self._worker))
@@ -293,11 +294,3 @@ class HubService:
         self._last_wake = asyncio.get_running_loop().time()
         woken, self._woken = self._woken, asyncio.Event()
         woken.set()
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> P2PSyncError:
-    if error.errno == errno.EADDRINUSE:
-        return P2PSyncError(f"port {port} on {host} is in use; stop what listens there, or choose another port")
-    return P2PSyncError(
-        f"cannot listen on {host} port {port}: {error.strerror or error}; choose another address or port"
-    )

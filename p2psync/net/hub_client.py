@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, TracebackType
@@ -11,8 +13,8 @@ from typing import NamedTuple, Self, TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp.abc import ResolveResult
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from yarl import URL
 
 from p2psync.errors import FormatError, HubError, UsageError
 from p2psync.membership.records import (
@@ -31,6 +33,8 @@ from p2psync.membership.records import (
     View,
     claim_bytes,
 )
+from p2psync.net.addresses import check_url as check_url
+from p2psync.net.dialling import ATTEMPT_DELAY
 from p2psync.net.hub_wire import (
     CLAIM_HEADER,
     MAX_ANNOUNCE_BATCH,
@@ -48,6 +52,7 @@ from p2psync.net.hub_wire import (
     unpack,
 )
 from p2psync.protocol.plan import NodePlan
+from p2psync.protocol.wire import encode_json
 
 #: What a large body is given beyond the timeout: a second for each of so many bytes.
 _SLOWEST_RATE = 1 << 20
@@ -265,7 +270,7 @@ class HubClient:
         headers: dict[str, str] | None = None,
     ) -> T:
         """POST a struct to `path`, and decode the answer as `kind`. limit (bytes) and wait (seconds): as in `get`."""
-        body = msgspec.json.encode(message)
+        body = encode_json(message)
         answer = await self._request("POST", path, body, {}, _JSON | (headers or {}), limit, wait)
         return self._decode(answer, kind, path)
 
@@ -304,8 +309,7 @@ class HubClient:
         except TimeoutError:
             raise HubError(f"the hub at {self.url} did not answer in time; is the network up?") from None
         except (aiohttp.ClientError, OSError) as error:
-            reason = one_line(str(error)) or type(error).__name__
-            raise HubError(f"the hub at {self.url} cannot be reached: {reason}; is it running there?") from None
+            raise HubError(f"the hub at {self.url} cannot be reached: {_cause(error)}; is it running there?") from None
         if answer is None:
             raise HubError(f"the answer of {self.url} to {path} is over its bound of {limit} bytes; is that a hub?")
         return Answer(status, answer, response.headers.get("Retry-After", ""))
@@ -327,7 +331,12 @@ class HubClient:
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.TCPConnector(ssl=self._tls if self._tls is not None else True)
+            connector = aiohttp.TCPConnector(
+                ssl=self._tls if self._tls is not None else True,
+                resolver=_Resolver(),
+                happy_eyeballs_delay=ATTEMPT_DELAY,
+                interleave=1,
+            )
             self._session = aiohttp.ClientSession(
                 connector=connector, headers=self._headers, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
             )
@@ -337,17 +346,37 @@ class HubClient:
         return decode(body, kind, f"the answer of {self.url} to {path}", HubError)
 
 
-def check_url(url: str) -> URL:
-    """The hub's address. Raises `UsageError` unless it is `http://host:port` or `https://host:port`."""
-    try:
-        parsed = URL(url)
-        good = parsed.scheme in ("http", "https") and parsed.host and parsed.explicit_port
-        bare = parsed.path in ("", "/") and not (parsed.query_string or parsed.fragment or parsed.user)
-    except ValueError:
-        good = bare = False
-    if not (good and bare):
-        raise UsageError(f"{one_line(url)[:100]!r} is not a hub's address; give one like http://host:port")
-    return parsed.origin()
+class _Resolver(aiohttp.ThreadedResolver):
+    """Resolves names also on a machine whose only addresses are those of its loopback, which aiohttp's own asks for
+    no address of (`AI_ADDRCONFIG`)."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """The addresses of a host, in the system's order. Raises `OSError`."""
+        loop = asyncio.get_running_loop()
+        found = []
+        for kind, _, number, _, address in await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM):
+            text = str(address[0])
+            if len(address) == 4 and address[3] and "%" not in text:
+                text = f"{text}%{address[3]}"
+            found.append(
+                ResolveResult(
+                    hostname=host, host=text, port=port, family=kind, proto=number, flags=socket.AI_NUMERICHOST
+                )
+            )
+        return found
+
+
+def _cause(error: Exception) -> str:
+    """Why a connection failed, for people: the system's word, without the client library's own."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted ({one_line(str(error.certificate_error))})"
+    inner = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(inner, OSError) and inner.errno and not isinstance(inner, socket.gaierror | ssl.SSLError):
+        return os.strerror(inner.errno)
+    text = (inner.strerror if isinstance(inner, socket.gaierror) else None) or str(inner) or type(error).__name__
+    return one_line(text.removeprefix("Multiple exceptions: "))
 
 
 def _batches(manifests: Sequence[bytes]) -> list[list[bytes]]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
+import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
+from msgspec import structs
 
 from p2psync.errors import FormatError, P2PSyncError
-from p2psync.membership.records import Announce, Claim, Join, Leave
+from p2psync.membership.records import HUB_HOST, Announce, Claim, Join, Leave
 from p2psync.membership.renewal import read as read_renewal
 from p2psync.net import tcp
+from p2psync.net.addresses import address_of, further_hosts
 from p2psync.net.hub_wire import (
     CLAIM_HEADER,
     MAX_ANNOUNCE,
@@ -30,6 +33,7 @@ from p2psync.net.hub_wire import (
     one_line,
     status_of,
 )
+from p2psync.protocol.wire import encode_json
 
 if TYPE_CHECKING:
     from p2psync.net.hub import HubService
@@ -69,7 +73,7 @@ async def _read_beginning(request: web.Request, limit: int) -> tuple[bytes, Form
 
 def reply_json(answer: object) -> web.Response:
     """`answer`, a typed struct, as a JSON response."""
-    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+    return web.Response(body=encode_json(answer), content_type="application/json")
 
 
 def add_routes(app: web.Application, hub: HubService) -> None:
@@ -100,8 +104,11 @@ class _Routes:
 
     async def join(self, request: web.Request) -> web.Response:
         asked = await read_json(request, Join)
-        seen = (request.remote or "").removeprefix("::ffff:")
+        seen = _seen_host(request)
         hub = self._hub
+        if not asked.info.host:
+            further = further_hosts(seen, asked.info.further)
+            asked = structs.replace(asked, info=structs.replace(asked.info, further=further))
         hub.core.join(asked, lease=(lease := hub.secret()), now=hub.now(), seen_host=seen)
         return self._lease_reply(lease)
 
@@ -170,6 +177,24 @@ class _Routes:
     def _lease_reply(self, lease: str, refused: str = "") -> web.Response:
         self._hub.tick()
         return reply_json(self._hub.core.lease(lease, one_line(refused)))
+
+
+def _seen_host(request: web.Request) -> str:
+    """The host that a request came from: mapped IPv4 as IPv4, a link-local address with the interface of this machine.
+
+    Who comes over the loopback runs beside the hub, and is reached where the hub is.
+    """
+    peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+    if not isinstance(peer, tuple):
+        return ""
+    host = str(peer[0])
+    if len(peer) == 4 and peer[3] and "%" not in host:
+        with suppress(OSError):  # the interface is gone
+            host = f"{host}%{socket.if_indextoname(peer[3])}"
+    found = address_of(host)
+    if found is not None and found.is_loopback:
+        return HUB_HOST
+    return str(found or host)
 
 
 def _number(text: str, name: str) -> float:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
 from p2psync.membership.hub import HubCore
 from p2psync.membership.records import View
 from p2psync.net.hub_wire import pack
+from p2psync.protocol.wire import encode_json
 
 #: A view whose members' versions have changed since is encoded anew after this long (seconds).
 _STALE_AFTER = 1.0
@@ -60,7 +59,7 @@ class EncodedViews:
             self._encoded.clear()
         if len(self._encoded) >= _MOST:  # somebody asks for what changed since all kinds of revisions
             self._encoded.pop(next(iter(self._encoded)))
-        body = msgspec.json.encode(view)
+        body = encode_json(view)
         made = self._encoded[kind] = _Encoded(core.revision, core.acknowledged, now, body, pack(body))
         return made
 

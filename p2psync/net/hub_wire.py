@@ -17,6 +17,7 @@ from p2psync import errors
 from p2psync.errors import FormatError, HubError, P2PSyncError, TrustError
 from p2psync.membership.records import Refusal
 from p2psync.protocol.manifest import MAX_BODY_BYTES
+from p2psync.protocol.wire import decode_json, encode_json
 
 #: Bodies of requests that have no larger bound of their own (bytes).
 MAX_REQUEST = 64 << 10
@@ -83,13 +84,13 @@ def status_of(error: P2PSyncError) -> HTTPStatus:
 def encode_error(error: P2PSyncError) -> bytes:
     """The body that an error is answered with."""
     kind = next((kind for kind in type(error).__mro__ if kind in _STATUS), HubError)
-    return msgspec.json.encode(Refusal(error=kind.__name__, message=one_line(str(error))))
+    return encode_json(Refusal(error=kind.__name__, message=one_line(str(error))))
 
 
 def decode_error(body: bytes, status: int, url: str) -> P2PSyncError:
     """The exception that an answer with an error status stands for; `HubError` when no hub wrote it."""
     try:
-        refusal = msgspec.json.decode(body, type=Refusal)
+        refusal = decode_json(body, Refusal)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         refusal = None
     kind = None if refusal is None else _KINDS.get(refusal.error)
@@ -101,8 +102,8 @@ def decode_error(body: bytes, status: int, url: str) -> P2PSyncError:
 def decode(body: bytes, kind: type[T], what: str, refusal: type[P2PSyncError] = FormatError) -> T:
     """Decode JSON. Raises `refusal` in one line that names `what`."""
     try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return decode_json(body, kind)
+    except (msgspec.MsgspecError, FormatError, UnicodeDecodeError, RecursionError) as error:
         raise refusal(one_line(f"{what} is not what it should be: {error}")) from None
 
 

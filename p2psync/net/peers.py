@@ -8,10 +8,10 @@ import itertools
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from p2psync.errors import P2PSyncError
 from p2psync.membership.records import NodeInfo
 from p2psync.net import tcp
 from p2psync.net.dialling import dial
+from p2psync.net.listening import open_listeners
 from p2psync.net.stream import PeerStream
 from p2psync.protocol.messages import MAX_STREAMS, Chunk, Control, Hello, Message, Offer, Ping, Pong
 
@@ -75,23 +75,22 @@ class PeerTable:
         self._all: set[PeerStream] = set()
         self._accepted: set[PeerStream] = set()
         self._dialled: dict[PeerStream, NodeInfo] = {}
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._token = 0
         self._loop = asyncio.get_running_loop()
 
     async def listen(self, host: str, port: int) -> int:
-        """Accept connections; returns the port (0 asks for any). Raises `P2PSyncError` if it is taken."""
-        try:
-            self._server = await self._loop.create_server(self._accept, host or None, port, start_serving=True)
-        except OSError as error:
-            raise P2PSyncError(
-                f"cannot listen on {host or '*'}:{port} ({error.strerror or error}); choose another port with --port"
-            ) from None
-        # What is accepted begins with the listener's choice.
-        for listener in self._server.sockets:
+        """Accept connections; returns the port (0 asks for any). Raises `P2PSyncError` if it cannot be had.
+
+        host: see `open_listeners`.
+        """
+        listeners = await open_listeners(host, port)
+        bound: int = listeners[0].getsockname()[1]
+        for listener in listeners:
+            # What is accepted begins with the listener's choice.
             tcp.set_congestion(listener, self._congestion.near)
-        bound: int = self._server.sockets[0].getsockname()[1]
+            self._servers.append(await self._loop.create_server(self._accept, sock=listener))
         return bound
 
     def watch(self) -> None:
@@ -105,10 +104,11 @@ class PeerTable:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for stream in list(self._all):
             stream.close("this node is stopping")
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
+        for server in self._servers:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._server.wait_closed(), 2)
+                await asyncio.wait_for(server.wait_closed(), 2)
 
     def dial(self, info: NodeInfo) -> None:
         """Connect to a member in the background; `dial_failed` if it cannot be reached, or greets as another."""
@@ -294,7 +294,7 @@ class PeerTable:
     async def _connecting(self, stream: PeerStream, info: NodeInfo) -> None:
         try:
             async with asyncio.timeout(DIAL_TIMEOUT):
-                await dial(info.host, info.port, stream, self._congestion)
+                await dial(info.hosts, info.port, stream, self._congestion)
         except (OSError, TimeoutError, ValueError):  # ValueError: a host name that is none
             if self._dialled.pop(stream, None) is not None:
                 self._missed(info.node)

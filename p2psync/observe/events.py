@@ -6,6 +6,9 @@ import msgspec
 
 from p2psync.membership.runs import run_name, short_run
 
+#: Bytes below which a part of what was fetched is not told: it would be shown as 0.0 MB.
+_SHOWN_BYTES = 50_000
+
 
 class Event(msgspec.Struct, frozen=True, tag=True):
     """Base of all events. `line()` is what a terminal or a log shows; a severity of "warning" asks for attention."""
@@ -125,7 +128,13 @@ class Fetching(Event, frozen=True):
 
 
 class Committed(Event, frozen=True):
-    """A version is live. fetched_bytes: chunks taken from peers for it; seconds from the announcement heard."""
+    """A version is live.
+
+    steps: manifests on the way to it, from version `since` on; None: the first is an anchor. changed, total: units that
+    the deltas among them change, and units that they are of, each summed over the deltas; of an anchor that is alone,
+    its own. payload_bytes: of the chunks that the way needs. fetched_bytes: of the chunks that peers sent since the
+    commit before; wasted_bytes of them came twice, too late or damaged. seconds: since the way was chosen.
+    """
 
     version: int
     digest: str
@@ -136,14 +145,43 @@ class Committed(Event, frozen=True):
     pause_seconds: float
     stage_seconds: float
     at: float
+    steps: int = 1
+    since: int | None = None
+    payload_bytes: int = 0
+    wasted_bytes: int = 0
+
+    @property
+    def share(self) -> float:
+        """The part of its units that a delta of the way changes, on average; 0 to 1."""
+        return self.changed / self.total if self.total else 0.0
 
     def line(self) -> str:
         """One line for people."""
-        part = f"{100 * self.changed / self.total:.2f} % changed" if self.total else "empty"
         return (
-            f"version {self.version} is live ({part}, {self.fetched_bytes / 1e6:.1f} MB, {self.seconds:.2f} s, "
+            f"version {self.version} is live ({self._way()}, {self._bytes()}, {self.seconds:.2f} s, "
             f"pause {1e3 * self.pause_seconds:.1f} ms, digest {self.digest[:12]})"
         )
+
+    def _way(self) -> str:
+        deltas = self.steps - (self.since is None)
+        percent = f"{100 * self.share:.2f} %"
+        if not self.total:
+            return "empty"
+        if self.since is None:
+            return f"whole, and {_deltas(deltas, percent)}" if deltas else "whole"
+        if deltas > 1:
+            return f"{_deltas(deltas, percent)} since version {self.since}"
+        return f"{percent} changed" + (f" since version {self.since}" if self.version > self.since + 1 else "")
+
+    def _bytes(self) -> str:
+        """What was fetched, and why it is more than the way needs."""
+        useful = self.fetched_bytes - self.wasted_bytes
+        surplus = [
+            (self.wasted_bytes, "came twice or too late"),
+            (max(0, useful - self.payload_bytes), "of other versions"),
+        ]
+        told = [f"{_mb(size)} {why}" for size, why in surplus if size >= _SHOWN_BYTES]
+        return f"{_mb(self.fetched_bytes)} fetched" + (f", of it {' and '.join(told)}" if told else "")
 
 
 class Published(Event, frozen=True):
@@ -165,11 +203,11 @@ class Published(Event, frozen=True):
 
     def line(self) -> str:
         """One line for people."""
-        ratio = self.full_bytes / self.payload_bytes if self.payload_bytes else float("inf")
+        ratio = f"{self.full_bytes / self.payload_bytes:.0f}× smaller than whole, " if self.payload_bytes else ""
         kind = "anchor" if self.anchor else f"{100 * self.changed / max(1, self.total):.2f} % changed, {self.profile}"
         return (
             f"published version {self.version}{_from(self.checkpoint)} ({kind}, {self.payload_bytes / 1e6:.2f} MB, "
-            f"{ratio:.0f}× smaller than whole, {self.chunks} chunks, {self.seconds:.2f} s, digest {self.digest[:12]})"
+            f"{ratio}{self.chunks} chunks, {self.seconds:.2f} s, digest {self.digest[:12]})"
         )
 
 
@@ -288,3 +326,14 @@ class Note(Event, frozen=True):
 
 def _from(checkpoint: str) -> str:
     return f" from {checkpoint}" if checkpoint else ""
+
+
+def _deltas(count: int, percent: str) -> str:
+    """How many deltas, and what each of them changes."""
+    if count == 1:
+        return f"a delta of {percent} changed"
+    return f"{count} deltas of {percent} changed each on average"
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

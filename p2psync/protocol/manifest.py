@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from p2psync.delta.tensors import DIGEST_BYTES, Kind, Row
 from p2psync.errors import BaseMismatchError, FormatError, TrustError
+from p2psync.protocol.wire import decode_msgpack, encode_msgpack
 
 FORMAT = 1
 #: A manifest's body, and its table unpacked, may not be larger than this (bytes): 40,000 tensors and 10^6 chunks fit.
@@ -117,7 +118,7 @@ class SignedManifest(msgspec.Struct, frozen=True, array_like=True):
 
     def to_bytes(self) -> bytes:
         """The wire and disk form (msgpack)."""
-        return msgspec.msgpack.encode(self)
+        return encode_msgpack(self)
 
 
 def pack_table(rows: list[Row]) -> bytes:
@@ -166,7 +167,7 @@ def _name(row: Row) -> str:
 
 def sign(manifest: Manifest, key: Ed25519PrivateKey) -> SignedManifest:
     """Encode and sign."""
-    body = msgspec.msgpack.encode(manifest)
+    body = encode_msgpack(manifest)
     return SignedManifest(body, key.public_key().public_bytes_raw(), key.sign(_SIGN_CONTEXT + body))
 
 
@@ -179,7 +180,7 @@ def open_signed(data: bytes, trusted: frozenset[bytes] | None) -> tuple[Manifest
     if len(data) > MAX_BODY_BYTES:
         raise FormatError(f"a manifest of {len(data)} bytes is over the limit of {MAX_BODY_BYTES}")
     try:
-        signed = msgspec.msgpack.decode(data, type=SignedManifest)
+        signed = decode_msgpack(data, SignedManifest)
     except _DECODE_ERRORS as error:
         raise FormatError(f"not a signed manifest: {error}") from None
     if trusted is not None and signed.key not in trusted:
@@ -194,7 +195,7 @@ def open_signed(data: bytes, trusted: frozenset[bytes] | None) -> tuple[Manifest
 def decode_body(body: bytes) -> Manifest:
     """Decode and check a manifest's body; raises `FormatError`."""
     try:
-        manifest = msgspec.msgpack.decode(body, type=Manifest)
+        manifest = decode_msgpack(body, Manifest)
     except _DECODE_ERRORS as error:
         raise FormatError(f"not a manifest: {error}") from None
     _check(manifest)

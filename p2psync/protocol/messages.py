@@ -20,6 +20,7 @@ import msgspec
 from p2psync.delta.tensors import DIGEST_BYTES
 from p2psync.errors import FormatError
 from p2psync.protocol.manifest import HASH_BYTES, MAX_CHUNK_BYTES, MAX_CHUNKS
+from p2psync.protocol.wire import checked, encode_msgpack
 
 PROTOCOL = 5
 MAGIC = "p2psync"
@@ -242,7 +243,7 @@ _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _TYPES.it
 
 def encode_control(message: Control) -> bytes:
     """The whole frame of a control message."""
-    body = msgspec.msgpack.encode(message)
+    body = encode_msgpack(message)
     return FRAME_HEADER.pack(len(body), _NUMBERS[type(message)]) + body
 
 
@@ -265,7 +266,7 @@ def check_frame(length: int, kind: int) -> None:
 def decode_control(kind: int, body: bytes | bytearray | memoryview) -> Control:
     """Decode and bound a control message; raises `FormatError`."""
     try:
-        message: Control = _DECODERS[kind].decode(body)
+        message: Control = checked(_DECODERS[kind].decode(body))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"a broken {_TYPES[kind].__name__} message: {error}") from None
     _check(message)

@@ -25,12 +25,15 @@ def main() -> int:
 
 
 def parse_seeds(text: str) -> range:
-    """The seeds of `FIRST:LAST` (before LAST), or of one number. Raises `UsageError`."""
+    """The seeds of `FIRST:LAST` (before LAST), or of one number. Raises `UsageError`, also where there is none."""
     first, _, last = text.partition(":")
     try:
-        return range(int(first), int(last or int(first) + 1))
+        seeds = range(int(first), int(last or int(first) + 1))
     except ValueError:
         raise UsageError(f"--seeds {text!r}: write it like 0:100") from None
+    if not seeds or seeds.start < 0:
+        raise UsageError(f"--seeds {text!r}: from FIRST, 0 or more, to before LAST; none lies between these")
+    return seeds
 
 
 def sweep(seeds: range, config: SimConfig) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from child_signals import heed_interrupts
 from rich.console import Console
 
 from bench.swarm import faults, tracker
@@ -273,6 +274,7 @@ def test_an_interrupted_race_leaves_nothing_behind(tmp_path: Path) -> None:
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,
     )
     assert process.stderr
     line = process.stderr.readline()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from child_signals import heed_interrupts
 from safetensors.numpy import load_file, save_file
 
 from p2psync.cli import main, output
@@ -182,7 +183,8 @@ def test_a_command_that_is_told_to_stop_leaves_nothing(run: Run, pair: Path, sig
         "main.main()"
     )
     words = ["delta", "apply", str(pair / "old"), str(pair / "d"), "-o", str(pair / "out")]
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", script, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=heed_interrupts)
     assert done.returncode > 128
     assert "Traceback" not in done.stderr
     assert names(pair) == ["d", "new", "old"]

@@ -96,6 +96,10 @@ def test_a_swarm_that_does_not_converge_in_time_ends_with_1(run: Run) -> None:
         (("swarm", "--chunk", "1KiB"), "chunks of at least"),
         (("swarm", "--topology", "/nowhere.toml"), "/nowhere.toml: No such file"),
         (("faults", "--seeds", "a"), "--seeds 'a'"),
+        (("faults", "--seeds", "5:3"), "--seeds '5:3'"),
+        (("faults", "--seeds", "5:5"), "--seeds '5:5'"),
+        (("faults", "--seeds", "-3:2"), "--seeds '-3:2'"),
+        (("ledger", "--seeds", "5:3"), "--seeds '5:3'"),
         (("faults", "--fault", "meteor"), "--fault meteor: choose of"),
     ],
 )

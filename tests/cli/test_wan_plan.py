@@ -67,9 +67,40 @@ def test_nodes_that_cannot_be_reached_are_named(run: Run, tmp_path: Path) -> Non
     file = tmp_path / "two.toml"
     file.write_text('trainer = "a-0"\n[region.a]\nhosts = 3\nup = 10\n[region.b]\nhosts = 1\nup = 10\n')
     code, out, _ = run(file)
-    assert code == 0
-    assert "unreachable" in out
-    assert "b-0" in out
+    assert code == 1
+    assert "10.0 Mbit/s to 2 of 3 nodes" in out
+    assert "unreachable  1 of 4: b-0" in out
+
+
+def test_a_plan_that_reaches_nobody_says_so_and_has_no_rate(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "two.toml"
+    file.write_text('trainer = "a-0"\n[region.a]\nhosts = 1\nup = 10\n[region.b]\nhosts = 2\nup = 10\n')
+    code, out, _ = run(file)
+    assert code == 1
+    assert "reaches nobody" in out and "b-0, b-1" in out and "Mbit/s" not in out
+    code, out, _ = run(file, "--json", "-")
+    found = json.loads(out)
+    assert code == 1 and (found["bound"], found["rate"], found["makespan"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[region.b]\nhosts = '3'\nup = 10", "[region.b]: hosts: Expected `int`, got `str`"),
+        ("[region.b]\nhosts = 3\nupp = 10", "[region.b]: Object contains unknown field `upp`; choose of hosts, up,"),
+        (
+            "[[event]]\nat = 1\nkind = 'explode'",
+            "[[event]] number 1: kind: Invalid enum value 'explode'; choose of join,",
+        ),
+        ("[[event]]\nat = nan\nkind = 'kill'\nhost = 'a-0'", "Event.at: nan is no finite number"),
+        ("[region.b]\nhosts = 1\nup = inf", "region b: it needs a host, and rates"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_by_its_table(run: Run, tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text(f'trainer = "a-0"\n[region.a]\nhosts = 1\nup = 10\n{text}\n')
+    code, _, err = run(file)
+    assert code == 1 and says in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_parts import Model, sums
+from child_signals import heed_interrupts
 
 from p2psync.protocol.keys import private_text, public_text
 
@@ -31,7 +32,8 @@ _PR_SET_PDEATHSIG = 1
 class Process:
     """One `python -m p2psync …`: its events, its exit code, its stderr."""
 
-    def __init__(self, *args: object, log: Path) -> None:
+    def __init__(self, *args: object, log: Path, signals: Callable[[], None] = heed_interrupts) -> None:
+        """signals: sets what the process inherits."""
         self.args = [str(arg) for arg in args]
         self.events: list[Event] = []
         self.output = ""
@@ -47,7 +49,7 @@ class Process:
                 stderr=out,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=lambda: (signals(), _die_with_parent()),
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -144,9 +146,9 @@ class Swarm:
         self._logs = itertools.count()
         self._names = itertools.count()
 
-    def run(self, *args: object) -> Process:
-        """Start a command."""
-        process = Process(*args, log=self.place / f"log-{next(self._logs)}-{args[0]}")
+    def run(self, *args: object, signals: Callable[[], None] = heed_interrupts) -> Process:
+        """Start a command. signals: see `Process`."""
+        process = Process(*args, log=self.place / f"log-{next(self._logs)}-{args[0]}", signals=signals)
         self.processes.append(process)
         return process
 
@@ -204,7 +206,7 @@ class Swarm:
     def found(self, process: Process) -> Process:
         """Wait for the address of the hub that a process serves."""
         message = process.wait_for("Note", message=lambda m: m.startswith("hub at "))["message"]
-        found = re.search(r"http://[0-9.]+:[0-9]+", message)
+        found = re.search(r"http://(\[[^]]+\]|[^:]+):[0-9]+", message)
         assert found is not None
         self.url = found.group()
         return process

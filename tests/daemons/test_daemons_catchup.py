@@ -111,8 +111,12 @@ def test_squashing_can_be_turned_off(swarm: Swarm) -> None:
     for _ in range(5):
         last = swarm.publish(model.step(), trainer)
     paused.process.send_signal(signal.SIGCONT)
-    swarm.converged(paused, "paused", last)
+    event = swarm.converged(paused, "paused", last)
     assert paused.find("Fetching")[-1]["steps"] >= 4 and not trainer.find("Squashed")
+    chain = [published(trainer, version) for version in range(event["since"] + 1, last + 1)]
+    for figure in ("changed", "total", "payload_bytes"):
+        assert event[figure] == sum(made[figure] for made in chain)
+    assert event["steps"] == len(chain) and event["fetched_bytes"] >= event["wasted_bytes"]
 
 
 def test_auto_publishes_tight_over_slow_links_and_fast_over_fast_ones(swarm: Swarm) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_parts import Model, copy_of, sums
+from child_signals import ignore_interrupts
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from daemon_parts import LOCAL, Process, Swarm
 
@@ -208,3 +210,15 @@ def refused_later(process: Process) -> str:
     """The line with which a daemon ends that was at work."""
     assert process.exit_code() == 1, process.stderr
     return process.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["hub", "actor"])
+def test_a_daemon_of_the_background_leaves_interrupts_ignored_and_ends_when_told(running: Swarm, command: str) -> None:
+    words: dict[str, list[object]] = {
+        "hub": ["--port", 0],
+        "actor": ["--join", running.url, "--into", running.place / "background", "--token", TOKEN],
+    }
+    process = running.run(command, "--trust", running.public, *words[command], *LOCAL, signals=ignore_interrupts)
+    process.wait_for("Note" if command == "hub" else "HubJoined")
+    process.process.send_signal(signal.SIGINT)
+    assert process.stop(signal.SIGTERM) == 0, "130 would be the answer to the interrupt"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from child_signals import heed_interrupts
 from offline_parts import Files, bf16, contents, model, round_trip, safetensors, scratch, step, write
 
 from p2psync.delta.tensors import Kind, Row, TensorSpec
@@ -239,7 +240,9 @@ def test_a_process_that_ends_midway_leaves_no_target(place: Path, number: int, c
         f"stop = lambda done, total: os.kill(os.getpid(), {int(number)})\n"
         f"offline.{command}({arguments}, p/'o', progress=stop)"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(place)], capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(place)], capture_output=True, check=False, preexec_fn=heed_interrupts
+    )
     assert done.returncode != 0
     assert not (place / "o").exists()
     if number == signal.SIGINT:

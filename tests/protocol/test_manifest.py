@@ -165,8 +165,6 @@ def test_nesting_without_end_is_a_format_error() -> None:
         {"table": GOOD.table + b"\0"},
         {"changed": -1},
         {"changed": GOOD.total + 1},
-        {"created": float("nan")},
-        {"created": float("inf")},
     ],
 )
 def test_every_bound_of_the_structure_holds_even_for_the_trusted_key(fields: dict[str, object]) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, Member, NodeInfo, Path
+from p2psync.protocol.plan import NodePlan
+from p2psync.protocol.wire import decode_json, encode_json
 from topology.acknowledged import ACKS
 from topology.hub_planner import MAX_REGIONS, UNKNOWN, HubBook, HubPlanner, network_of
 from topology.network import Network
@@ -218,3 +220,21 @@ def test_a_thousand_members_get_small_parts() -> None:
     book = plan(task(members, told))
     sizes = [len(msgspec.json.encode(book.node_plan(name(i)))) for i in range(0, 1000, 50)]
     assert max(sizes) < 8192
+
+
+def test_a_plan_that_reaches_nobody_is_told_in_finite_numbers_and_gives_way_to_one_that_does() -> None:
+    planner = HubPlanner()
+    hidden = [member(0, port=0), member(1, port=0), member(2, port=0)]  # none of them can be dialled
+    book = planner.plan(task(hidden))
+    assert book.plan.reaches_nobody
+    part = book.node_plan(name(0))
+    assert part is not None and (part.rate, part.places[0].parent, part.places[0].children) == (0, -1, [])
+    part.check()
+    assert decode_json(encode_json(part), NodePlan) == part
+    assert book.node_plan(name(1)) is None
+    assert planner.plan(task(hidden)).revision == book.revision, "nothing changed: nobody is told anew"
+    open_again = planner.plan(task([member(0), *hidden[1:]]))
+    assert not open_again.plan.reaches_nobody and open_again.plan.rate > 0
+    assert open_again.revision > book.revision
+    shut = planner.plan(task(hidden))
+    assert shut.plan.reaches_nobody and shut.revision > open_again.revision

@@ -33,6 +33,7 @@ from torch import nn
 from p2psync.delta.tensors import TensorSpec
 from p2psync.engines.module_table import Names
 from p2psync.errors import P2PSyncError, RanksError, UsageError
+from p2psync.net.addresses import is_loopback, plain_host, url_of
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Event, Published
 from p2psync.observe.log_events import EventLog
@@ -42,7 +43,7 @@ from trainer.fsdp import orders
 from trainer.fsdp.layout import Layout
 from trainer.fsdp.member import Follower, Maker
 from trainer.fsdp.ranks import GlooRanks, together
-from trainer.fsdp.seed import LOOPBACK, SeedNode
+from trainer.fsdp.seed import SeedNode
 from trainer.fsdp.shards import Shards, group_of
 from trainer.fsdp.stretches import Stretches
 from trainer.node import TrainerConfig, TrainerNode, published
@@ -154,7 +155,7 @@ class FsdpPublisher:
         self._loop.call(self._node.start())
         assert self._maker is not None
         key = self._config.key.public_key().public_bytes_raw()
-        beside = self._maker.serve(_as_seen_from_afar(self._node.hub_url), key)
+        beside = self._maker.serve(_as_seen_from_afar(self._node.local_hub_url), key)
         self._loop.call(_called(lambda: self._trainer.announcer.publish_with(beside)))
 
     def _follow(self) -> None:
@@ -265,9 +266,9 @@ def _as_seen_from_afar(hub_url: str) -> str:
     """The URL of a hub beside rank 0, for the other ranks: at the address at which they found rank 0."""
     url = urlsplit(hub_url)
     host = os.environ.get("MASTER_ADDR", "")
-    if url.hostname not in LOOPBACK or not host or host in LOOPBACK:
+    if not is_loopback(url.hostname or "") or not host or is_loopback(host):
         return hub_url
-    return f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{url.port}"
+    return url_of(plain_host(host, "MASTER_ADDR"), url.port or 0, url.scheme)
 
 
 async def _called(function: Callable[[], T]) -> T:

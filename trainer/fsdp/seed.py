@@ -7,13 +7,14 @@ import os
 import random
 from collections.abc import Callable
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
 from p2psync.membership.records import HUB_HOST, NodeInfo
+from p2psync.net.addresses import advertised_hosts, is_loopback, listen_host
 from p2psync.net.background import BackgroundLoop
 from p2psync.net.hub_client import HubClient
+from p2psync.net.listening import announce
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import choose_congestion
@@ -25,7 +26,6 @@ from trainer.node import TrainerConfig
 from trainer.runstate import load_run, save_run
 
 T = TypeVar("T")
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class SeedNode:
@@ -71,13 +71,16 @@ class SeedNode:
         await asyncio.to_thread(save_run, config.store / "run.json", msgspec.structs.replace(state, run=order.run))
         self._client = HubClient(order.hub, config.token)
         # Beside the hub its own address is no use to others, who reach it where they reach the hub.
-        beside_hub = urlsplit(order.hub).hostname in LOOPBACK
+        beside_hub = is_loopback(self._client.url.host or "")
+        host = listen_host(config.host)
+        first, further = announce(host, advertised_hosts(config.advertise), HUB_HOST if beside_hub else "")
         info = NodeInfo(
             node=state.node,
             role="trainer",
             region=config.region,
-            host=config.advertise or (HUB_HOST if beside_hub else ""),
+            host=first,
             port=config.port,
+            further=further,
         )
         self._runner = NodeRunner(
             NodeCore(info, NodeConfig(), random.Random(os.urandom(16))),
@@ -91,7 +94,7 @@ class SeedNode:
             warm=False,
             on_event=self._emit,
         )
-        await self._runner.listen(config.host, config.port)
+        await self._runner.listen(host, config.port)
         self._runner.start()
         return state.node
 

@@ -1,0 +1,95 @@
+"""Commands whose options may come from the environment: bad values are named by the variable that they stand in."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Any
+
+from typer import BadParameter
+from typer.core import TyperCommand, TyperGroup
+
+from p2psync.environment import bad_value, ignored_line, is_service_link
+from p2psync.errors import P2PSyncError, UsageError
+
+#: Options whose values are not shown.
+_SECRET = frozenset({"token"})
+_HIDDEN = "…"
+
+
+def _variable(context: Any, option: str) -> str:
+    return f"{context.auto_envvar_prefix}_{option}".upper()
+
+
+def _from_environment(context: Any) -> list[Any]:
+    """The options of a command whose values the environment gave."""
+    given = [(one, context.get_parameter_source(one.name or "")) for one in context.command.params]
+    return [one for one, source in given if source is not None and source.name == "ENVIRONMENT"]
+
+
+def _value(context: Any, option: str) -> str:
+    return _HIDDEN if option in _SECRET else os.environ.get(_variable(context, option), "")
+
+
+def drop_service_links(context: Any) -> None:
+    """Take those variables out of the environment that would be read as options, and are Kubernetes' own."""
+    for option in context.command.params:
+        variable = _variable(context, option.name or "")
+        value = os.environ.get(variable, "")
+        if is_service_link(value):
+            print(f"p2psync: {ignored_line(variable, value)}", file=sys.stderr)
+            del os.environ[variable]
+
+
+def refused(context: Any, error: BadParameter) -> UsageError | None:
+    """The refusal of an option's value, if the environment gave it."""
+    option = error.param
+    if option is None or option not in _from_environment(context):
+        return None
+    name = option.name or ""
+    why = error.message[:1].lower() + error.message[1:]
+    return bad_value(_variable(context, name), _value(context, name), why.rstrip("."))
+
+
+def name_variable(context: Any, error: P2PSyncError) -> None:
+    """Have an error that names an option, or its value, name the variable too that gave it."""
+    text = str(error)
+    for option in _from_environment(context):
+        variable, value = _variable(context, option.name or ""), _value(context, option.name or "")
+        named = any(re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", text) for flag in option.opts)
+        if (named or (value not in ("", _HIDDEN) and value in text)) and variable not in text:
+            text = f"{text} ({variable}={value!r} is set in the environment)"
+    error.args = (text, *error.args[1:])
+
+
+class Command(TyperCommand):
+    """A command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options. Raises `UsageError` for a bad value of the environment."""
+        drop_service_links(ctx)
+        try:
+            return super().parse_args(ctx, args)
+        except BadParameter as error:
+            raise refused(ctx, error) or error from None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it. Raises what it raises."""
+        try:
+            return super().invoke(ctx)
+        except P2PSyncError as error:
+            name_variable(ctx, error)
+            raise
+
+
+class Group(TyperGroup):
+    """A group of commands with options of its own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See `Command`."""
+        drop_service_links(ctx)
+        try:
+            return super().parse_args(ctx, args)
+        except BadParameter as error:
+            raise refused(ctx, error) or error from None
