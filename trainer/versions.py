@@ -3,6 +3,11 @@
 extract → encode → hash → draft on disk, chunk by chunk, tensor by tensor; then the manifest, the signature, the seal;
 then the same chunks are decoded into the trainer's own snapshot, whose digest must come out as signed. Only then may
 anyone hear of the version.
+
+Nothing is signed that rests on the snapshot alone. The scan that finds the changes sums up both copies on its way: the
+old bits must have the sums that the source had at the publish before, and the steps found must make up the difference
+(`trainer.bit_record`). A snapshot that is found damaged is made anew from the store, and the version is made once more.
+What the store no longer leads to is dropped, and the next version is written out whole, from the source.
 """
 
 from __future__ import annotations
@@ -14,25 +19,30 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
-from p2psync.delta.tensors import Row
-from p2psync.errors import DigestMismatchError, StoreError
+from p2psync.delta.sums import ScanSums
+from p2psync.delta.tensors import Row, TensorSpec
+from p2psync.errors import DigestMismatchError, FormatError, StoreError
 from p2psync.membership.lineage import in_short
 from p2psync.membership.records import Announcement
 from p2psync.protocol.keys import public_text
-from p2psync.protocol.lineage import resolve
+from p2psync.protocol.lineage import place_after, reachable, resolve
 from p2psync.protocol.manifest import Manifest, SignedManifest, sign
 from p2psync.protocol.messages import NO_VERSION
 from p2psync.protocol.versions import Position
 from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.packs import Draft, Pack, Store
+from trainer.bit_record import Scans
+from trainer.pack_reading import UnreadableError, compare_whole, name_of, reader
 from trainer.snapshot import Keeper, Snapshot
 from trainer.source import FindingSource, Source
 from trainer.steps import Steps
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +90,14 @@ class VersionMaker:
         epoch: int = 0,
         *,
         keeper: Callable[[], Keeper] | None = None,
+        on_trouble: Callable[[str], None] = lambda message: None,
     ) -> None:
         """`root`: where the snapshot lives. epoch: of the versions to be made; may be set later. keeper: makes what
-        keeps the published bits instead. Raises `StoreError`.
+        keeps the published bits instead. on_trouble: told, in a line, of damage and of what became of it; called in the
+        thread that calls here. Raises `StoreError`.
 
-        A snapshot that is behind the store, or cannot be vouched for, is brought up from the store's packs.
+        A snapshot that is behind the store, or cannot be vouched for, is brought up from the store's packs. Packs that
+        do not decode are dropped.
         """
         self.store = store
         self.epoch = epoch
@@ -95,7 +108,12 @@ class VersionMaker:
         self._check_key()
         self.steps = Steps(root.parent / "steps")
         self.snapshot: Keeper = keeper() if keeper is not None else Snapshot(root)
+        self._tell = on_trouble
         self._doubtful = True
+        #: Number of the newest version that was ever seen here; -1: none.
+        self._newest = -1
+        #: Whether the next version is written out whole, since the store does not lead to the newest one.
+        self._whole = False
         self._recover()
 
     @property
@@ -128,17 +146,65 @@ class VersionMaker:
         `given_up` is asked now and then: True ends it with `StoreError`, as `stop` does. Whatever is raised, nothing
         was made.
         """
-        began = time.monotonic()
         if not self._doubtful and not self.snapshot.sound():
-            self.snapshot.distrust()
-            self._doubtful = True
+            self._doubt("the published bits were changed or damaged here")
+
+        def once() -> Made | None:
+            return self._make(source, profile, rate, settled, given_up)
+
+        return self._mending(once)
+
+    def make_anchor(self, rate: float = 0.0) -> Made:
+        """The newest version written out whole, for those who start from nothing. rate: see `make`.
+
+        Raises `StoreError` if there is no version. A snapshot that turns out to be damaged is made anew from the store.
+        """
+        return self._mending(lambda: self._make_anchor(rate))
+
+    def scrub(self) -> int:
+        """Hold one more block of the snapshot against what was published; returns its bytes, 0 at the end of a round.
+
+        A snapshot that is damaged is made anew from the store. Raises `StoreError`.
+        """
         if self._doubtful:
             self._recover()
-        live = self.snapshot.position
-        rows = rows_between(self.snapshot.specs, source.specs)
+        try:
+            return self.snapshot.scrub()
+        except DigestMismatchError as error:
+            self._doubt(str(error))
+            self._recover()
+            return 0
+
+    def _mending(self, make: Callable[[], T]) -> T:
+        """Make something; once more, if it turned out that the published bits are not to be trusted."""
+        if self._doubtful:
+            self._recover()
+        try:
+            return make()
+        except DigestMismatchError as error:
+            self._doubt(str(error))
+            self._recover()
+            return make()
+
+    def _doubt(self, message: str) -> None:
+        self._tell(f"{message}: making the published bits anew from the store")
+        self.snapshot.distrust()
+        self._doubtful = True
+
+    def _make(
+        self,
+        source: Source,
+        profile: str,
+        rate: float,
+        settled: Callable[[], bool],
+        given_up: Callable[[], bool],
+    ) -> Made | None:
+        began = time.monotonic()
+        live = None if self._whole else self.snapshot.position
+        rows = rows_between(self.snapshot.specs if live is not None else [], source.specs)
         draft = self.store.draft()
         try:
-            encode = self._encode(draft, rows, source, given_up, rate, profile=None if live is None else profile)
+            encode, scans = self._encode(draft, rows, source, given_up, rate, profile=None if live is None else profile)
             encoded = time.monotonic()
             if not settled():
                 raise StoreError("the checkpoint changed while it was read: not published")
@@ -150,7 +216,7 @@ class VersionMaker:
             position = Position(
                 run=self._run,
                 epoch=self.epoch,
-                version=live.version + 1 if live else 0,
+                version=max(self._newest, live.version if live else -1) + 1,
                 digest=digest_bytes((base_digest + encode.digest_change) % MODULUS),
             )
             pack = self._seal(draft, encode, position, live)
@@ -158,39 +224,36 @@ class VersionMaker:
             draft.abandon()
             raise
         try:
-            applying = self._advance(pack)
+            applying = self._advance(pack, scans)
         except BaseException:
             # The pack was never announced; without it the store leads to the version before.
             self._doubtful = True
             self.store.remove(pack.signed.id)
             raise
+        self._newest, self._whole = position.version, False
         with suppress(StoreError):
             self.steps.prune(self.store)
         return Made(pack, position, time.monotonic() - began, encoded - began, applying)
 
-    def make_anchor(self, rate: float = 0.0) -> Made:
-        """The newest version written out whole, for those who start from nothing. rate: see `make`.
-
-        Raises `StoreError` if there is no version, and `DigestMismatchError` if the snapshot turns out to be damaged;
-        it is then made anew from the store before anything else is published.
-        """
+    def _make_anchor(self, rate: float) -> Made:
         began = time.monotonic()
-        if self._doubtful:
-            self._recover()
         live = self.snapshot.position
         if live is None:
             raise StoreError("there is no version to write out yet")
         rows = [Row(spec, False, True) for spec in self.snapshot.specs]
         draft = self.store.draft()
         try:
-            encode = self._encode(draft, rows, self.snapshot, lambda: False, rate, profile=None)
+            encode, _ = self._encode(draft, rows, self.snapshot, lambda: False, rate, profile=None)
             if digest_bytes(encode.digest_change % MODULUS) != live.digest:
-                self._doubtful = True
-                self.snapshot.distrust()
-                raise DigestMismatchError(f"{self._root}: damaged on disk; it is made anew from the store")
+                raise DigestMismatchError(f"{self._root} is damaged")
             pack = self._seal(draft, encode, live, None)
         except BaseException:
             draft.abandon()
+            raise
+        try:
+            compare_whole(pack, self.snapshot.units)
+        except BaseException:
+            self.store.remove(pack.signed.id)
             raise
         return Made(pack, live, time.monotonic() - began)
 
@@ -203,10 +266,13 @@ class VersionMaker:
         rate: float,
         *,
         profile: str | None,
-    ) -> Encoding:
-        """profile: None makes an anchor."""
+    ) -> tuple[Encoding, Scans]:
+        """profile: None makes an anchor. Also gives what was summed up of the rows that were scanned, which agrees with
+        what was published. Raises `DigestMismatchError`."""
         finds = None
-        with Encoding(draft, rows, anchor=profile is None, rate=rate, profile=profile or "fast") as encode:
+        scans: dict[TensorSpec, ScanSums] = {}
+        anchor = profile is None
+        with Encoding(draft, rows, anchor=anchor, rate=rate, profile=profile or "fast", summed=True) as encode:
             if isinstance(source, FindingSource) and profile is not None:
                 finds = source.find(rows, encode.block_units, self.snapshot)
             for index, row in enumerate(rows):
@@ -219,7 +285,13 @@ class VersionMaker:
                 old = self.snapshot.units(row.spec) if row.before else None
                 encode.take(index, old, source.units(row.spec) if row.after else None)
             encode.finish()
-        return encode
+        for index, row in enumerate(rows):
+            if row.before and row.after:
+                scan = encode.sums.get(index) or (finds.sums(index) if finds is not None else None)
+                self.snapshot.check(row.spec, scan)
+                if scan is not None:
+                    scans[row.spec] = scan
+        return encode, scans
 
     def _seal(self, draft: Draft, encode: Encoding, position: Position, base: Position | None) -> Pack:
         manifest = encode.manifest(
@@ -233,20 +305,13 @@ class VersionMaker:
         )
         return draft.seal(sign(manifest, self._key), manifest)
 
-    def _advance(self, pack: Pack) -> float:
+    def _advance(self, pack: Pack, scans: Scans | None = None) -> float:
         """Take the snapshot along a pack; returns how long decoding and applying took (seconds)."""
         began = time.monotonic()
         keeping = self.steps.keep(pack)
-
-        def chunk(index: int) -> bytes:
-            data = pack.read(index)
-            if data is None:
-                raise StoreError(f"{pack.path}: chunk {index} cannot be read back: is the disk sound?")
-            return data
-
         try:
             take = keeping.take if keeping is not None else None
-            self.snapshot.advance(pack.manifest, chunk, position_of(pack.manifest), take)
+            self.snapshot.advance(pack.manifest, reader(pack), position_of(pack.manifest), take, scans)
             if keeping is not None:
                 keeping.finish()
         finally:
@@ -257,30 +322,69 @@ class VersionMaker:
     def _recover(self) -> None:
         """Bring the snapshot to the newest version of this run that the store leads to. Raises `StoreError`."""
         self.snapshot.reopen()
-        live, packs = self.snapshot.position, self._packs()
-        if live is not None and not packs:
-            raise StoreError(f"{self.store.root} lost its versions: restore them, or start with an empty --store")
-        for pack in self._way(live, packs):
-            self._advance(pack)
+        live, failed = self.snapshot.position, set[bytes]()
+        self._newest = max(self._newest, *(pack.manifest.version for pack in self._all_packs()), -1)
+        if live is not None:
+            self._newest = max(self._newest, live.version)
+        while (bad := self._go_along(self._way(self.snapshot.position))) is not None:
+            # A second failure is not the memory's: the pack itself is what nobody can decode.
+            if bad.signed.id in failed and bad.sealed:
+                self.store.remove(bad.signed.id)
+            failed.add(bad.signed.id)
+            self.snapshot.reopen()
+        self._drop_unreachable()
         self._doubtful = False
 
-    def _way(self, live: Position | None, packs: list[Pack]) -> list[Pack]:
-        """The packs that lead from `live` to the newest version."""
-        if not packs:
-            return []
-        newest = max(packs, key=lambda pack: (pack.manifest.epoch, pack.manifest.version)).manifest
-        if live is not None and (live.epoch, live.version) >= (newest.epoch, newest.version):
-            return []  # there already; or beyond, and the pack that led there was damaged since
-        start = (live.version, live.digest.hex()) if live else None
+    def _go_along(self, way: list[Pack]) -> Pack | None:
+        """Take the snapshot along these packs; returns the first one that does not decode to what it says."""
+        for pack in way:
+            try:
+                self._advance(pack)
+            except (DigestMismatchError, FormatError, UnreadableError, ValueError) as error:
+                self._tell(f"{name_of(pack)} cannot be decoded here: {error}")
+                return pack
+        if way:
+            self.snapshot.verify()
+            if self.snapshot.position is None:
+                raise StoreError(f"{self._root} does not keep what is written to it: is its disk, or memory, sound?")
+        return None
+
+    def _way(self, live: Position | None) -> list[Pack]:
+        """The packs that lead from `live` to the newest version that can be reached."""
+        packs = self._packs()
         by_id = {pack.signed.id.hex(): pack for pack in packs}
         lineage = [announcement_of(pack.signed, pack.manifest) for pack in packs]
-        path = resolve(lineage, start, (newest.version, newest.digest.hex()))
-        if path is None:
-            raise StoreError(f"{self.store.root} holds no way to version {newest.version}: start with an empty --store")
+        start = (live.version, live.digest.hex()) if live else None
+        newest = reachable(lineage, start)
+        if newest is None or (live is not None and (live.epoch, live.version) >= (newest.epoch, newest.version)):
+            return []  # there already; or beyond, and the pack that led there was damaged since
+        path = resolve(lineage, start, place_after(newest))
+        assert path is not None
         return [by_id[announced.id] for announced in path]
 
+    def _drop_unreachable(self) -> None:
+        """Forget later versions than the snapshot's: nobody can decode them. The next one is written out whole."""
+        live = self.snapshot.position
+        reached = (live.epoch, live.version) if live is not None else (-1, -1)
+        lost = [pack for pack in self._packs() if (pack.manifest.epoch, pack.manifest.version) > reached]
+        for pack in lost:
+            self.store.remove(pack.signed.id)
+        self._whole = self._newest > (live.version if live is not None else -1)
+        if live is not None and not self._all_packs():
+            self._whole = True
+            self._tell(f"{self.store.root} lost its versions: the next one is written out whole")
+        elif self._whole:
+            where = f"version {live.version}" if live is not None else "nothing"
+            self._tell(
+                f"{self.store.root} leads to {where}, not to version {self._newest}:"
+                f" version {self._newest + 1} is written out whole"
+            )
+
     def _packs(self) -> list[Pack]:
-        return [pack for pack in self.store.packs() if pack.manifest.run == self._run and pack.sealed]
+        return [pack for pack in self._all_packs() if pack.sealed]
+
+    def _all_packs(self) -> list[Pack]:
+        return [pack for pack in self.store.packs() if pack.manifest.run == self._run]
 
     def _check_key(self) -> None:
         """Actors trust one key: versions that another one signed cannot be announced beside ours."""

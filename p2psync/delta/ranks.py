@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels import kernel, load, popcount, prefetch, store, trailing
+from p2psync.delta.kernels import (
+    SUM_ROWS,
+    add_both,
+    clear_sums,
+    kernel,
+    load,
+    popcount,
+    prefetch,
+    store,
+    trailing,
+)
 from p2psync.delta.lanes import (
     BEYOND,
     GROUP,
@@ -104,12 +114,13 @@ def scan_ranked(
     items: NDArray[np.uint64],
     filled: NDArray[np.int64],
     state: NDArray[np.uint8],
+    sums: int,
 ) -> int:
     """`kernels.scan`, and the changes class after class.
 
     What `kernels.scan` finds is written from entry `first` on. `counts[0, c]` and `counts[1, c]` become the numbers of
     changes and of units of class c of 8. To `items[c]` the changes of class c are appended, after `filled[c]` entries,
-    with room for `count`: the rank, and from bit 32 on the step. `filled` is left as it is.
+    with room for `count`: the rank, and from bit 32 on the step. `filled` is left as it is. sums: see `kernels.scan`.
 
     state: `SCAN_BYTES` of scratch. It is the caller's, because the loop knows it by its address alone: memory of its
     own would be freed after the last use of its name, and given to another thread.
@@ -125,6 +136,9 @@ def scan_ranked(
     old_at, step_at = _U(olds.ctypes.data) + _U(2 * first), _U(steps.ctypes.data) + _U(2 * first)
     total: Any = _U(count)
     found, begin = total - total, total - total
+    moved = found
+    if sums:
+        clear_sums(sums, _UNIT)
     while begin != total:
         left, right = _U(old) + begin + begin, _U(new) + begin + begin
         size = min(_U(_TURN), total - begin)
@@ -137,6 +151,11 @@ def scan_ranked(
         known = found
         found = _emit(at + _U(_DIFFER), quads << _U(2), begin, found, place_at, left - begin - begin, right - left)
         _rank_turn(left - begin - begin, right - begin - begin, known, found, place_at, old_at, step_at, at)
+        if sums:
+            for j in range(np.int64(known), np.int64(found)):
+                moved += load(step_at, j, _UNIT)
+            # A short turn is followed by zeros, which add nothing.
+            add_both(left, right, size, sums, _UNIT)
         # Ranks of the next turn are counted from the last ends of this one.
         last = at + _U(_ENDS) + (quads << _U(6))
         for c in range(MAX_CLASSES):
@@ -147,6 +166,8 @@ def scan_ranked(
         counts[0, c] = (np.int64(load(at + _U(_NEXT), c, _LONG) - _U(items[c].ctypes.data)) >> 3) - filled[c]
         counts[1, c] = np.int64(load(at + _U(_START), c, _LONG))
     counts[1, class_of(_U(0), window)] -= -count & (QUAD - 1)
+    if sums:
+        store(_U(sums), (SUM_ROWS - 1) * GROUP, moved, _UNIT)
     return int(found)
 
 
