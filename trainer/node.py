@@ -19,6 +19,7 @@ from typing import TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.errors import FencedError, HubError, P2PSyncError, StoreError
+from p2psync.membership.epochs import DRAWN_BITS
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.planning import Planner
 from p2psync.membership.records import HUB_HOST, NodeInfo, View
@@ -157,7 +158,7 @@ class TrainerNode:
         )
         await runner.listen(config.host, config.port)
         self._view = await self._from_hub(client.view)
-        state = found.next_epoch(self._view)
+        state = found.next_epoch(self._view, time.time(), random.SystemRandom().getrandbits(DRAWN_BITS))
         # Durable before it is used: a restart must not use the same epoch for something else.
         await asyncio.to_thread(save_run, run_file, state)
         self._announcer = Announcer(

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from p2psync.errors import StoreError
+from p2psync.membership.epochs import next_epoch
 from p2psync.membership.records import View, new_run
 from p2psync.store.disk import disk_errors, write_durably
-
 
 class RunState(msgspec.Struct, frozen=True):
     """run: 32 hex digits. epoch: the last one that was used. node: 32 hex digits."""
@@ -20,10 +20,13 @@ class RunState(msgspec.Struct, frozen=True):
     epoch: int
     node: str
 
-    def next_epoch(self, view: View) -> RunState:
-        """The same run, at an epoch above every one that this store or the hub knows."""
+    def next_epoch(self, view: View, unix_seconds: float, drawn: int) -> RunState:
+        """The same run, at an epoch above every one that this store or the hub knows, and never one of before.
+
+        See `membership.epochs`. unix_seconds: the time; drawn: random bits.
+        """
         known = view.epoch if view.run == self.run else 0
-        return RunState(self.run, max(self.epoch, known) + 1, self.node)
+        return RunState(self.run, next_epoch(self.epoch, known, unix_seconds, drawn), self.node)
 
 
 def load_run(path: Path) -> RunState:

@@ -105,10 +105,24 @@ def take_over(sim: Simulation, seconds: float) -> None:
     rival.publish(anchor=True)
 
 
+def restore_backup(sim: Simulation, seconds: float) -> None:
+    """The trainer and its hub are lost; a new trainer begins from a backup, gives version numbers again, with other bits."""
+    trainer = sim.trainer
+    if not trainer.alive or trainer.fenced or not trainer.name or not sim.hub.up:
+        return
+    trainer.crash()
+    trainer.restore(sim.rng.randint(1, len(trainer.name)))
+    sim.hub.stop()
+    sim.hub.restart()
+    trainer.start()
+    trainer.publish(anchor=True)
+
+
 def claim_in_vain(sim: Simulation, seconds: float) -> None:
     """A trainer of an earlier epoch claims the run and publishes: only a hub that has forgotten all lets it."""
     if sim.trainer.epoch > 0:
         rival = sim.add_trainer(sim.trainer.epoch - 2)
+        rival.unix_skew = -1e9
         rival.start()
         rival.publish()
 
@@ -199,6 +213,7 @@ KINDS: dict[str, Fault] = {
         restart_trainer,
         die_while_publishing,
         take_over,
+        restore_backup,
         claim_in_vain,
         partition,
         cut_connections,

@@ -14,6 +14,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.errors import FencedError, LeaseError, P2PSyncError
+from p2psync.membership.epochs import DRAWN_BITS, EPOCH_ZERO, next_epoch
 from p2psync.membership.hub import HubCore
 from p2psync.membership.records import Announce, Announced, Challenge, Claim, Claimed, NodeInfo, View, claim_bytes
 from p2psync.protocol.manifest import Manifest
@@ -25,6 +26,8 @@ from p2psync.sim.weights import History, Name, signed_manifest
 from p2psync.swarm.node import NodeConfig
 
 _RETRY = 0.4
+#: When simulations begin, in seconds after the first epoch.
+_BEGAN = 1e6
 #: How much later than peers the hub may hear of a version (seconds).
 HUB_LATER = (0.0, 0.3, 2.0)
 
@@ -62,13 +65,17 @@ class SimTrainer(SimNode):
         self.epoch = epoch
         self.name: Name = ()
         self.fenced = False
+        #: Seconds that its idea of the date is ahead.
+        self.unix_skew = 0.0
         self._registrar = registrar
         self._anchor_every = anchor_every
         self._keep = keep
 
     def start(self) -> None:
         """Begin a process: take the run over at the next epoch, and announce what the disk holds."""
-        self.epoch += 1
+        clock = self.world.clock
+        unix = EPOCH_ZERO + _BEGAN + clock.now + self.unix_skew
+        self.epoch = next_epoch(self.epoch, 0, unix, clock.rng.getrandbits(DRAWN_BITS))
         self._token: str | None = None
         self._known: set[str] = set()
         self._retire: set[str] = set()
@@ -84,6 +91,13 @@ class SimTrainer(SimNode):
         for id, pack in other.store.packs.items():
             if pack.manifest.version < versions:
                 self.store.packs[id] = SimPack(pack.manifest, pack.signed, list(pack.chunks))
+
+    def restore(self, versions: int) -> None:
+        """While no process runs: the disk becomes a backup of the time of the first `versions` versions."""
+        self.name = self.name[:versions]
+        self.epoch = min(self.epoch, self.name[0]) - 1
+        for id in [id for id, pack in self.store.packs.items() if pack.manifest.version >= versions]:
+            del self.store.packs[id]
 
     @property
     def head(self) -> Position | None:
