@@ -53,6 +53,10 @@ class Announcer:
         self._emit = on_event
         self._view: View | None = None
         self._known_at_hub: set[str] = set()
+        #: What the hub shows of this run and the store does not have: a version that did not decode and was dropped, or one
+        #: of after the backup that this store is. Taken back once; a view may be older than that.
+        self._foreign: set[str] = set()
+        self._taken_back: set[str] = set()
         self._token: str | None = None
         self._wake = asyncio.Event()
         self._told = asyncio.Event()
@@ -97,7 +101,12 @@ class Announcer:
         elif before is not None and before.instance != view.instance:
             # Another hub process: it knows only what is told to it from now on.
             self._known_at_hub.clear()
+            self._taken_back.clear()
             self._beside_told = self._token = None
+        if not ahead and view.run == self._state.run:
+            own = {pack.signed.id.hex() for pack in self._store.packs()}
+            self._foreign = {a.id for a in view.lineage} - own
+            self._taken_back &= self._foreign
         self._wake.set()
 
     async def run(self) -> None:
@@ -128,7 +137,8 @@ class Announcer:
         retire = self._retirable()
         gone = {a.id for a in retire}
         new = [a for a in self._unannounced() if a.id not in gone]
-        known = sorted(gone & self._known_at_hub)
+        foreign = self._foreign - self._taken_back
+        known = sorted(gone & self._known_at_hub | foreign)
         if new or known or self._beside != self._beside_told:
             # In rising order of versions: followers count as gone only what the head has passed.
             new.sort(key=lambda a: (a.epoch, a.version, -1 if a.base is None else a.base))
@@ -138,7 +148,10 @@ class Announcer:
             await self._hub.announce(token, manifests, known, self.remark, beside)
             self._beside_told = beside
             self._known_at_hub |= {a.id for a in new}
-            self._known_at_hub -= gone
+            self._known_at_hub -= gone | foreign
+            self._taken_back |= foreign
+            for id in foreign:
+                self._withdraw(bytes.fromhex(id))
         await self._remove(retire)
         self._told.set()
 

@@ -7,11 +7,13 @@ this machine (store, versions, ports) comes before the claim, which fences the t
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -28,25 +30,30 @@ from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
-from p2psync.observe.events import Event, HubAway, ProfileChosen, Published, Trouble
+from p2psync.observe.events import Event, HubAway, Note, ProfileChosen, Published, Trouble
 from p2psync.parallel import thread_count
 from p2psync.protocol.lineage import is_squash
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
+from trainer.acceptance import Acceptance
 from trainer.announcer import RETRY_FIRST, RETRY_LAST, Announcer
 from trainer.catchup import CatchUp
 from trainer.profile_choice import AUTO, Choice, ProfileChooser, slowest_link
 from trainer.retention import anchor_due
 from trainer.runstate import load_run, save_run
+from trainer.scrubber import Scrubber
 from trainer.snapshot import Keeper
 from trainer.source import Source
 from trainer.squasher import Squasher
 from trainer.squashing import SquashPlanner
+from trainer.standing import Standing, standing
 from trainer.versions import Made, Maker, VersionMaker
 
-#: How often `until_running` asks the hub (seconds).
-ASK_EVERY = 0.2
+#: How often `until_running` asks the hub, and tells who is waited for (seconds).
+ASK_EVERY, SAY_EVERY = 0.2, 10.0
+#: How often the hub is asked whether some actor runs the newest version, until one does (seconds).
+ACCEPTANCE_EVERY = 3.0
 
 T = TypeVar("T")
 
@@ -120,6 +127,9 @@ class TrainerNode:
         self._view: View | None = None
         self._chooser = ProfileChooser(config.profile, cores=thread_count())
         self._profile = ""
+        self._acceptance = Acceptance()
+        #: Who runs the newest version, as `until_running` saw it last.
+        self.standing = Standing(-1, 0, ())
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -133,6 +143,7 @@ class TrainerNode:
 
     async def _start(self) -> None:
         config = self.config
+        self._loop = asyncio.get_running_loop()
         if config.hub_url is not None:
             self._client = HubClient(config.hub_url, config.token)
         self._store = store = await asyncio.to_thread(Store, config.store / "packs")
@@ -172,8 +183,12 @@ class TrainerNode:
         runner.start()
         if versions.position is not None:
             runner.running(versions.position)
+            self._acceptance.published(versions.position, time.monotonic())
             self._anchor_if_due()
         runner.run_beside(self._announcer.run())
+        runner.run_beside(self._watch_acceptance())
+        if isinstance(versions, VersionMaker):
+            runner.run_beside(Scrubber(versions, self._publishing, self._mended, self._emit).run())
 
     async def stop(self) -> None:
         """Give up what is being made, leave, and close everything."""
@@ -225,12 +240,14 @@ class TrainerNode:
         if self._anchoring is not None:
             await asyncio.shield(self._anchoring)
 
-    async def until_running(self, actors: int) -> None:
+    async def until_running(self, actors: int, patience: float = math.inf) -> Standing:
         """Wait until at least so many actors, and every one that the hub knows, run the newest version.
 
-        A hub that is away is waited for.
+        patience: seconds that the others are waited for once so many run it. Returns who runs it and who does not. Who
+        is waited for is told now and then. A hub that is away is waited for.
         """
-        await self.runner.unless_broken(self._until_running(actors))
+        await self.runner.unless_broken(self._until_running(actors, patience))
+        return self.standing
 
     @property
     def fenced(self) -> FencedError | None:
@@ -325,7 +342,13 @@ class TrainerNode:
             self._emit(ProfileChosen(choice.profile, choice.why, {f.profile: f.seconds for f in choice.forecasts}))
 
     def _own_maker(self, store: Store, run: str) -> VersionMaker:
-        return VersionMaker(store, self.config.store / "snapshot", self.config.key, run, keeper=self._keeper)
+        loop = self._loop
+
+        def tell(message: str) -> None:
+            loop.call_soon_threadsafe(self._emit, Trouble(message))
+
+        root = self.config.store / "snapshot"
+        return VersionMaker(store, root, self.config.key, run, keeper=self._keeper, on_trouble=tell)
 
     def _catching_up(self, store: Store, versions: VersionMaker) -> CatchUp:
         def offer(pack: Pack) -> None:
@@ -345,7 +368,9 @@ class TrainerNode:
         )
 
     def _anchor_if_due(self) -> None:
-        if self._anchoring is None and anchor_due(self.announcer.lineage(), self.config.anchor_ratio):
+        lineage = self.announcer.lineage()
+        lost = not lineage and self.position is not None
+        if self._anchoring is None and (lost or anchor_due(lineage, self.config.anchor_ratio)):
             # Beside the training, which need not wait for it.
             self._anchoring = asyncio.create_task(self._make_anchor())
 
@@ -363,24 +388,69 @@ class TrainerNode:
     def _offer(self, made: Made) -> Published:
         self.runner.offer(made.pack)
         self.runner.running(made.position)
+        self._acceptance.published(made.position, time.monotonic())
         event = published(made)
         self._emit(event)
         self.announcer.wake()
         return event
 
-    async def _until_running(self, actors: int) -> None:
-        while not await self._all_run(actors):  # noqa: ASYNC110 (acknowledgements raise no revision to wait for)
+    def _mended(self) -> None:
+        """The published bits were made anew: from an earlier version, if the store did not lead to the newest one."""
+        if self.position is not None:
+            self.runner.running(self.position)
+            self._anchor_if_due()
+        self.announcer.wake()
+
+    async def _watch_acceptance(self) -> None:
+        """Replace a version that no actor can run."""
+        assert self._client is not None
+        while True:
+            await asyncio.sleep(ACCEPTANCE_EVERY)
+            if self._acceptance.settled:
+                continue
+            with suppress(P2PSyncError):  # the announcer tells of a hub that is away
+                members = (await self._client.status()).view.members
+                reason = self._acceptance.look(members, time.monotonic())
+                if reason is not None:
+                    await self._replace(reason)
+
+    async def _replace(self, reason: str) -> None:
+        """Write the newest version out whole, from bits that are verified; or, if it is that already, the next one."""
+        live = self.position
+        if live is None or self._stopping:
+            return
+        anchors = [a for a in self.announcer.lineage() if a.base is None and a.digest == live.digest.hex()]
+        how = "the next one" if anchors else "it"
+        self._emit(Trouble(f"{reason}: {how} is written out whole, from verified bits"))
+        if not anchors:
+            await self._make_anchor()
+            return
+        try:
+            async with self._publishing:
+                await asyncio.to_thread(self.versions.write_whole)
+        except P2PSyncError as error:
+            self._emit(Trouble(f"the published bits cannot be verified: {error}"))
+        self._mended()
+
+    async def _until_running(self, actors: int, patience: float) -> None:
+        """Acknowledgements raise no revision to wait for: the hub is asked now and then."""
+        clock = asyncio.get_running_loop().time
+        say_at, give_up_at = clock() + SAY_EVERY, math.inf
+        while True:
+            await self._look_around()
+            if self.standing.reached(actors):
+                give_up_at = min(give_up_at, clock() + patience)
+                if not self.standing.waiting or clock() >= give_up_at:
+                    return
+            if clock() >= say_at:
+                say_at = clock() + SAY_EVERY
+                self._emit(Note(f"waiting: {self.standing}"))
             await asyncio.sleep(ASK_EVERY)
 
-    async def _all_run(self, actors: int) -> bool:
+    async def _look_around(self) -> None:
         assert self._client is not None
-        try:
-            members = (await self._client.status()).view.members
-        except HubError:
-            return False
-        live = self.position
-        running = [m.digest for m in members if m.info.role == "actor"]
-        return len(running) >= actors and all(digest == (live.digest.hex() if live else "") for digest in running)
+        with suppress(HubError):
+            self.standing = standing((await self._client.status()).view.members, self.position)
 
     async def _from_hub(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the hub; where the trainer was told to wait for it, until it answers."""

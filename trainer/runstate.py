@@ -13,6 +13,7 @@ from p2psync.membership.epochs import next_epoch
 from p2psync.membership.records import View, new_run
 from p2psync.store.disk import disk_errors, write_durably
 
+
 class RunState(msgspec.Struct, frozen=True):
     """run: 32 hex digits. epoch: the last one that was used. node: 32 hex digits."""
 

@@ -332,4 +332,3 @@ class Snapshot:
         if self._record is None:
             raise DigestMismatchError(f"{self._root} is not verified")
         return self._record
-

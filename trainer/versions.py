@@ -34,6 +34,7 @@ from p2psync.protocol.lineage import place_after, reachable, resolve
 from p2psync.protocol.manifest import Manifest, SignedManifest, sign
 from p2psync.protocol.messages import NO_VERSION
 from p2psync.protocol.versions import Position
+from p2psync.store.disk import disk_errors, write_durably
 from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.packs import Draft, Pack, Store
 from trainer.bit_record import Scans
@@ -74,6 +75,7 @@ class Maker(Protocol):
         given_up: Callable[[], bool] = lambda: False,
     ) -> Made | None: ...
     def make_anchor(self, rate: float = 0.0) -> Made: ...
+    def write_whole(self) -> None: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
 
@@ -110,8 +112,11 @@ class VersionMaker:
         self.snapshot: Keeper = keeper() if keeper is not None else Snapshot(root)
         self._tell = on_trouble
         self._doubtful = True
-        #: Number of the newest version that was ever seen here; -1: none.
-        self._newest = -1
+        #: How often the published bits were made anew.
+        self.mended = 0
+        #: Number of the newest version that was ever seen here, -1: none; and where it is kept once versions were dropped.
+        self._newest_file = root.parent / "newest-version"
+        self._newest = _load_number(self._newest_file)
         #: Whether the next version is written out whole, since the store does not lead to the newest one.
         self._whole = False
         self._recover()
@@ -161,6 +166,14 @@ class VersionMaker:
         """
         return self._mending(lambda: self._make_anchor(rate))
 
+    def write_whole(self) -> None:
+        """Have the next version written out whole, whatever changed. Raises `StoreError`."""
+        self.snapshot.verify()
+        if self.snapshot.position is None:
+            self._doubt("the published bits are damaged here")
+            self._recover()
+        self._whole = True
+
     def scrub(self) -> int:
         """Hold one more block of the snapshot against what was published; returns its bytes, 0 at the end of a round.
 
@@ -190,6 +203,7 @@ class VersionMaker:
         self._tell(f"{message}: making the published bits anew from the store")
         self.snapshot.distrust()
         self._doubtful = True
+        self.mended += 1
 
     def _make(
         self,
@@ -366,10 +380,13 @@ class VersionMaker:
         """Forget later versions than the snapshot's: nobody can decode them. The next one is written out whole."""
         live = self.snapshot.position
         reached = (live.epoch, live.version) if live is not None else (-1, -1)
+        self._whole = self._newest > (live.version if live is not None else -1)
+        if self._whole:
+            with disk_errors(self._newest_file):
+                write_durably(self._newest_file, str(self._newest).encode())
         lost = [pack for pack in self._packs() if (pack.manifest.epoch, pack.manifest.version) > reached]
         for pack in lost:
             self.store.remove(pack.signed.id)
-        self._whole = self._newest > (live.version if live is not None else -1)
         if live is not None and not self._all_packs():
             self._whole = True
             self._tell(f"{self.store.root} lost its versions: the next one is written out whole")
@@ -395,6 +412,14 @@ class VersionMaker:
                 f"{self.store.root}: its versions were signed with {public_text(theirs)}: give that --key, or an empty "
                 "--store"
             )
+
+
+def _load_number(path: Path) -> int:
+    """The number that a file holds; -1 if there is none."""
+    try:
+        return int(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return -1
 
 
 def announcement_of(signed: SignedManifest, manifest: Manifest) -> Announcement:

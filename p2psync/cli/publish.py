@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from p2psync.cli import daemon
 from p2psync.cli.keys import read_key
 from p2psync.errors import P2PSyncError
-from p2psync.observe.events import Note
+from p2psync.observe.events import Note, Trouble
+
+if TYPE_CHECKING:
+    from trainer.standing import Standing
 
 
 def publish(
@@ -32,6 +35,9 @@ def publish(
         float, typer.Option(help="What the slowest link gives, for auto; 0: as actors measure it.", min=0)
     ] = 0.0,
     actors: Annotated[int, typer.Option(help="Seed until so many actors run it, and all that are there.", min=0)] = 1,
+    patience: Annotated[
+        float, typer.Option(help="Seconds that the others are waited for once so many actors run it.", min=0)
+    ] = 60.0,
     timeout: Annotated[float, typer.Option(help="Give up seeding after so many seconds.", min=0)] = 600.0,
     json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
 ) -> None:
@@ -61,12 +67,16 @@ def publish(
             if await publish_checkpoint(node, directory) is None:
                 show(Note("the checkpoint holds the same bits as the last version: nothing to publish"))
             await node.anchored()
+            announced = False
             try:
                 async with asyncio.timeout(timeout):
                     await node.announced()
-                    await node.until_running(actors)
+                    announced = True
+                    left = await node.until_running(actors, patience)
             except TimeoutError:
-                raise P2PSyncError(f"not every actor has it after {timeout:g} s; it stays published") from None
+                raise P2PSyncError(_out_of_time(node.standing, actors, timeout, announced=announced)) from None
+            if left.waiting:
+                show(Trouble(f"not waiting any longer: {left}; the others get it from those that have it"))
 
         await node.start()
         try:
@@ -75,3 +85,12 @@ def publish(
             await node.stop()
 
     daemon.in_loop(build)
+
+
+def _out_of_time(standing: Standing, actors: int, timeout: float, *, announced: bool) -> str:
+    if not announced:
+        return f"the hub did not take it within {timeout:g} s: is it up? Publish again"
+    if not standing.running and not standing.waiting:
+        return f"no actor came for it within {timeout:g} s; it stays announced: publish again to seed it"
+    lacking = "" if standing.reached(actors) else f", {actors} were asked for"
+    return f"after {timeout:g} s {standing}{lacking}; it stays announced: publish again to seed it"

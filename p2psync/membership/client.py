@@ -79,6 +79,7 @@ class MembershipClient:
         self._rng = rng
         self._version: int | None = None
         self._digest = ""
+        self._refused = ""
         self._measures: Measures | None = None
         self._tell_after = _NEVER
         self._measures_told_at = -MEASURES_EVERY
@@ -125,6 +126,13 @@ class MembershipClient:
     def running(self, version: int | None, digest: str, now: float) -> None:
         """This version (digest in hex) is live at this node: told to the hub at once."""
         self._version, self._digest = version, digest
+        if version is not None:
+            self._refused = ""
+        self._renew_at = now
+
+    def refused(self, digest: str, now: float) -> None:
+        """The version of this digest (hex) has other bits here than were signed: see `Member.refused`."""
+        self._refused = digest
         self._renew_at = now
 
     def poll(self, now: float) -> list[HubCall]:
@@ -235,6 +243,7 @@ class MembershipClient:
             digest=self._digest,
             fetch_rate=int(float(f"{self.fetch_rate:.1e}")),
             measures=measures,
+            refused=self._refused,
         )
 
     def _weigh_measures(self) -> None:

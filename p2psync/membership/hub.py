@@ -167,13 +167,14 @@ class HubCore:
         Raises `LeaseError` if it has ended, `FormatError` for data out of bounds.
         """
         check_running(request.version, request.digest)
+        check_running(None, request.refused)
         check_rate(request.fetch_rate)
         if request.measures is not None:
             check_measures(request.measures)
         self._sweep(now)
         before = self._leases.holder(request.lease, now).member
         after = self._leases.renew(
-            request.lease, request.version, request.digest, now, request.fetch_rate, request.measures
+            request.lease, request.version, request.digest, now, request.fetch_rate, request.measures, request.refused
         )
         self.is_there(request.lease, now)
         if request.measures is not None:

@@ -88,15 +88,18 @@ class LeaseTable:
         now: float,
         fetch_rate: int = 0,
         measures: Measures | None = None,
+        refused: str = "",
     ) -> Member:
-        """Let `lease` last until `now + ttl`, and note what its holder runs, and its `Member.fetch_rate`.
+        """Let `lease` last until `now + ttl`, and note what its holder runs, its `Member.fetch_rate` and `refused`.
 
         measures: None leaves those told before. Raises `LeaseError` if it has ended.
         """
         held = self.holder(lease, now)
         member = held.member
-        if (member.version, member.digest, member.fetch_rate) != (version, digest, fetch_rate):
-            member = msgspec.structs.replace(member, version=version, digest=digest, fetch_rate=fetch_rate)
+        if (member.version, member.digest, member.fetch_rate, member.refused) != (version, digest, fetch_rate, refused):
+            member = msgspec.structs.replace(
+                member, version=version, digest=digest, fetch_rate=fetch_rate, refused=refused
+            )
         self._hold(Held(lease, member, held.joined, now, held.measures if measures is None else measures))
         return member
 

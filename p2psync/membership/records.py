@@ -35,12 +35,15 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A node with a live lease, and the version it last said it runs (None: none yet). digest: 32 hex digits.
 
     fetch_rate: bytes a second at which chunks last came while it was busy fetching, by its own measure; 0: none yet.
+    refused: digest of the version that it fetched last and found other bits in than were signed; "": none since it
+    last committed one.
     """
 
     info: NodeInfo
     version: int | None = None
     digest: str = ""
     fetch_rate: int = 0
+    refused: str = ""
 
 
 class Path(msgspec.Struct, frozen=True, array_like=True):
@@ -88,7 +91,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 class Renew(msgspec.Struct, frozen=True, kw_only=True):
     """Keep a lease, and say which version is live: the acknowledgement of a commit is a renewal.
 
-    fetch_rate: see `Member`. measures: None if they are as they were told last.
+    fetch_rate, refused: see `Member`. measures: None if they are as they were told last.
     """
 
     lease: str
@@ -96,6 +99,7 @@ class Renew(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     fetch_rate: int = 0
     measures: Measures | None = None
+    refused: str = ""
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True):

@@ -115,12 +115,16 @@ class HubClient:
         *,
         fetch_rate: int = 0,
         measures: Measures | None = None,
+        refused: str = "",
     ) -> Lease:
-        """Keep a lease, and say which version is live, `Member.fetch_rate`, and what was measured (None: as before).
+        """Keep a lease, and say which version is live, `Member.fetch_rate`, what was measured (None: as before), and
+        `Member.refused`.
 
         Raises `LeaseError` when it has ended: join again.
         """
-        body = Renew(lease=lease, version=version, digest=digest, fetch_rate=fetch_rate, measures=measures)
+        body = Renew(
+            lease=lease, version=version, digest=digest, fetch_rate=fetch_rate, measures=measures, refused=refused
+        )
         return await self.post("/v1/renew", body, Lease)
 
     async def leave(self, lease: str) -> None:

@@ -473,6 +473,7 @@ class NodeRunner:
                     request.digest,
                     fetch_rate=request.fetch_rate,
                     measures=request.measures,
+                    refused=request.refused,
                 )
                 self.core.renewed(lease, self._loop.time())
                 self._on_told()
@@ -484,6 +485,8 @@ class NodeRunner:
                 view = await self._hub.view(call.instance, call.revision, VIEW_WAIT, call.lease)
                 same = (view.instance, view.revision) == (call.instance, call.revision)
                 self.core.viewed(None if same else view, self._loop.time())
+                if self.core.follower is not None and self.core.follower.stale_hub:
+                    self._trouble(self.core.follower.stale_hub)
                 if not same:
                     self.measuring.members(member.info for member in view.members)
                     self._on_view(view)

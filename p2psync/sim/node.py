@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from p2psync.errors import EngineError, LeaseError, P2PSyncError, TrustError
+from p2psync.errors import DigestMismatchError, EngineError, FormatError, LeaseError, P2PSyncError, TrustError
 from p2psync.membership.client import CallJoin, CallPlan, CallRenew, CallView, HubCall
 from p2psync.membership.records import Lease, NodeInfo, View
 from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
@@ -371,7 +371,8 @@ class SimNode:
     def _engine_failed(self, action: EngineAction, error: P2PSyncError) -> None:
         assert self.engine is not None and self.core.follower is not None
         if self.core.follower.cares(action):
-            self.core.engine_failed(action, str(error), self.engine.position, self.now)
+            wrong = isinstance(error, DigestMismatchError | FormatError)
+            self.core.engine_failed(action, str(error), self.engine.position, self.now, wrong=wrong)
 
     def _adopt(self, action: Adopt) -> None:
         assert self.engine is not None

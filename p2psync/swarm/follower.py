@@ -110,6 +110,8 @@ class Follower:
         self.position = position
         self.phase = Phase.IDLE
         self.last_error = ""
+        #: Why the hub is not believed, in a line; "" while it is.
+        self.stale_hub = ""
         self._local_digest = local_digest
         self._turn_bytes = turn_bytes
         #: Bytes at hand of each manifest, by id (hex).
@@ -139,8 +141,12 @@ class Follower:
         """
         if not view.run:
             return
+        self.stale_hub = ""
         if (view.run, view.epoch) < self._latest:
-            self.last_error = f"the hub offers run {view.run[:12]} epoch {view.epoch}, which is over; waiting"
+            self.last_error = self.stale_hub = (
+                f"the hub offers run {view.run[:12]} epoch {view.epoch}, which is over: epoch {self._latest[1]} of run"
+                f" {self._latest[0][:12]} was followed here; restart the trainer if it is the right one"
+            )
             return
         over = (view.run, view.epoch) > self._latest
         self._latest = (view.run, view.epoch)
@@ -287,6 +293,11 @@ class Follower:
     def empty(self) -> bool:
         """Whether there is nothing here that a delta could lead on from."""
         return self.position is None and not self._local_digest
+
+    @property
+    def destination(self) -> str:
+        """The digest (hex) of the version that the walk under way leads to; "" without one."""
+        return self._walk.announced[-1].digest if self._walk is not None else ""
 
     def cares(self, action: EngineAction) -> bool:
         """Whether the action belongs to the walk under way."""
