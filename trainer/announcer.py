@@ -57,6 +57,7 @@ class Announcer:
         #: of after the backup that this store is. Taken back once; a view may be older than that.
         self._foreign: set[str] = set()
         self._taken_back: set[str] = set()
+        self._given_up: set[str] = set()
         self._token: str | None = None
         self._wake = asyncio.Event()
         self._told = asyncio.Event()
@@ -64,6 +65,11 @@ class Announcer:
     def wake(self) -> None:
         """There is something new to announce."""
         self._wake.set()
+
+    def give_up(self, id: bytes) -> None:
+        """A manifest cannot be had from here any more: take it back, and remove what is left of it."""
+        self._given_up.add(id.hex())
+        self.wake()
 
     def publish_with(self, nodes: list[str]) -> None:
         """These nodes have some of every version's chunks, and this one the rest: see `Announce.beside`."""
@@ -173,7 +179,11 @@ class Announcer:
         if self._view is None:
             return []
         members = [member for member in self._view.members if member.info.role != "trainer"]
-        return to_retire(self.lineage(whole=False), members, self._keep)
+        lineage = self.lineage(whole=False)
+        damaged = [a for a in lineage if a.id in self._given_up]
+        self._given_up &= {a.id for a in damaged}
+        rest = [a for a in lineage if a.id not in self._given_up]
+        return damaged + to_retire(rest, members, self._keep)
 
     def _fence(self, error: FencedError) -> None:
         if self.fenced is None:

@@ -21,6 +21,7 @@ from typing import TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.errors import FencedError, HubError, P2PSyncError, StoreError
+from p2psync.membership.acceptance import Acceptance
 from p2psync.membership.epochs import DRAWN_BITS
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.planning import Planner
@@ -36,9 +37,9 @@ from p2psync.protocol.lineage import is_squash
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
-from trainer.acceptance import Acceptance
 from trainer.announcer import RETRY_FIRST, RETRY_LAST, Announcer
 from trainer.catchup import CatchUp
+from trainer.pack_reading import name_of
 from trainer.profile_choice import AUTO, Choice, ProfileChooser, slowest_link
 from trainer.retention import anchor_due
 from trainer.runstate import load_run, save_run
@@ -54,6 +55,8 @@ from trainer.versions import Made, Maker, VersionMaker
 ASK_EVERY, SAY_EVERY = 0.2, 10.0
 #: How often the hub is asked whether some actor runs the newest version, until one does (seconds).
 ACCEPTANCE_EVERY = 3.0
+#: Peers have so long to bring a chunk that was found damaged here (seconds).
+REPLACE_AFTER = 3.0
 
 T = TypeVar("T")
 
@@ -128,6 +131,8 @@ class TrainerNode:
         self._chooser = ProfileChooser(config.profile, cores=thread_count())
         self._profile = ""
         self._acceptance = Acceptance()
+        # Manifests of which a chunk was found damaged just now.
+        self._losses: set[bytes] = set()
         #: Who runs the newest version, as `until_running` saw it last.
         self.standing = Standing(-1, 0, ())
 
@@ -166,6 +171,7 @@ class TrainerNode:
             measure=MeasureConfig(probe=config.probe),
             on_event=self._emit,
             on_view=self._on_view,
+            on_lost=self._on_lost,
         )
         await runner.listen(config.host, config.port)
         self._view = await self._from_hub(client.view)
@@ -393,6 +399,22 @@ class TrainerNode:
         self._emit(event)
         self.announcer.wake()
         return event
+
+    def _on_lost(self, id: bytes) -> None:
+        """A chunk here is damaged: peers may have it; else the manifest is taken back, and what it led to replaced."""
+        if id not in self._losses:
+            self._losses.add(id)
+            self.runner.run_beside(self._replace_pack(id))
+
+    async def _replace_pack(self, id: bytes) -> None:
+        await asyncio.sleep(REPLACE_AFTER)
+        self._losses.discard(id)
+        pack = self._store.get(id) if self._store is not None else None
+        if pack is None or pack.complete:
+            return
+        self._emit(Trouble(f"{name_of(pack)} has a damaged chunk that nobody else has: it is taken back"))
+        self.announcer.give_up(id)
+        self._anchor_if_due()
 
     def _mended(self) -> None:
         """The published bits were made anew: from an earlier version, if the store did not lead to the newest one."""

@@ -30,7 +30,7 @@ from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
 from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, Hello, Message
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
-from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk, Vet, Widen
+from p2psync.swarm.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet, Widen
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
@@ -50,6 +50,9 @@ VIEW_WAIT = 20.0
 SMALL_MANIFEST = 40 << 10
 #: The same trouble is told again after so long (seconds).
 SAY_AGAIN = 60.0
+#: A chunk is hashed again before it is sent if that was last done so long ago (seconds): rot is rare, and hashing takes
+#: some milliseconds a chunk.
+DOUBT_EVERY = 300.0
 
 
 class NodeRunner:
@@ -71,8 +74,10 @@ class NodeRunner:
         on_event: Callable[[Event], None] = lambda event: None,
         on_view: Callable[[View], None] = lambda view: None,
         on_told: Callable[[], None] = lambda: None,
+        on_lost: Callable[[bytes], None] = lambda id: None,
     ) -> None:
-        """warm: compile what coding needs before the first version comes; a relay codes nothing."""
+        """warm: compile what coding needs before the first version comes; a relay codes nothing. on_lost: told of a
+        manifest (id) of which a chunk that was held turned out to be damaged."""
         self.core = core
         self.store = store
         self._warms = warm
@@ -81,6 +86,7 @@ class NodeRunner:
         self._emit = on_event
         self._on_view = on_view
         self._on_told = on_told
+        self._on_lost = on_lost
         hello = Hello(MAGIC, PROTOCOL, core.info.node, instance, core.info.region)
         events = PeerEvents(self._peer_up, self._peer_down, self._message, self._flushed, self._dial_failed)
         self._peers = PeerTable(hello, events, streams or FIRST_STREAMS, congestion)
@@ -132,6 +138,7 @@ class NodeRunner:
         self.measuring.start()
         if self._warms:
             self._spawn(self._warm())
+        self._spawn(self._doubt_now_and_then())
         for pack in self.store.packs():
             self._know(pack)
         self._kick()
@@ -156,6 +163,13 @@ class NodeRunner:
 
         # In the engine's thread where there is one, so that its first call finds everything compiled.
         await (self.driver.in_worker(warm) if self.driver is not None else asyncio.to_thread(warm))
+
+    async def _doubt_now_and_then(self) -> None:
+        """What was hashed long ago is hashed again before it is sent."""
+        while True:
+            await asyncio.sleep(DOUBT_EVERY)
+            for pack in self.store.packs():
+                pack.doubt()
 
     async def stop(self) -> None:
         """Leave the hub, close the peers, and wait for the disk and the engine to finish what they are doing."""
@@ -267,6 +281,8 @@ class NodeRunner:
                 self._peers.send(action.peer, action.message)
             case SendChunk():
                 self._send_chunk(action)
+            case Recheck():
+                self._recheck(action)
             case Widen():
                 self.measuring.widen(action.peer, action.rate)
             case Save():
@@ -390,9 +406,24 @@ class NodeRunner:
             self._trouble(str(error))
             data = None
         if data is None:
-            self._trouble(f"chunk {action.index} of {action.id.hex()[:12]} is damaged or gone here; fetching it anew")
-            self.core.swarm.lost(action.id, action.index, self._loop.time())
+            self._lost(action.id, action.index)
         return data
+
+    def _recheck(self, action: Recheck) -> None:
+        try:
+            pack = self.store.get(action.id)
+            good = pack is None or pack.recheck(action.index)
+        except P2PSyncError as error:
+            self._trouble(str(error))
+            good = False
+        if not good:
+            self._lost(action.id, action.index)
+
+    def _lost(self, id: bytes, index: int) -> None:
+        self._trouble(f"chunk {index} of {id.hex()[:12]} is damaged or gone here; fetching it anew")
+        self.core.swarm.lost(id, index, self._loop.time())
+        self._on_lost(id)
+        self._kick()
 
     def _save(self, action: Save) -> None:
         pack = self.store.get(action.id)

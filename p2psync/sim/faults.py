@@ -184,6 +184,17 @@ def damage_disk(sim: Simulation, seconds: float) -> None:
                 pack.chunks[index] = None if running else bytes([data[0] ^ 1]) + data[1:]
 
 
+def rot(sim: Simulation, seconds: float) -> None:
+    """Chunks that were hashed when they came rot where they lie, at the trainer and wherever else, and nobody knows."""
+    node = sim.rng.choice([sim.trainer, *sim.actors])
+    sim.referee.rotten.add(node.info.node)
+    for pack in node.store.packs.values():
+        index = sim.rng.randrange(len(pack.chunks))
+        data = pack.chunks[index]
+        if data is not None:
+            pack.chunks[index] = bytes([data[0] ^ 1]) + data[1:]
+
+
 def fill_disk(sim: Simulation, seconds: float) -> None:
     """A disk takes nothing for a while."""
     node = _pick(sim)
@@ -221,6 +232,7 @@ KINDS: dict[str, Fault] = {
         slow_down,
         jump_clock,
         damage_disk,
+        rot,
         fill_disk,
         break_engine,
     )

@@ -131,6 +131,15 @@ class Pack:
         data = memoryview(self._map)[self.offsets[index] : self.offsets[index + 1]]
         return data if self._checks_out(index, data) else None
 
+    def recheck(self, index: int) -> bool:
+        """Hash chunk `index` as it is now, whenever it was hashed before; whether it is held and good."""
+        self._checked[index] = 0
+        return self.view(index) is not None
+
+    def doubt(self) -> None:
+        """Have every chunk hashed again when it is next read: it may have rotted since it was."""
+        self._checked = bytearray(self.manifest.chunks)
+
     def seal(self) -> None:
         """Make a complete pack durable. Raises `StoreError` if a chunk is missing or the disk refuses."""
         if self._sealed:
