@@ -71,7 +71,9 @@ class Acceptance:
         if refusing:
             self._refused_at = min(self._refused_at, now)
             if refusing == len(actors) or now - self._refused_at >= PATIENCE:
-                return f"version {number} is run by none of {len(actors)} actors, {refusing} found other bits than signed"
+                return (
+                    f"version {number} is run by none of {len(actors)} actors, {refusing} found other bits than signed"
+                )
         elif actors and self._slowest is not None:
             waited = now - self._since
             if waited >= max(LEAST_WAIT, TIMES * self._slowest):

@@ -412,7 +412,9 @@ class NodeRunner:
     def _recheck(self, action: Recheck) -> None:
         try:
             pack = self.store.get(action.id)
-            good = pack is None or pack.recheck(action.index)
+            if pack is not None:
+                pack.doubt()  # what lies beside it may have rotted with it
+            good = pack is None or pack.view(action.index) is not None
         except P2PSyncError as error:
             self._trouble(str(error))
             good = False

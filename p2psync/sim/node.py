@@ -268,7 +268,7 @@ class SimNode:
     def _recheck(self, action: Recheck) -> None:
         pack = self.store.packs.get(action.id)
         if pack is not None:
-            pack.checked.discard(action.index)
+            pack.checked.clear()
             if pack.read(action.index) is None:
                 self.lost(action.id, action.index)
 

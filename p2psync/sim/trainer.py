@@ -192,11 +192,11 @@ class SimTrainer(SimNode):
             return
         self._retire.add(id.hex())
         rest = [
-            in_short(pack.manifest, other, 0) for other, pack in self.store.packs.items() if other.hex() not in self._retire
+            in_short(pack.manifest, other, 0)
+            for other, pack in self.store.packs.items()
+            if other.hex() not in self._retire
         ]
-        newest = Position(
-            run=self.run, epoch=0, version=len(self.name) - 1, digest=self.bits.weights(self.name).digest
-        )
+        newest = Position(run=self.run, epoch=0, version=len(self.name) - 1, digest=self.bits.weights(self.name).digest)
         if resolve(rest, None, (newest.version, newest.digest.hex())) is None:
             self._make(None, self.name)
         self.sync()

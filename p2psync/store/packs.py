@@ -131,13 +131,8 @@ class Pack:
         data = memoryview(self._map)[self.offsets[index] : self.offsets[index + 1]]
         return data if self._checks_out(index, data) else None
 
-    def recheck(self, index: int) -> bool:
-        """Hash chunk `index` as it is now, whenever it was hashed before; whether it is held and good."""
-        self._checked[index] = 0
-        return self.view(index) is not None
-
     def doubt(self) -> None:
-        """Have every chunk hashed again when it is next read: it may have rotted since it was."""
+        """Have every chunk hashed again when it is next read: it may have rotted since it was hashed."""
         self._checked = bytearray(self.manifest.chunks)
 
     def seal(self) -> None:

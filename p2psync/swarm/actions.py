@@ -108,7 +108,7 @@ class Vet:
 @dataclass(frozen=True, slots=True)
 class Recheck:
     """A peer says that this chunk came from here with other bytes: hash what the store holds, and say `lost` if it is
-    wrong."""
+    wrong. All other chunks of the manifest are hashed again before they are sent."""
 
     id: bytes
     index: int

@@ -31,7 +31,9 @@ class Flipped(SimTrainer):
             manifest = msgspec.structs.replace(
                 manifest,
                 digest=self.signed_digest(name, manifest.digest),
-                base_digest=self.signed_digest(base, manifest.base_digest) if base is not None else manifest.base_digest,
+                base_digest=self.signed_digest(base, manifest.base_digest)
+                if base is not None
+                else manifest.base_digest,
             )
         return coded, manifest, sign(manifest, self.key)
 
