@@ -53,8 +53,8 @@ class Announcer:
         self._emit = on_event
         self._view: View | None = None
         self._known_at_hub: set[str] = set()
-        #: What the hub shows of this run and the store does not have: a version that did not decode and was dropped, or one
-        #: of after the backup that this store is. Taken back once; a view may be older than that.
+        # What the hub shows of this run and the store does not have: a version that did not decode and was dropped, or
+        # one of after the backup that this store is. Taken back once; a view may be older than that.
         self._foreign: set[str] = set()
         self._taken_back: set[str] = set()
         self._given_up: set[str] = set()

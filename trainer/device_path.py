@@ -41,8 +41,8 @@ class Finds:
     """What was found, row after row."""
 
     def __init__(self, found: dict[int, Iterator[Found]], sums: dict[int, ScanSums]) -> None:
-        """found: for each row that is covered, what gives its blocks, and then those of later rows. sums: of rows, filled
-        while their blocks are found."""
+        """found: for each row that is covered, what gives its blocks, and then those of later rows. sums: of rows,
+        filled while their blocks are found."""
         self._found = found
         self._sums = sums
         self._next: dict[Iterator[Found], Found | None] = {}

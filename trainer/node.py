@@ -12,7 +12,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from p2psync.membership.acceptance import Acceptance
 from p2psync.membership.epochs import DRAWN_BITS
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.planning import Planner
-from p2psync.membership.records import HUB_HOST, NodeInfo, View
+from p2psync.membership.records import HUB_HOST, Member, NodeInfo, View
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import MeasureConfig
@@ -39,8 +39,8 @@ from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
 from trainer.announcer import RETRY_FIRST, RETRY_LAST, Announcer
 from trainer.catchup import CatchUp
-from trainer.pack_reading import name_of
 from trainer.profile_choice import AUTO, Choice, ProfileChooser, slowest_link
+from trainer.replacing import Replacing
 from trainer.retention import anchor_due
 from trainer.runstate import load_run, save_run
 from trainer.scrubber import Scrubber
@@ -53,10 +53,6 @@ from trainer.versions import Made, Maker, VersionMaker
 
 #: How often `until_running` asks the hub, and tells who is waited for (seconds).
 ASK_EVERY, SAY_EVERY = 0.2, 10.0
-#: How often the hub is asked whether some actor runs the newest version, until one does (seconds).
-ACCEPTANCE_EVERY = 3.0
-#: Peers have so long to bring a chunk that was found damaged here (seconds).
-REPLACE_AFTER = 3.0
 
 T = TypeVar("T")
 
@@ -131,8 +127,7 @@ class TrainerNode:
         self._chooser = ProfileChooser(config.profile, cores=thread_count())
         self._profile = ""
         self._acceptance = Acceptance()
-        # Manifests of which a chunk was found damaged just now.
-        self._losses: set[bytes] = set()
+        self._replacing: Replacing | None = None
         #: Who runs the newest version, as `until_running` saw it last.
         self.standing = Standing(-1, 0, ())
 
@@ -171,7 +166,7 @@ class TrainerNode:
             measure=MeasureConfig(probe=config.probe),
             on_event=self._emit,
             on_view=self._on_view,
-            on_lost=self._on_lost,
+            on_lost=self._lost,
         )
         await runner.listen(config.host, config.port)
         self._view = await self._from_hub(client.view)
@@ -192,7 +187,8 @@ class TrainerNode:
             self._acceptance.published(versions.position, time.monotonic())
             self._anchor_if_due()
         runner.run_beside(self._announcer.run())
-        runner.run_beside(self._watch_acceptance())
+        self._replacing = Replacing(self, store, self._acceptance, self._members, self._emit)
+        runner.run_beside(self._replacing.run())
         if isinstance(versions, VersionMaker):
             runner.run_beside(Scrubber(versions, self._publishing, self._mended, self._emit).run())
 
@@ -254,6 +250,29 @@ class TrainerNode:
         """
         await self.runner.unless_broken(self._until_running(actors, patience))
         return self.standing
+
+    async def write_out(self) -> None:
+        """Have the newest version written out whole, or the next one if it is that already, from verified bits.
+
+        What goes wrong is told.
+        """
+        live = self.position
+        if live is None or self._stopping:
+            return
+        if not any(a.base is None and a.digest == live.digest.hex() for a in self.announcer.lineage()):
+            await self._make_anchor()
+            return
+        try:
+            async with self._publishing:
+                await asyncio.to_thread(self.versions.write_whole)
+        except P2PSyncError as error:
+            self._emit(Trouble(f"the published bits cannot be verified: {error}"))
+        self._mended()
+
+    def take_back(self, id: bytes) -> None:
+        """A manifest cannot be had from here any more: it is retired, and what it led to written out, if need be."""
+        self.announcer.give_up(id)
+        self._anchor_if_due()
 
     @property
     def fenced(self) -> FencedError | None:
@@ -400,59 +419,20 @@ class TrainerNode:
         self.announcer.wake()
         return event
 
-    def _on_lost(self, id: bytes) -> None:
-        """A chunk here is damaged: peers may have it; else the manifest is taken back, and what it led to replaced."""
-        if id not in self._losses:
-            self._losses.add(id)
-            self.runner.run_beside(self._replace_pack(id))
+    def _lost(self, id: bytes) -> None:
+        if self._replacing is not None:
+            self._replacing.lost(id)
 
-    async def _replace_pack(self, id: bytes) -> None:
-        await asyncio.sleep(REPLACE_AFTER)
-        self._losses.discard(id)
-        pack = self._store.get(id) if self._store is not None else None
-        if pack is None or pack.complete:
-            return
-        self._emit(Trouble(f"{name_of(pack)} has a damaged chunk that nobody else has: it is taken back"))
-        self.announcer.give_up(id)
-        self._anchor_if_due()
+    async def _members(self) -> Sequence[Member]:
+        assert self._client is not None
+        return (await self._client.status()).view.members
 
     def _mended(self) -> None:
         """The published bits were made anew: from an earlier version, if the store did not lead to the newest one."""
         if self.position is not None:
             self.runner.running(self.position)
-            self._anchor_if_due()
+        self._anchor_if_due()
         self.announcer.wake()
-
-    async def _watch_acceptance(self) -> None:
-        """Replace a version that no actor can run."""
-        assert self._client is not None
-        while True:
-            await asyncio.sleep(ACCEPTANCE_EVERY)
-            if self._acceptance.settled:
-                continue
-            with suppress(P2PSyncError):  # the announcer tells of a hub that is away
-                members = (await self._client.status()).view.members
-                reason = self._acceptance.look(members, time.monotonic())
-                if reason is not None:
-                    await self._replace(reason)
-
-    async def _replace(self, reason: str) -> None:
-        """Write the newest version out whole, from bits that are verified; or, if it is that already, the next one."""
-        live = self.position
-        if live is None or self._stopping:
-            return
-        anchors = [a for a in self.announcer.lineage() if a.base is None and a.digest == live.digest.hex()]
-        how = "the next one" if anchors else "it"
-        self._emit(Trouble(f"{reason}: {how} is written out whole, from verified bits"))
-        if not anchors:
-            await self._make_anchor()
-            return
-        try:
-            async with self._publishing:
-                await asyncio.to_thread(self.versions.write_whole)
-        except P2PSyncError as error:
-            self._emit(Trouble(f"the published bits cannot be verified: {error}"))
-        self._mended()
 
     async def _until_running(self, actors: int, patience: float) -> None:
         """Acknowledgements raise no revision to wait for: the hub is asked now and then."""
@@ -470,9 +450,8 @@ class TrainerNode:
             await asyncio.sleep(ASK_EVERY)
 
     async def _look_around(self) -> None:
-        assert self._client is not None
         with suppress(HubError):
-            self.standing = standing((await self._client.status()).view.members, self.position)
+            self.standing = standing(await self._members(), self.position)
 
     async def _from_hub(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the hub; where the trainer was told to wait for it, until it answers."""

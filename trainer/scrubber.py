@@ -1,7 +1,7 @@
 """The trainer's background scrub: a block of the published bits at a time, whenever nothing is being published.
 
-A publish compares the sums of all blocks; what these do not tell, and what rots while nothing is published, is found here
-by its digest, and made anew from the store before the next version is made from it.
+A publish compares the sums of all blocks. What these do not tell, and what rots while nothing is published, is found
+here by its digest, and made anew from the store before the next version is made from it.
 """
 
 from __future__ import annotations

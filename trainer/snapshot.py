@@ -164,8 +164,8 @@ class Snapshot:
         """Go along one manifest: an anchor replaces everything, a delta changes in place where the tensors stay.
 
         take: is given each block, in order. scans: what the scans that made the delta summed up, of tensors that were
-        scanned; None: it is an earlier delta, and `verify` comes before anything is compared with the bits. Raises `DigestMismatchError` if the
-        outcome is not what the manifest says; then nothing is vouched for.
+        scanned; None: it is an earlier delta, and `verify` comes before anything is compared with the bits. Raises
+        `DigestMismatchError` if the outcome is not what the manifest says; then nothing is vouched for.
         """
         record = self._record if scans is not None else None
         self.distrust()

@@ -114,7 +114,7 @@ class VersionMaker:
         self._doubtful = True
         #: How often the published bits were made anew.
         self.mended = 0
-        #: Number of the newest version that was ever seen here, -1: none; and where it is kept once versions were dropped.
+        # Number of the newest version that was ever seen here, -1: none. It is kept once versions were dropped.
         self._newest_file = root.parent / "newest-version"
         self._newest = _load_number(self._newest_file)
         #: Whether the next version is written out whole, since the store does not lead to the newest one.

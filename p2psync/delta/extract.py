@@ -124,8 +124,8 @@ class Extraction:
         self.olds = olds
         if not positions.size:
             return None, 0
-        sums = kernels.sum_change(positions, olds, steps, positions.size, start, self._key)
-        return self._sparse(start, count, found), join_change(*sums)
+        parts = kernels.sum_change(positions, olds, steps, positions.size, start, self._key)
+        return self._sparse(start, count, found), join_change(*parts)
 
     def _check(self, start: int, count: int) -> None:
         if not 0 <= start <= start + count <= self._size or count * self._unit.itemsize > MAX_BLOCK_BYTES:

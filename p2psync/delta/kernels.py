@@ -32,8 +32,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Units compared at a time: one bit each of a 64-bit mask.
 GROUP = 64
-#: Units scanned before the changed ones are gathered and both copies are summed: small enough that they are still in the
-#: L1 cache (measured: with twice as many, summing took twice as long).
+#: Units scanned before the changed ones are gathered and both copies are summed: few enough that they are still in the
+#: L1 cache (with twice as many, summing takes twice as long).
 _SCAN = 2048
 #: Units after which block sums add the lanes to the second row. It divides `_SCAN`, and is what a ranking scan reads at
 #: a time: a larger tile tells fewer places apart, a smaller one costs a vector addition more often.
@@ -120,8 +120,8 @@ def differ(typing_context: Any, a: Any, b: Any, index: Any, like: Any) -> Any:
 
 @_intrinsic
 def add_groups(typing_context: Any, base: Any, groups: Any, lanes: Any, like: Any) -> Any:
-    """`add_groups(base, groups, lanes, like)`: add `groups` > 0 groups of 64 units after `base`, lane by lane, to the 64
-    units at address `lanes`, mod 2^width."""
+    """`add_groups(base, groups, lanes, like)`: add `groups` > 0 groups of 64 units after `base`, lane by lane, to those
+    at address `lanes`, mod 2^width."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         element = context.get_value_type(signature.args[3].dtype)
@@ -263,7 +263,7 @@ def sum_change(
 
 
 @kernel
-def add_tiles(base: int, count: int, lanes: int, like: Units) -> None:
+def add_tiles(base: Any, count: Any, lanes: Any, like: Any) -> None:
     """Add `count` units to a block's sums, of which 64 lanes stand at address `lanes`, and 64 weighted ones after them.
 
     Unit i is added to lane i mod 64; at the end of each tile the lanes are added to the weighted ones, so that a unit
@@ -285,7 +285,7 @@ def add_tiles(base: int, count: int, lanes: int, like: Units) -> None:
 
 
 @kernel
-def add_both(old: int, new: int, count: int, sums: int, like: Units) -> None:
+def add_both(old: Any, new: Any, count: Any, sums: Any, like: Any) -> None:
     """`add_tiles` of `count` old and new units to the rows of a block's sums at address `sums`."""
     row = _U(GROUP) * (bits_of(like) >> _U(3))
     add_tiles(old, count, _U(sums), like)
@@ -293,7 +293,7 @@ def add_both(old: int, new: int, count: int, sums: int, like: Units) -> None:
 
 
 @kernel
-def clear_sums(sums: int, like: Units) -> None:
+def clear_sums(sums: Any, like: Any) -> None:
     """Set all rows of a block's sums to zeros."""
     for i in range(SUM_ROWS * GROUP):
         store(_U(sums), i, _U(0), like)
@@ -301,7 +301,7 @@ def clear_sums(sums: int, like: Units) -> None:
 
 @kernel
 def sum_blocks(base: int, count: int, span: int, sums: NDArray[Any], like: Units) -> None:
-    """The first two rows of sums of each block of `span` units, of `count` units in all, into `sums` (blocks, 2, 64)."""
+    """Set `sums` (blocks, 2, 64) to the first two rows of sums of each block of `span` units, of `count` in all."""
     sums[:] = 0
     width = bits_of(like) >> _U(3)
     for begin in range(_U(0), _U(count), _U(span)):

@@ -1,8 +1,8 @@
 """Block sums: a checksum of each block's bits that a scan takes on its way, at nearly the cost of the scan alone.
 
-Definition. A block of units of width w is cut into tiles of 1024 units. All arithmetic is mod 2^w. Lane k (of 64) is the
-sum of the units i with i mod 64 = k. Weighted lane k is the same sum, where a unit counts once for each tile that ends
-after it. So 128 numbers of the unit's width stand for a block of up to 2 MiB.
+Definition. A block of units of width w is cut into tiles of 1024 units. All arithmetic is mod 2^w. Lane k (of 64) is
+the sum of the units i with i mod 64 = k. Weighted lane k is the same sum, where a unit counts once for each tile that
+ends after it. So 128 numbers of the unit's width stand for a block of up to 2 MiB.
 
 What the sums detect. Any single unit that differs, so any single flipped bit; any number of differing units as long as
 some lane holds exactly one of them. Two flipped bits in one block go unseen only if they are the same bit in the same
@@ -28,8 +28,8 @@ Sums: TypeAlias = NDArray[Any]
 
 
 def sum_blocks(spec: TensorSpec, units: Units) -> Sums:
-    """The sums of consecutive blocks of a tensor, whose bits are `units`: flat, contiguous, of the spec's unit, from the
-    first unit of a block on."""
+    """The sums of consecutive blocks of a tensor, whose bits are `units`: flat, contiguous, of the spec's unit, from
+    the first unit of a block on."""
     span = block_span(spec.width, MAX_BLOCK_UNITS)
     found = np.empty((-(-units.size // span), 2, kernels.GROUP), spec.unit)
     if found.size:

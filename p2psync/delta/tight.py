@@ -70,8 +70,8 @@ class TightWriter:
     def advance(self, index: int, row: Row, old: int, new: int, first: int, stop: int, sums: int = 0) -> Step:
         """Find the changes of units `first` to `stop` of such a row, block after block, and rank them.
 
-        old, new: the addresses of its first units. sums: see `Ranking.advance`. Ends where the chunk at hand is full, which is to be closed before
-        it goes on; or after a block that is dense, which is to be added.
+        old, new: the addresses of its first units. sums: see `Ranking.advance`. Ends where the chunk at hand is full,
+        which is to be closed before it goes on; or after a block that is dense, which is to be added.
         """
         self._rows[index] = row
         units = first, stop, block_span(WIDTH, self._block_units)

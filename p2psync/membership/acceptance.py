@@ -3,8 +3,8 @@
 A trainer checks a version before it signs it; this is the check that rests on nothing of the trainer's. Actors tell the
 hub what they run, and which version they refused since its bits were not those that were signed. Versions that some
 refuse and none runs, or that none runs though earlier ones were run long before, are given up on once, and the trainer
-replaces them. A refusal proves nothing (an actor may lie, or be damaged itself): so it costs the trainer one look at its
-own bits and one anchor for each version at most, and nothing once an actor runs the version.
+replaces them. A refusal proves nothing (an actor may lie, or be damaged itself): so it costs the trainer one look at
+its own bits and one anchor for each version at most, and nothing once an actor runs the version.
 """
 
 from __future__ import annotations

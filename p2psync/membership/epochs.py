@@ -1,9 +1,9 @@
 """Which epoch a trainer claims next: above all it knows of, and never one that was used before. Pure.
 
-An epoch is a time in its upper bits and random bits below. A trainer whose store was restored from a backup, beside a hub
-that knows nothing (it is embedded, or was restarted too), does not know which epochs were used since the backup. The time
-is above them all; and where the clock went back as well, the random bits still tell the epoch from an earlier one, so that
-no version is ever two.
+An epoch is a time in its upper bits and random bits below. A trainer whose store was restored from a backup, beside a
+hub that knows nothing (it is embedded, or was restarted too), does not know which epochs were used since the backup.
+The time is above them all. Where the clock went back as well, the random bits still tell the epoch from an earlier one, so
+that no two versions have one name.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def take_over(sim: Simulation, seconds: float) -> None:
 
 
 def restore_backup(sim: Simulation, seconds: float) -> None:
-    """The trainer and its hub are lost; a new trainer begins from a backup, gives version numbers again, with other bits."""
+    """The trainer and its hub are lost; a new one begins from a backup, and gives numbers again, with other bits."""
     trainer = sim.trainer
     if not trainer.alive or trainer.fenced or not trainer.name or not sim.hub.up:
         return

@@ -202,8 +202,8 @@ class SimTrainer(SimNode):
         self.sync()
 
     def replace(self, reason: str) -> None:
-        """No actor can run the newest version: what was signed is held against the bits themselves, and what is not right
-        is taken back; the version after it is written out whole."""
+        """No actor can run the newest version: what was signed is held against the bits themselves, and what is not
+        right is taken back; the version after it is written out whole."""
         self.world.clock.note("replace", self.info.node, reason)
         names = {len(name) - 1: name for name in (self.name[: k + 1] for k in range(len(self.name)))}
         for id, pack in self.store.packs.items():

@@ -23,10 +23,9 @@ class SwarmConfig:
     `endgame_after` and half as much again as the first one's pace would take overdue. have_delay: how long news of
     held chunks may wait for company; have_delay_pushed: where they come by pushes, so that nobody waits for the news,
     which cost more than the chunks where each tells all; have_per_peer: and so much for each peer at least, so that
-    news of pushed chunks do not cost more the more peers there are. ban: for how long a liar is shut out. first_ban: for
-    how long one is that sent its first wrong chunk, which may have rotted there unseen: it is told when it comes back,
-    and each further one costs ten times as long, up to `ban`. recheck_after: how often one peer can make this node look
-    at a chunk that it holds.
+    news of pushed chunks do not cost more the more peers there are. ban: for how long a liar is shut out. first_ban:
+    for how long one is that sent its first wrong chunk, which may have rotted there unseen: see `swarm.blame`.
+    recheck_after: how often one peer can make this node look at a chunk that it holds.
     """
 
     window_least: int = 256 << 10

@@ -10,8 +10,8 @@ pulled (`asking`). Both leave by the queues of `serving`. This file holds what t
 exchanged, who holds what, and what is done with a chunk that comes.
 
 Trust: a chunk is verified against the signed manifest before it is kept, offered or passed on. A peer whose chunk is
-wrong is banned (`blame`); the blame is certain, since nobody else touched that chunk. So is one whose useless bytes, beyond what
-it was ever asked for, outweigh its useful ones by more than two windows.
+wrong is banned (`blame`); the blame is certain, since nobody else touched that chunk. So is one whose useless bytes,
+beyond what it was ever asked for, outweigh its useful ones by more than two windows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real daemons over damage at the trainer: a flipped snapshot, a chunk that rots at its only holder, an older backup."""
+"""Real daemons over damage at the trainer: a flipped snapshot, rot at the only holder, a store from a backup."""
 
 from __future__ import annotations
 

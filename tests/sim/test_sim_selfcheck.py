@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from blake3 import blake3
-
-import msgspec
 
 from p2psync.membership import epochs
 from p2psync.protocol.manifest import Manifest, SignedManifest, sign
@@ -20,8 +19,8 @@ from p2psync.swarm.blame import Blame
 
 
 class Flipped(SimTrainer):
-    """Its snapshot has a flipped bit from version 2 on, and it looks at nothing else: the digests that it signs are those
-    of bits that nobody has. Once it verifies, it sees that."""
+    """Its snapshot has a flipped bit from version 2 on, and it looks at nothing else: the digests that it signs are
+    those of bits that nobody has. Once it verifies, it sees that."""
 
     verified = False
 

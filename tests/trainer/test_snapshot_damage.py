@@ -1,4 +1,4 @@
-"""Bits of the trainer's snapshot that flip: nothing is signed that actors cannot decode, and the trainer mends itself."""
+"""Bits of the trainer's snapshot flip: nothing is signed that actors cannot decode, and the trainer mends itself."""
 
 from __future__ import annotations
 
