@@ -35,9 +35,9 @@ GROUP = 64
 #: Units scanned before the changed ones are gathered and both copies are summed: few enough that they are still in the
 #: L1 cache (with twice as many, summing takes twice as long).
 _SCAN = 2048
-#: Units after which block sums add the lanes to the second row. It divides `_SCAN`, and is what a ranking scan reads at
-#: a time: a larger tile tells fewer places apart, a smaller one costs a vector addition more often.
-TILE = 1024
+#: Units after which block sums add the lanes to the second row. It divides `_SCAN`, and is some turns of a ranking scan:
+#: a larger tile tells fewer places apart, a smaller one costs more.
+TILE = 2048
 #: Rows of a block's sums: lanes and weighted lanes of the old units, the same of the new ones, and the steps found.
 SUM_ROWS = 5
 #: Changed units that are added before their digest is summed: the old bits wait in the L1 cache.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from p2psync.delta.kernels import (
     SUM_ROWS,
+    TILE,
     add_both,
     clear_sums,
     kernel,
@@ -154,8 +155,11 @@ def scan_ranked(
         if sums:
             for j in range(np.int64(known), np.int64(found)):
                 moved += load(step_at, j, _UNIT)
-            # A short turn is followed by zeros, which add nothing.
-            add_both(left, right, size, sums, _UNIT)
+            # Whole tiles at a time, which are still in the cache.
+            tile = begin & ~_U(TILE - 1)
+            if begin - tile == _U(TILE - _TURN) or begin + size == total:
+                ahead = tile + tile
+                add_both(_U(old) + ahead, _U(new) + ahead, begin + size - tile, sums, _UNIT)
         # Ranks of the next turn are counted from the last ends of this one.
         last = at + _U(_ENDS) + (quads << _U(6))
         for c in range(MAX_CLASSES):

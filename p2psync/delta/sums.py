@@ -1,13 +1,13 @@
 """Block sums: a checksum of each block's bits that a scan takes on its way, at nearly the cost of the scan alone.
 
-Definition. A block of units of width w is cut into tiles of 1024 units. All arithmetic is mod 2^w. Lane k (of 64) is
+Definition. A block of units of width w is cut into tiles of 2048 units. All arithmetic is mod 2^w. Lane k (of 64) is
 the sum of the units i with i mod 64 = k. Weighted lane k is the same sum, where a unit counts once for each tile that
 ends after it. So 128 numbers of the unit's width stand for a block of up to 2 MiB.
 
 What the sums detect. Any single unit that differs, so any single flipped bit; any number of differing units as long as
 some lane holds exactly one of them. Two flipped bits in one block go unseen only if they are the same bit in the same
-lane of the same tile and flip in opposite directions (for the highest bit: in any): one pair of random flips in about a
-million where units have 16 bits. What they do not detect: units of one tile that changed places within their lane, and
+lane of the same tile and flip in opposite directions (for the highest bit: in any): one pair of random flips in about half
+a million where units have 16 bits. What they do not detect: units of one tile that changed places within their lane, and
 anybody who chooses the bits. The digest (`digest`) detects these, at some ten times the cost.
 """
 
