@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from p2psync.delta.kernels import (
     SUM_ROWS,
     TILE,
-    add_both,
+    add_groups,
     clear_sums,
     kernel,
     load,
@@ -35,6 +35,7 @@ from p2psync.delta.lanes import (
     MAX_CLASSES,
     QUAD,
     RUN,
+    SUMS_AFTER,
     WINDOW,
     classify,
     classify_pair,
@@ -62,6 +63,8 @@ _WORD, _LONG = np.empty(0, np.uint32), np.empty(0, np.uint64)
 # Where things stand in the memory of a loop, in bytes: so many arrays would take all registers for their addresses.
 _NEXT, _START, _STOP, _TABLE = 0, 64, 128, 192
 _PADS = 256
+# Of a scan: what `lanes` sums up of both copies, in rows of so many bytes.
+_SUMS, _LANES = _TABLE + SUMS_AFTER, 2 * GROUP
 # Of a scan: for each scale 8 times its class; what differs; masks and ends of a turn; both copies of a short one.
 _CLASS, _DIFFER, _MASKS = 1280, 1536, 1536 + _TURN // 8
 _ENDS = _MASKS + _TURN
@@ -128,6 +131,7 @@ def scan_ranked(
     """
     at = _U(state.ctypes.data)
     state[:_TABLE] = 0
+    state[_SUMS : _SUMS + 2 * _LANES] = 0
     _table(window, state[_TABLE:])
     for scale in range(_U(256)):
         state[_U(_CLASS) + scale] = class_of(scale, window) << 3
@@ -155,11 +159,9 @@ def scan_ranked(
         if sums:
             for j in range(np.int64(known), np.int64(found)):
                 moved += load(step_at, j, _UNIT)
-            # Whole tiles at a time, which are still in the cache.
-            tile = begin & ~_U(TILE - 1)
-            if begin - tile == _U(TILE - _TURN) or begin + size == total:
-                ahead = tile + tile
-                add_both(_U(old) + ahead, _U(new) + ahead, begin + size - tile, sums, _UNIT)
+            if begin & _U(TILE - 1) == _U(TILE - _TURN) or begin + size == total:
+                add_groups(at + _U(_SUMS), 1, _U(sums) + _U(_LANES), _UNIT)
+                add_groups(at + _U(_SUMS + _LANES), 1, _U(sums) + _U(3 * _LANES), _UNIT)
         # Ranks of the next turn are counted from the last ends of this one.
         last = at + _U(_ENDS) + (quads << _U(6))
         for c in range(MAX_CLASSES):
@@ -171,6 +173,8 @@ def scan_ranked(
         counts[1, c] = np.int64(load(at + _U(_START), c, _LONG))
     counts[1, class_of(_U(0), window)] -= -count & (QUAD - 1)
     if sums:
+        add_groups(at + _U(_SUMS), 1, _U(sums), _UNIT)
+        add_groups(at + _U(_SUMS + _LANES), 1, _U(sums) + _U(2 * _LANES), _UNIT)
         store(_U(sums), (SUM_ROWS - 1) * GROUP, moved, _UNIT)
     return int(found)
 

@@ -2,8 +2,8 @@
 
 An epoch is a time in its upper bits and random bits below. A trainer whose store was restored from a backup, beside a
 hub that knows nothing (it is embedded, or was restarted too), does not know which epochs were used since the backup.
-The time is above them all. Where the clock went back as well, the random bits still tell the epoch from an earlier one, so
-that no two versions have one name.
+The time is above them all. Where the clock went back as well, the random bits still tell the epoch from an earlier one,
+so that no two versions have one name.
 """
 
 from __future__ import annotations
