@@ -138,9 +138,9 @@ class ChunkEncoder:
     ) -> Iterator[EncodedChunk]:
         """Extract and code one tensor: flat unit arrays of its spec, None where the row says that it does not exist.
 
-        blocks: only these of its blocks (by default all). sums: of the tensor, to be filled for these blocks, which must
-        be the largest. Run the iterator to its end. Raises `ValueError` for arrays that do not fit the row, or rows or
-        blocks out of order.
+        blocks: only these of its blocks (by default all). sums: of the tensor, to be filled for these blocks, which are
+        then the largest. Run the iterator to its end. Raises `ValueError` for arrays that do not fit the row, or rows
+        or blocks out of order.
         """
         row = self._rows[row_index]
         if blocks is None:

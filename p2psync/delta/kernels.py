@@ -35,8 +35,8 @@ GROUP = 64
 #: Units scanned before the changed ones are gathered and both copies are summed: few enough that they are still in the
 #: L1 cache (with twice as many, summing takes twice as long).
 _SCAN = 2048
-#: Units after which block sums add the lanes to the second row. It divides `_SCAN`, and is some turns of a ranking scan:
-#: a larger tile tells fewer places apart, a smaller one costs more.
+#: Units after which block sums add the lanes to the second row. It divides `_SCAN`, and is some turns of a ranking
+#: scan: a larger tile tells fewer places apart, a smaller one costs more.
 TILE = 2048
 #: Rows of a block's sums: lanes and weighted lanes of the old units, the same of the new ones, and the steps found.
 SUM_ROWS = 5
