@@ -79,7 +79,7 @@ def _classifier(compare: bool) -> Any:
         masks: for each group and class a u64, bit k for unit k. ends: for each class four u16, the number of units of
         the class up to the end of each group, counted on from the last of those at `before`. differ: for
         each group a u64, bit k for a unit k that is another than at `new`. Where units are compared, the groups
-        are added to 64 lanes of u16 that stand `SUMS_AFTER` bytes after the table, those at `new` to the 64 after these.
+        are added to 64 lanes of u16 that stand `SUMS_AFTER` bytes after the table, those at `new` to 64 after these.
         """
         return types.void(*[types.uint64] * 7), generate
 
