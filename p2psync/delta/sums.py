@@ -6,7 +6,7 @@ ends after it. So 128 numbers of the unit's width stand for a block of up to 2 M
 
 What the sums detect. Any single unit that differs, so any single flipped bit; any number of differing units as long as
 some lane holds exactly one of them. Two flipped bits in one block go unseen only if they are bit k of two units of one
-lane, flip in opposite directions, and lie a multiple of 2^(w-k) tiles apart (the highest bit: in any directions, an even
+lane, flip in opposite directions, and lie a multiple of 2^(w-k) tiles apart (the highest bit: in any, an even
 number of tiles apart): of random pairs in one block of 16-bit units, one in about 1,400. What they do not detect: units
 of one tile that changed places within their lane, and anybody who chooses the bits. The digest (`digest`) detects all
 of these, at some ten times the cost.
