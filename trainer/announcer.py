@@ -62,6 +62,12 @@ class Announcer:
         self._most = MOST_ANNOUNCED
         self._hub_was_full = False
         self._short: dict[bytes, Announcement] = {}
+        # What the hub shows of this run and the store does not have: an earlier trainer's, a version that did not
+        # decode and was dropped, or one of after the backup that this store is. Each is taken back once, since a view
+        # may be older than that.
+        self._foreign: set[str] = set()
+        self._taken_back: set[str] = set()
+        self._given_up: set[str] = set()
         self._token: str | None = None
         self._wake = asyncio.Event()
         self._told = asyncio.Event()
@@ -69,6 +75,11 @@ class Announcer:
     def wake(self) -> None:
         """There is something new to announce."""
         self._wake.set()
+
+    def give_up(self, id: bytes) -> None:
+        """A manifest cannot be had from here any more: take it back, and remove what is left of it."""
+        self._given_up.add(id.hex())
+        self.wake()
 
     def publish_with(self, nodes: list[str]) -> None:
         """These nodes have some of every version's chunks, and this one the rest: see `Announce.beside`."""
@@ -117,9 +128,13 @@ class Announcer:
         elif before is not None and before.instance != view.instance:
             # Another hub process: it knows only what is told to it from now on, and refuses a claim that is behind.
             self._known_at_hub.clear()
+            self._taken_back.clear()
             self._beside_told = self._token = None
         elif view.run and not same_run and self._token is not None:
             self._fence(FencedError(f"another run took the hub over: {line_of(view.claim)}; this trainer stops"))
+        if same_run and view.epoch <= self._state.epoch:
+            self._foreign = {id for id in self._shown() if self._store.get(bytes.fromhex(id)) is None}
+            self._taken_back &= self._foreign
         self._wake.set()
 
     async def run(self) -> None:
@@ -152,8 +167,8 @@ class Announcer:
         retire = self._retirable()
         gone = {a.id for a in retire}
         new = [a for a in self._unannounced() if a.id not in gone]
-        shown = self._shown()
-        known = sorted(gone & (self._known_at_hub | shown) | self._strangers(shown))
+        shown, foreign = self._shown(), self._foreign - self._taken_back
+        known = sorted(gone & (self._known_at_hub | shown) | foreign)
         # What the hub never heard of goes at once: while it is away, the disk must not fill.
         await self._remove([a for a in retire if a.id not in known])
         if new or known or self._beside != self._beside_told:
@@ -165,7 +180,10 @@ class Announcer:
             await self._hub.announce(token, manifests, known, self.remark, beside)
             self._beside_told = beside
             self._known_at_hub |= {a.id for a in new}
-            self._known_at_hub -= gone
+            self._known_at_hub -= gone | foreign
+            self._taken_back |= foreign
+            for id in foreign:
+                self._withdraw(bytes.fromhex(id))
         await self._remove([a for a in retire if a.id in known])
         self._told.set()
 
@@ -180,12 +198,6 @@ class Announcer:
         """What the hub showed last of this run."""
         view = self._view
         return {a.id for a in view.lineage} if view is not None and view.run == self._state.run else set()
-
-    def _strangers(self, shown: set[str]) -> set[str]:
-        """Once the hub was full: what it shows that is not in the store, such as an earlier trainer's."""
-        if not self._hub_was_full:
-            return set()
-        return {id for id in shown if self._store.get(bytes.fromhex(id)) is None}
 
     def _in_short(self, pack: Pack) -> Announcement:
         id = pack.signed.id
@@ -214,7 +226,11 @@ class Announcer:
         if self._view is None:
             return []
         members = [member for member in self._view.members if member.info.role != "trainer"]
-        return to_retire(self.lineage(whole=False), members, self._keep, most=self._most)
+        lineage = self.lineage(whole=False)
+        damaged = [a for a in lineage if a.id in self._given_up]
+        self._given_up &= {a.id for a in damaged}
+        rest = [a for a in lineage if a.id not in self._given_up]
+        return damaged + to_retire(rest, members, self._keep, most=self._most)
 
     def _fence(self, error: FencedError) -> None:
         if self.fenced is None:

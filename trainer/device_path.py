@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from p2psync.delta.extract import Found
+from p2psync.delta.sums import ScanSums
 from p2psync.delta.tensors import TensorSpec
 from p2psync.engines import device_move
 from p2psync.engines.device_extract import DeviceExtraction
@@ -39,15 +40,21 @@ class DeviceBase(Protocol):
 class Finds:
     """What was found, row after row."""
 
-    def __init__(self, found: dict[int, Iterator[Found]]) -> None:
-        """found: for each row that is covered, what gives its blocks, and then those of later rows."""
+    def __init__(self, found: dict[int, Iterator[Found]], sums: dict[int, ScanSums]) -> None:
+        """found: for each row that is covered, what gives its blocks, and then those of later rows. sums: of rows,
+        filled while their blocks are found."""
         self._found = found
+        self._sums = sums
         self._next: dict[Iterator[Found], Found | None] = {}
 
     def of(self, row: int) -> Iterable[Found] | None:
         """See `trainer.source.Finds`."""
         found = self._found.get(row)
         return None if found is None else self._take(row, found)
+
+    def sums(self, row: int) -> ScanSums | None:
+        """See `trainer.source.Finds`."""
+        return self._sums.get(row)
 
     def _take(self, row: int, found: Iterator[Found]) -> Iterator[Found]:
         if found not in self._next:
@@ -80,6 +87,7 @@ class DevicePath:
             self._twin = {}
         pairs: dict[torch.device, list[Pair]] = {}
         found: dict[int, Iterator[Found]] = {}
+        sums: dict[int, ScanSums] = {}
         for index, spec, tensor in rows:
             new = _flat(spec, tensor)
             if new is None:
@@ -88,13 +96,15 @@ class DevicePath:
             if here and new.dtype != torch.float32:
                 continue
             if here:
-                found[index] = find_rounded(Pair(index, spec, self._old(spec, new.device, base), new), block_units)
+                sums[index] = ScanSums(spec)
+                pair = Pair(index, spec, self._old(spec, new.device, base), new)
+                found[index] = find_rounded(pair, block_units, sums[index])
             else:
                 pairs.setdefault(new.device, []).append(Pair(index, spec, self._old(spec, new.device, base), new))
         for device, theirs in pairs.items():
             one = self._follow(self._extraction(device, block_units).extract(theirs), theirs)
             found |= dict.fromkeys((pair.row for pair in theirs), one)
-        return Finds(found) if found else None
+        return Finds(found, sums) if found else None
 
     def published(self, position: Position | None) -> None:
         """The version that was compared is this one now (or still, where nothing had changed)."""

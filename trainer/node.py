@@ -7,11 +7,13 @@ this machine (store, versions, ports) comes before the claim, which fences the t
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -21,9 +23,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.arguments import as_directory, as_private_key
 from p2psync.errors import FencedError, HubError, P2PSyncError, StoreError
+from p2psync.membership.acceptance import Acceptance
+from p2psync.membership.epochs import DRAWN_BITS
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.planning import Planner
-from p2psync.membership.records import HUB_HOST, NodeInfo, View
+from p2psync.membership.records import HUB_HOST, Member, NodeInfo, View
 from p2psync.membership.runs import run_name
 from p2psync.net.addresses import advertised_hosts, listen_host, url_of
 from p2psync.net.hub import HubService
@@ -42,16 +46,19 @@ from trainer.announcer import RETRY_FIRST, RETRY_LAST, Announcer
 from trainer.catchup import CatchUp
 from trainer.elsewhere import Elsewhere
 from trainer.profile_choice import AUTO, Choice, ProfileChooser, slowest_link
+from trainer.replacing import Replacing
 from trainer.retention import ANCHOR_DELTAS, ANCHOR_SECONDS, anchor_due, newest_anchor
 from trainer.runstate import load_run, save_run
+from trainer.scrubber import Scrubber
 from trainer.snapshot import Keeper
 from trainer.source import Source
 from trainer.squasher import Squasher
 from trainer.squashing import SquashPlanner
+from trainer.standing import Standing, standing
 from trainer.versions import Made, Maker, VersionMaker
 
-#: How often `until_running` asks the hub (seconds).
-ASK_EVERY = 0.2
+#: How often `until_running` asks the hub, and tells who is waited for (seconds).
+ASK_EVERY, SAY_EVERY = 0.2, 10.0
 
 T = TypeVar("T")
 
@@ -140,6 +147,10 @@ class TrainerNode:
         self._view: View | None = None
         self._chooser = ProfileChooser(config.profile, cores=thread_count())
         self._profile = ""
+        self._acceptance = Acceptance()
+        self._replacing: Replacing | None = None
+        #: Who runs the newest version, as `until_running` saw it last.
+        self.standing = Standing(-1, 0, ())
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -154,6 +165,7 @@ class TrainerNode:
     async def _start(self) -> None:
         config = self.config
         host, advertised = listen_host(config.host), advertised_hosts(config.advertise)
+        self._loop = asyncio.get_running_loop()
         if config.hub_url is not None:
             self._client = HubClient(config.hub_url, config.token)
             self.hub_url = self.local_hub_url = config.hub_url
@@ -184,10 +196,11 @@ class TrainerNode:
             measure=MeasureConfig(probe=config.probe),
             on_event=self._emit,
             on_view=self._on_view,
+            on_lost=self._lost,
         )
         await runner.listen(host, config.port)
         self._view = await self._from_hub(client.view)
-        state = found.next_epoch(self._view)
+        state = found.next_epoch(self._view, time.time(), random.SystemRandom().getrandbits(DRAWN_BITS))
         # Durable before it is used: a restart must not use the same epoch for something else.
         await asyncio.to_thread(save_run, run_file, state)
         self._elsewhere = Elsewhere(state.run, state.epoch)
@@ -202,7 +215,7 @@ class TrainerNode:
             on_event=self._emit,
         )
         versions.epoch = state.epoch
-        if isinstance(versions, VersionMaker) and versions.position is not None and not announcer.lineage():
+        if isinstance(versions, VersionMaker) and versions.begins_from_another_run:
             await asyncio.to_thread(self._begin_run, versions, state.run)
         await self._from_hub(lambda: announcer.claim(take_over=config.take_over))
         if announcer.lineage():
@@ -213,8 +226,13 @@ class TrainerNode:
         runner.start()
         if versions.position is not None:
             runner.running(versions.position)
+            self._acceptance.published(versions.position, time.monotonic())
             self._anchor_if_due()
         runner.run_beside(self._announcer.run())
+        self._replacing = Replacing(self, store, self._acceptance, self._members, self._emit)
+        runner.run_beside(self._replacing.run())
+        if isinstance(versions, VersionMaker):
+            runner.run_beside(Scrubber(versions, self._publishing, self._mended, self._emit).run())
 
     async def stop(self) -> None:
         """Give up what is being made, leave, and close everything."""
@@ -271,12 +289,38 @@ class TrainerNode:
         if self._anchoring is not None:
             await asyncio.shield(self._anchoring)
 
-    async def until_running(self, actors: int) -> None:
+    async def until_running(self, actors: int, patience: float = math.inf) -> Standing:
         """Wait until at least so many actors, and every one that the hub knows, run the newest version.
 
-        Actors at a newer run, which do not take it, are not waited for. A hub that is away is waited for.
+        patience: seconds that the others are waited for once so many run it. Returns who runs it and who does not. Who
+        is waited for is told now and then; actors at a newer run, which do not take it, are not waited for. A hub that
+        is away is waited for.
         """
-        await self.runner.unless_broken(self._until_running(actors))
+        await self.runner.unless_broken(self._until_running(actors, patience))
+        return self.standing
+
+    async def write_out(self) -> None:
+        """Have the newest version written out whole, or the next one if it is that already, from verified bits.
+
+        What goes wrong is told.
+        """
+        live = self.position
+        if live is None or self._stopping:
+            return
+        if not any(a.base is None and a.digest == live.digest.hex() for a in self.announcer.lineage()):
+            await self._make_anchor("actors refuse it")
+            return
+        try:
+            async with self._publishing:
+                await asyncio.to_thread(self.versions.write_whole)
+        except P2PSyncError as error:
+            self._emit(Trouble(f"the published bits cannot be verified: {error}"))
+        self._mended()
+
+    def take_back(self, id: bytes) -> None:
+        """A manifest cannot be had from here any more: it is retired, and what it led to written out, if need be."""
+        self.announcer.give_up(id)
+        self._anchor_if_due()
 
     @property
     def fenced(self) -> FencedError | None:
@@ -401,7 +445,13 @@ class TrainerNode:
             self._emit(Trouble(f"versions of the run before are still on the disk: {error}"))
 
     def _own_maker(self, store: Store, run: str) -> VersionMaker:
-        return VersionMaker(store, self.config.store / "snapshot", self.config.key, run, keeper=self._keeper)
+        loop = self._loop
+
+        def tell(message: str) -> None:
+            loop.call_soon_threadsafe(self._emit, Trouble(message))
+
+        root = self.config.store / "snapshot"
+        return VersionMaker(store, root, self.config.key, run, keeper=self._keeper, on_trouble=tell)
 
     def _catching_up(self, store: Store, versions: VersionMaker) -> CatchUp:
         def offer(pack: Pack) -> None:
@@ -431,6 +481,8 @@ class TrainerNode:
             seconds=config.anchor_seconds,
             age=self.announcer.age(newest_anchor(lineage)),
         )
+        if not lineage and self.position is not None:
+            why = "none of the versions is here any more"
         if why:
             # Beside the training, which need not wait for it.
             self._anchoring = asyncio.create_task(self._make_anchor(why))
@@ -450,24 +502,45 @@ class TrainerNode:
     def _offer(self, made: Made, checkpoint: str = "") -> Published:
         self.runner.offer(made.pack)
         self.runner.running(made.position)
+        self._acceptance.published(made.position, time.monotonic())
         event = published(made, checkpoint)
         self._emit(event)
         self.announcer.wake()
         return event
 
-    async def _until_running(self, actors: int) -> None:
-        while not await self._all_run(actors):  # noqa: ASYNC110 (acknowledgements raise no revision to wait for)
+    def _lost(self, id: bytes) -> None:
+        if self._replacing is not None:
+            self._replacing.lost(id)
+
+    async def _members(self) -> Sequence[Member]:
+        assert self._client is not None
+        return self._elsewhere.as_seen_here((await self._client.status()).view.members)
+
+    def _mended(self) -> None:
+        """The published bits were made anew: from an earlier version, if the store did not lead to the newest one."""
+        if self.position is not None:
+            self.runner.running(self.position)
+        self._anchor_if_due()
+        self.announcer.wake()
+
+    async def _until_running(self, actors: int, patience: float) -> None:
+        """Acknowledgements raise no revision to wait for: the hub is asked now and then."""
+        clock = asyncio.get_running_loop().time
+        say_at, give_up_at = clock() + SAY_EVERY, math.inf
+        while True:
+            await self._look_around()
+            if self.standing.reached(actors):
+                give_up_at = min(give_up_at, clock() + patience)
+                if not self.standing.waiting or clock() >= give_up_at:
+                    return
+            if clock() >= say_at:
+                say_at = clock() + SAY_EVERY
+                self._emit(Note(f"waiting: {self.standing}"))
             await asyncio.sleep(ASK_EVERY)
 
-    async def _all_run(self, actors: int) -> bool:
-        assert self._client is not None
-        try:
-            members = self._elsewhere.as_seen_here((await self._client.status()).view.members)
-        except HubError:
-            return False
-        live = self.position
-        running = [m.digest for m in members if m.info.role == "actor"]
-        return len(running) >= actors and all(digest == (live.digest.hex() if live else "") for digest in running)
+    async def _look_around(self) -> None:
+        with suppress(HubError):
+            self.standing = standing(await self._members(), self.position)
 
     async def _from_hub(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the hub; where the trainer was told to wait for it, until it answers."""

@@ -188,7 +188,7 @@ class Publisher:
         try:
             loop.call(node.until_running(actors), timeout)
         except TimeoutError:
-            raise UsageError(f"not every actor runs the newest version after {timeout:.0f} s") from None
+            raise UsageError(f"after {timeout:.0f} s {self.node.standing}") from None
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

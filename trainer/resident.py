@@ -24,6 +24,7 @@ import torch
 
 from p2psync.delta.block import Block
 from p2psync.delta.container import decode_chunk
+from p2psync.delta.sums import ScanSums
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.base import Step
 from p2psync.engines.module import ModuleEngine
@@ -32,6 +33,7 @@ from p2psync.engines.weights import flat_bits
 from p2psync.errors import DigestMismatchError, EngineError, UsageError
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
+from trainer.bit_record import Scans
 from trainer.snapshot import Chunks
 
 
@@ -83,6 +85,18 @@ class ResidentSnapshot:
         """See `Snapshot.whole`: nobody can cut what is in memory."""
         return True
 
+    def check(self, spec: TensorSpec, scan: ScanSums | None) -> None:
+        """See `Snapshot`: `sound` digested every bit just before."""
+
+    def scrub(self) -> int:
+        """See `Snapshot`: every publish digests all there is."""
+        return 0
+
+    def verify(self) -> None:
+        """See `Snapshot`."""
+        if not self.sound():
+            self.distrust()
+
     def reopen(self) -> None:
         """Vouch for nothing: the store will say what the bits must be."""
         self._engine = ModuleEngine(self._look_up)
@@ -92,7 +106,12 @@ class ResidentSnapshot:
         self.reopen()
 
     def advance(
-        self, manifest: Manifest, chunks: Chunks, position: Position, take: Callable[[Block], None] | None = None
+        self,
+        manifest: Manifest,
+        chunks: Chunks,
+        position: Position,
+        take: Callable[[Block], None] | None = None,
+        scans: Scans | None = None,
     ) -> None:
         """Write one version into the parameters, whose digest is checked first; on an error they are as they were.
 

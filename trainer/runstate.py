@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from p2psync.membership.epochs import next_epoch
 from p2psync.membership.records import View, new_run
 from p2psync.membership.runs import is_newer, later_run
 from p2psync.store.packs import Store
@@ -31,10 +32,13 @@ class RunState(msgspec.Struct, frozen=True):
             return self
         return msgspec.structs.replace(self, run=later_run(max(self.run, than), unix_ms, randomness))
 
-    def next_epoch(self, view: View) -> RunState:
-        """The same run, at an epoch above every one that this store or the hub knows."""
+    def next_epoch(self, view: View, unix_seconds: float, drawn: int) -> RunState:
+        """The same run, at an epoch above every one that this store or the hub knows, and never one of before.
+
+        See `membership.epochs`. unix_seconds: the time; drawn: random bits.
+        """
         known = view.epoch if view.run == self.run else 0
-        return RunState(self.run, max(self.epoch, known) + 1, self.node)
+        return RunState(self.run, next_epoch(self.epoch, known, unix_seconds, drawn), self.node)
 
 
 def load_run(path: Path, store: Store, tell: Callable[[str], None]) -> RunState:

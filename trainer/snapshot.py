@@ -1,11 +1,12 @@
 """The trainer's one copy of the bits that it published last, in a flat file under a memory map.
 
-    ROOT/state            which file is current, its tensors, its position, and the delta being applied, if any
+    ROOT/state            which file is current, its tensors and its position
     ROOT/bits-<n>         every tensor, one after the other, each at a multiple of 64 bytes
 
-A delta is applied in place once it is durable in the store; the state names it before the first write, so a crash in
-the middle is seen at the next start. Then, or when the machine lost power (another boot, and the digest is not the
-one signed), the snapshot is made anew from the store's anchor and deltas: it is never guessed at.
+A delta is applied in place once it is durable in the store. Nothing on disk says whether the bits are whole: whenever
+the snapshot is opened, every bit is digested, and only the digest that was signed vouches for them. So a crash in the
+middle of a change, a power loss and a flipped bit are one case: the snapshot is made anew from the store's anchor and
+deltas. While it is open, a `BitRecord` beside the bits tells damage before a version is made from them.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import numpy as np
 from p2psync.delta.algebra import apply_with_digest
 from p2psync.delta.block import Block
 from p2psync.delta.container import iter_chunk
-from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes, digest_units
+from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
+from p2psync.delta.sums import ScanSums, sum_blocks
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.state import boot_id
 from p2psync.errors import DamagedError, DigestMismatchError
 from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest
@@ -31,6 +32,7 @@ from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, reserve
 from p2psync.store.guarded_map import GuardedMap
 from p2psync.store.records import clear, load_record, make_directory, save_record, set_aside
+from trainer.bit_record import BitRecord, Scans
 
 _ALIGN = 64
 #: Gives chunk `index` of the manifest being applied.
@@ -38,13 +40,14 @@ Chunks = Callable[[int], bytes]
 
 
 class _State(msgspec.Struct, frozen=True):
-    """file: name of the bits. applying: a change was begun and not ended, so the bits are neither version."""
+    """file: name of the bits, "" if there are none. position: what they were when this was written."""
 
-    boot: str
     file: Annotated[str, msgspec.Meta(pattern=r"^(bits-[0-9]+)?$")]
     specs: list[TensorSpec]
     position: Position | None
-    applying: bool = False
+
+
+_NOTHING = _State("", [], None)
 
 
 class Keeper(Protocol):
@@ -57,27 +60,40 @@ class Keeper(Protocol):
     def units(self, spec: TensorSpec) -> Units: ...
     def sound(self) -> bool: ...
     def whole(self) -> bool: ...
+    def check(self, spec: TensorSpec, scan: ScanSums | None) -> None: ...
+    def scrub(self) -> int: ...
     def reopen(self) -> None: ...
+    def verify(self) -> None: ...
     def distrust(self) -> None: ...
     def advance(
-        self, manifest: Manifest, chunks: Chunks, position: Position, take: Callable[[Block], None] | None = None
+        self,
+        manifest: Manifest,
+        chunks: Chunks,
+        position: Position,
+        take: Callable[[Block], None] | None = None,
+        scans: Scans | None = None,
     ) -> None: ...
     def close(self) -> None: ...
 
 
 class Snapshot:
-    """The bits of the last published version."""
+    """The bits of the last published version. After `reopen` they are what `position` says."""
 
     def __init__(self, root: Path) -> None:
-        """Open the snapshot at `root`, made if need be. Raises `StoreError`."""
+        """A snapshot at `root`, empty before `reopen`."""
         self._root = root
         self._map: GuardedMap | None = None
         self._inode = 0
         self._offsets: dict[TensorSpec, int] = {}
-        self.reopen()
+        self._state = _NOTHING
+        self._vouched = False
+        self._record: BitRecord | None = None
 
     def reopen(self) -> None:
-        """Take what is on disk; whatever an error left in memory is forgotten. Raises `StoreError`."""
+        """Take what is on disk, and digest all of it; whatever an error left in memory is forgotten.
+
+        Raises `StoreError`.
+        """
         self._map = None
         make_directory(self._root)
         with disk_errors(self._root):
@@ -86,10 +102,20 @@ class Snapshot:
                 if stale.name != self._state.file:
                     clear(stale)
             self._open()
-        self._recheck()
+        self.verify()
+
+    def verify(self) -> None:
+        """Digest all bits, and vouch for them only if the digest is the one that was signed."""
+        self.distrust()
+        position = self._state.position
+        if position is None:
+            return
+        record = BitRecord(self._state.specs, self.units)
+        if digest_bytes(record.digest) == position.digest:
+            self._vouched, self._record = True, record
 
     def sound(self) -> bool:
-        """Whether the bits may be compared with."""
+        """Whether the bits may be compared with: `check` tells when they were."""
         return self.whole()
 
     def whole(self) -> bool:
@@ -102,14 +128,32 @@ class Snapshot:
             return False
         return found.st_ino == self._inode and found.st_size == len(self._map.map) and not self._map.torn
 
+    def check(self, spec: TensorSpec, scan: ScanSums | None) -> None:
+        """Hold what a scan of a tensor saw against what was published; None: read the tensor for it.
+
+        Raises `DigestMismatchError` if the snapshot is damaged there, or the scan missed a change.
+        """
+        record = self._recorded()
+        if scan is not None:
+            record.check(spec, scan)
+        else:
+            record.compare(spec, sum_blocks(spec, self.units(spec)))
+
+    def scrub(self) -> int:
+        """Digest one more block, and return its bytes; 0 at the end of a round, or if nothing is vouched for.
+
+        Raises `DigestMismatchError` if it is damaged.
+        """
+        return self._recorded().scrub(self.units) if self.position is not None else 0
+
     def distrust(self) -> None:
-        """The bits turned out not to be what they should be: nothing is vouched for until the next anchor."""
-        self._save(msgspec.structs.replace(self._state, applying=True))
+        """The bits turned out not to be what they should be: nothing is vouched for until `reopen`."""
+        self._vouched, self._record = False, None
 
     @property
     def position(self) -> Position | None:
         """What the bits are; None if there are none or they cannot be vouched for."""
-        return None if self._state.applying else self._state.position
+        return self._state.position if self._vouched else None
 
     @property
     def specs(self) -> Sequence[TensorSpec]:
@@ -123,23 +167,37 @@ class Snapshot:
         return np.frombuffer(self._map.map, spec.unit, spec.count, self._offsets[spec])
 
     def advance(
-        self, manifest: Manifest, chunks: Chunks, position: Position, take: Callable[[Block], None] | None = None
+        self,
+        manifest: Manifest,
+        chunks: Chunks,
+        position: Position,
+        take: Callable[[Block], None] | None = None,
+        scans: Scans | None = None,
     ) -> None:
         """Go along one manifest: an anchor replaces everything, a delta changes in place where the tensors stay.
 
-        take: is given each block, in order. Raises `DigestMismatchError` if the outcome is not what the
-        manifest says; then nothing is vouched for.
+        take: is given each block, in order. scans: what the scans that made the delta summed up, of tensors that were
+        scanned; None: it is an earlier delta, and `verify` comes before anything is compared with the bits. Raises
+        `DigestMismatchError` if the outcome is not what the manifest says; then nothing is vouched for.
         """
+        record = self._record if scans is not None else None
+        self.distrust()
         rows = manifest.rows()
         after = [row.spec for row in rows if row.after]
         if manifest.base is None or any(row.before != row.after for row in rows):
             self._rebuild(manifest, chunks, position, after, take)
             return
-        self._save(msgspec.structs.replace(self._state, applying=True))
         with disk_errors(self._root):
-            change = self._apply(manifest, chunks, take)
+            change = self._apply(manifest, chunks, take, record)
         self._check(manifest, (digest_from_bytes(manifest.base_digest) + change) % MODULUS)
-        self._save(msgspec.structs.replace(self._state, applying=False, position=position, boot=boot_id()))
+        self._save(msgspec.structs.replace(self._state, position=position))
+        self._vouched = True
+        if record is None or scans is None:
+            return
+        for spec in after:
+            scan = scans.get(spec)
+            record.summed(spec, scan.new if scan is not None else sum_blocks(spec, self.units(spec)))
+        self._record = record
 
     def close(self) -> None:
         """Let go of the map."""
@@ -154,10 +212,10 @@ class Snapshot:
         take: Callable[[Block], None] | None,
     ) -> None:
         """The tensors change: lay out a new file, take over what stays, apply, and only then let the old one go."""
-        old, kept = self._state, {spec: self.units(spec) for spec in self.specs} if manifest.base is not None else {}
+        old, kept = self._state, self._kept(manifest)
         number = int(old.file.removeprefix("bits-") or 0) + 1
         every = sorted({row.spec for row in manifest.rows()})
-        self._state = _State(boot_id(), f"bits-{number}", every, old.position, applying=True)
+        self._state = _State(f"bits-{number}", every, old.position)
         with disk_errors(self._root):
             self._create()
             for spec, units in kept.items():
@@ -166,15 +224,24 @@ class Snapshot:
         removed = [row.spec for row in manifest.rows() if not row.after]
         if any(self.units(spec).any() for spec in removed):
             raise DigestMismatchError(f"version {manifest.version} removes a tensor that is not what it says")
-        self._check(manifest, self._digest(after))
         offsets = self._offsets
-        self._state = _State(boot_id(), self._state.file, every, position)
+        self._state = _State(self._state.file, every, position)
         if removed:
             # Removed tensors were needed to apply; the file is laid out once more without them.
             self._compact(after, offsets)
+        # The last look is at the very bits that are kept.
+        record = BitRecord(after, self.units)
+        self._check(manifest, record.digest)
         self._save(self._state)
+        self._vouched, self._record = True, record
         if old.file:
             (self._root / old.file).unlink(missing_ok=True)
+
+    def _kept(self, manifest: Manifest) -> dict[TensorSpec, Units]:
+        """The bits from which a delta leads on."""
+        if manifest.base is None:
+            return {}
+        return {spec: self.units(spec) for spec in self._state.specs}
 
     def _compact(self, after: list[TensorSpec], offsets: dict[TensorSpec, int]) -> None:
         kept = {spec: self.units(spec) for spec in after if spec in offsets}
@@ -187,10 +254,13 @@ class Snapshot:
                 self.units(spec)[:] = units
             (self._root / stale).unlink(missing_ok=True)
 
-    def _digest(self, specs: Sequence[TensorSpec]) -> int:
-        return sum(digest_units(spec, self.units(spec)) for spec in specs) % MODULUS
-
-    def _apply(self, manifest: Manifest, chunks: Chunks, take: Callable[[Block], None] | None) -> int:
+    def _apply(
+        self,
+        manifest: Manifest,
+        chunks: Chunks,
+        take: Callable[[Block], None] | None,
+        record: BitRecord | None = None,
+    ) -> int:
         rows = manifest.rows()
         change = 0
 
@@ -198,20 +268,21 @@ class Snapshot:
             # A block is read against its own range alone, and no two blocks of a step meet.
             return self.units(rows[row].spec)
 
-        def add(data: bytes) -> tuple[list[Block], int]:
-            blocks, added = [], 0
+        def add(data: bytes) -> list[tuple[Block, int]]:
+            added = []
             for block in iter_chunk(data, rows, manifest.block_units, base):
                 spec = rows[block.row].spec
-                added += apply_with_digest(spec, self.units(spec), block)
-                if take is not None:
-                    blocks.append(block)
-            return blocks, added
+                more = apply_with_digest(spec, self.units(spec), block)
+                added.append((block, more))
+            return added
 
-        for blocks, added in in_parallel(add, map(chunks, range(manifest.chunks))):
-            change += added
-            for block in blocks:
-                assert take is not None
-                take(block)
+        for added in in_parallel(add, map(chunks, range(manifest.chunks))):
+            for block, more in added:
+                change += more
+                if record is not None:
+                    record.moved(rows[block.row].spec, block, more)
+                if take is not None:
+                    take(block)
         return change
 
     def _check(self, manifest: Manifest, digest: int) -> None:
@@ -222,12 +293,11 @@ class Snapshot:
 
     def _load(self) -> _State:
         """The state; none where it is damaged: then the bits are made anew from the store."""
-        nothing = _State(boot_id(), "", [], None)
         try:
-            return load_record(self._root / "state", _State) or nothing
+            return load_record(self._root / "state", _State) or _NOTHING
         except DamagedError:
             set_aside(self._root / "state")
-            return nothing
+            return _NOTHING
 
     def _save(self, state: _State) -> None:
         save_record(self._root / "state", state)
@@ -239,7 +309,7 @@ class Snapshot:
         path = self._root / self._state.file
         size = self._lay_out()
         if path.is_symlink() or not path.is_file() or path.stat().st_size != size:
-            self._state = _State(boot_id(), "", [], None)
+            self._state = _NOTHING
             return
         self._map_file(path, size)
 
@@ -273,10 +343,7 @@ class Snapshot:
             offset += -(-spec.nbytes // _ALIGN) * _ALIGN
         return offset
 
-    def _recheck(self) -> None:
-        """After another boot the pages may not have reached the disk: believe the digest alone."""
-        position = self.position
-        if position is None or self._state.boot == boot_id():
-            return
-        good = digest_bytes(self._digest(self._state.specs)) == position.digest
-        self._save(msgspec.structs.replace(self._state, applying=not good, boot=boot_id()))
+    def _recorded(self) -> BitRecord:
+        if self._record is None:
+            raise DigestMismatchError(f"{self._root} is not verified")
+        return self._record

@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from p2psync.delta.extract import Found
+from p2psync.delta.sums import ScanSums
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.engines.checkpoint import Checkpoint, signature
 from p2psync.errors import StoreError
@@ -34,6 +35,9 @@ class Finds(Protocol):
 
     def of(self, row: int) -> Iterable[Found] | None:
         """The changed blocks of a row, to be run through before the next row is asked for; None if it must be read."""
+
+    def sums(self, row: int) -> ScanSums | None:
+        """What was summed up of a row's old and new bits while its blocks were found; None if nothing was."""
 
 
 @runtime_checkable

@@ -9,14 +9,11 @@ from __future__ import annotations
 import hashlib
 import mmap
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from p2psync.delta.digest import MODULUS, digest_bytes
-from p2psync.delta.tensors import Row
 from p2psync.membership.work import WorkItem
 from p2psync.net.background import BackgroundLoop
 from p2psync.net.hub import HubService
@@ -97,20 +94,5 @@ class WholeMaker(VersionMaker):
         given_up: Callable[[], bool] = lambda: False,
     ) -> Made | None:
         """See `VersionMaker`."""
-        live = self.position
-        if live is None:
-            return super().make(source, profile=profile, rate=rate, settled=settled, given_up=given_up)
-        began = time.monotonic()
-        rows = [Row(spec, False, True) for spec in source.specs]
-        draft = self.store.draft()
-        try:
-            encoding = self._encode(draft, rows, source, given_up, rate, profile=None)
-            digest = digest_bytes(encoding.digest_change % MODULUS)
-            position = Position(run=live.run, epoch=self.epoch, version=live.version + 1, digest=digest)
-            pack = self._seal(draft, encoding, position, None)
-        except BaseException:
-            draft.abandon()
-            raise
-        encoded = time.monotonic()
-        applying = self._advance(pack)
-        return Made(pack, position, time.monotonic() - began, encoded - began, applying)
+        self._whole = True
+        return super().make(source, profile=profile, rate=rate, settled=settled, given_up=given_up)

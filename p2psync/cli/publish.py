@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,10 @@ from p2psync.cli.daemon import Advertise, Host
 from p2psync.cli.keys import read_key
 from p2psync.errors import P2PSyncError
 from p2psync.membership.runs import parse_run
-from p2psync.observe.events import Note
+from p2psync.observe.events import Note, Trouble
+
+if TYPE_CHECKING:
+    from trainer.standing import Standing
 
 
 def publish(
@@ -39,6 +42,9 @@ def publish(
         float, typer.Option(help="What the slowest link gives, for auto; 0: as actors measure it.", min=0)
     ] = 0.0,
     actors: Annotated[int, typer.Option(help="Seed until so many actors run it, and all that are there.", min=0)] = 1,
+    patience: Annotated[
+        float, typer.Option(help="Seconds that the others are waited for once so many actors run it.", min=0)
+    ] = 60.0,
     timeout: Annotated[float, typer.Option(help="Give up seeding after so many seconds.", min=0)] = 600.0,
     take_over: Annotated[
         bool,
@@ -86,12 +92,16 @@ def publish(
             if await publish_checkpoint(node, directory, rules) is None:
                 show(Note("the checkpoint holds the same bits as the last version: nothing to publish"))
             await node.anchored()
+            announced = False
             try:
                 async with asyncio.timeout(timeout):
                     await node.announced()
-                    await node.until_running(actors)
+                    announced = True
+                    left = await node.until_running(actors, patience)
             except TimeoutError:
-                raise P2PSyncError(f"not every actor has it after {timeout:g} s; it stays published") from None
+                raise P2PSyncError(_out_of_time(node.standing, actors, timeout, announced=announced)) from None
+            if left.waiting:
+                show(Trouble(f"not waiting any longer: {left}; the others get it from those that have it"))
 
         await node.start()
         try:
@@ -100,3 +110,12 @@ def publish(
             await node.stop()
 
     daemon.in_loop(build)
+
+
+def _out_of_time(standing: Standing, actors: int, timeout: float, *, announced: bool) -> str:
+    if not announced:
+        return f"the hub did not take it within {timeout:g} s: is it up? Publish again"
+    if not standing.running and not standing.waiting:
+        return f"no actor came for it within {timeout:g} s; it stays announced: publish again to seed it"
+    lacking = "" if standing.reached(actors) else f", {actors} were asked for"
+    return f"after {timeout:g} s {standing}{lacking}; it stays announced: publish again to seed it"

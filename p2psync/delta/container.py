@@ -15,13 +15,14 @@ from typing import Any, Protocol
 
 from p2psync.delta import fast, past_read, tight, tight_past, tight_read
 from p2psync.delta.algebra import apply_block
-from p2psync.delta.block import Block, block_count, block_span, check_block_units
+from p2psync.delta.block import MAX_BLOCK_UNITS, Block, block_count, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
 from p2psync.delta.extract import Extraction, Found
 from p2psync.delta.history import Past
 from p2psync.delta.kernels import address
 from p2psync.delta.sampling import sample_blocks, sample_copies
 from p2psync.delta.streams import Parts
+from p2psync.delta.sums import ScanSums, address_of_block
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
@@ -128,12 +129,18 @@ class ChunkEncoder:
         writer.look(sample_copies(*addresses, row_index, first, stop, every))
 
     def add(
-        self, row_index: int, old: Units | None, new: Units | None, blocks: range | None = None
+        self,
+        row_index: int,
+        old: Units | None,
+        new: Units | None,
+        blocks: range | None = None,
+        sums: ScanSums | None = None,
     ) -> Iterator[EncodedChunk]:
         """Extract and code one tensor: flat unit arrays of its spec, None where the row says that it does not exist.
 
-        blocks: only these of its blocks (by default all). Run the iterator to its end. Raises `ValueError` for arrays
-        that do not fit the row, or rows or blocks out of order.
+        blocks: only these of its blocks (by default all). sums: of the tensor, to be filled for these blocks, which are
+        then the largest. Run the iterator to its end. Raises `ValueError` for arrays that do not fit the row, or rows
+        or blocks out of order.
         """
         row = self._rows[row_index]
         if blocks is None:
@@ -142,14 +149,20 @@ class ChunkEncoder:
         extraction = Extraction(row_index, old, new)
         spec, span = row.spec, block_span(row.spec.width, self._block_units)
         first, stop = blocks.start * span, min(row.spec.count, blocks.stop * span)
+        summed = 0
+        if sums is not None and old is not None and new is not None:
+            if self._block_units != MAX_BLOCK_UNITS:
+                raise ValueError(f"sums are taken of blocks of {MAX_BLOCK_UNITS} units, not of {self._block_units}")
+            summed = sums.address
         self.total += max(0, stop - first)
         if isinstance(self._writer, tight.TightWriter) and self._writer.ranks(row):
-            yield from self._rank(self._writer, row_index, extraction.addresses, first, stop)
+            yield from self._rank(self._writer, row_index, extraction.addresses, first, stop, summed)
             return
         if isinstance(self._writer, tight_past.PastWriter):
             self._writer.begin_row(row_index, row, old)
         for start in range(first, stop, span):
-            block, change = extraction.block_with_digest(spec, start, min(span, stop - start))
+            mine = address_of_block(summed, spec.width, start // span)
+            block, change = extraction.block_with_digest(spec, start, min(span, stop - start), mine)
             self.digest_change = (self.digest_change + change) % MODULUS
             if block is not None:
                 yield from self._code(block)
@@ -194,12 +207,14 @@ class ChunkEncoder:
         yield from self._code(block)
 
     def _rank(
-        self, writer: tight.TightWriter, row_index: int, addresses: tuple[int, int], at: int, stop: int
+        self, writer: tight.TightWriter, row_index: int, addresses: tuple[int, int], at: int, stop: int, sums: int = 0
     ) -> Iterator[EncodedChunk]:
-        """Extract and code units `at` to `stop` of a row that is ranked. addresses: of both copies' first units."""
+        """Extract and code units `at` to `stop` of a row that is ranked. addresses: of both copies' first units.
+
+        sums: of the tensor's, or 0."""
         full = False
         while at < stop or full:
-            step = writer.advance(row_index, self._rows[row_index], *addresses, at, stop)
+            step = writer.advance(row_index, self._rows[row_index], *addresses, at, stop, sums)
             at, full = step.at, step.full
             self.digest_change = (self.digest_change + step.digest_change) % MODULUS
             self.changed += step.changed

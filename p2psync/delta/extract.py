@@ -105,8 +105,8 @@ class Extraction:
             return self._whole(start, count)
         return self._sparse(start, count, self._scan(start, count))
 
-    def block_with_digest(self, spec: TensorSpec, start: int, count: int) -> tuple[Block | None, int]:
-        """As `extract_with_digest`."""
+    def block_with_digest(self, spec: TensorSpec, start: int, count: int, sums: int = 0) -> tuple[Block | None, int]:
+        """As `extract_with_digest`. sums: see `kernels.scan`; left alone where a side is absent."""
         self._check(start, count)
         if spec is not self._spec:
             if self._unit != spec.unit:
@@ -119,22 +119,22 @@ class Extraction:
             if self._old is not None:
                 change = -digest_units(spec, self._old[start : start + count], start) % MODULUS
             return self._whole(start, count), change
-        found = self._scan(start, count)
+        found = self._scan(start, count, sums)
         positions, olds, steps = found
         self.olds = olds
         if not positions.size:
             return None, 0
-        sums = kernels.sum_change(positions, olds, steps, positions.size, start, self._key)
-        return self._sparse(start, count, found), join_change(*sums)
+        parts = kernels.sum_change(positions, olds, steps, positions.size, start, self._key)
+        return self._sparse(start, count, found), join_change(*parts)
 
     def _check(self, start: int, count: int) -> None:
         if not 0 <= start <= start + count <= self._size or count * self._unit.itemsize > MAX_BLOCK_BYTES:
             raise ValueError(f"block [{start}, {start + count}) of a tensor of {self._size} units")
 
-    def _scan(self, start: int, count: int) -> _Arrays:
+    def _scan(self, start: int, count: int, sums: int = 0) -> _Arrays:
         """Positions, old bits and steps of what changed; they last until this thread scans again."""
         positions, olds, steps = _scratch(count + kernels.GROUP, self._unit)
-        n = kernels.scan(*self._addresses(start), count, positions, olds, steps)
+        n = kernels.scan(*self._addresses(start), count, positions, olds, steps, sums)
         return positions[:n], olds[:n], steps[:n]
 
     def _sparse(self, start: int, count: int, found: _Arrays) -> Block | None:

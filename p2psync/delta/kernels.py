@@ -32,8 +32,14 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Units compared at a time: one bit each of a 64-bit mask.
 GROUP = 64
-#: Units scanned before the changed ones are gathered: small enough that both copies are still in the L1 cache.
-_SCAN = 4096
+#: Units scanned before the changed ones are gathered and both copies are summed: few enough that they are still in the
+#: L1 cache (with twice as many, summing takes twice as long).
+_SCAN = 2048
+#: Units after which block sums add the lanes to the second row. It divides `_SCAN`, and is some turns of a ranking
+#: scan: a larger tile tells fewer places apart, a smaller one costs more.
+TILE = 2048
+#: Rows of a block's sums: lanes and weighted lanes of the old units, the same of the new ones, and the steps found.
+SUM_ROWS = 5
 #: Changed units that are added before their digest is summed: the old bits wait in the L1 cache.
 _BATCH = 512
 #: How many changed units ahead of the one at hand memory is fetched.
@@ -110,6 +116,34 @@ def differ(typing_context: Any, a: Any, b: Any, index: Any, like: Any) -> Any:
         return builder.bitcast(builder.icmp_unsigned("!=", left, right), ir.IntType(GROUP))
 
     return types.uint64(types.uint64, types.uint64, types.int64, like), generate
+
+
+@_intrinsic
+def add_groups(typing_context: Any, base: Any, groups: Any, lanes: Any, like: Any) -> Any:
+    """`add_groups(base, groups, lanes, like)`: add `groups` > 0 groups of 64 units after `base`, lane by lane, to those
+    at address `lanes`, mod 2^width."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        element = context.get_value_type(signature.args[3].dtype)
+        vector, word = ir.VectorType(element, GROUP), ir.IntType(64)
+        base, groups, lanes, _ = args
+        place = builder.inttoptr(lanes, vector.as_pointer())
+        first, before = builder.load(place, align=1), builder.block
+        loop, done = builder.append_basic_block("groups"), builder.append_basic_block("summed")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        index, total = builder.phi(word), builder.phi(vector)
+        units = builder.load(_lane(builder, base, builder.mul(index, word(GROUP)), element, vector), align=1)
+        following, summed = builder.add(index, word(1)), builder.add(total, units)
+        for value, start, after in ((index, word(0), following), (total, first, summed)):
+            value.add_incoming(start, before)
+            value.add_incoming(after, loop)
+        builder.cbranch(builder.icmp_signed("<", following, groups), loop, done)
+        builder.position_at_end(done)
+        builder.store(summed, place, align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.int64, types.uint64, like), generate
 
 
 def _unary(name: str, extra: tuple[int, ...]) -> Any:
@@ -229,15 +263,70 @@ def sum_change(
 
 
 @kernel
-def scan(old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units) -> int:
+def add_tiles(base: Any, count: Any, lanes: Any, like: Any) -> None:
+    """Add `count` units to a block's sums, of which 64 lanes stand at address `lanes`, and 64 weighted ones after them.
+
+    Unit i is added to lane i mod 64; at the end of each tile the lanes are added to the weighted ones, so that a unit
+    weighs as many times as tiles end after it. All mod 2^width. Call after call goes on, as long as each but the last
+    adds whole tiles.
+    """
+    width = bits_of(like) >> _U(3)
+    weighted = _U(lanes) + _U(GROUP) * width
+    for begin in range(_U(0), _U(count), _U(TILE)):
+        size = min(_U(TILE), _U(count) - begin)
+        place = _U(base) + begin * width
+        groups = size // _U(GROUP)
+        if groups:
+            add_groups(place, np.int64(groups), _U(lanes), like)
+        for i in range(groups * _U(GROUP), size):
+            lane = np.int64(i % _U(GROUP))
+            store(_U(lanes), lane, load(_U(lanes), lane, like) + load(place, np.int64(i), like), like)
+        add_groups(_U(lanes), 1, weighted, like)
+
+
+@kernel
+def add_both(old: Any, new: Any, count: Any, sums: Any, like: Any) -> None:
+    """`add_tiles` of `count` old and new units to the rows of a block's sums at address `sums`."""
+    row = _U(GROUP) * (bits_of(like) >> _U(3))
+    add_tiles(old, count, _U(sums), like)
+    add_tiles(new, count, _U(sums) + row + row, like)
+
+
+@kernel
+def clear_sums(sums: Any, like: Any) -> None:
+    """Set all rows of a block's sums to zeros."""
+    for i in range(SUM_ROWS * GROUP):
+        store(_U(sums), i, _U(0), like)
+
+
+@kernel
+def sum_blocks(base: int, count: int, span: int, sums: NDArray[Any], like: Units) -> None:
+    """Set `sums` (blocks, 2, 64) to the first two rows of sums of each block of `span` units, of `count` in all."""
+    sums[:] = 0
+    width = bits_of(like) >> _U(3)
+    for begin in range(_U(0), _U(count), _U(span)):
+        size = min(_U(span), _U(count) - begin)
+        lanes = _U(sums.ctypes.data) + (begin // _U(span)) * _U(2 * GROUP) * width
+        add_tiles(_U(base) + begin * width, size, lanes, like)
+
+
+@kernel
+def scan(
+    old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units, sums: int = 0
+) -> int:
     """Find the units that differ: their offsets, old bits and steps; returns how many there are.
 
-    The three outputs must hold `count + GROUP` entries; what lies after the returned number is scratch. Memory is not
-    fetched ahead: the processor sees two streams and does it better (it runs at the rate of merely reading).
+    The three outputs must hold `count + GROUP` entries; what lies after the returned number is scratch. sums: address
+    of the block's sums (`SUM_ROWS` rows of 64 units), which are set; 0: none. Memory is not fetched ahead: the
+    processor sees two streams and does it better (it runs at the rate of merely reading).
     """
     total = _U(count)
     found = _U(0)
     begin = _U(0)
+    moved = _U(0)
+    width = bits_of(steps) >> _U(3)
+    if sums:
+        clear_sums(sums, steps)
     while begin < total:
         end = min(begin + _U(_SCAN), total)
         first = found
@@ -264,9 +353,15 @@ def scan(old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Un
         for j in range(first, found):
             place = np.int64(positions[j])
             before = load(old, place, steps)
+            step = load(new, place, steps) - before
             olds[j] = before
-            steps[j] = load(new, place, steps) - before
+            steps[j] = step
+            moved += step
+        if sums:
+            add_both(_U(old) + begin * width, _U(new) + begin * width, end - begin, sums, steps)
         begin = end
+    if sums:
+        store(_U(sums), (SUM_ROWS - 1) * GROUP, moved, steps)
     return int(found)
 
 

@@ -19,12 +19,14 @@ MAX_CLASSES = 8
 #: Scales that can be told apart: this many, in a row; a class for those below, and one for those above, included.
 WINDOW = 16
 GROUP, QUAD, RUN = 64, 256, 4096
+#: Bytes from a table to the sums of the groups that are classified and compared.
+SUMS_AFTER = 64
 #: Items that are looked at together, and so may be looked at after the last.
 BEYOND = 8
 
 _I1, _I16, _I64, _BYTE = ir.IntType(1), ir.IntType(16), ir.IntType(64), ir.IntType(8)
 _LANES = ir.VectorType(_I64, MAX_CLASSES)
-_BYTES = ir.VectorType(_BYTE, GROUP)
+_BYTES, _UNITS = ir.VectorType(_BYTE, GROUP), ir.VectorType(_I16, GROUP)
 #: Table look-ups of bytes: what a processor must have, the instruction, and its bytes.
 _SHUFFLES = (
     ("+avx512bw", "llvm.x86.avx512.pshuf.b.512", 64),
@@ -41,15 +43,20 @@ def _classifier(compare: bool) -> Any:
         old, new, table, masks, before, ends, differ = args
         first = _splat(builder, _load(builder, table, _BYTE), _BYTES)
         counts = []
+        lanes = builder.add(table, _I64(SUMS_AFTER))
+        totals = [_load(builder, builder.add(lanes, _I64(2 * GROUP * k)), _UNITS) for k in range(2 * compare)]
         for g in range(QUAD // GROUP):
-            units = _load(builder, builder.add(old, _I64(2 * GROUP * g)), ir.VectorType(_I16, GROUP))
+            units = _load(builder, builder.add(old, _I64(2 * GROUP * g)), _UNITS)
             if compare:
                 others = _load(builder, builder.add(new, _I64(2 * GROUP * g)), units.type)
+                totals = [builder.add(total, more) for total, more in zip(totals, (units, others), strict=True)]
                 word = builder.bitcast(builder.icmp_unsigned("!=", units, others), _I64)
                 _store(builder, word, builder.add(differ, _I64(8 * g)))
             mask = _masks(builder, units, first, table, features)
             _store(builder, mask, builder.add(masks, _I64(8 * MAX_CLASSES * g)))
             counts.append(_call(builder, "llvm.ctpop", mask.type, [mask]))
+        for k, total in enumerate(totals):
+            _store(builder, total, builder.add(lanes, _I64(2 * GROUP * k)))
         # Four sums of 16 bits in each lane, running on from the last of the quad before.
         sums = counts[0]
         for g in range(1, 4):
@@ -71,7 +78,8 @@ def _classifier(compare: bool) -> Any:
 
         masks: for each group and class a u64, bit k for unit k. ends: for each class four u16, the number of units of
         the class up to the end of each group, counted on from the last of those at `before`. differ: for
-        each group a u64, bit k for a unit k that is another than at `new`.
+        each group a u64, bit k for a unit k that is another than at `new`. Where units are compared, the groups
+        are added to 64 lanes of u16 that stand `SUMS_AFTER` bytes after the table, those at `new` to 64 after these.
         """
         return types.void(*[types.uint64] * 7), generate
 

@@ -19,7 +19,7 @@ from p2psync.delta.block import Block
 from p2psync.delta.classes import Classes, Counts, see
 from p2psync.delta.digest import MODULUS, join_change, tensor_key
 from p2psync.delta.fast import most_bytes_of
-from p2psync.delta.kernels import GROUP, kernel, scan, sum_change
+from p2psync.delta.kernels import GROUP, SUM_ROWS, kernel, scan, sum_change
 from p2psync.delta.lanes import MAX_CLASSES
 from p2psync.delta.ranks import SCAN_BYTES, scan_ranked
 from p2psync.delta.rooms import MAX_BLOCKS, Room
@@ -32,8 +32,9 @@ WIDTH = 2
 DENSE = 0.75
 #: Most changed units in the symbols of one chunk: what decoding it takes is bounded by this.
 MAX_CHANGED = 1 << 22
-#: Bytes that a head takes, about.
+#: Bytes that a head takes, about; and that the sums of a block take.
 _HEAD_BYTES = 16
+_SUMS_BYTES = SUM_ROWS * GROUP * WIDTH
 
 # Of the chunk at hand: ranked blocks, others, changes of ranked ones, bytes that all may take, and in profile `fast`.
 # Of a block that waits: whether there is one, whether it needs a chunk of its own, and the same bytes. Then the next
@@ -152,10 +153,13 @@ class Ranking:
         if 0 < sample.steps.size <= DENSE * sample.size:
             self._classes.sample(sample)
 
-    def advance(self, spec: TensorSpec, row: int, old: int, new: int, units: tuple[int, int, int], rate: float) -> Step:
+    def advance(
+        self, spec: TensorSpec, row: int, old: int, new: int, units: tuple[int, int, int], rate: float, sums: int = 0
+    ) -> Step:
         """Rank blocks of a tensor whose copies' first units are at these addresses, into the chunk at hand.
 
         units: the first one, the one after the last, and how many a block has. rate: bytes that a change may take.
+        sums: address of the tensor's sums, `kernels.SUM_ROWS` rows for each of its blocks, which are set; 0: none.
         Where the chunk is full, `begin` the next one and call again, from the unit on that was told.
         """
         numbers, before = self._numbers, self.blocks
@@ -166,9 +170,9 @@ class Ranking:
             # After a block that was too dense to be ranked another one is likely.
             plain = self._classes.window is None or self._dense
             if plain and not numbers[_WAITING]:
-                why = self._start(row, old, new, *units[1:], rate, key)
+                why = self._start(row, old, new, *units[1:], rate, key, sums)
             else:
-                why = self._go_on(row, old, new, *units[1:], rate, key)
+                why = self._go_on(row, old, new, *units[1:], rate, key, sums)
         apart, digest = None, join_change(*numbers[_SUMS:].tolist())
         self._dense = why is Stop.DENSE
         if self._dense:
@@ -190,11 +194,13 @@ class Ranking:
         self.window = None
         self._classes.begin()
 
-    def _go_on(self, row: int, old: int, new: int, stop: int, span: int, rate: float, key: NDArray[np.uint64]) -> Stop:
+    def _go_on(
+        self, row: int, old: int, new: int, stop: int, span: int, rate: float, key: NDArray[np.uint64], sums: int
+    ) -> Stop:
         classes, room = self._classes, self._room_for(span)
         window = classes.window
         assert window is not None
-        sizes = np.array([stop, span, row], np.int64)
+        sizes = np.array([stop, span, row, sums], np.int64)
         own = self._filled, self._numbers, self._bounds, self._state
         arrays: tuple[Any, ...] = (window, *classes.histograms, *room.arrays, *own)
         why = _STOPS[_rank_blocks(old, new, sizes, rate, key, *arrays)]
@@ -205,7 +211,9 @@ class Ranking:
             self._rank_waiting(room, old, new)
         return why
 
-    def _start(self, row: int, old: int, new: int, stop: int, span: int, rate: float, key: NDArray[np.uint64]) -> Stop:
+    def _start(
+        self, row: int, old: int, new: int, stop: int, span: int, rate: float, key: NDArray[np.uint64], sums: int
+    ) -> Stop:
         """Look at a block before there are classes for it; it is left waiting."""
         numbers, classes, room = self._numbers, self._classes, self._room_for(span)
         start, first = int(numbers[_AT]), self.changed
@@ -213,7 +221,8 @@ class Ranking:
             return Stop.DONE
         count = min(span, stop - start)
         positions, olds, steps = (array[first:] for array in (room.positions, room.olds, room.steps))
-        found = scan(old + WIDTH * start, new + WIDTH * start, count, positions, olds, steps)
+        sums += sums and start // span * _SUMS_BYTES
+        found = scan(old + WIDTH * start, new + WIDTH * start, count, positions, olds, steps, sums)
         if found > DENSE * count:
             numbers[_APART] = found
             return Stop.DENSE
@@ -243,7 +252,7 @@ class Ranking:
         assert window is not None
         start, count = room.places[number, 1:3].tolist()
         found = room.positions, room.olds, room.steps, self.changed, room.counts[number], room.items, self._filled
-        scan_ranked(old + WIDTH * start, new + WIDTH * start, count, window, *found, self._state)
+        scan_ranked(old + WIDTH * start, new + WIDTH * start, count, window, *found, self._state, 0)
         self._numbers[_FRESH] = fresh
 
     def _room_for(self, count: int) -> Room:
@@ -334,7 +343,7 @@ def _rank_blocks(
 ) -> int:
     """Take the block that waits, then find, rank, count and sum up one after another, until something is to be decided.
 
-    sizes: the unit after the last, units of a block, the row. Returns a `Stop`.
+    sizes: the unit after the last, units of a block, the row, the address of the tensor's sums or 0. Returns a `Stop`.
     """
     stop, span = sizes[0], sizes[1]
     place = np.empty(4, np.int64)
@@ -350,7 +359,10 @@ def _rank_blocks(
             return _NO_ROOM
         left, right = old + WIDTH * start, new + WIDTH * start
         mine = counts[numbers[_RANKED]]
-        found = scan_ranked(left, right, count, window, positions, olds, steps, first, mine, items, filled, state)
+        sums = sizes[3]
+        if sums:
+            sums += start // span * _SUMS_BYTES
+        found = scan_ranked(left, right, count, window, positions, olds, steps, first, mine, items, filled, state, sums)
         if found > DENSE * count:
             numbers[_APART] = found
             return _DENSE

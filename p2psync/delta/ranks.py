@@ -17,13 +17,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels import kernel, load, popcount, prefetch, store, trailing
+from p2psync.delta.kernels import (
+    SUM_ROWS,
+    TILE,
+    add_groups,
+    clear_sums,
+    kernel,
+    load,
+    popcount,
+    prefetch,
+    store,
+    trailing,
+)
 from p2psync.delta.lanes import (
     BEYOND,
     GROUP,
     MAX_CLASSES,
     QUAD,
     RUN,
+    SUMS_AFTER,
     WINDOW,
     classify,
     classify_pair,
@@ -51,6 +63,8 @@ _WORD, _LONG = np.empty(0, np.uint32), np.empty(0, np.uint64)
 # Where things stand in the memory of a loop, in bytes: so many arrays would take all registers for their addresses.
 _NEXT, _START, _STOP, _TABLE = 0, 64, 128, 192
 _PADS = 256
+# Of a scan: what `lanes` sums up of both copies, in rows of so many bytes.
+_SUMS, _LANES = _TABLE + SUMS_AFTER, 2 * GROUP
 # Of a scan: for each scale 8 times its class; what differs; masks and ends of a turn; both copies of a short one.
 _CLASS, _DIFFER, _MASKS = 1280, 1536, 1536 + _TURN // 8
 _ENDS = _MASKS + _TURN
@@ -104,18 +118,20 @@ def scan_ranked(
     items: NDArray[np.uint64],
     filled: NDArray[np.int64],
     state: NDArray[np.uint8],
+    sums: int,
 ) -> int:
     """`kernels.scan`, and the changes class after class.
 
     What `kernels.scan` finds is written from entry `first` on. `counts[0, c]` and `counts[1, c]` become the numbers of
     changes and of units of class c of 8. To `items[c]` the changes of class c are appended, after `filled[c]` entries,
-    with room for `count`: the rank, and from bit 32 on the step. `filled` is left as it is.
+    with room for `count`: the rank, and from bit 32 on the step. `filled` is left as it is. sums: see `kernels.scan`.
 
     state: `SCAN_BYTES` of scratch. It is the caller's, because the loop knows it by its address alone: memory of its
     own would be freed after the last use of its name, and given to another thread.
     """
     at = _U(state.ctypes.data)
     state[:_TABLE] = 0
+    state[_SUMS : _SUMS + 2 * _LANES] = 0
     _table(window, state[_TABLE:])
     for scale in range(_U(256)):
         state[_U(_CLASS) + scale] = class_of(scale, window) << 3
@@ -125,6 +141,9 @@ def scan_ranked(
     old_at, step_at = _U(olds.ctypes.data) + _U(2 * first), _U(steps.ctypes.data) + _U(2 * first)
     total: Any = _U(count)
     found, begin = total - total, total - total
+    moved = found
+    if sums:
+        clear_sums(sums, _UNIT)
     while begin != total:
         left, right = _U(old) + begin + begin, _U(new) + begin + begin
         size = min(_U(_TURN), total - begin)
@@ -137,6 +156,12 @@ def scan_ranked(
         known = found
         found = _emit(at + _U(_DIFFER), quads << _U(2), begin, found, place_at, left - begin - begin, right - left)
         _rank_turn(left - begin - begin, right - begin - begin, known, found, place_at, old_at, step_at, at)
+        if sums:
+            for j in range(np.int64(known), np.int64(found)):
+                moved += load(step_at, j, _UNIT)
+            if begin & _U(TILE - 1) == _U(TILE - _TURN) or begin + size == total:
+                add_groups(at + _U(_SUMS), 1, _U(sums) + _U(_LANES), _UNIT)
+                add_groups(at + _U(_SUMS + _LANES), 1, _U(sums) + _U(3 * _LANES), _UNIT)
         # Ranks of the next turn are counted from the last ends of this one.
         last = at + _U(_ENDS) + (quads << _U(6))
         for c in range(MAX_CLASSES):
@@ -147,6 +172,10 @@ def scan_ranked(
         counts[0, c] = (np.int64(load(at + _U(_NEXT), c, _LONG) - _U(items[c].ctypes.data)) >> 3) - filled[c]
         counts[1, c] = np.int64(load(at + _U(_START), c, _LONG))
     counts[1, class_of(_U(0), window)] -= -count & (QUAD - 1)
+    if sums:
+        add_groups(at + _U(_SUMS), 1, _U(sums), _UNIT)
+        add_groups(at + _U(_SUMS + _LANES), 1, _U(sums) + _U(2 * _LANES), _UNIT)
+        store(_U(sums), (SUM_ROWS - 1) * GROUP, moved, _UNIT)
     return int(found)
 
 

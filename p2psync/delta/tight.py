@@ -67,15 +67,15 @@ class TightWriter:
         """Choose classes by such samples of all rows that are ranked; none may have been yet."""
         self._ranking.look(sample)
 
-    def advance(self, index: int, row: Row, old: int, new: int, first: int, stop: int) -> Step:
+    def advance(self, index: int, row: Row, old: int, new: int, first: int, stop: int, sums: int = 0) -> Step:
         """Find the changes of units `first` to `stop` of such a row, block after block, and rank them.
 
-        old, new: the addresses of its first units. Ends where the chunk at hand is full, which is to be closed before
-        it goes on; or after a block that is dense, which is to be added.
+        old, new: the addresses of its first units. sums: see `Ranking.advance`. Ends where the chunk at hand is full,
+        which is to be closed before it goes on; or after a block that is dense, which is to be added.
         """
         self._rows[index] = row
         units = first, stop, block_span(WIDTH, self._block_units)
-        return self._ranking.advance(row.spec, index, old, new, units, self._rate)
+        return self._ranking.advance(row.spec, index, old, new, units, self._rate, sums)
 
     def prepare(self, block: Block, row: Row) -> fast.Coded:
         """Code a block that is not ranked."""

@@ -207,7 +207,7 @@ class PastWriter:
                 left, right, count = self._chosen(piece, wanted)
                 room.grow(filled, changed, count)
                 found = room.positions, room.olds, room.steps, changed, room.counts[blocks], room.items, filled
-                scan_ranked(left, right, count, window, *found, self._state)
+                scan_ranked(left, right, count, window, *found, self._state, 0)
                 room.places[blocks] = piece.block.row, piece.block.start, count, more
                 filled += room.counts[blocks, 0]
                 blocks, changed = blocks + 1, changed + more

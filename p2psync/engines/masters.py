@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from p2psync.delta.block import MAX_BLOCK_BYTES, Block, block_count, block_range
 from p2psync.delta.extract import Extraction, Found
 from p2psync.delta.rounding import round_bf16
+from p2psync.delta.sums import ScanSums, address_of_block
 from p2psync.delta.tensors import Units
 from p2psync.engines.device_find import Pair, nan_bits
 from p2psync.engines.weights import host_units
@@ -30,8 +31,10 @@ def rounded_units(masters: torch.Tensor) -> Units:
     return out
 
 
-def find_rounded(pair: Pair, block_units: int) -> Iterator[Found]:
-    """What `delta.extract` finds between old bits and rounded masters, both on a CPU. Rounds a block at a time."""
+def find_rounded(pair: Pair, block_units: int, sums: ScanSums | None = None) -> Iterator[Found]:
+    """What `delta.extract` finds between old bits and rounded masters, both on a CPU. Rounds a block at a time.
+
+    sums: of the tensor, to be filled; only where blocks are the largest."""
     masters, old = _floats(pair.new), host_units(pair.old)
     nan = nan_bits(pair.new.device)
     scratch = np.empty(min(MAX_BLOCK_BYTES // 2, masters.size), np.uint16)
@@ -40,7 +43,8 @@ def find_rounded(pair: Pair, block_units: int) -> Iterator[Found]:
         new = scratch[:count]
         round_bf16(masters[start : start + count], new, nan)
         extraction = Extraction(pair.row, old[start : start + count], new)
-        found, _ = extraction.block_with_digest(pair.spec, 0, count)
+        mine = address_of_block(sums.address, pair.spec.width, index) if sums is not None else 0
+        found, _ = extraction.block_with_digest(pair.spec, 0, count, mine)
         if found is not None:
             block = Block(pair.row, start, count, found.positions, found.steps)
             yield Found(block, extraction.olds.copy())

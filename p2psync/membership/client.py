@@ -97,6 +97,7 @@ class MembershipClient:
         self.why_waiting: Callable[[], str] = lambda: ""
         self._rng = rng
         self._live = _Said()
+        self._rejected = ""
         self._measures: Measures | None = None
         self._tell_after = _NEVER
         self._measures_told_at = -MEASURES_EVERY
@@ -146,6 +147,13 @@ class MembershipClient:
     def running(self, version: int | None, digest: str, now: float, run: str = "", epoch: int = 0) -> None:
         """This version (digest in hex) of a run is live at this node: told to the hub at once."""
         self._live = _Said(version, digest, run, epoch)
+        if version is not None:
+            self._rejected = ""
+        self._renew_at = now
+
+    def rejected(self, digest: str, now: float) -> None:
+        """The version of this digest (hex) has other bits here than were signed: see `Member.rejected`."""
+        self._rejected = digest
         self._renew_at = now
 
     def poll(self, now: float) -> list[HubCall]:
@@ -283,6 +291,7 @@ class MembershipClient:
             waits=self.why_waiting()[:MAX_REMARK],
             fetch_rate=int(float(f"{self.fetch_rate:.1e}")),
             measures=measures,
+            rejected=self._rejected,
         )
 
     def _weigh_measures(self) -> None:

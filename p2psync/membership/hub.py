@@ -179,7 +179,11 @@ class HubCore:
         version, digest, run, epoch = told.running or running(before)
         fetch_rate = before.fetch_rate if told.fetch_rate is None else told.fetch_rate
         after = self._leases.renew(
-            *(told.lease, version, digest, now, fetch_rate, told.measures), run=run, epoch=epoch, waits=told.waits
+            *(told.lease, version, digest, now, fetch_rate, told.measures),
+            run=run,
+            epoch=epoch,
+            waits=told.waits,
+            rejected=told.rejected,
         )
         self.is_there(told.lease, now)
         if told.measures is not None:

@@ -98,14 +98,21 @@ class LeaseTable:
         run: str = "",
         epoch: int = 0,
         waits: str = "",
+        rejected: str = "",
     ) -> Member:
-        """Let `lease` last until `now + ttl`, and note what its holder runs (see `Member`) and waits for.
+        """Let `lease` last until `now + ttl`, and note what its holder runs, rejected (see `Member`) and waits for.
 
         measures: None leaves those told before. Raises `LeaseError` if it has ended.
         """
         held = self.holder(lease, now)
         told = msgspec.structs.replace(
-            held.member, version=version, digest=digest, run=run, epoch=epoch, fetch_rate=fetch_rate
+            held.member,
+            version=version,
+            digest=digest,
+            run=run,
+            epoch=epoch,
+            fetch_rate=fetch_rate,
+            rejected=rejected,
         )
         member = held.member if held.member == told else told
         self._hold(Held(lease, member, held.joined, now, held.measures if measures is None else measures, waits))

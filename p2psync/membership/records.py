@@ -52,6 +52,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
     run, epoch: those of that version; versions of two runs have nothing to do with each other. run "": not told.
     fetch_rate: bytes a second at which chunks last came while it was busy fetching, by its own measure; 0: none yet.
+    rejected: digest of the version that it fetched last and found other bits in than were signed; "": none since it
+    last committed one.
     """
 
     info: NodeInfo
@@ -60,6 +62,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     epoch: int = 0
     fetch_rate: int = 0
+    rejected: str = ""
 
 
 class Path(msgspec.Struct, frozen=True, array_like=True):
@@ -114,7 +117,7 @@ class Renew(msgspec.Struct, frozen=True, kw_only=True):
     """Keep a lease, and say which version is live: the acknowledgement of a commit is a renewal.
 
     The lease comes first, and is renewed whatever the rest says (see `p2psync.membership.renewal`). run, epoch,
-    fetch_rate: see `Member`. waits: see `MemberAge`. measures: None if they are as they were told last.
+    fetch_rate, rejected: see `Member`. waits: see `MemberAge`. measures: None if they are as they were told last.
     """
 
     lease: str
@@ -125,6 +128,7 @@ class Renew(msgspec.Struct, frozen=True, kw_only=True):
     waits: str = ""
     fetch_rate: int = 0
     measures: Measures | None = None
+    rejected: str = ""
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,13 +36,14 @@ _PATH = msgspec.json.Decoder(Path)
 class Told:
     """A renewal as far as it can be taken. None: nothing was told, or nothing fit: what was known before stays.
 
-    running: what is live, with its run and epoch. waits: see `MemberAge`. refused: a line for each part that was
-    dropped.
+    running: what is live, with its run and epoch. waits: see `MemberAge`. rejected: see `Member`. refused: a line
+    for each part that was dropped.
     """
 
     lease: str
     running: Running | None = None
     waits: str = ""
+    rejected: str = ""
     fetch_rate: int | None = None
     measures: Measures | None = None
     refused: tuple[str, ...] = ()
@@ -62,6 +63,7 @@ class _Loose(msgspec.Struct):
     run: msgspec.Raw = msgspec.Raw(b'""')
     epoch: msgspec.Raw = msgspec.Raw(b"0")
     waits: msgspec.Raw = msgspec.Raw(b'""')
+    rejected: msgspec.Raw = msgspec.Raw(b'""')
     fetch_rate: msgspec.Raw = msgspec.Raw(b"0")
     measures: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -74,7 +76,8 @@ def take(renewal: Renew) -> Told:
     measures = renewal.measures
     if measures is not None and not _fits(measures, []):
         measures = _measures(measures.up, measures.down, measures.paths, refused)
-    return Told(renewal.lease, running, line_of(renewal.waits), rate, measures, tuple(refused))
+    rejected = _digest(renewal.rejected, refused)
+    return Told(renewal.lease, running, line_of(renewal.waits), rejected, rate, measures, tuple(refused))
 
 
 def read(body: bytes, trouble: FormatError | None = None) -> Told:
@@ -107,8 +110,9 @@ def _read_parts(loose: _Loose) -> Told:
     waits = _part(loose.waits, _TEXT, refused) or ("",)
     rate = _part(loose.fetch_rate, _WHOLE, refused)
     fetch_rate = None if rate is None else _rate(rate[0], refused)
+    rejected = _digest((_part(loose.rejected, _TEXT, refused) or ("",))[0], refused)
     measures = _read_measures(loose.measures, refused)
-    return Told(loose.lease, running, line_of(waits[0]), fetch_rate, measures, tuple(refused))
+    return Told(loose.lease, running, line_of(waits[0]), rejected, fetch_rate, measures, tuple(refused))
 
 
 def _read_measures(raw: msgspec.Raw, refused: list[str]) -> Measures | None:
@@ -155,6 +159,15 @@ def _running(told: Running, refused: list[str]) -> Running | None:
         refused.append(str(error))
         return None
     return told
+
+
+def _digest(digest: str, refused: list[str]) -> str:
+    try:
+        check_running(None, digest)
+    except FormatError as error:
+        refused.append(str(error))
+        return ""
+    return digest
 
 
 def _rate(rate: int, refused: list[str]) -> int | None:

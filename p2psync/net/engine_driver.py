@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from p2psync.engines.base import Commit, Engine, Inspecting, Stage
 from p2psync.engines.relay import RelayStage
-from p2psync.errors import DigestMismatchError, EngineError, P2PSyncError
+from p2psync.errors import DigestMismatchError, EngineError, FormatError, P2PSyncError
 from p2psync.observe.events import Committed, Event, Fetching, Note, Trouble
 from p2psync.protocol.versions import Position, Step
 from p2psync.store.packs import Store
@@ -99,8 +99,9 @@ class EngineDriver:
             return
         message = str(error) or type(error).__name__
         self._trouble(message)
+        wrong = isinstance(error, DigestMismatchError | FormatError)
         vouched = await self._vouched(isinstance(error, DigestMismatchError))
-        self._core.engine_failed(action, message, vouched, _now())
+        self._core.engine_failed(action, message, vouched, _now(), wrong=wrong)
 
     async def _open(self, action: OpenStage) -> None:
         self._began = _now()
@@ -177,8 +178,11 @@ class EngineDriver:
         stage = self._stage
         if stage is None:
             raise EngineError("there is no stage to commit")
+        before = self._follower.position
         commit = await self.in_worker(stage.commit)
         self._stage = None
+        if before is not None and left_branch(before, commit.position):
+            self._emit(Note(f"the trainer went back: {_place(before)} was left for {_place(commit.position)}"))
         self._tell(commit)
         self._core.committed(action, commit.position, _now())
 
@@ -238,6 +242,15 @@ class EngineDriver:
             # Back on the loop, which told the same a second ago.
             self._loop.call_soon_threadsafe(self._trouble, str(error))
             return []
+
+
+def left_branch(before: Position, after: Position) -> bool:
+    """Whether a later epoch of the same run gave version numbers again: what was live is on no way to what is."""
+    return before.run == after.run and before.epoch < after.epoch and before.version >= after.version
+
+
+def _place(position: Position) -> str:
+    return f"version {position.version} of epoch {position.epoch}"
 
 
 def _now() -> float:

@@ -127,6 +127,7 @@ class HubClient:
         waits: str = "",
         fetch_rate: int = 0,
         measures: Measures | None = None,
+        rejected: str = "",
         limit: float = float("inf"),
     ) -> Lease:
         """Keep a lease, and say which version is live, and the rest of `Renew` (measures None: as before).
@@ -143,6 +144,7 @@ class HubClient:
             waits=waits,
             fetch_rate=fetch_rate,
             measures=measures,
+            rejected=rejected,
         )
         try:
             async with asyncio.timeout(limit if limit < self._timeout else None):

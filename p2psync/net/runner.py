@@ -41,7 +41,7 @@ from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
 from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, Hello, Message
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
-from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk, Vet, Widen
+from p2psync.swarm.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet, Widen
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
@@ -64,6 +64,9 @@ VIEW_WAIT = 20.0
 SMALL_MANIFEST = 40 << 10
 #: The same trouble is told again after so long (seconds).
 SAY_AGAIN = 60.0
+#: A chunk is hashed again before it is sent if that was last done so long ago (seconds): rot is rare, and hashing takes
+#: some milliseconds a chunk.
+DOUBT_EVERY = 300.0
 
 
 class NodeRunner:
@@ -85,8 +88,10 @@ class NodeRunner:
         on_event: Callable[[Event], None] = lambda event: None,
         on_view: Callable[[View], None] = lambda view: None,
         on_told: Callable[[], None] = lambda: None,
+        on_lost: Callable[[bytes], None] = lambda id: None,
     ) -> None:
-        """warm: compile what coding needs before the first version comes; a relay codes nothing."""
+        """warm: compile what coding needs before the first version comes; a relay codes nothing. on_lost: told of a
+        manifest (id) of which a chunk that was held turned out to be damaged."""
         self.core = core
         self.store = store
         self._warms = warm
@@ -97,6 +102,7 @@ class NodeRunner:
         self._emit = on_event
         self._on_view = on_view
         self._on_told = on_told
+        self._on_lost = on_lost
         hello = Hello(MAGIC, PROTOCOL, core.info.node, instance, core.info.region)
         events = PeerEvents(self._peer_up, self._peer_down, self._message, self._flushed, self._dial_failed)
         self._peers = PeerTable(hello, events, streams or FIRST_STREAMS, congestion)
@@ -148,6 +154,7 @@ class NodeRunner:
         self.measuring.start()
         if self._warms:
             self._warmed = self._spawn(self._warm())
+        self._spawn(self._doubt_now_and_then())
         for pack in self.store.packs():
             self._know(pack)
         self._kick()
@@ -178,6 +185,13 @@ class NodeRunner:
         """Wait until the codec is compiled."""
         if self._warmed is not None:
             await asyncio.wait({self._warmed})
+
+    async def _doubt_now_and_then(self) -> None:
+        """What was hashed long ago is hashed again before it is sent."""
+        while True:
+            await asyncio.sleep(DOUBT_EVERY)
+            for pack in self.store.packs():
+                pack.doubt()
 
     async def stop(self) -> None:
         """Leave the hub, close the peers, and wait for the disk and the engine to finish what they are doing."""
@@ -292,6 +306,8 @@ class NodeRunner:
                 self._peers.send(action.peer, action.message)
             case SendChunk():
                 self._send_chunk(action)
+            case Recheck():
+                self._recheck(action)
             case Widen():
                 self.measuring.widen(action.peer, action.rate)
             case Save():
@@ -424,9 +440,26 @@ class NodeRunner:
             self.trouble(str(error))
             data = None
         if data is None:
-            self.trouble(f"chunk {action.index} of {action.id.hex()[:12]} is damaged or gone here; fetching it anew")
-            self.core.swarm.lost(action.id, action.index, self._loop.time())
+            self._lost(action.id, action.index)
         return data
+
+    def _recheck(self, action: Recheck) -> None:
+        try:
+            pack = self.store.get(action.id)
+            if pack is not None:
+                pack.doubt()  # what lies beside it may have rotted with it
+            good = pack is None or pack.view(action.index) is not None
+        except P2PSyncError as error:
+            self.trouble(str(error))
+            good = False
+        if not good:
+            self._lost(action.id, action.index)
+
+    def _lost(self, id: bytes, index: int) -> None:
+        self.trouble(f"chunk {index} of {id.hex()[:12]} is damaged or gone here; fetching it anew")
+        self.core.swarm.lost(id, index, self._loop.time())
+        self._on_lost(id)
+        self._kick()
 
     def _save(self, action: Save) -> None:
         pack = self.store.get(action.id)
@@ -511,6 +544,7 @@ class NodeRunner:
                     waits=request.waits,
                     fetch_rate=request.fetch_rate,
                     measures=request.measures,
+                    rejected=request.rejected,
                     limit=call.limit,
                 )
                 if lease.refused:

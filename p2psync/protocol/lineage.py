@@ -29,6 +29,17 @@ def head(lineage: Iterable[Announcement]) -> Announcement | None:
     return max(lineage, key=lambda a: (a.epoch, a.version, -a.payload_bytes), default=None)
 
 
+def reachable(lineage: Iterable[Announcement], start: Place | None) -> Announcement | None:
+    """The announcement of the newest version that some path leads to, from an anchor or from `start`; None: of none."""
+    reached = set() if start is None else {start}
+    ends = []
+    for announcement in sorted(lineage, key=lambda a: a.version):  # a base comes before what it leads to
+        if announcement.base is None or (announcement.base, announcement.base_digest) in reached:
+            reached.add(place_after(announcement))
+            ends.append(announcement)
+    return head(ends)
+
+
 def is_squash(announcement: Announcement) -> bool:
     """Whether it goes over several versions at once: a trainer publishes a delta from each version to the next."""
     return announcement.base is not None and announcement.version - announcement.base > 1

@@ -22,7 +22,7 @@ from p2psync.errors import FormatError
 from p2psync.protocol.manifest import HASH_BYTES, MAX_CHUNK_BYTES, MAX_CHUNKS
 from p2psync.protocol.wire import checked, encode_msgpack
 
-PROTOCOL = 5
+PROTOCOL = 6
 MAGIC = "p2psync"
 FRAME_HEADER = struct.Struct("<IB")
 CHUNK_HEADER = struct.Struct("<8sIQ")
@@ -92,6 +92,13 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True):
 
 class Reject(msgspec.Struct, frozen=True, array_like=True):
     """These requested chunks will not come from here."""
+
+    manifest: bytes
+    chunks: _Chunks
+
+
+class BadChunk(msgspec.Struct, frozen=True, array_like=True):
+    """These chunks came from you, and do not have the hash that the manifest signs: look at what you hold of them."""
 
     manifest: bytes
     chunks: _Chunks
@@ -208,7 +215,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 Probing: TypeAlias = Probe | Junk | ProbeEnd | ProbeOffer | Uplink | Hush | WantStreams
 Control: TypeAlias = (
-    Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want | Ready | Offer | Probing
+    Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want | Ready | Offer | BadChunk | Probing
 )
 Message: TypeAlias = Control | Chunk
 
@@ -229,6 +236,7 @@ _TYPES: dict[int, type[Control]] = {
     10: Want,
     11: Ready,
     12: Offer,
+    13: BadChunk,
     20: Probe,
     21: Junk,
     22: ProbeEnd,

@@ -36,6 +36,8 @@ class Referee:
 
     bits: History
     liars: set[str] = field(default_factory=set)
+    #: Honest nodes whose chunks rotted unseen: they may be shut out for a moment, until they know.
+    rotten: set[str] = field(default_factory=set)
     #: Bits of each version ever published, by (version, digest).
     truth: dict[tuple[int, bytes], Name] = field(default_factory=dict)
     published_at: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -94,7 +96,8 @@ class Referee:
     def banned(self, node: SimNode, ban: Ban) -> None:
         """Only liars are shut out."""
         self.bans_by[node.info.node] = self.bans_by.get(node.info.node, 0) + 1
-        if ban.peer not in self.liars and node.info.node not in self.liars:
+        moment = ban.peer in self.rotten and ban.until - node.now < node.config.swarm.ban / 2
+        if ban.peer not in self.liars and node.info.node not in self.liars and not moment:
             raise InvariantError("honest", f"{_name(node)} banned the honest {ban.peer[:6]}: {ban.reason}")
 
     def received(self, node: SimNode, peer: str, chunk: Chunk, needed: bool) -> None:

@@ -105,10 +105,24 @@ def take_over(sim: Simulation, seconds: float) -> None:
     rival.publish(anchor=True)
 
 
+def restore_backup(sim: Simulation, seconds: float) -> None:
+    """The trainer and its hub are lost; a new one begins from a backup, and gives numbers again, with other bits."""
+    trainer = sim.trainer
+    if not trainer.alive or trainer.fenced or not trainer.name or not sim.hub.up:
+        return
+    trainer.crash()
+    trainer.restore(sim.rng.randint(1, len(trainer.name)))
+    sim.hub.stop()
+    sim.hub.restart()
+    trainer.start()
+    trainer.publish(anchor=True)
+
+
 def claim_in_vain(sim: Simulation, seconds: float) -> None:
     """A trainer of an earlier epoch claims the run and publishes: only a hub that has forgotten all lets it."""
     if sim.trainer.epoch > 0:
         rival = sim.add_trainer(sim.trainer.epoch - 2)
+        rival.unix_skew = -1e9
         rival.start()
         rival.publish()
 
@@ -170,6 +184,17 @@ def damage_disk(sim: Simulation, seconds: float) -> None:
                 pack.chunks[index] = None if running else bytes([data[0] ^ 1]) + data[1:]
 
 
+def rot(sim: Simulation, seconds: float) -> None:
+    """Chunks that were hashed when they came rot where they lie, at the trainer and wherever else, and nobody knows."""
+    node = sim.rng.choice([sim.trainer, *sim.actors])
+    sim.referee.rotten.add(node.info.node)
+    for pack in node.store.packs.values():
+        index = sim.rng.randrange(len(pack.chunks))
+        data = pack.chunks[index]
+        if data is not None:
+            pack.chunks[index] = bytes([data[0] ^ 1]) + data[1:]
+
+
 def fill_disk(sim: Simulation, seconds: float) -> None:
     """A disk takes nothing for a while."""
     node = _pick(sim)
@@ -199,6 +224,7 @@ KINDS: dict[str, Fault] = {
         restart_trainer,
         die_while_publishing,
         take_over,
+        restore_backup,
         claim_in_vain,
         partition,
         cut_connections,
@@ -206,6 +232,7 @@ KINDS: dict[str, Fault] = {
         slow_down,
         jump_clock,
         damage_disk,
+        rot,
         fill_disk,
         break_engine,
     )

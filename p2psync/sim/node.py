@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from p2psync.errors import EngineError, LeaseError, P2PSyncError, TrustError
+from p2psync.errors import DigestMismatchError, EngineError, FormatError, LeaseError, P2PSyncError, TrustError
 from p2psync.membership.client import CallJoin, CallPlan, CallRenew, CallView, HubCall
 from p2psync.membership.records import Lease, NodeInfo, View
 from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
@@ -22,7 +22,7 @@ from p2psync.sim.engine import MemoryEngine, MemoryStage
 from p2psync.sim.hub import SimHub
 from p2psync.sim.links import Links, PeerEvents
 from p2psync.sim.network import Host, Network
-from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk, Vet, Widen
+from p2psync.swarm.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet, Widen
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
@@ -193,6 +193,8 @@ class SimNode:
                 self.links.hang_up(action.peer)
             case Ban():
                 self.world.watcher.banned(self, action)
+            case Recheck():
+                self._recheck(action)
             case Complete() | Widen():
                 pass
             case GetManifest():
@@ -247,7 +249,7 @@ class SimNode:
         pack = self.store.packs.get(action.id)
         data = pack.read(action.index) if pack is not None else None
         if pack is None or data is None:
-            self.core.swarm.lost(action.id, action.index, self.now)
+            self.lost(action.id, action.index)
             self.core.swarm.flushed(action.peer, action.size, self.now)
             return
         self.give_chunk(action, data)
@@ -262,6 +264,17 @@ class SimNode:
                 self.drain()
 
         self.links.send_chunk(action.peer, action.id[:SHORT_ID_BYTES], action.index, data, left, action.tag)
+
+    def _recheck(self, action: Recheck) -> None:
+        pack = self.store.packs.get(action.id)
+        if pack is not None:
+            pack.checked.clear()
+            if pack.read(action.index) is None:
+                self.lost(action.id, action.index)
+
+    def lost(self, id: bytes, index: int) -> None:
+        """A chunk that was held is damaged."""
+        self.core.swarm.lost(id, index, self.now)
 
     def _save(self, action: Save) -> None:
         pack = self.store.packs.get(action.id)
@@ -371,7 +384,8 @@ class SimNode:
     def _engine_failed(self, action: EngineAction, error: P2PSyncError) -> None:
         assert self.engine is not None and self.core.follower is not None
         if self.core.follower.cares(action):
-            self.core.engine_failed(action, str(error), self.engine.position, self.now)
+            wrong = isinstance(error, DigestMismatchError | FormatError)
+            self.core.engine_failed(action, str(error), self.engine.position, self.now, wrong=wrong)
 
     def _adopt(self, action: Adopt) -> None:
         assert self.engine is not None

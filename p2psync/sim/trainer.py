@@ -14,17 +14,35 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.errors import FencedError, LeaseError, P2PSyncError
+from p2psync.membership.acceptance import Acceptance
+from p2psync.membership.epochs import DRAWN_BITS, EPOCH_ZERO, next_epoch
 from p2psync.membership.hub import HubCore
-from p2psync.membership.records import Announce, Announced, Challenge, Claim, Claimed, NodeInfo, View, claim_bytes
-from p2psync.protocol.manifest import Manifest
+from p2psync.membership.lineage import in_short
+from p2psync.membership.records import (
+    Announce,
+    Announced,
+    Challenge,
+    Claim,
+    Claimed,
+    NodeInfo,
+    Status,
+    View,
+    claim_bytes,
+)
+from p2psync.protocol.lineage import resolve
+from p2psync.protocol.manifest import Manifest, SignedManifest
 from p2psync.protocol.versions import Position
 from p2psync.sim.disk import SimPack
 from p2psync.sim.network import Host
 from p2psync.sim.node import SimNode, World
-from p2psync.sim.weights import History, Name, signed_manifest
+from p2psync.sim.weights import Coded, History, Name, signed_manifest
 from p2psync.swarm.node import NodeConfig
 
 _RETRY = 0.4
+#: How often it looks for an actor that runs the newest version; how long peers have to bring what is damaged (seconds).
+ACCEPTANCE_EVERY, _REPLACE_AFTER = 3.0, 3.0
+#: When simulations begin, in seconds after the first epoch.
+_BEGAN = 1e6
 #: How much later than peers the hub may hear of a version (seconds).
 HUB_LATER = (0.0, 0.3, 2.0)
 
@@ -62,20 +80,26 @@ class SimTrainer(SimNode):
         self.epoch = epoch
         self.name: Name = ()
         self.fenced = False
+        #: Seconds that its idea of the date is ahead.
+        self.unix_skew = 0.0
         self._registrar = registrar
         self._anchor_every = anchor_every
         self._keep = keep
 
     def start(self) -> None:
         """Begin a process: take the run over at the next epoch, and announce what the disk holds."""
-        self.epoch += 1
+        clock = self.world.clock
+        unix = EPOCH_ZERO + _BEGAN + clock.now + self.unix_skew
+        self.epoch = next_epoch(self.epoch, 0, unix, clock.rng.getrandbits(DRAWN_BITS))
         self._token: str | None = None
         self._known: set[str] = set()
         self._retire: set[str] = set()
         self._busy = False
         self._hub_instance = ""
+        self._acceptance = Acceptance()
         super().start()
         self.later(0.0, self.sync)
+        self.later(ACCEPTANCE_EVERY, self._look)
 
     def copy_disk(self, other: SimTrainer, versions: int) -> None:
         """Before the first start: begin with the first `versions` versions of another trainer."""
@@ -85,13 +109,20 @@ class SimTrainer(SimNode):
             if pack.manifest.version < versions:
                 self.store.packs[id] = SimPack(pack.manifest, pack.signed, list(pack.chunks))
 
+    def restore(self, versions: int) -> None:
+        """While no process runs: the disk becomes a backup of the time of the first `versions` versions."""
+        self.name = self.name[:versions]
+        self.epoch = min(self.epoch, self.name[0]) - 1
+        for id in [id for id, pack in self.store.packs.items() if pack.manifest.version >= versions]:
+            del self.store.packs[id]
+
     @property
     def head(self) -> Position | None:
         """What this trainer published last."""
         newest = max((p.manifest for p in self.store.packs.values()), key=_order, default=None)
         if newest is None:
             return None
-        return Position(run=newest.run, epoch=newest.epoch, version=newest.version, digest=newest.digest)
+        return position_of(newest)
 
     # ---- publishing ------------------------------------------------------------------------------------------------
 
@@ -124,16 +155,21 @@ class SimTrainer(SimNode):
         if behind and (behind[0], newest) not in made:
             self._make(self.name[: behind[0] + 1], self.name)
 
+    def describe(self, base: Name | None, name: Name) -> tuple[Coded, Manifest, SignedManifest]:
+        """Code and sign the delta between two versions, or the anchor of one."""
+        coded, created = self.bits.coded(base, name), self.world.clock.now
+        signed = signed_manifest(self.bits, coded, self.key, run=self.run, epoch=self.epoch, created=created)
+        return coded, *signed
+
     def _make(self, base: Name | None, name: Name) -> None:
-        coded = self.bits.coded(base, name)
-        created = self.world.clock.now
-        manifest, signed = signed_manifest(self.bits, coded, self.key, run=self.run, epoch=self.epoch, created=created)
+        coded, manifest, signed = self.describe(base, name)
         pack = self.store.add(manifest, signed)
         pack.chunks = list(coded.chunks)
         self._registrar.published(self, manifest, name)
         flags = np.ones(manifest.chunks, np.bool_)
         self.core.offer(signed.id, manifest, flags, self.now, signed.to_bytes())
         self.core.membership.running(manifest.version, manifest.digest.hex(), self.now)
+        self._acceptance.published(position_of(manifest), self.now)
 
     def _prune(self, anchor: int) -> None:
         """What an anchor makes needless is taken back, and removed once the hub has agreed."""
@@ -142,6 +178,58 @@ class SimTrainer(SimNode):
             stale = m.version < anchor if m.base is None else m.base < anchor - self._keep
             if stale:
                 self._retire.add(id.hex())
+
+    # ---- what goes wrong -------------------------------------------------------------------------------------------
+
+    def lost(self, id: bytes, index: int) -> None:
+        """A chunk is damaged: peers may have it; else the manifest is taken back, and what it led to replaced."""
+        super().lost(id, index)
+        self.later(_REPLACE_AFTER, self._replace_pack, id)
+
+    def _replace_pack(self, id: bytes) -> None:
+        pack = self.store.packs.get(id)
+        if pack is None or self.fenced or all(chunk is not None for chunk in pack.chunks):
+            return
+        self._retire.add(id.hex())
+        rest = [
+            in_short(pack.manifest, other, 0)
+            for other, pack in self.store.packs.items()
+            if other.hex() not in self._retire
+        ]
+        newest = Position(run=self.run, epoch=0, version=len(self.name) - 1, digest=self.bits.weights(self.name).digest)
+        if resolve(rest, None, (newest.version, newest.digest.hex())) is None:
+            self._make(None, self.name)
+        self.sync()
+
+    def replace(self, reason: str) -> None:
+        """No actor can run the newest version: what was signed is held against the bits themselves, and what is not
+        right is taken back; the version after it is written out whole."""
+        self.world.clock.note("replace", self.info.node, reason)
+        names = {len(name) - 1: name for name in (self.name[: k + 1] for k in range(len(self.name)))}
+        for id, pack in self.store.packs.items():
+            name = names.get(pack.manifest.version)
+            if name is None or self.bits.weights(name).digest != pack.manifest.digest:
+                self._retire.add(id.hex())
+        self.name = (*self.name, self.epoch)
+        self._make(None, self.name)
+        self.sync()
+
+    def _look(self) -> None:
+        """Ask the hub whether some actor runs the newest version."""
+        self.later(ACCEPTANCE_EVERY, self._look)
+        if self.fenced or self._acceptance.settled:
+            return
+        process = self.processes
+
+        def answer(status: Status | P2PSyncError) -> None:
+            if process == self.processes and isinstance(status, Status):
+                reason = self._acceptance.look(status.view.members, self.now)
+                if reason is not None:
+                    self.replace(reason)
+                self.drain()
+
+        now = self.world.clock.now
+        self.world.hub.request(self.host, lambda core: core.status(now, 0.0), answer)
 
     # ---- the hub ---------------------------------------------------------------------------------------------------
 
@@ -232,6 +320,11 @@ class SimTrainer(SimNode):
             self.drain()
 
         self.world.hub.request(self.host, operation, answer)
+
+
+def position_of(manifest: Manifest) -> Position:
+    """Where a manifest leads."""
+    return Position(run=manifest.run, epoch=manifest.epoch, version=manifest.version, digest=manifest.digest)
 
 
 def _order(manifest: Manifest) -> tuple[int, int, bool]:

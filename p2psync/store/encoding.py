@@ -16,6 +16,7 @@ from p2psync.delta.container import ChunkEncoder, EncodedChunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.extract import Found
 from p2psync.delta.history import Past
+from p2psync.delta.sums import ScanSums
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import HASH_BYTES, Manifest, pack_table
@@ -75,6 +76,7 @@ class _Part:
     new: Units | None
     blocks: range
     found: list[Found] | None = None
+    sums: ScanSums | None = None
 
     def look(self, encoder: ChunkEncoder, every: int) -> None:
         """Have a part of it looked at."""
@@ -84,7 +86,7 @@ class _Part:
         """Have it coded."""
         if self.found is not None:
             return encoder.add_found(self.row, self.found, self.old)
-        return encoder.add(self.row, self.old, self.new, self.blocks)
+        return encoder.add(self.row, self.old, self.new, self.blocks, self.sums)
 
 
 @dataclass(slots=True, eq=False)
@@ -134,16 +136,20 @@ class Encoding:
         profile: str = "fast",
         history: Past | None = None,
         segments: Container[int] | None = None,
+        summed: bool = False,
     ) -> None:
         """rate: see `block_and_chunk`. history: see `ChunkEncoder`; read by all threads. segments: those that are
-        encoded here, by default all; others have the rest, and what was taken of them is passed over. Raises
-        `FormatError` for a profile that there is not."""
+        encoded here, by default all; others have the rest, and what was taken of them is passed over. summed:
+        keep what the scans of a delta's rows summed up. Raises `FormatError` for a profile that there is not."""
         self.rows = list(rows)
         self.block_units, self._chunk_bytes = block_and_chunk(rows, anchor=anchor, rate=rate)
         #: What the rows encoded so far add to the digest, mod 2^128; all of it after `finish`. Blocks do not tell it.
         self.digest_change = 0
         #: Units whose bits differ, so far; all of them after `finish`.
         self.changed = 0
+        #: Of each row that was scanned, if so told: whole after `finish`.
+        self.sums: dict[int, ScanSums] = {}
+        self._summed = summed and not anchor
         self._sink = sink
         self._profile = profile
         self._history = history
@@ -171,11 +177,14 @@ class Encoding:
     def take(self, index: int, old: Units | None, new: Units | None) -> None:
         """Encode one row; rows come in rising order. An anchor's rows get their own digests, which tell a joiner what
         it has already. The arrays are read until `finish` returns, or the context is left."""
+        sums = None
+        if self._summed and old is not None and new is not None:
+            sums = self.sums[index] = ScanSums(self.rows[index].spec)
         for segment, blocks in self._segments.parts(index):
             if not self._is_mine(segment):
                 continue
             self._begin(segment)
-            self._parts.append(_Part(index, old, new, blocks))
+            self._parts.append(_Part(index, old, new, blocks, sums=sums))
 
     def take_found(self, index: int, found: Iterable[Found], old: Callable[[], Units]) -> None:
         """Encode one row whose changes were found elsewhere, as `take` does. old: gives its old bits, where the profile

@@ -171,6 +171,10 @@ class Pack:
             mapped = payload.map(self.offsets[-1])
         return memoryview(mapped)[self.offsets[index] : self.offsets[index + 1]]
 
+    def doubt(self) -> None:
+        """Have every chunk hashed again when it is next read: it may have rotted since it was hashed."""
+        self._checked = bytearray(self.manifest.chunks)
+
     def seal(self) -> None:
         """Make a complete pack durable. Raises `StoreError` if a chunk is missing or the disk refuses."""
         if self._sealed:

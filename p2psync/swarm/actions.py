@@ -23,7 +23,9 @@ class SwarmConfig:
     `endgame_after` and half as much again as the first one's pace would take overdue. have_delay: how long news of
     held chunks may wait for company; have_delay_pushed: where they come by pushes, so that nobody waits for the news,
     which cost more than the chunks where each tells all; have_per_peer: and so much for each peer at least, so that
-    news of pushed chunks do not cost more the more peers there are. ban: for how long a liar is shut out.
+    news of pushed chunks do not cost more the more peers there are. ban: for how long a liar is shut out. first_ban:
+    for how long one is that sent its first wrong chunk, which may have rotted there unseen: see `swarm.blame`.
+    recheck_after: how often one peer can make this node look at a chunk that it holds.
     """
 
     window_least: int = 256 << 10
@@ -41,6 +43,8 @@ class SwarmConfig:
     have_delay_pushed: float = 0.1
     have_per_peer: float = 0.005
     ban: float = 600.0
+    first_ban: float = 2.0
+    recheck_after: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,15 @@ class Vet:
 
 
 @dataclass(frozen=True, slots=True)
+class Recheck:
+    """A peer says that this chunk came from here with other bytes: hash what the store holds, and say `lost` if it is
+    wrong. All other chunks of the manifest are hashed again before they are sent."""
+
+    id: bytes
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class Widen:
     """More is about to go to this peer than the plan foresees: its connections look for what the path gives, up to so
     many bytes a second."""
@@ -109,4 +122,4 @@ class Widen:
     rate: float
 
 
-Action: TypeAlias = Send | SendChunk | Save | Complete | Ban | Vet | Widen
+Action: TypeAlias = Send | SendChunk | Save | Complete | Ban | Vet | Recheck | Widen

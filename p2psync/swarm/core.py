@@ -10,8 +10,8 @@ pulled (`asking`). Both leave by the queues of `serving`. This file holds what t
 exchanged, who holds what, and what is done with a chunk that comes.
 
 Trust: a chunk is verified against the signed manifest before it is kept, offered or passed on. A peer whose chunk is
-wrong is banned; the blame is certain, since nobody else touched that chunk. So is one whose useless bytes, beyond what
-it was ever asked for, outweigh its useful ones by more than two windows.
+wrong is banned (`blame`); the blame is certain, since nobody else touched that chunk. So is one whose useless bytes,
+beyond what it was ever asked for, outweigh its useful ones by more than two windows.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from p2psync.protocol.messages import (
     MAX_REQUEST,
     NO_VERSION,
     SHORT_ID_BYTES,
+    BadChunk,
     Cancel,
     Chunk,
     Gone,
@@ -41,8 +42,9 @@ from p2psync.protocol.messages import (
     Want,
 )
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.actions import Action, Ban, Complete, Save, Send, SendChunk, SwarmConfig, Vet
+from p2psync.swarm.actions import Action, Ban, Complete, Recheck, Save, Send, SendChunk, SwarmConfig, Vet
 from p2psync.swarm.asking import Asking
+from p2psync.swarm.blame import MAX_BLAMED, Blame
 from p2psync.swarm.early import EarlyChunks
 from p2psync.swarm.ground import Ground
 from p2psync.swarm.offers import Offers
@@ -78,6 +80,7 @@ class Swarm:
         self._relief = Relief(self._ground, self._serving)
         self._offers = Offers(self._ground)
         self._banned: dict[str, float] = {}
+        self._blame = Blame(config)
         # Useless bytes of peers that went, and when they did: coming back does not clear the account.
         self._surplus: dict[str, tuple[int, float]] = {}
         self._news: dict[bytes, list[int]] = {}
@@ -276,6 +279,8 @@ class Swarm:
             self._peers[name] = Peer(
                 name, near, source, last_arrival=now, surplus=surplus, unasked_most=self._config.unasked
             )
+        for wrong in self._blame.to_tell(name):
+            self._ground.send(name, wrong)
         if self._ready and name in self._ground.trees.parents:
             self._tell_ready([name])
         for short, transfer in self._transfers.items():
@@ -347,6 +352,8 @@ class Swarm:
                 peer.ready = message.digest
             case Offer():
                 self._offers.came(name, message)
+            case BadChunk():
+                self._on_bad_chunk(peer, message, now)
             case Ping():
                 self._ground.send(name, Pong(message.token))
             case _:
@@ -410,7 +417,8 @@ class Swarm:
             self._gain(peer, transfer, chunk, now)
         else:
             self.wasted_bytes += len(chunk.data)
-            self._ban(peer.name, f"chunk {chunk.index} did not have the hash that the manifest signs", now)
+            seconds = self._blame.wrong_chunk(name, chunk.manifest, chunk.index, now)
+            self._ban(name, f"chunk {chunk.index} did not have the hash that the manifest signs", now, seconds)
 
     def _on_surplus(self, peer: Peer, chunk: Chunk, now: float) -> None:
         """A chunk that is of no use: cancelled too late, come by another way, or never asked for."""
@@ -472,6 +480,15 @@ class Swarm:
             self._asking.fill(peer, now)
         else:
             self._asking.pushed(transfer, now)
+
+    def _on_bad_chunk(self, peer: Peer, wrong: BadChunk, now: float) -> None:
+        """A peer accuses this node; it may lie, so that the store alone is believed."""
+        transfer = self._transfers.get(wrong.manifest)
+        if transfer is None or not wrong.chunks or not self._blame.may_recheck(peer.name, now):
+            return
+        for index in wrong.chunks[:MAX_BLAMED]:
+            if index < len(transfer.held) and transfer.held[index]:
+                self._ground.actions.append(Recheck(transfer.id, index))
 
     def _on_reject(self, peer: Peer, reject: Reject, now: float) -> None:
         transfer = self._transfers.get(reject.manifest)
@@ -560,8 +577,8 @@ class Swarm:
         self._news.clear()
         self._news_due = _NEVER
 
-    def _ban(self, name: str, reason: str, now: float) -> None:
-        until = now + self._config.ban
+    def _ban(self, name: str, reason: str, now: float, seconds: float | None = None) -> None:
+        until = now + (self._config.ban if seconds is None else seconds)
         self._banned = {banned: end for banned, end in self._banned.items() if end > now}
         self._banned[name] = until
         self.peer_down(name, now)

@@ -330,6 +330,11 @@ class Follower:
         """Whether there is nothing here that a delta could lead on from."""
         return self.position is None and not self._local_digest
 
+    @property
+    def destination(self) -> str:
+        """The digest (hex) of the version that the walk under way leads to; "" without one."""
+        return self._walk.announced[-1].digest if self._walk is not None else ""
+
     def cares(self, action: EngineAction) -> bool:
         """Whether the action belongs to the walk under way."""
         return self._walk is not None and action.walk == self._walk.number

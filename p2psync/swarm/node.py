@@ -285,10 +285,14 @@ class NodeCore:
         if self.follower is not None and self.follower.doubted(message, position, now):
             self._running(position, now)
 
-    def engine_failed(self, action: EngineAction, message: str, position: Position | None, now: float) -> None:
-        """See `Follower.failed`."""
+    def engine_failed(
+        self, action: EngineAction, message: str, position: Position | None, now: float, *, wrong: bool = False
+    ) -> None:
+        """See `Follower.failed`. wrong: the bits are others than were signed, which the hub is told."""
         if self.follower is not None:
-            before = self.follower.position
+            before, refused = self.follower.position, self.follower.destination
+            if wrong and refused and self.follower.cares(action):
+                self.membership.rejected(refused, now)
             self.follower.failed(action, message, position, now)
             if self.follower.position != before:
                 self._running(self.follower.position, now)

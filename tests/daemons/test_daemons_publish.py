@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from checkpoint_parts import Model, sums
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from daemon_parts import LOCAL, Process, Swarm
 
+from p2psync.membership.records import NodeInfo
+from p2psync.net.hub_client import HubClient
 from p2psync.protocol.keys import private_text
 
 
@@ -66,4 +69,34 @@ def test_publish_says_so_when_nobody_comes_for_it(swarm: Swarm) -> None:
     Model(rows=64).write(swarm.place / "checkpoint")
     done = publishing(swarm, swarm.place / "checkpoint", "--timeout", 0.5)
     assert done.exit_code() == 1
-    assert done.stderr.splitlines()[-1] == "p2psync: not every actor has it after 0.5 s; it stays published"
+    said = done.stderr.splitlines()[-1]
+    assert said == "p2psync: no actor came for it within 0.5 s; it stays announced: publish again to seed it"
+
+
+async def silent(swarm: Swarm) -> HubClient:
+    """A member that renews its lease now and then, and never acknowledges anything."""
+    client = HubClient(swarm.url)
+    await client.join(NodeInfo(node="5" * 32, role="actor", host="127.0.0.1", port=0))
+    return client
+
+
+async def test_publish_does_not_wait_for_ever_for_a_member_that_never_acknowledges(swarm: Swarm) -> None:
+    swarm.hub(ttl=60)
+    Model(rows=64).write(swarm.place / "checkpoint")
+    async with await silent(swarm):
+        actor = swarm.actor("one")
+        done = publishing(swarm, swarm.place / "checkpoint", "--actors", 1, "--patience", 1)
+        assert await asyncio.to_thread(done.exit_code) == 0, done.stderr
+        told = done.find("Trouble", message=lambda m: "not waiting any longer: 1 of 2 actors run version 0" in m)
+        assert told and "55555555 at 127.0.0.1 (runs nothing)" in told[0]["message"]
+        assert actor.find("Committed", version=0)
+
+
+async def test_publish_names_whom_it_waited_for_when_its_time_is_up(swarm: Swarm) -> None:
+    swarm.hub(ttl=60)
+    Model(rows=64).write(swarm.place / "checkpoint")
+    async with await silent(swarm):
+        done = publishing(swarm, swarm.place / "checkpoint", "--timeout", 1.5)
+        assert await asyncio.to_thread(done.exit_code) == 1
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("p2psync: after 1.5 s 0 of 1 actors run version 0; missing: 55555555 at 127.0.0.1 (runs no")

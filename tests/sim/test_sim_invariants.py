@@ -62,7 +62,7 @@ def test_an_unjust_ban_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_liar_that_goes_free_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Swarm, "_ban", lambda self, name, reason, now: None)
+    monkeypatch.setattr(Swarm, "_ban", lambda self, name, reason, now, seconds=None: None)
     assert failure(SimConfig(faults=(), liars=("corrupter",))).kind == "blame"
 
 

@@ -357,11 +357,11 @@ def test_the_liar_alone_is_banned_and_its_chunks_are_asked_of_others() -> None:
     bench.actions()
     bench.chunk("liar", 0, 1.0, data=b"\1" * CHUNK)
     (ban,) = bench.done(Ban)
-    assert ban.peer == "liar" and ban.until == 1.0 + CONFIG.ban
+    assert ban.peer == "liar" and ban.until == 1.0 + CONFIG.first_ban
     assert [peer.name for peer in bench.swarm.peers] == ["honest"]
     assert bench.swarm.banned("liar", 2.0) and not bench.swarm.banned("honest", 2.0)
     assert not bench.swarm.peer_up("liar", False, 2.0)
-    assert bench.swarm.peer_up("liar", False, 1.0 + CONFIG.ban)
+    assert bench.swarm.peer_up("liar", False, 1.0 + CONFIG.first_ban)
 
 
 def test_a_chunk_of_the_wrong_size_is_a_lie() -> None:

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from trainer_parts import RUN, Arrays, Bench, spec
 
-from p2psync.errors import DigestMismatchError, StoreError
+from p2psync.errors import StoreError
 from p2psync.store.packs import Store
 from trainer import snapshot as snapshots
 from trainer.versions import VersionMaker
@@ -150,23 +150,6 @@ def test_giving_up_and_stopping_end_it_soon(bench: Bench) -> None:
     assert bench.maker.position is None
 
 
-def test_after_another_boot_the_digest_decides(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Arrays(a=1000)
-    bench.maker.make(source)
-    bench.maker.make(source.step())
-    monkeypatch.setattr(snapshots, "boot_id", lambda: "another")
-    bench.again()
-    bench.holds(source, 1)
-    monkeypatch.setattr(snapshots, "boot_id", lambda: "a third")
-    bits = next((bench.place / "snapshot").glob("bits-*"))
-    damaged = bytearray(bits.read_bytes())
-    damaged[100] ^= 1
-    bench.maker.snapshot.close()
-    bits.write_bytes(damaged)
-    bench.again()
-    bench.holds(source, 1)
-
-
 def test_a_snapshot_that_was_lost_is_made_anew(bench: Bench) -> None:
     source = Arrays(a=1000)
     bench.maker.make(source)
@@ -191,10 +174,9 @@ def test_a_rotten_snapshot_is_not_signed_but_made_anew(bench: Bench) -> None:
     bench.maker.make(source)
     bench.maker.make(source.step())
     bench.maker.snapshot.units(spec("a", 1000))[500] ^= 4
-    with pytest.raises(DigestMismatchError):
-        bench.maker.make_anchor()
     assert bench.maker.make_anchor().pack.manifest.digest == source.digest
     bench.holds(source, 1)
+    assert len(bench.told) == 1 and "making the published bits anew" in bench.told[0]
 
 
 def test_an_anchor_of_nothing_is_an_error(bench: Bench) -> None:
@@ -209,11 +191,15 @@ def test_versions_of_another_key_are_not_gone_on_with(bench: Bench) -> None:
         VersionMaker(bench.store, bench.place / "snapshot", stranger, RUN)
 
 
-def test_lost_versions_are_an_error_and_never_counted_anew(bench: Bench) -> None:
-    bench.maker.make(Arrays(a=10))
+def test_lost_versions_are_said_and_never_counted_anew(bench: Bench) -> None:
+    source = Arrays(a=10)
+    bench.maker.make(source)
     bench.store.remove(bench.store.packs()[0].signed.id)
-    with pytest.raises(StoreError, match="lost its versions"):
-        bench.again()
+    bench.again()
+    assert "lost its versions" in bench.told[-1]
+    made = bench.maker.make(source)  # the same bits, which nobody can get any more
+    assert made is not None
+    assert (made.position.version, made.pack.manifest.base) == (1, None)
 
 
 def test_a_damaged_newest_pack_takes_nothing_back(bench: Bench) -> None:

@@ -63,13 +63,16 @@ class Bench:
 
     def __init__(self, place: Path) -> None:
         self.place = place
+        #: Troubles that were told.
+        self.told: list[str] = []
         self.open()
 
     def open(self) -> None:
         """Open store and snapshot."""
         self.store = Store(self.place / "packs")
         try:
-            self.maker = VersionMaker(self.store, self.place / "snapshot", KEY, RUN, 1)
+            place = self.place / "snapshot"
+            self.maker = VersionMaker(self.store, place, KEY, RUN, 1, on_trouble=self.told.append)
         except BaseException:
             self.store.close()
             raise

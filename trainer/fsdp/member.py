@@ -120,6 +120,11 @@ class Maker:
                 self._position = self.making.copy.position
         return Made(pack, position_of(pack.manifest), time.monotonic() - began)
 
+    def write_whole(self) -> None:
+        """Have the next version written out whole."""
+        with self._lock:
+            self._position = None
+
     def serve(self, hub: str, key: bytes) -> list[str]:
         """Have the other ranks join the swarm; returns the names of their nodes. Raises `RanksError` if one cannot."""
         with self._lock:

@@ -1,0 +1,25 @@
+"""Which epoch a trainer claims next: above all it knows of, and never one that was used before. Pure.
+
+An epoch is a time in its upper bits and random bits below. A trainer whose store was restored from a backup, beside a
+hub that knows nothing (it is embedded, or was restarted too), does not know which epochs were used since the backup.
+The time is above them all. Where the clock went back as well, the random bits still tell the epoch from an earlier one,
+so that no two versions have one name.
+"""
+
+from __future__ import annotations
+
+#: The second (Unix time) from which epochs count: the start of 2025, so that epochs stay short.
+EPOCH_ZERO = 1735689600
+#: Bits of an epoch below the seconds. All together stay below 2^53, the hub's bound, until the year 2297.
+DRAWN_BITS = 20
+#: No time makes a higher epoch: a clock that is centuries ahead leaves room for the claims after it.
+_MOST = 1 << 52
+
+
+def next_epoch(own: int, known: int, unix_seconds: float, drawn: int) -> int:
+    """The epoch to claim. own: the last one that this store used; known: what the hub knows of the run, 0: nothing.
+
+    drawn: `DRAWN_BITS` random bits.
+    """
+    timed = (max(0, int(unix_seconds) - EPOCH_ZERO) << DRAWN_BITS) | (drawn & ((1 << DRAWN_BITS) - 1))
+    return max(own + 1, known + 1, min(timed, _MOST))

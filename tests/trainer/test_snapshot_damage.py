@@ -1,0 +1,267 @@
+"""Bits of the trainer's snapshot flip: nothing is signed that actors cannot decode, and the trainer mends itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainer_parts import KEY, RUN, Arrays, Bench, spec
+
+from p2psync.delta.algebra import apply_block
+from p2psync.delta.container import decode_chunk
+from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
+from p2psync.delta.sums import ScanSums
+from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.errors import DigestMismatchError
+from p2psync.observe.events import Event
+from p2psync.store.packs import Pack, Store
+from trainer.scrubber import Scrubber
+from trainer.snapshot import Snapshot
+from trainer.versions import VersionMaker, announcement_of
+
+#: Units of more than one block, so that the last one is short.
+MANY = (1 << 20) + 12_345
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def decoded(store: Store) -> dict[TensorSpec, Units]:
+    """What an actor that starts from nothing gets: the newest anchor and all deltas from it, each with the digest that
+    its manifest signs."""
+    packs = [pack for pack in store.packs() if pack.sealed]
+    anchor = max((pack for pack in packs if pack.manifest.base is None), key=lambda pack: pack.manifest.version)
+    live = {row.spec: np.zeros(row.spec.count, row.spec.unit) for row in anchor.manifest.rows()}
+    run(anchor, live)
+    at = anchor.manifest.version
+    while (delta := next((pack for pack in packs if pack.manifest.base == at), None)) is not None:
+        run(delta, live)
+        at = delta.manifest.version
+    return live
+
+
+def run(pack: Pack, live: dict[TensorSpec, Units]) -> None:
+    """Apply one manifest as an actor does."""
+    manifest = pack.manifest
+    rows = manifest.rows()
+    for index in range(manifest.chunks):
+        data = pack.read(index)
+        assert data is not None
+        for block in decode_chunk(data, rows, manifest.block_units, lambda row: live[rows[row].spec]):
+            apply_block(live[rows[block.row].spec], block)
+    assert digest_bytes(sum(digest_units(s, u) for s, u in live.items()) % MODULUS) == manifest.digest
+
+
+def everyone_gets(bench: Bench, source: Arrays) -> None:
+    live = decoded(bench.store)
+    for name, bits in source.bits.items():
+        np.testing.assert_array_equal(live[name], bits)
+
+
+def flip(bench: Bench, name: TensorSpec, unit: int, bit: int) -> None:
+    """Flip a bit of the snapshot in memory."""
+    units = bench.maker.snapshot.units(name)
+    units[unit] ^= np.array(1 << bit, units.dtype)
+
+
+@pytest.mark.parametrize("profile", ["fast", "tight"])
+@pytest.mark.parametrize("changes", [True, False])
+def test_a_flipped_bit_is_seen_before_the_next_version_is_signed(bench: Bench, profile: str, changes: bool) -> None:
+    """Whether or not the training changes that unit too."""
+    source = Arrays(a=MANY, b=7)
+    bench.maker.make(source)
+    flip(bench, spec("a", MANY), MANY - 1, 9)
+    source.step()
+    source.bits[spec("a", MANY)][MANY - 1] += changes
+    made = bench.maker.make(source, profile=profile)
+    assert made is not None and (made.position.version, made.position.digest) == (1, source.digest)
+    bench.holds(source, 1)
+    everyone_gets(bench, source)
+    assert bench.told == ["the snapshot is damaged in block 1 of a: making the published bits anew from the store"]
+
+
+@settings(max_examples=25)
+@given(
+    where=st.lists(st.tuples(st.integers(0, 29_999), st.integers(0, 63)), min_size=1, max_size=3),
+    dtype=st.sampled_from(["U8", "BF16", "F32", "F64"]),
+)
+def test_no_flips_of_any_dtype_reach_a_version(
+    tmp_path_factory: pytest.TempPathFactory, where: object, dtype: str
+) -> None:
+    assert isinstance(where, list)
+    bench = Bench(tmp_path_factory.mktemp("bench"))
+    try:
+        odd = TensorSpec(int(Kind.TENSOR), "odd", dtype, (30_000,))
+        source = Arrays(a=10)
+        source.bits[odd] = source.rng.integers(0, 256, 30_000 * odd.width, np.uint8).view(odd.unit)
+        bench.maker.make(source)
+        for unit, bit in where:
+            flip(bench, odd, unit, bit % (8 * odd.width))
+        bench.maker.make(source.step())
+        bench.holds(source, 1)
+        everyone_gets(bench, source)
+    finally:
+        bench.store.close()
+
+
+def test_a_bit_that_flips_on_disk_is_seen_at_the_start(bench: Bench) -> None:
+    source = Arrays(a=1000)
+    bench.maker.make(source)
+    bench.maker.make(source.step())
+    bench.maker.snapshot.close()
+    bits = next((bench.place / "snapshot").glob("bits-*"))
+    damaged = bytearray(bits.read_bytes())
+    damaged[100] ^= 1
+    bits.write_bytes(damaged)
+    bench.again()
+    bench.holds(source, 1)
+
+
+@pytest.mark.parametrize("state", [b"", b"\xc1 no state"])
+def test_a_broken_state_file_is_no_reason_to_stop(bench: Bench, state: bytes) -> None:
+    source = Arrays(a=1000)
+    bench.maker.make(source)
+    bench.maker.make(source.step())
+    (bench.place / "snapshot" / "state").write_bytes(state)
+    bench.again()
+    bench.holds(source, 1)
+
+
+def undecodable(bench: Bench, source: Arrays, monkeypatch: pytest.MonkeyPatch, versions: int) -> None:
+    """Versions as a trainer signed them that looked at nothing but its snapshot, one bit of which had flipped."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshot, "check", lambda self, spec, scan: None)
+        flip(bench, spec("a", 1000), 500, 3)
+        for _ in range(versions):
+            source.bits[spec("a", 1000)][500] += 1
+            bench.maker.make(source.step())
+
+
+def test_versions_that_nobody_can_decode_are_dropped_and_the_next_one_is_written_out_whole(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Arrays(a=1000, b=3)
+    bench.maker.make(source)
+    good = source.digest
+    undecodable(bench, source, monkeypatch, 6)
+    with pytest.raises(AssertionError):
+        decoded(bench.store)
+    bench.again()
+    bits = next((bench.place / "snapshot").glob("bits-*"))
+    bits.write_bytes(bytes(bits.stat().st_size))
+    bench.again()
+    position = bench.maker.position
+    assert position is not None and (position.version, position.digest) == (0, good)
+    assert [pack.manifest.version for pack in bench.store.packs()] == [0]
+    made = bench.maker.make(source)
+    assert made is not None
+    assert (made.position.version, made.pack.manifest.base, made.position.digest) == (7, None, source.digest)
+    everyone_gets(bench, source)
+    bench.maker.make(source.step())
+    everyone_gets(bench, source)
+    assert any("version 7 is written out whole" in line for line in bench.told)
+
+
+def test_a_store_that_leads_nowhere_is_gone_on_from_with_a_whole_version(bench: Bench) -> None:
+    source = Arrays(a=1000)
+    bench.maker.make(source)
+    bench.maker.make(source.step())
+    for pack in bench.store.packs():
+        payload = pack.path / "payload"
+        payload.write_bytes(bytes(payload.stat().st_size))
+    bench.maker.snapshot.close()
+    (bench.place / "snapshot" / "state").unlink()
+    bench.again()
+    assert bench.maker.position is None
+    made = bench.maker.make(source)
+    assert made is not None and (made.position.version, made.pack.manifest.base) == (2, None)
+    everyone_gets(bench, source)
+
+
+def test_an_anchor_that_does_not_decode_to_its_bits_is_not_announced(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Arrays(a=100_000)
+    bench.maker.make(source)
+    original = Pack.read
+
+    def rotten(self: Pack, index: int) -> bytes | None:
+        data = original(self, index)
+        return data[:-1] + bytes([data[-1] ^ 1]) if data is not None and self.manifest.version == 1 else data
+
+    bench.maker.make(source.step())
+    with monkeypatch.context() as patch:
+        patch.setattr(Pack, "read", rotten)
+        with pytest.raises(Exception, match=r".") as raised:
+            bench.maker.make_anchor()
+    assert raised.value is not None
+    assert [pack.manifest.base for pack in bench.store.packs()] == [None, 0]
+    bench.maker.make_anchor()
+    bench.holds(source, 1)
+
+
+def test_a_scan_that_misses_a_change_is_noticed(bench: Bench) -> None:
+    source = Arrays(a=5000)
+    bench.maker.make(source)
+    scan = ScanSums(spec("a", 5000))
+    record = bench.maker.snapshot
+    assert isinstance(record, Snapshot)
+    from p2psync.delta.extract import Extraction
+
+    old = record.units(spec("a", 5000))
+    new = old.copy()
+    new[77] += 3
+    Extraction(0, old, new).block_with_digest(spec("a", 5000), 0, 5000, scan.address)
+    record.check(spec("a", 5000), scan)
+    scan._rows[0, 4, 0] -= 3
+    with pytest.raises(DigestMismatchError, match="missed a change"):
+        record.check(spec("a", 5000), scan)
+
+
+async def test_the_scrub_finds_a_flipped_bit_while_nothing_is_published(bench: Bench) -> None:
+    source = Arrays(a=MANY, b=7)
+    bench.maker.make(source)
+    flip(bench, spec("a", MANY), 3, 0)
+    rounds = 0
+    mended: list[bool] = []
+    events: list[Event] = []
+
+    async def sleep(seconds: float) -> None:
+        nonlocal rounds
+        rounds += seconds >= 30
+        if rounds == 2:
+            raise asyncio.CancelledError
+
+    scrubber = Scrubber(bench.maker, asyncio.Lock(), lambda: mended.append(True), events.append)
+    with pytest.raises(asyncio.CancelledError):
+        await scrubber.run(sleep)
+    bench.holds(source, 0)
+    assert mended == [True] and not events
+    assert bench.told == ["the snapshot is damaged in block 0 of a: making the published bits anew from the store"]
+
+
+def test_the_scrub_agrees_with_every_version_as_it_comes(bench: Bench) -> None:
+    source = Arrays(a=MANY, b=7)
+    for version in range(3):
+        bench.maker.make(source, profile="tight")
+        for _ in range(version + 1):
+            bench.maker.scrub()
+        source.step()
+    while bench.maker.scrub():
+        pass
+    assert not bench.told
+
+
+def test_a_snapshot_that_loses_what_is_written_to_it_is_an_error_that_says_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Arrays(a=1000)
+    bench.maker.make(source)
+    assert VersionMaker(bench.store, bench.place / "other", KEY, RUN).position == bench.maker.position
+    assert announcement_of(bench.store.packs()[0].signed, bench.store.packs()[0].manifest).version == 0

@@ -1,0 +1,44 @@
+"""Who runs the newest version and who is waited for, as people are told."""
+
+from __future__ import annotations
+
+from p2psync.membership.records import Member, NodeInfo, Role
+from p2psync.protocol.versions import Position
+from trainer.standing import standing
+
+LIVE = Position(run="r", epoch=1, version=7, digest=b"7" * 16)
+
+
+def member(name: str, digest: bytes = b"", version: int | None = None, host: str = "", role: Role = "actor") -> Member:
+    info = NodeInfo(node=name * 32, role=role, host=host)
+    return Member(info=info, version=version, digest=digest.hex())
+
+
+def test_actors_alone_are_counted_and_those_that_are_missing_are_named() -> None:
+    found = standing(
+        [
+            member("a", LIVE.digest, 7),
+            member("b", b"6" * 16, 6, host="10.0.0.2"),
+            member("c"),
+            member("d", LIVE.digest, 7, role="relay"),
+            member("e", LIVE.digest, 7, role="trainer"),
+        ],
+        LIVE,
+    )
+    assert found.running == 1 and found.reached(1) and not found.reached(2)
+    assert str(found) == (
+        "1 of 3 actors run version 7; missing: bbbbbbbb at 10.0.0.2 (runs version 6), cccccccc (runs nothing)"
+    )
+
+
+def test_of_many_that_are_missing_only_some_are_named() -> None:
+    found = standing([member(name) for name in "0123456789"], LIVE)
+    assert str(found).count("(runs nothing)") == 5 and str(found).endswith(" and 5 more")
+
+
+def test_the_same_number_with_other_bits_is_missing() -> None:
+    assert standing([member("a", b"x" * 16, 7)], LIVE).running == 0
+
+
+def test_when_all_run_it_nobody_is_named() -> None:
+    assert str(standing([member("a", LIVE.digest, 7)], LIVE)) == "1 of 1 actors run version 7"

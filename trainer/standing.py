@@ -1,0 +1,49 @@
+"""Who runs a version, and who is still waited for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from p2psync.membership.records import Member
+from p2psync.protocol.versions import Position
+
+#: Nodes that a message names; of more it says how many.
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The live actors by whether they run a version. waiting: those that do not."""
+
+    version: int
+    running: int
+    waiting: tuple[Member, ...]
+
+    def reached(self, actors: int) -> bool:
+        """Whether so many actors run it."""
+        return self.running >= actors
+
+    def __str__(self) -> str:
+        """Who is waited for, in a part of a line."""
+        if not self.waiting:
+            return f"{self.running} of {self.running} actors run version {self.version}"
+        named = ", ".join(_named(member) for member in self.waiting[:MOST_NAMED])
+        more = len(self.waiting) - MOST_NAMED
+        rest = f" and {more} more" if more > 0 else ""
+        there = self.running + len(self.waiting)
+        return f"{self.running} of {there} actors run version {self.version}; missing: {named}{rest}"
+
+
+def standing(members: Iterable[Member], live: Position | None) -> Standing:
+    """How the actors among these members stand to the newest version; None: there is none."""
+    actors = [member for member in members if member.info.role == "actor"]
+    digest, version = (live.digest.hex(), live.version) if live is not None else ("", -1)
+    waiting = tuple(member for member in actors if member.digest != digest)
+    return Standing(version, len(actors) - len(waiting), waiting)
+
+
+def _named(member: Member) -> str:
+    runs = "nothing" if member.version is None else f"version {member.version}"
+    where = f" at {member.info.host}" if member.info.host else ""
+    return f"{member.info.node[:8]}{where} (runs {runs})"
