@@ -231,6 +231,9 @@ class TrainerNode:
         runner.run_beside(self._announcer.run())
         self._replacing = Replacing(self, store, self._acceptance, self._members, self._emit)
         runner.run_beside(self._replacing.run())
+        for pack in store.packs():
+            if not pack.complete:
+                self._replacing.lost(pack.signed.id)
         if isinstance(versions, VersionMaker):
             runner.run_beside(Scrubber(versions, self._publishing, self._mended, self._emit).run())
 

@@ -24,6 +24,18 @@ class Standing:
         """Whether so many actors run it."""
         return self.running >= actors
 
+    def out_of_time(self, actors: int, timeout: float, *, announced: bool) -> str:
+        """Why a publish ends without what it waited for, in one line. actors: so many were asked for; timeout: seconds.
+
+        announced: whether the hub has heard of the version.
+        """
+        if not announced:
+            return f"the hub did not take it within {timeout:g} s: is it up? Publish again"
+        if not self.running and not self.waiting:
+            return f"no actor came for it within {timeout:g} s; it stays announced: publish again to seed it"
+        lacking = "" if self.reached(actors) else f", {actors} were asked for"
+        return f"after {timeout:g} s {self}{lacking}; it stays announced: publish again to seed it"
+
     def __str__(self) -> str:
         """Who is waited for, in a part of a line."""
         if not self.waiting:

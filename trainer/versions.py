@@ -212,7 +212,11 @@ class VersionMaker:
         except DigestMismatchError as error:
             self._doubt(str(error))
             self._recover()
-            return make()
+            try:
+                return make()
+            except DigestMismatchError as again:
+                self._doubtful = True
+                raise StoreError(f"{again}, and again after it was made anew: is its disk, or memory, sound?") from None
 
     def _doubt(self, message: str) -> None:
         self._tell(f"{message}: making the published bits anew from the store")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,6 @@ from p2psync.cli.keys import read_key
 from p2psync.errors import P2PSyncError
 from p2psync.membership.runs import parse_run
 from p2psync.observe.events import Note, Trouble
-
-if TYPE_CHECKING:
-    from trainer.standing import Standing
 
 
 def publish(
@@ -99,7 +96,7 @@ def publish(
                     announced = True
                     left = await node.until_running(actors, patience)
             except TimeoutError:
-                raise P2PSyncError(_out_of_time(node.standing, actors, timeout, announced=announced)) from None
+                raise P2PSyncError(node.standing.out_of_time(actors, timeout, announced=announced)) from None
             if left.waiting:
                 show(Trouble(f"not waiting any longer: {left}; the others get it from those that have it"))
 
@@ -110,12 +107,3 @@ def publish(
             await node.stop()
 
     daemon.in_loop(build)
-
-
-def _out_of_time(standing: Standing, actors: int, timeout: float, *, announced: bool) -> str:
-    if not announced:
-        return f"the hub did not take it within {timeout:g} s: is it up? Publish again"
-    if not standing.running and not standing.waiting:
-        return f"no actor came for it within {timeout:g} s; it stays announced: publish again to seed it"
-    lacking = "" if standing.reached(actors) else f", {actors} were asked for"
-    return f"after {timeout:g} s {standing}{lacking}; it stays announced: publish again to seed it"

@@ -45,16 +45,15 @@ def status(
 _SPARED = ("digest", "up/down", "fetches at", "region", "heard", "role")
 
 
-def _show(found: Status, hub_host: str) -> None:
+def _show(found: Status, hub_host: str = "") -> None:
     from rich.console import Console
 
     view = found.view
     console = Console(file=sys.stdout)
     head = "none yet" if view.head is None else str(view.head)
     named = run_name(view.run) if view.run else "run none yet"
-    console.print(
-        f"{named}  epoch {view.epoch}  version {head}  hub up {_ago(found.uptime)}", soft_wrap=True, highlight=False
-    )
+    console.print(named, soft_wrap=True, highlight=False)
+    console.print(f"version {head}  epoch {view.epoch}  hub up {_ago(found.uptime)}", soft_wrap=True, highlight=False)
     if view.claim:
         console.print(line_of(view.claim), soft_wrap=True, markup=False, highlight=False)
     _show_members(console, _rows(found, hub_host))

@@ -20,7 +20,8 @@ from p2psync.sim.weights import MODELS, history, signing_key
 from p2psync.swarm.actions import SwarmConfig
 from p2psync.swarm.node import NodeConfig
 
-#: Everything scaled to the tiny model: chunks of 400 to 3000 bytes.
+#: Everything scaled to the tiny model: chunks of 400 to 3000 bytes. What may come unasked, and what a peer is banned
+#: for, are as far apart as in the real settings.
 SWARM = SwarmConfig(
     window_least=4096,
     window_most=32 << 10,
@@ -28,6 +29,7 @@ SWARM = SwarmConfig(
     late_after=3.0,
     flush_limit=4096,
     unasked=16 << 10,
+    surplus_most=96 << 10,
     have_delay=0.01,
 )
 NODE = NodeConfig(swarm=SWARM, redial_last=8.0)

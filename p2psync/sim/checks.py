@@ -19,7 +19,7 @@ from p2psync.swarm.actions import Ban
 #: out (a ban ends when its time is up, and a clock may jump).
 WASTE_FACTOR = 2.5
 WASTE_SLACK = 20_000
-LIAR_SLACK = 70_000
+LIAR_SLACK = 103_000
 
 
 class InvariantError(Exception):

@@ -100,6 +100,9 @@ class SimTrainer(SimNode):
         super().start()
         self.later(0.0, self.sync)
         self.later(ACCEPTANCE_EVERY, self._look)
+        for id, pack in self.store.packs.items():
+            if any(chunk is None for chunk in pack.chunks):  # it was found damaged, and this process ended before more
+                self.later(_REPLACE_AFTER, self._replace_pack, id)
 
     def copy_disk(self, other: SimTrainer, versions: int) -> None:
         """Before the first start: begin with the first `versions` versions of another trainer."""

@@ -19,9 +19,10 @@ class SwarmConfig:
     was given cannot be called off. push_room: what may wait for a first hop before its trees are passed over; with
     little, a tree of several first hops waits for the moment in which all of them have room. unasked: what is pushed
     of a manifest to a peer that runs its base (before an anchor: nothing) and has not asked for it yet: it may not
-    know the manifest, or want something else. endgame_copies: peers asked for the same chunk at the end, once it is
-    `endgame_after` and half as much again as the first one's pace would take overdue. have_delay: how long news of
-    held chunks may wait for company; have_delay_pushed: where they come by pushes, so that nobody waits for the news,
+    know the manifest, or want something else. surplus_most: a peer is banned that sent more which is of no use; it is
+    far more than what slow links deliver after it was called off. endgame_copies: peers asked for the same chunk at the
+    end, once it is `endgame_after` and half as much again as the first one's pace would take overdue. have_delay: how
+    long news of held chunks may wait for company; have_delay_pushed: where they come by pushes, so that nobody waits for the news,
     which cost more than the chunks where each tells all; have_per_peer: and so much for each peer at least, so that
     news of pushed chunks do not cost more the more peers there are. ban: for how long a liar is shut out. first_ban:
     for how long one is that sent its first wrong chunk, which may have rotted there unseen: see `swarm.blame`.
@@ -37,6 +38,7 @@ class SwarmConfig:
     flush_most: int = 4 << 20
     push_room: int = 1 << 20
     unasked: int = 1 << 20
+    surplus_most: int = 32 << 20
     endgame_copies: int = 2
     endgame_after: float = 0.2
     have_delay: float = 0.01

@@ -442,7 +442,7 @@ class Swarm:
 
     def _count_surplus(self, peer: Peer, size: int, now: float) -> None:
         peer.surplus += size
-        if peer.surplus > 2 * self._config.window_most:
+        if peer.surplus > self._config.surplus_most:
             peer.surplus = 0
             self._ban(peer.name, "it keeps sending chunks that nobody asked it for", now)
 

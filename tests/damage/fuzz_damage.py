@@ -209,11 +209,12 @@ def _check_versions(store: Store, maker: VersionMaker, source: Arrays, root: Pat
     """The newest version is the source, and the packs alone lead there."""
     assert maker.position is not None
     assert maker.position.digest == source.digest
-    try:
-        other = VersionMaker(store, root / "other" / "snapshot", KEY, maker.position.run, 9)
-    except StoreError:
+    other = VersionMaker(store, root / "other" / "snapshot", KEY, maker.position.run, 9)
+    if other.position is None or other.position.digest != source.digest:
+        # The packs lead there no more, as after a damaged one was forgotten: a trainer then writes an anchor.
+        other.close()
         maker.make_anchor()
-        other = VersionMaker(store, root / "other" / "snapshot", KEY, maker.position.run, 9)
+        other = VersionMaker(store, root / "another" / "snapshot", KEY, maker.position.run, 9)
     assert other.position is not None
     assert other.position.digest == source.digest
     for name, bits in source.bits.items():

@@ -16,7 +16,9 @@ from p2psync.swarm.transfer import Bits, pack_bitmap
 
 RUN = "0123456789abcdef" * 2
 CHUNK = 100
-CONFIG = SwarmConfig(window_least=1000, window_most=4000, flush_limit=250, push_room=250, late_after=5.0, horizon=0.5)
+CONFIG = SwarmConfig(
+    window_least=1000, window_most=4000, surplus_most=8000, flush_limit=250, push_room=250, late_after=5.0, horizon=0.5
+)
 EMPTY_TABLE = pack_table([])
 
 T = TypeVar("T")

@@ -386,7 +386,7 @@ def test_a_peer_that_floods_is_banned_once_it_has_sent_two_windows_for_nothing()
     bench.seed_all()
     bench.peer("flooder")
     bench.actions()
-    for _ in range(2 * CONFIG.window_most // CHUNK):
+    for _ in range(CONFIG.surplus_most // CHUNK):
         bench.chunk("flooder", 0, 1.0)
     assert bench.done(Ban) == []
     bench.chunk("flooder", 0, 1.0)

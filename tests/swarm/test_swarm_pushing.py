@@ -957,7 +957,7 @@ def test_a_parent_that_pushes_the_same_again_and_again_is_shut_out() -> None:
     bench = relay(("p", ""), chunks=2)
     push(bench, "p", 0)
     bench.actions()
-    for i in range(2 * CONFIG.window_most // CHUNK + 2):
+    for i in range(CONFIG.surplus_most // CHUNK + 2):
         push(bench, "p", 0, now=0.1 * i)
     assert [ban.peer for ban in bench.done(Ban)] == ["p"]
 

@@ -10,7 +10,13 @@ from tests.swarm.swarm_parts import CHUNK, Bench, chunk_data
 
 #: Two chunks at a time for each peer.
 CONFIG = SwarmConfig(
-    window_least=1000, window_most=4000, flush_limit=2 * CHUNK, push_room=2 * CHUNK, late_after=5.0, horizon=0.5
+    window_least=1000,
+    window_most=4000,
+    surplus_most=8000,
+    flush_limit=2 * CHUNK,
+    push_room=2 * CHUNK,
+    late_after=5.0,
+    horizon=0.5,
 )
 
 

@@ -112,12 +112,12 @@ def test_a_snapshot_that_is_damaged_while_the_trainer_runs_is_made_anew(bench: B
     bench.holds(source, bench.maker.position.version)
 
 
-def test_a_snapshot_that_is_cut_while_a_version_is_made_publishes_nothing(bench: Bench) -> None:
+def test_a_snapshot_that_is_cut_whenever_a_version_is_made_publishes_nothing(bench: Bench) -> None:
     source = Arrays(a=40_000, b=300, c=7)
     bench.maker.make(source.step())
 
     class Cutting(Arrays):
-        """Cuts the snapshot when its last tensor is read."""
+        """Cuts the snapshot each time that its last tensor is read."""
 
         def units(self, wanted: object) -> np.ndarray:
             if wanted == self.specs[-1]:
@@ -125,7 +125,7 @@ def test_a_snapshot_that_is_cut_while_a_version_is_made_publishes_nothing(bench:
             return super().units(wanted)  # type: ignore[arg-type]
 
     cutting = Cutting(a=40_000, b=300, c=7).step().step()
-    with pytest.raises(StoreError, match="not published; it is made anew"):
+    with pytest.raises(StoreError, match="and again after it was made anew"):
         bench.maker.make(cutting)
     assert [pack.manifest.version for pack in bench.store.packs()] == [0]
     bench.maker.make(source.step())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trainer_parts import KEY, RUN, Arrays
 
-from p2psync.errors import StoreError, UsageError
+from p2psync.errors import UsageError
 from p2psync.store.packs import Store
 from trainer.runstate import RunState
 from trainer.versions import VersionMaker
@@ -96,11 +96,15 @@ def test_a_snapshot_of_the_run_before_is_brought_up_though_its_epoch_is_higher(t
     again.close()
 
 
-def test_a_store_that_lost_its_versions_is_still_refused(tmp_path: Path) -> None:
-    make(tmp_path, Arrays(one=3000), versions=1).close()
+def test_a_store_that_lost_its_versions_goes_on_from_the_bits_that_were_published_last(tmp_path: Path) -> None:
+    source = Arrays(one=3000)
+    make(tmp_path, source, versions=1).close()
     shutil.rmtree(tmp_path / "packs")
-    with pytest.raises(StoreError, match="lost its versions"):
-        make(tmp_path, Arrays(one=3000), NEXT)
+    again = make(tmp_path, source, NEXT)
+    assert again.maker.begins_from_another_run
+    assert again.maker.position is not None and again.maker.position.digest == source.digest
+    assert again.maker.make_anchor().position.run == NEXT
+    again.close()
 
 
 def test_superseding_a_run_is_done_once_and_whatever_the_clock_says() -> None:

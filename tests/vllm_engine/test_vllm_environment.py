@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("vllm")
+
 from actor.vllm_backend import ENVIRONMENT, _from_environment
 from p2psync.errors import UsageError
 

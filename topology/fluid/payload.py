@@ -84,6 +84,7 @@ def scaled(config: SwarmConfig) -> SwarmConfig:
         config,
         window_least=config.window_least // SCALE,
         window_most=config.window_most // SCALE,
+        surplus_most=config.surplus_most // SCALE,
         flush_limit=config.flush_limit // SCALE,
         flight_least=config.flight_least // SCALE,
         unasked=config.unasked // SCALE,

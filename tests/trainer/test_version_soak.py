@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from held_parts import names
-from soak import Reading, Soak
+from version_soak import Reading, Soak
 
 from p2psync.store.payloads import MOST_OPEN
 

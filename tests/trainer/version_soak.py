@@ -1,6 +1,6 @@
 """Publish thousands of small versions to one actor, and print what each thousand costs.
 
-    python -m tests.trainer.soak --versions 10000
+    python -m tests.trainer.version_soak --versions 10000
 
 One process holds a trainer with its hub, and an actor that keeps a directory; both are what the daemons run. The model
 is 1 MiB, and each version changes a few elements: its delta is far below 1/4096 of an anchor. Nothing that is printed
