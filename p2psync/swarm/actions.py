@@ -22,10 +22,11 @@ class SwarmConfig:
     know the manifest, or want something else. surplus_most: a peer is banned that sent more which is of no use; it is
     far more than what slow links deliver after it was called off. endgame_copies: peers asked for the same chunk at the
     end, once it is `endgame_after` and half as much again as the first one's pace would take overdue. have_delay: how
-    long news of held chunks may wait for company; have_delay_pushed: where they come by pushes, so that nobody waits for the news,
-    which cost more than the chunks where each tells all; have_per_peer: and so much for each peer at least, so that
-    news of pushed chunks do not cost more the more peers there are. ban: for how long a liar is shut out. first_ban:
-    for how long one is that sent its first wrong chunk, which may have rotted there unseen: see `swarm.blame`.
+    long news of held chunks may wait for company; have_delay_pushed: where they come by pushes, so that nobody waits
+    for the news, which cost more than the chunks where each tells all; have_per_peer: and so much for each peer at
+    least, so that news of pushed chunks do not cost more the more peers there are. ban: for how long a liar is shut
+    out. first_ban: for how long one is that sent its first wrong chunk, which may have rotted there unseen: see
+    `swarm.blame`.
     recheck_after: how often one peer can make this node look at a chunk that it holds.
     """
 
