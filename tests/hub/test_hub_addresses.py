@@ -47,6 +47,8 @@ async def seen(host: str, info: NodeInfo) -> NodeInfo:
     ],
 )
 def test_a_node_is_announced_where_the_hub_sees_it(run: Any, host: str, commands: list[str], announced: str) -> None:
+    if run is uvloop.run and "%" in host:
+        pytest.skip("uvloop looks interfaces up in threads of the process, which may be older than this network")
     info = inside(lambda: run(seen(host, node(1, host=""))), [*LINK, *commands])
     assert info.host == announced
 

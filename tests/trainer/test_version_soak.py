@@ -20,6 +20,7 @@ MOST_DESCRIPTORS = 4 * MOST_OPEN + 64
 async def test_over_many_small_versions_nothing_grows(tmp_path: Path) -> None:
     readings: list[Reading] = []
     told: set[bytes] = set()
+    others = sum(1 for _ in Path("/proc/self/fd").iterdir())  # what earlier tests of this process left open
     async with Soak(tmp_path, anchor_ratio=1e9, anchor_deltas=ANCHOR_DELTAS, keep=KEEP) as soak:
         for version in range(VERSIONS):
             await soak.publish()
@@ -41,6 +42,6 @@ async def test_over_many_small_versions_nothing_grows(tmp_path: Path) -> None:
     for reading in readings:
         assert reading.announced <= reading.packs <= most
         assert reading.actor_packs <= most
-        assert reading.descriptors <= MOST_DESCRIPTORS
+        assert reading.descriptors - others <= MOST_DESCRIPTORS
         assert reading.view_bytes <= most * 1200
         assert reading.files <= 3 * 2 * most + 20
