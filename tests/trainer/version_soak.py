@@ -131,7 +131,7 @@ class Soak:
         return Reading(
             version=-1 if self.trainer.position is None else self.trainer.position.version,
             cpu_seconds=time.process_time(),
-            descriptors=sum(1 for _ in Path("/proc/self/fd").iterdir()),
+            descriptors=open_files(),
             rss=_resident(),
             packs=_packs(self.trainer.runner.store),
             actor_packs=_packs(self.actor.store),
@@ -140,6 +140,11 @@ class Soak:
             files=len(files),
             store_bytes=sum(path.stat().st_size for path in files),
         )
+
+
+def open_files() -> int:
+    """Descriptors of this process."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def _packs(store: Store) -> int:
