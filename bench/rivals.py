@@ -26,7 +26,7 @@ _HEAD = struct.Struct("<II")
 
 
 class Changes(NamedTuple):
-    """What changed in one tensor: rising positions (int64), old and new bits there; and the whole tensor's."""
+    """Changes of one tensor: rising positions (int64), old and new bits there; and old and new bits of all of it."""
 
     row: int
     positions: NDArray[np.int64]

@@ -74,7 +74,7 @@ def _same_run(member: Member, view: View) -> bool:
 
 
 def _waiting(found: Status) -> list[str]:
-    """Who runs a version of another run, and why who waits does so; nodes of one answer in one line."""
+    """Lines for nodes at another run, and for nodes that wait, with the reason; nodes of one reason share a line."""
     waits = {age.node: age.waits for age in found.ages}
     nodes: dict[str, list[str]] = {}
     for member in found.view.members:
@@ -93,7 +93,7 @@ def _names(nodes: list[str]) -> str:
 
 
 def _rows(found: Status, hub_host: str) -> list[dict[str, str]]:
-    """What is told of each member, by column: the trainer first."""
+    """One row for each member, the trainer first: the text of each column."""
     view = found.view
     ages = {age.node: age for age in found.ages}
     rows = []
