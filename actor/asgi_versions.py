@@ -1,6 +1,7 @@
-"""Versions on requests (`actor.demand`) inside of an ASGI server that runs the engine itself, such as vLLM's.
+"""Versions on requests (`p2psync.actor.demand`) inside of an ASGI server that runs the engine itself, such as vLLM's.
 
-What `actor.rollout_face` does in front of a server, without a second one. Only paths of inference are looked at.
+What `p2psync.actor.rollout_face` does in front of a server, without a second one. Only paths of inference are looked
+at.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from actor.demand import (
+from p2psync.actor.demand import (
     Demand,
     Reading,
     Unmet,
@@ -23,8 +24,8 @@ from actor.demand import (
     start_headers,
     unmet,
 )
-from actor.end_mark import EndMark
-from actor.live_version import LiveVersion
+from p2psync.actor.end_mark import EndMark
+from p2psync.actor.live_version import LiveVersion
 from p2psync.errors import EngineError, P2PSyncError
 from p2psync.net.hub_wire import encode_error, status_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actor.node import chunk_reader
+from p2psync.actor.node import chunk_reader
 from p2psync.engines.checkpoint import Checkpoint
 from p2psync.engines.directory import DirectoryEngine
 from p2psync.engines.state import Home

@@ -14,7 +14,7 @@ import re
 
 import msgspec
 
-from actor.demand import Span
+from p2psync.actor.demand import Span
 
 _DONE = b"data: [DONE]"
 _AT_LINE, _AFTER_LINE = re.compile(rb"(?:\A|\n)(data: \[DONE\])"), re.compile(rb"\n(data: \[DONE\])")

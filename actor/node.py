@@ -182,7 +182,7 @@ class ActorNode:
             await asyncio.sleep(INSPECT_EVERY)
 
     async def _scrub(self) -> None:
-        from actor.scrub import Scrubber  # loads numba, which a relay does without
+        from p2psync.actor.scrub import Scrubber  # loads numba, which a relay does without
 
         assert self.runner.driver is not None
 

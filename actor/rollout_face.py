@@ -1,4 +1,4 @@
-"""A rollout engine's HTTP face: any engine, with the versions of `actor.demand` on requests and answers.
+"""A rollout engine's HTTP face: any engine, with the versions of `p2psync.actor.demand` on requests and answers.
 
     face = RolloutFace(subscriber.live, engine)      # an async function, or ProxyEngine("http://127.0.0.1:8000")
     port = await face.start("0.0.0.0", 8001)
@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from actor.demand import (
+from p2psync.actor.demand import (
     Demand,
     Reading,
     Span,
@@ -30,8 +30,8 @@ from actor.demand import (
     start_headers,
     unmet,
 )
-from actor.end_mark import EndMark
-from actor.live_version import Live
+from p2psync.actor.end_mark import EndMark
+from p2psync.actor.live_version import Live
 from p2psync.errors import EngineError, P2PSyncError
 from p2psync.net.hub_wire import TooLargeError, encode_error, read_bounded, status_of
 

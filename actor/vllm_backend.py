@@ -29,8 +29,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.v1.worker.worker_base import WorkerBase
 
-from actor import vllm_refusals
-from actor.node import ActorConfig, ActorNode
+from p2psync.actor import vllm_refusals
+from p2psync.actor.node import ActorConfig, ActorNode
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.engines.checkpoint import Checkpoint
 from p2psync.engines.vllm.bell import Bell
@@ -62,7 +62,7 @@ _LOOK_EVERY = 0.05
 
 @dataclass
 class P2PSyncInitInfo(WeightTransferInitInfo):
-    """How an engine joins the swarm; see `actor.node.ActorConfig`.
+    """How an engine joins the swarm; see `p2psync.actor.node.ActorConfig`.
 
     hub_url: where to join. trust: public keys (text) whose manifests are believed. store: directory of chunks; by
     default a temporary one, which is lost with the process. port: 0 any, −1 dial out only.
@@ -218,9 +218,9 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         }
 
     def member(self) -> dict[str, Any]:
-        """This engine's membership of the hub, under which rollout work is claimed (`actor.vllm_work`). joined: whether
-        it was told to join, which only rank 0 is. lease: None while it has none. Not for everybody's eyes: who knows
-        a lease can end it."""
+        """This engine's membership of the hub, under which rollout work is claimed (`p2psync.actor.vllm_work`). joined:
+        whether it was told to join, which only rank 0 is. lease: None while it has none. Not for everybody's eyes: who
+        knows a lease can end it."""
         lease = self._node.runner.core.membership.lease if self._node is not None else None
         return {"rank": self._ranks.rank, "joined": self._node is not None, "lease": lease}
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from actor.vllm_plain import NAME, chosen, is_loading_chosen, keep_plain_weights
+from p2psync.actor.vllm_plain import NAME, chosen, is_loading_chosen, keep_plain_weights
 
 #: Marks what stands in place of vLLM's own, so that it does so once.
 _MARK = "_p2psync"
@@ -24,9 +24,9 @@ def register() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
     if NAME not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(NAME, "actor.vllm_backend", "P2PSyncWeightTransferEngine")
+        WeightTransferEngineFactory.register_engine(NAME, "p2psync.actor.vllm_backend", "P2PSyncWeightTransferEngine")
     if NAME not in WeightTransferTrainerFactory._registry:
-        WeightTransferTrainerFactory.register_engine(NAME, "trainer.vllm_engine", "P2PSyncTrainerEngine")
+        WeightTransferTrainerFactory.register_engine(NAME, "p2psync.trainer.vllm_engine", "P2PSyncTrainerEngine")
     keep_plain_weights()
     _look_before_loading()
     _let_scan_pass()

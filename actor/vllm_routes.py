@@ -14,10 +14,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from actor.asgi_versions import STATE, VersionMiddleware
-from actor.gate import Gate
-from actor.live_version import LiveVersion
-from actor.vllm_plugin import NAME, chosen
+from p2psync.actor.asgi_versions import STATE, VersionMiddleware
+from p2psync.actor.gate import Gate
+from p2psync.actor.live_version import LiveVersion
+from p2psync.actor.vllm_plugin import NAME, chosen
 from p2psync.engines.vllm.conductor import Conductor, LLMControls
 from p2psync.errors import EngineError
 

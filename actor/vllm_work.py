@@ -21,8 +21,8 @@ from typing import Any, Protocol, Self
 
 import aiohttp
 
-from actor.demand import Reading
-from actor.work_client import WorkClient
+from p2psync.actor.demand import Reading
+from p2psync.actor.work_client import WorkClient
 from p2psync.errors import EngineError, LeaseError, UnvouchedError, UsageError
 from p2psync.membership.work import MAX_WORK_WAIT, Receipt, WorkGrant, WorkItem
 from p2psync.net.hub_client import HubClient
@@ -45,7 +45,7 @@ class Member(Protocol):
 
 
 class EngineVersion:
-    """`actor.live_version.Live` of a vLLM engine, whoever conducts it.
+    """`p2psync.actor.live_version.Live` of a vLLM engine, whoever conducts it.
 
     The engine is asked each time. It answers between two of its steps, so never in the midst of a commit.
     """

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from actor.work_client import RETRY_FIRST, RETRY_LAST, WorkClient
+from p2psync.actor.work_client import RETRY_FIRST, RETRY_LAST, WorkClient
 from p2psync.errors import LeaseError, P2PSyncError
 from p2psync.membership.work import WorkItem
 from p2psync.net.background import BackgroundLoop

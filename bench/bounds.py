@@ -21,7 +21,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.deltas import Bits, History
+from p2psync.bench.deltas import Bits, History
 
 MIN_CHANGED = 256
 EXACT = 8

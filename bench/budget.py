@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from bench.deltas import Delta
-from bench.timing import Work, timed
+from p2psync.bench.deltas import Delta
+from p2psync.bench.timing import Work, timed
 
 #: An 8B model in bf16.
 FULL_BYTES = 16_400_000_000

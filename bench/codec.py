@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench import arc, patchers, rivals
-from bench.bounds import measure_bounds
-from bench.budget import Budget, measure_budget
-from bench.deltas import Delta
-from bench.policy import draw_step, model_rows
-from bench.report import CodecReport, DeltaReport, FormatSize
-from bench.timing import Work, measure_speed, timed
+from p2psync.bench import arc, patchers, rivals
+from p2psync.bench.bounds import measure_bounds
+from p2psync.bench.budget import Budget, measure_budget
+from p2psync.bench.deltas import Delta
+from p2psync.bench.policy import draw_step, model_rows
+from p2psync.bench.report import CodecReport, DeltaReport, FormatSize
+from p2psync.bench.timing import Work, measure_speed, timed
 from p2psync.delta.container import PROFILES
 from p2psync.errors import UsageError
 from p2psync.store.encoding import DELTA_BLOCK, DELTA_CHUNK

@@ -1,6 +1,6 @@
 """How fast are extraction and apply on a GPU, beside copying there? Prints JSON; nothing is asserted of times.
 
-    python -m bench.device [--size 2GB] [--density 0.01] [--rounds 5] [--device cuda]
+    python -m p2psync.bench.device [--size 2GB] [--density 0.01] [--rounds 5] [--device cuda]
 
 Without a CUDA device it says so and exits 1, nothing measured. `--device cpu` runs the same code by torch's operations
 on a CPU: that shows that it is right, and nothing of a GPU's speed.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
-from bench.policy import draw_step, model_rows
+from p2psync.bench.policy import draw_step, model_rows
 from p2psync.delta.block import block_count, block_range
 from p2psync.delta.extract import Extraction, Found
 from p2psync.engines import device_move
@@ -119,7 +119,7 @@ def run_device_bench(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.device", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m p2psync.bench.device", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--size", default="2GB", help="bytes of model, such as 512MB or 2GB")
     parser.add_argument("--density", type=float, default=0.01, help="share of units that change")
     parser.add_argument("--rounds", type=int, default=5)

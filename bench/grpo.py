@@ -26,14 +26,14 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from bench.trajectories import Start, StepNote
+from p2psync.bench.trajectories import Start, StepNote
 from p2psync.errors import UsageError
-from rldemo.config import DemoConfig
-from rldemo.grpo import Batch, clipped_objective, make_batch
-from rldemo.rollout import Group, Sample
-from rldemo.task import EOS, MAX_COMPLETION_LEN, VOCAB_SIZE, answer, encode, operands, reward, sample_prompts
-from rldemo.warmstart import CAREFUL, IGNORE
-from rldemo.warmstart import make_batch as make_lesson
+from p2psync.rldemo.config import DemoConfig
+from p2psync.rldemo.grpo import Batch, clipped_objective, make_batch
+from p2psync.rldemo.rollout import Group, Sample
+from p2psync.rldemo.task import EOS, MAX_COMPLETION_LEN, VOCAB_SIZE, answer, encode, operands, reward, sample_prompts
+from p2psync.rldemo.warmstart import CAREFUL, IGNORE
+from p2psync.rldemo.warmstart import make_batch as make_lesson
 
 _library: Any = transformers  # typed only in part, and not at all where it is not installed
 SETTINGS = DemoConfig()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from bench.deltas import Bits
+from p2psync.bench.deltas import Bits
 
 
 class Tool(NamedTuple):

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from bench.report import CodecReport, DeltaReport
+from p2psync.bench.report import CodecReport, DeltaReport
 from p2psync.errors import UsageError
 
 #: Colour and marker of each format; Okabe and Ito's colours, which colour-blind people can tell apart.

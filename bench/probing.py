@@ -1,4 +1,4 @@
-"""What nodes find out about an emulated network, beside what it is: `python -m bench.probing TOPOLOGY.toml`.
+"""What nodes find out about an emulated network, beside what it is: `python -m p2psync.bench.probing TOPOLOGY.toml`.
 
 Needs root, as the emulator does.
 """
@@ -15,11 +15,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bench.probing_node import Setup, State
+from p2psync.bench.probing_node import Setup, State
 from p2psync.errors import P2PSyncError
 from p2psync.membership.records import NodeInfo
-from topology.emulator import Emulator, Network
-from topology.model import Topology, load
+from p2psync.topology.emulator import Emulator, Network
+from p2psync.topology.model import Topology, load
 
 #: Payload's share of a full packet of TCP with timestamps, of 1500 bytes: what a probe can see of a link.
 TCP_SHARE = 1448 / 1500
@@ -51,7 +51,7 @@ def watch(
     processes = {}
     for info in infos:
         setup = Setup(info=info, peers=[other for other in infos if other is not info], congestion=congestion)
-        argv = [sys.executable, "-m", "bench.probing_node", msgspec.json.encode(setup).decode()]
+        argv = [sys.executable, "-m", "p2psync.bench.probing_node", msgspec.json.encode(setup).decode()]
         processes[info.node] = network.run(info.node, argv, stdout=subprocess.PIPE)
     try:
         begin = time.monotonic()

@@ -1,6 +1,7 @@
 """One node that only measures: it meets the peers it is told of, and prints what it knows of them now and then.
 
-    python -m bench.probing_node '{"node": "a-0", "region": "a", "host": "10.77.0.1", "port": 7071, "peers": […]}'
+    python -m p2psync.bench.probing_node '{"node": "a-0", "region": "a", "host": "10.77.0.1", "port": 7071, "peers":
+    […]}'
 
 For measurements on emulated networks, where a whole daemon for each host would measure this machine's processors.
 """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from bench.bounds import Bounds
-from bench.budget import Budget
-from bench.timing import Speed
+from p2psync.bench.bounds import Bounds
+from p2psync.bench.budget import Budget
+from p2psync.bench.timing import Speed
 
 
 class FormatSize(msgspec.Struct, frozen=True, kw_only=True):

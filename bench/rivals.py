@@ -18,7 +18,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from bench.deltas import Bits
+from p2psync.bench.deltas import Bits
 from p2psync.delta.tensors import Row
 
 Bytes = NDArray[np.uint8]

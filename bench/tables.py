@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from bench.budget import Budget
-from bench.report import CodecReport, DeltaReport, FormatSize
-from bench.timing import Speed
+from p2psync.bench.budget import Budget
+from p2psync.bench.report import CodecReport, DeltaReport, FormatSize
+from p2psync.bench.timing import Speed
 
 #: Formats that others publish, against which sizes are compared.
 COMPARED = ("sparrow", "pulse", "dense", "nemo", "xor", "arc3")

@@ -14,7 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.deltas import Bits, Delta
+from p2psync.bench.deltas import Bits, Delta
 from p2psync.delta.algebra import apply_block, apply_with_digest, invert
 from p2psync.delta.block import Block, block_count, block_range
 from p2psync.delta.container import iter_chunk

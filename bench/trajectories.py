@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.deltas import Delta, History
+from p2psync.bench.deltas import Delta, History
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 from p2psync.errors import UsageError
 
@@ -71,7 +71,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(Protocol):
-    """What can be recorded: `bench.grpo.Trajectory`, or a test's."""
+    """What can be recorded: `p2psync.bench.grpo.Trajectory`, or a test's."""
 
     def start(self) -> Start: ...
     def step(self) -> StepNote: ...
@@ -136,7 +136,7 @@ def make_missing(
             if (folder / "about.json").exists():
                 continue
             try:
-                from bench import grpo
+                from p2psync.bench import grpo
             except ImportError as error:
                 raise UsageError(f"trajectories need pip install 'p2psync[bench]': {error}") from error
             subject = subject or grpo.SUBJECTS[model](cache, progress)

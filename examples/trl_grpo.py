@@ -33,7 +33,7 @@ from trl.generation.vllm_client import VLLMClient
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
 
-from trainer.vllm_engine import P2PSyncTrainerEngine, P2PSyncTrainerInitInfo
+from p2psync.trainer.vllm_engine import P2PSyncTrainerEngine, P2PSyncTrainerInitInfo
 
 
 class Given(WeightSource):

@@ -1,6 +1,6 @@
 """The demonstration's actor: rolls out the version it has committed, as long as there is work.
 
-    python -m rldemo.actor_process --join URL --trust KEY --store DIR --region eu
+    python -m p2psync.rldemo.actor_process --join URL --trust KEY --store DIR --region eu
 
 Ends when told so: SIGTERM, or the end of stdin.
 """
@@ -17,15 +17,15 @@ from pathlib import Path
 import msgspec
 import torch
 
-from actor.node import ActorConfig
-from actor.subscriber import Subscriber
+from p2psync.actor.node import ActorConfig
+from p2psync.actor.subscriber import Subscriber
 from p2psync.errors import P2PSyncError
 from p2psync.membership.work import WorkGrant
 from p2psync.observe.events import Committed, Event
 from p2psync.protocol.keys import parse_public
-from rldemo.lines import Answered, Final, Leased, peak_memory, tell, weights_sha256
-from rldemo.model import Policy
-from rldemo.rollout import WorkItem, generator_for, roll_out
+from p2psync.rldemo.lines import Answered, Final, Leased, peak_memory, tell, weights_sha256
+from p2psync.rldemo.model import Policy
+from p2psync.rldemo.rollout import WorkItem, generator_for, roll_out
 
 #: Seconds between tries while the hub is away.
 PAUSE = 0.3

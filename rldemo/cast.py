@@ -16,7 +16,7 @@ import msgspec
 
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Committed
-from rldemo.lines import Final, Line, read
+from p2psync.rldemo.lines import Final, Line, read
 
 #: One thread per process: the point is many processes on few cores.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

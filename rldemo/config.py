@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """Hyper-parameters of the run; the defaults are those whose figures `python -m rldemo.local` prints."""
+    """Hyper-parameters of the run; the defaults are those whose figures `python -m p2psync.rldemo.local` prints."""
 
     versions: int = 20
     # 1024 samples a version: the gradients of two such batches have a cosine above 0.9, so more would buy little, and

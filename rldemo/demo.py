@@ -13,11 +13,11 @@ from p2psync.cli.keys import make_key
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Committed, Published
 from p2psync.protocol.keys import public_text
+from p2psync.rldemo.cast import Cast, Member
+from p2psync.rldemo.lines import Answered, Final, Learned, Leased, Line, Ready
+from p2psync.rldemo.result import Result, conclude
+from p2psync.rldemo.show import Screen, show_result
 from p2psync.warmup import Warmup
-from rldemo.cast import Cast, Member
-from rldemo.lines import Answered, Final, Learned, Leased, Line, Ready
-from rldemo.result import Result, conclude
-from rldemo.show import Screen, show_result
 
 REGIONS = ("eu", "us")
 ACTORS = 4
@@ -69,7 +69,7 @@ class Demo:
         arguments = ["--store", str(self.root / "trainer"), "--key", str(key_file), "--region", REGIONS[0]]
         numbers = ["--versions", str(self.versions), "--seed", str(self.seed)]
         Warmup().run(lambda seconds: self.screen.note(f"compiling the codec, once for this machine: {seconds:.0f} s"))
-        self.trainer = self.cast.start("trainer", REGIONS[0], "rldemo.trainer_process", *arguments, *numbers)
+        self.trainer = self.cast.start("trainer", REGIONS[0], "p2psync.rldemo.trainer_process", *arguments, *numbers)
         self.screen.note("the trainer starts: GRPO on a warm-started transformer")
         while not self.hub_url:
             self._hear()
@@ -80,7 +80,9 @@ class Demo:
     def _start_actor(self, number: int) -> Member:
         name, region = f"actor-{number}", REGIONS[number % len(REGIONS)]
         arguments = ["--join", self.hub_url, "--trust", self.trust, "--region", region]
-        return self.cast.start(name, region, "rldemo.actor_process", *arguments, "--store", str(self.root / name))
+        return self.cast.start(
+            name, region, "p2psync.rldemo.actor_process", *arguments, "--store", str(self.root / name)
+        )
 
     def _hear(self) -> None:
         deadline = time.monotonic() + SILENCE

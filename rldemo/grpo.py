@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rldemo.config import DemoConfig
-from rldemo.model import Policy, completion_logprobs, working_copy
-from rldemo.rollout import Group
-from rldemo.task import PAD
+from p2psync.rldemo.config import DemoConfig
+from p2psync.rldemo.model import Policy, completion_logprobs, working_copy
+from p2psync.rldemo.rollout import Group
+from p2psync.rldemo.task import PAD
 
 T = TypeVar("T")
 

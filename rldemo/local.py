@@ -1,6 +1,6 @@
 """The whole loop in one process: what the demonstration's settings give, without any network.
 
-    python -m rldemo.local --versions 20 --seed 1
+    python -m p2psync.rldemo.local --versions 20 --seed 1
 
 One line a version: mean reward of its rollouts, the share of bf16 elements whose bits changed, and the processor
 seconds that generation and learning took (one thread; neighbours on the machine do not count). With --lag 1 each batch
@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rldemo.config import DemoConfig
-from rldemo.grpo import Learner, StepStats
-from rldemo.model import Policy, load_warm_start
-from rldemo.rollout import RolloutResult, generator_for, make_items, roll_out
+from p2psync.rldemo.config import DemoConfig
+from p2psync.rldemo.grpo import Learner, StepStats
+from p2psync.rldemo.model import Policy, load_warm_start
+from p2psync.rldemo.rollout import RolloutResult, generator_for, make_items, roll_out
 
 
 @dataclass(frozen=True)

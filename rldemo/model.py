@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rldemo.task import EOS, PAD, VOCAB_SIZE
+from p2psync.rldemo.task import EOS, PAD, VOCAB_SIZE
 
 WARM_START = Path(__file__).parent / "weights" / "warm.safetensors"
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from p2psync.observe.events import Published
-from rldemo.cast import Member
-from rldemo.lines import Learned
+from p2psync.rldemo.cast import Member
+from p2psync.rldemo.lines import Learned
 
 #: Batches that the first and the last reward are the mean of: one batch alone is noisy.
 REWARD_WINDOW = 3

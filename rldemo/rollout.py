@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import torch
 
-from rldemo.config import DemoConfig
-from rldemo.model import Policy, generate
-from rldemo.task import EOS, decode, encode, reward, sample_prompts
+from p2psync.rldemo.config import DemoConfig
+from p2psync.rldemo.model import Policy, generate
+from p2psync.rldemo.task import EOS, decode, encode, reward, sample_prompts
 
 
 class WorkItem(msgspec.Struct, frozen=True):

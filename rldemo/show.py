@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from p2psync.observe.events import Published
-from rldemo.cast import Cast, Member
-from rldemo.lines import Learned
-from rldemo.result import Result
+from p2psync.rldemo.cast import Cast, Member
+from p2psync.rldemo.lines import Learned
+from p2psync.rldemo.result import Result
 
 _BARS = "▁▂▃▄▅▆▇█"
 

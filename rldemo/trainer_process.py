@@ -1,6 +1,6 @@
 """The demonstration's trainer: GRPO on rollouts that come from the actors, one version after each batch.
 
-    python -m rldemo.trainer_process --store DIR --key FILE --versions 20
+    python -m p2psync.rldemo.trainer_process --store DIR --key FILE --versions 20
 
 The work of a batch is put into the ledger one batch ahead of learning, so that actors generate while this process
 learns; a result is at most one version old when it is admitted. Ends when told so (a line on stdin).
@@ -23,15 +23,15 @@ from p2psync.cli.keys import read_key
 from p2psync.errors import HubError
 from p2psync.net.hub import HubService
 from p2psync.observe.events import Event, Published
-from rldemo.config import DemoConfig
-from rldemo.grpo import Learner
-from rldemo.lines import Final, Learned, Ready, peak_memory, tell, weights_sha256
-from rldemo.model import load_warm_start
-from rldemo.rollout import RolloutResult, make_items, show
-from trainer.ledger import Done, Ledger, LedgerConfig
-from trainer.ledger_service import LedgerService, mount
-from trainer.node import TrainerConfig
-from trainer.publisher import Publisher
+from p2psync.rldemo.config import DemoConfig
+from p2psync.rldemo.grpo import Learner
+from p2psync.rldemo.lines import Final, Learned, Ready, peak_memory, tell, weights_sha256
+from p2psync.rldemo.model import load_warm_start
+from p2psync.rldemo.rollout import RolloutResult, make_items, show
+from p2psync.trainer.ledger import Done, Ledger, LedgerConfig
+from p2psync.trainer.ledger_service import LedgerService, mount
+from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.publisher import Publisher
 
 
 class Loop:

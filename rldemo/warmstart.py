@@ -1,6 +1,6 @@
 """Makes the shipped policy by supervised training on a sloppy teacher.
 
-    python -m rldemo.warmstart --out rldemo/weights/warm.safetensors
+    python -m p2psync.rldemo.warmstart --out rldemo/weights/warm.safetensors
 
 First the policy learns the task from right answers, then to imitate somebody who knows it but is careless: right less
 than half of the time, and else making one of the usual slips. What results is a policy that can do the task and often
@@ -21,8 +21,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rldemo.model import WARM_START, Policy, PolicyConfig, generate, save_policy
-from rldemo.task import EOS, MAX_COMPLETION_LEN, PAD, PROMPT_LEN, answer, encode, operands, reward, sample_prompts, work
+from p2psync.rldemo.model import WARM_START, Policy, PolicyConfig, generate, save_policy
+from p2psync.rldemo.task import (
+    EOS,
+    MAX_COMPLETION_LEN,
+    PAD,
+    PROMPT_LEN,
+    answer,
+    encode,
+    operands,
+    reward,
+    sample_prompts,
+    work,
+)
 
 IGNORE = -100
 BATCH = 128

@@ -18,7 +18,7 @@ ABSENT = (
 #: Kernels, which are imported where a tensor is on a GPU and Triton is there.
 KERNELS = {f"p2psync.engines.device_{name}" for name in ("digest", "scatter", "triton")}
 #: What only vLLM imports, or a program that has it.
-BACKEND = {"actor.vllm_backend", "actor.vllm_routes", "trainer.vllm_engine"}
+BACKEND = {"p2psync.actor.vllm_backend", "p2psync.actor.vllm_routes", "p2psync.trainer.vllm_engine"}
 
 
 def plain(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -35,9 +35,10 @@ def p2psync(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_every_module_but_the_kernels_and_the_backend_is_imported() -> None:
     modules = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for room in ("p2psync", "trainer", "actor", "topology", "rldemo")
-        for path in (ROOT / room).rglob("*.py")
+        ".".join((*package, *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+        for package, folders in (((), ("p2psync",)), (("p2psync",), ("trainer", "actor", "topology", "rldemo")))
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
         if path.name != "__main__.py"
     }
     assert modules > KERNELS | BACKEND
@@ -52,8 +53,8 @@ PUBLISH = """
 from pathlib import Path
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from trainer.node import TrainerConfig
-from trainer.publisher import Publisher
+from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.publisher import Publisher
 
 for on_device in (False, True):
     model = torch.nn.Linear(64, 64).to(torch.bfloat16)

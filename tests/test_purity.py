@@ -19,6 +19,7 @@ IMPURE = {
     "requests", "secrets", "select", "selectors", "shutil", "signal", "socket", "socketserver", "ssl", "subprocess",
     "tempfile", "threading", "time", "torch", "urllib", "uvloop", "vllm",
 }  # fmt: skip
+#: Folders beside `p2psync/`, which link there: `trainer/node.py` is `p2psync.trainer.node`.
 OUTER = {"trainer", "actor", "topology", "rldemo", "bench"}
 #: Cores of the daemons: as pure as those rooms.
 PURE_CORES = [
@@ -79,9 +80,8 @@ def test_a_pure_room_imports_neither_io_nor_clocks_nor_other_rooms(path: Path) -
             assert uses_only_thread_locals(path), f"{name(path)} starts or waits for threads"
             continue
         assert module.split(".")[0] not in IMPURE, f"{name(path)} imports {module}: it belongs into a shell"
-        assert module.split(".")[0] not in OUTER
         if module.startswith("p2psync"):
-            assert ".".join(module.split(".")[:2]) in PURE_MODULES, f"{name(path)} imports {module}, of an outer room"
+            assert package_of(module) in PURE_MODULES, f"{name(path)} imports {module}, of an outer room"
 
 
 @pytest.mark.parametrize("path", files(*(f"p2psync/{room}" for room in PURE_ROOMS)), ids=name)
@@ -97,18 +97,26 @@ def test_a_pure_room_uses_no_randomness_but_what_it_is_given(path: Path) -> None
 
 @pytest.mark.parametrize("path", [ROOT / path for path in PURE_CORES], ids=name)
 def test_a_pure_core_imports_neither_io_nor_clocks_nor_shells(path: Path) -> None:
-    cores = {core.removesuffix(".py").replace("/", ".") for core in PURE_CORES}
+    cores = {module_of(ROOT / core) for core in PURE_CORES}
     for module in imports(path):
         assert module.split(".")[0] not in IMPURE, f"{name(path)} imports {module}: it belongs into a shell"
-        if module.split(".")[0] in OUTER | {"p2psync"}:
-            assert module in cores or ".".join(module.split(".")[:2]) in PURE_MODULES, f"{name(path)} imports {module}"
+        if module.startswith("p2psync"):
+            assert module in cores or package_of(module) in PURE_MODULES, f"{name(path)} imports {module}"
 
 
 @pytest.mark.parametrize("path", files("p2psync"), ids=name)
 def test_arrows_point_inward(path: Path) -> None:
     in_cli = path.is_relative_to(ROOT / "p2psync" / "cli")
     for module in imports(path, inside_functions=not in_cli):
-        assert module.split(".")[0] not in OUTER, f"{name(path)} imports {module}: only p2psync/cli may, in functions"
+        outer = module.split(".")[1:2]
+        assert not OUTER & set(outer), f"{name(path)} imports {module}: only p2psync/cli may, in functions"
+
+
+@pytest.mark.parametrize("path", files("p2psync", *OUTER, "tests", "examples"), ids=name)
+def test_every_import_goes_through_the_one_installed_package(path: Path) -> None:
+    # Whoever imported `trainer` would get a user's own trainer.py, or a second copy of every class.
+    for module in imports(path):
+        assert module.split(".")[0] not in OUTER, f"{name(path)} imports {module}: import p2psync.{module}"
 
 
 @pytest.mark.parametrize("path", files("p2psync", "topology"), ids=name)
@@ -135,7 +143,13 @@ def loaded_after(statement: str, *modules: str) -> list[str]:
 
 def module_of(path: Path) -> str:
     """A file's module name."""
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return f"p2psync.{module}" if module.split(".")[0] in OUTER else module
+
+
+def package_of(module: str) -> str:
+    """`p2psync.delta` of `p2psync.delta.fast.coder`."""
+    return ".".join(module.split(".")[:2])
 
 
 def test_importing_the_pure_rooms_loads_no_event_loop() -> None:
@@ -149,7 +163,7 @@ def test_importing_the_pure_rooms_loads_no_event_loop() -> None:
 
 
 def test_a_relay_runs_without_torch_and_without_the_codec() -> None:
-    assert loaded_after("from actor.node import relay", "torch", "numba") == []
+    assert loaded_after("from p2psync.actor.node import relay", "torch", "numba") == []
 
 
 def test_the_command_line_starts_with_little_and_compiles_nothing() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from topology.network import Network
+from p2psync.topology.network import Network
 
 #: Bytes of acknowledgements for each byte received: one of 52 bytes (IPv4 20, TCP 20, timestamps 12) for every second
 #: segment of 1448 (RFC 5681, section 4.2).

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
-from topology.network import Floats, Ints
+from p2psync.topology.network import Floats, Ints
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

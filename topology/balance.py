@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from topology.network import Floats, Ints, Network
+from p2psync.topology.network import Floats, Ints, Network
 
 #: A move must leave the fuller uplink with so much less (a share of it).
 _GAIN = 1e-6

@@ -14,7 +14,7 @@ import msgspec
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures
 from p2psync.protocol.plan import NodePlan
-from topology.measured import PathFigures
+from p2psync.topology.measured import PathFigures
 
 
 def as_one(

@@ -1,10 +1,10 @@
 """How fast the trainer's bits can reach everyone at best: what no plan and no protocol can beat.
 
 Nobody can get more than the maximum flow from the trainer, and where nodes relay, packing spanning trees reaches the
-least of these flows (Edmonds). Links that many copies share make of it a linear program (see `topology.packing`), whose
-dual prices say what binds. For up to `EXACT` nodes the program is solved over nodes: the bound is then what can be
-reached. For more it is solved over regions, each with its uplinks together: an upper bound, never above that of
-Mutualcast (Li, Chou, Zhang 2005), min(up of the trainer, sum of ups / receivers).
+least of these flows (Edmonds). Links that many copies share make of it a linear program (see
+`p2psync.topology.packing`), whose dual prices say what binds. For up to `EXACT` nodes the program is solved over nodes:
+the bound is then what can be reached. For more it is solved over regions, each with its uplinks together: an upper
+bound, never above that of Mutualcast (Li, Chou, Zhang 2005), min(up of the trainer, sum of ups / receivers).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse.csgraph import shortest_path
 
-from topology.capacities import by_node, by_region, most_rate
-from topology.model import Topology
-from topology.network import Floats, Network, from_topology
-from topology.packing import Capacities, Packing, pack
+from p2psync.topology.capacities import by_node, by_region, most_rate
+from p2psync.topology.model import Topology
+from p2psync.topology.network import Floats, Network, from_topology
+from p2psync.topology.packing import Capacities, Packing, pack
 
 #: Up to this many nodes are looked at one by one.
 EXACT = 48

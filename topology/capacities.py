@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from topology.network import Floats, Ints, Network
-from topology.packing import Capacities
+from p2psync.topology.network import Floats, Ints, Network
+from p2psync.topology.packing import Capacities
 
 #: Seconds of delay that a path counts as longer if its figures were never measured, and for each lost packet of all.
 UNMEASURED = 1.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from p2psync.errors import UsageError
-from topology.model import MAX_HOSTS, Host, Link, Region, Topology
-from topology.network import Floats
+from p2psync.topology.model import MAX_HOSTS, Host, Link, Region, Topology
+from p2psync.topology.network import Floats
 
 #: Mbit/s: of hosts' uplinks and downlinks, of links between regions, of the trainer. Drawn evenly over orders of
 #: magnitude; a downlink is never below the uplink.

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from topology.network import Flags, Floats, Ints, Network
-from topology.packing import Packing
+from p2psync.topology.network import Flags, Floats, Ints, Network
+from p2psync.topology.packing import Packing
 
 #: Children that a relay gets in one tree if all goes well; only where slots are short does it get more.
 USUAL_CHILDREN = 4

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from topology.measured import PathFigures
-from topology.plan import Plan
+from p2psync.topology.measured import PathFigures
+from p2psync.topology.plan import Plan
 
 _Pair = tuple[str, str]
 #: A link has changed once ways of so much of what is planned for it have.

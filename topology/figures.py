@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from topology.bound import broadcast_bound, least_makespan
-from topology.network import Network
-from topology.plan import LinkLoad, Plan, link_loads, predicted_makespan
+from p2psync.topology.bound import broadcast_bound, least_makespan
+from p2psync.topology.network import Network
+from p2psync.topology.plan import LinkLoad, Plan, link_loads, predicted_makespan
 
 
 class LoadFigures(msgspec.Struct, frozen=True):

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from p2psync.errors import FormatError
-from topology.model import MAX_RATE
-from topology.network import Floats, Network
-from topology.regions import cluster
+from p2psync.topology.model import MAX_RATE
+from p2psync.topology.network import Floats, Network
+from p2psync.topology.regions import cluster
 
 #: How far above what others saw a claim is believed.
 GROWTH = 2.0

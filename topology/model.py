@@ -41,8 +41,8 @@ import msgspec
 
 from p2psync.errors import FormatError
 from p2psync.protocol.wire import check_finite
-from topology.events import Event
-from topology.file_errors import explain
+from p2psync.topology.events import Event
+from p2psync.topology.file_errors import explain
 
 #: Hosts in all: more than any plan is made for, and few enough that no file can exhaust memory.
 MAX_HOSTS = 100_000

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from topology.model import Topology
+from p2psync.topology.model import Topology
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

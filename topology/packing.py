@@ -24,8 +24,8 @@ from scipy.optimize import linprog
 from scipy.sparse import csc_array, hstack, vstack
 from scipy.sparse.csgraph import shortest_path
 
-from topology.arborescence import cheapest_arborescence
-from topology.network import Floats, Ints
+from p2psync.topology.arborescence import cheapest_arborescence
+from p2psync.topology.network import Floats, Ints
 
 #: Prices count as none below this, relative to the largest.
 _TINY = 1e-9

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from p2psync.errors import UsageError
-from topology.network import Floats, Ints, Network
-from topology.plan import LinkLoad, Plan, link_loads
-from topology.text import region_trees
+from p2psync.topology.network import Floats, Ints, Network
+from p2psync.topology.plan import LinkLoad, Plan, link_loads
+from p2psync.topology.text import region_trees
 
 #: Trees drawn beside the map.
 _TREES = 6

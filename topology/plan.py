@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from p2psync.protocol.plan import NodePlan, Place
-from topology.bound import MEGA
-from topology.network import Floats, Ints, Network
+from p2psync.topology.bound import MEGA
+from p2psync.topology.network import Floats, Ints, Network
 
 #: Bytes of a chunk that predictions reckon with, unless told otherwise.
 CHUNK = 64 << 10

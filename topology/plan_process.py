@@ -183,7 +183,7 @@ def _next(pipe: IO[bytes]) -> bytes | None:
 
 def _serve(first_revision: int, answers: IO[bytes], parent: int) -> None:
     """Answer tasks until the input ends, or `parent` does."""
-    from topology.hub_planner import HubPlanner  # scipy and compiled loops, which the parent does without
+    from p2psync.topology.hub_planner import HubPlanner  # scipy and compiled loops, which the parent does without
 
     with contextlib.suppress(OSError):
         os.nice(_NICE)

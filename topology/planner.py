@@ -1,8 +1,8 @@
 """The planner: from a network to weighted spanning trees near the bound. Pure: the same network gives the same plan.
 
 Trees are packed over regions first (a small linear program), then carried out by the nodes of each region (see
-`topology.expand`); a last linear program weighs the trees so that nothing is overfull. Networks of a few nodes whose
-nodes differ too much for that (pairs that cannot connect, slow pairs) are packed node by node.
+`p2psync.topology.expand`); a last linear program weighs the trees so that nothing is overfull. Networks of a few nodes
+whose nodes differ too much for that (pairs that cannot connect, slow pairs) are packed node by node.
 
 What others do, and what was taken from it: Mutualcast shares chunks out by uplink, each relayed by one node to all
 others; SplitStream has each node relay in one tree only; Overcast and Bullet build by measured bandwidth, Bullet with a
@@ -17,16 +17,16 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import linprog
 
-from topology.balance import balance
-from topology.bound import EXACT, broadcast_bound
-from topology.capacities import by_node, by_region
-from topology.expand import expand
-from topology.network import Floats, Ints, Network
-from topology.packing import pack
-from topology.plan import Plan, demands, fullest_link, fullest_relay, predicted_makespan, usage
-from topology.repair import repair, with_members, without_crowds
-from topology.shallow import shallow_packing
-from topology.stars import stars
+from p2psync.topology.balance import balance
+from p2psync.topology.bound import EXACT, broadcast_bound
+from p2psync.topology.capacities import by_node, by_region
+from p2psync.topology.expand import expand
+from p2psync.topology.network import Floats, Ints, Network
+from p2psync.topology.packing import pack
+from p2psync.topology.plan import Plan, demands, fullest_link, fullest_relay, predicted_makespan, usage
+from p2psync.topology.repair import repair, with_members, without_crowds
+from p2psync.topology.shallow import shallow_packing
+from p2psync.topology.stars import stars
 
 #: Children of a node in one tree, at most, unless told otherwise.
 MOST_CHILDREN = 16
@@ -47,8 +47,8 @@ _CLOSE = 0.001
 #: parents, while it has so much.
 KEPT_ABOVE, KEPT_AMONG_FEW = 0.95, 0.97
 #: In one region, where uplinks alone count, a plan is also left once a relay is fuller than this and the fullest of the
-#: new one clearly is not (see `topology.balance`): acknowledgements, and what is sent again, have no place in a plan.
-#: Among a few nodes of several regions the same goes for links, while nothing is on its way.
+#: new one clearly is not (see `p2psync.topology.balance`): acknowledgements, and what is sent again, have no place in a
+#: plan. Among a few nodes of several regions the same goes for links, while nothing is on its way.
 CROWDED, _CLEARLY = 0.96, 0.95
 #: The old trees get other weights where that gives so many times the rate. It costs less than other trees would: no
 #: node gets another parent, and all connections are warm.

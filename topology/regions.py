@@ -15,7 +15,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra
 from scipy.spatial.distance import squareform
 
-from topology.network import Floats, Ints
+from p2psync.topology.network import Floats, Ints
 
 #: Seconds of round trip below which nothing is told apart: jitter of hosts and of the last mile.
 SAME_PLACE = 0.002

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, NodeInfo
-from topology.network import Network
+from p2psync.topology.network import Network
 
 #: A node claims too much if it says so many times what all others together ever saw come from it.
 TOO_MUCH = 2.0

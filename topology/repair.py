@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from topology.network import Flags, Floats, Ints, Network
+from p2psync.topology.network import Flags, Floats, Ints, Network
 
 _NONE = -2
 

@@ -1,18 +1,18 @@
 """Trees over regions that are shallow: in each tree a few regions send to many others, and all others to none.
 
-The linear program of `topology.packing` says what each region can send in all; it does not care how deep its trees are,
-and where all uplinks bind it likes chains: each region passes on to one other. Here each region's part is spent in few
-trees, a handful of children at a time, as interior-disjoint trees do (SplitStream), so that trees are about as deep as
-the logarithm of the regions' number. Links between regions may be passed by half a tree's share; rates must be taken
-from the loads afterwards.
+The linear program of `p2psync.topology.packing` says what each region can send in all; it does not care how deep its
+trees are, and where all uplinks bind it likes chains: each region passes on to one other. Here each region's part is
+spent in few trees, a handful of children at a time, as interior-disjoint trees do (SplitStream), so that trees are
+about as deep as the logarithm of the regions' number. Links between regions may be passed by half a tree's share; rates
+must be taken from the loads afterwards.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from topology.network import Floats, Ints
-from topology.packing import HOP, Capacities, Packing
+from p2psync.topology.network import Floats, Ints
+from p2psync.topology.packing import HOP, Capacities, Packing
 
 #: Regions that one sends to in a tree.
 _FAN = 6

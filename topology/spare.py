@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from topology.network import Floats, Network
-from topology.plan import Plan, demands
+from p2psync.topology.network import Floats, Network
+from p2psync.topology.plan import Plan, demands
 
 
 class Spare:

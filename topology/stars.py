@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from topology.network import Floats, Ints, Network
+from p2psync.topology.network import Floats, Ints, Network
 
 
 def stars(network: Network, behind: Iterable[str], most_children: int) -> tuple[Ints, Floats] | None:

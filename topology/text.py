@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from topology.figures import PlanFigures
-from topology.network import Ints, Network
-from topology.plan import LinkLoad, Plan, link_loads
+from p2psync.topology.figures import PlanFigures
+from p2psync.topology.network import Ints, Network
+from p2psync.topology.plan import LinkLoad, Plan, link_loads
 
 #: Ways across regions, and nodes that cannot be reached, that are shown.
 _WAYS = 12

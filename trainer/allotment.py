@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer.pace import Prospect
+from p2psync.trainer.pace import Prospect
 
 #: Halvings of the interval in which the end of a step is looked for: to one part in a million.
 _HALVINGS = 24

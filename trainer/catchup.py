@@ -13,10 +13,10 @@ from p2psync.membership.records import Announcement, View
 from p2psync.observe.events import Event, Squashed, Trouble
 from p2psync.protocol.lineage import is_squash
 from p2psync.store.packs import Pack, Store
-from trainer.profile_choice import BITS
-from trainer.squasher import MadeSquash, Overtaken, Squasher
-from trainer.squashing import LEAST_STEPS, Plan, SquashPlanner
-from trainer.versions import VersionMaker
+from p2psync.trainer.profile_choice import BITS
+from p2psync.trainer.squasher import MadeSquash, Overtaken, Squasher
+from p2psync.trainer.squashing import LEAST_STEPS, Plan, SquashPlanner
+from p2psync.trainer.versions import VersionMaker
 
 #: The share of a core that squashing may take: after each squash there is a rest so much longer than it took.
 SHARE = 0.1

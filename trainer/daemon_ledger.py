@@ -8,10 +8,10 @@ from pathlib import Path
 from p2psync.net.hub import HubService
 from p2psync.observe.events import Event, Published
 from p2psync.protocol.versions import Position
-from trainer.journal import Journal
-from trainer.ledger import LedgerConfig
-from trainer.ledger_routes import LedgerRoutes, work_token
-from trainer.ledger_service import LedgerService, mount
+from p2psync.trainer.journal import Journal
+from p2psync.trainer.ledger import LedgerConfig
+from p2psync.trainer.ledger_routes import LedgerRoutes, work_token
+from p2psync.trainer.ledger_service import LedgerService, mount
 
 #: In the store: the journal, and the token that the framework bears.
 JOURNAL, TOKEN = "ledger.db", "rollouts.token"

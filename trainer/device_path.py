@@ -1,8 +1,8 @@
 """Extraction where a module's tensors are, between the old bits of a snapshot and the new ones of the training.
 
 The old bits come from where they are nearest: the trainer's own copy on the device if there is one (the module's bf16
-parameters, `trainer.resident`, or a twin, which costs the memory of one more copy); else they are streamed there from
-the snapshot through pinned memory, which moves one copy of the model over the bus for each version.
+parameters, `p2psync.trainer.resident`, or a twin, which costs the memory of one more copy); else they are streamed
+there from the snapshot through pinned memory, which moves one copy of the model over the bus for each version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from p2psync.engines.device_rooms import SIGNED
 from p2psync.engines.masters import find_rounded
 from p2psync.engines.weights import flat_bits
 from p2psync.protocol.versions import Position
-from trainer.source import Base
+from p2psync.trainer.source import Base
 
 #: Changed units that a twin takes at a time.
 _BATCH = 1 << 20
@@ -48,12 +48,12 @@ class Finds:
         self._next: dict[Iterator[Found], Found | None] = {}
 
     def of(self, row: int) -> Iterable[Found] | None:
-        """See `trainer.source.Finds`."""
+        """See `p2psync.trainer.source.Finds`."""
         found = self._found.get(row)
         return None if found is None else self._take(row, found)
 
     def sums(self, row: int) -> ScanSums | None:
-        """See `trainer.source.Finds`."""
+        """See `p2psync.trainer.source.Finds`."""
         return self._sums.get(row)
 
     def _take(self, row: int, found: Iterator[Found]) -> Iterator[Found]:

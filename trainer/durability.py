@@ -9,8 +9,8 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from p2psync.errors import StoreError
-from trainer.journal import Journal
-from trainer.ledger_records import Change
+from p2psync.trainer.journal import Journal
+from p2psync.trainer.ledger_records import Change
 
 
 class Durability:

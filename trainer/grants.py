@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass
 
 from p2psync.membership.work import WorkItem
-from trainer.allotment import end_of
-from trainer.claims import MAX_HOLDERS, Claims
-from trainer.ledger_config import LedgerConfig
-from trainer.pace import Pace
-from trainer.pool import Pool
+from p2psync.trainer.allotment import end_of
+from p2psync.trainer.claims import MAX_HOLDERS, Claims
+from p2psync.trainer.ledger_config import LedgerConfig
+from p2psync.trainer.pace import Pace
+from p2psync.trainer.pool import Pool
 
 #: How long an outlook holds for each node in it (seconds): looking costs about a hundredth of that.
 _HOLDS = 0.0005

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from p2psync.errors import UsageError
 from p2psync.membership.work import MAX_ITEM_ID, MAX_PAYLOAD_BYTES, WorkItem
-from trainer.ledger_config import LedgerConfig
+from p2psync.trainer.ledger_config import LedgerConfig
 
 
 class Items:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from p2psync.errors import StoreError
 from p2psync.membership.work import WorkItem
-from trainer.ledger_records import (
+from p2psync.trainer.ledger_records import (
     Accepted,
     Admitted,
     Change,

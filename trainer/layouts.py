@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 import p2psync.engines.checkpoint_names as names
 from p2psync.engines.names import is_weights
-from trainer.listing import Entry, Kind, Listing
+from p2psync.trainer.listing import Entry, Kind, Listing
 
 
 @dataclass(frozen=True, kw_only=True)

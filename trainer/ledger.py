@@ -9,7 +9,7 @@ Pure: time and ids are arguments; `now` is in seconds on a clock that does not g
 Two limits end a claim. `claim_ttl` ends it unless the node's membership is renewed (`renew_node`); `max_hold` ends it
 in any case, so that a node that lives but is stuck does not keep work for ever. A result counts only while its claim
 lives: what comes later is refused, even if the item is still in the pool, so that an item cannot come back twice.
-Two nodes may hold an item at a time (`trainer.allotment`); the first result that is accepted ends both claims.
+Two nodes may hold an item at a time (`p2psync.trainer.allotment`); the first result that is accepted ends both claims.
 
 Every change of state is told to `record` as it happens, and `Ledger(saved=…)` begins where these changes led to.
 """
@@ -27,12 +27,12 @@ from p2psync.membership.work import (
     Verdict,
     WorkItem,
 )
-from trainer.admission import Admission
-from trainer.claims import Claim, Claims
-from trainer.grants import Granting
-from trainer.items import Items
-from trainer.ledger_config import Counts, LedgerConfig
-from trainer.ledger_records import (
+from p2psync.trainer.admission import Admission
+from p2psync.trainer.claims import Claim, Claims
+from p2psync.trainer.grants import Granting
+from p2psync.trainer.items import Items
+from p2psync.trainer.ledger_config import Counts, LedgerConfig
+from p2psync.trainer.ledger_records import (
     Accepted,
     Admitted,
     Claimed,
@@ -47,9 +47,9 @@ from trainer.ledger_records import (
     Unclaimed,
     keep_nothing,
 )
-from trainer.pace import Pace
-from trainer.pool import Pool
-from trainer.results import Results
+from p2psync.trainer.pace import Pace
+from p2psync.trainer.pool import Pool
+from p2psync.trainer.results import Results
 
 __all__ = ["Counts", "Done", "Ledger", "LedgerConfig"]
 

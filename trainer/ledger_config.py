@@ -16,10 +16,10 @@ class LedgerConfig:
     results that wait to be taken; beyond it nothing is leased or accepted. max_payload_bytes: of all items together.
     remembered: ids of items that were completed, kept to tell a duplicate from a late result.
 
-    allot: give each node what it can finish in time (`trainer.allotment`); else whoever asks gets what it asks for.
-    first_items: what a node may hold of which nothing is known yet, besides its share. hedge_margin: work that is held
-    is offered to another node when that would be this many times sooner through with it; 0: never. max_rate: tokens a
-    second that no node can pass, whatever it claims.
+    allot: give each node what it can finish in time (`p2psync.trainer.allotment`); else whoever asks gets what it asks
+    for. first_items: what a node may hold of which nothing is known yet, besides its share. hedge_margin: work that is
+    held is offered to another node when that would be this many times sooner through with it; 0: never. max_rate:
+    tokens a second that no node can pass, whatever it claims.
     """
 
     claim_ttl: float = 30.0

@@ -28,8 +28,8 @@ from p2psync.membership.work import (
 from p2psync.net.hub_wire import TokenError, TooLargeError, read_bounded
 from p2psync.protocol.wire import decode_msgpack, encode_msgpack
 from p2psync.store.disk import disk_errors, write_durably
-from trainer.ledger import Done
-from trainer.ledger_service import LedgerService
+from p2psync.trainer.ledger import Done
+from p2psync.trainer.ledger_service import LedgerService
 
 #: The header that bears the work token.
 TOKEN_HEADER = "P2PSync-Work-Token"

@@ -22,10 +22,10 @@ from p2psync.membership.work import MAX_WORK_WAIT, LeaseWork, WorkGrant, WorkIte
 from p2psync.net.hub import HubService
 from p2psync.net.hub_alarm import Alarm
 from p2psync.net.hub_routes import read_json, reply_json
-from trainer.durability import Durability
-from trainer.journal import Journal
-from trainer.ledger import Done, Ledger, LedgerConfig
-from trainer.uploads import MAX_UPLOADING, Uploads
+from p2psync.trainer.durability import Durability
+from p2psync.trainer.journal import Journal
+from p2psync.trainer.ledger import Done, Ledger, LedgerConfig
+from p2psync.trainer.uploads import MAX_UPLOADING, Uploads
 
 __all__ = ["LedgerService", "mount"]
 

@@ -21,9 +21,9 @@ from p2psync.engines.checkpoint import Checkpoint, read_header
 from p2psync.engines.header import parse_header
 from p2psync.engines.names import is_weights
 from p2psync.errors import FormatError
-from trainer.candidates import Candidate, State, find_candidates
-from trainer.layouts import Rules, leads_outside
-from trainer.listing import Entry, Kind, Listing, Tensors
+from p2psync.trainer.candidates import Candidate, State, find_candidates
+from p2psync.trainer.layouts import Rules, leads_outside
+from p2psync.trainer.listing import Entry, Kind, Listing, Tensors
 
 #: The sample of a print: so many pages of so many bytes, evenly spread over the weights, which are read whole if they
 #: are no larger, and the first page of so many tensors. A step of training changes elements everywhere: at 1 in

@@ -13,7 +13,7 @@ from p2psync.membership.acceptance import Acceptance
 from p2psync.membership.records import Member
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Store
-from trainer.pack_reading import name_of
+from p2psync.trainer.pack_reading import name_of
 
 #: How often the hub is asked whether some actor runs the newest version, until one does (seconds).
 LOOK_EVERY = 3.0

@@ -33,12 +33,12 @@ from p2psync.engines.weights import flat_bits
 from p2psync.errors import DigestMismatchError, EngineError, UsageError
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
-from trainer.bit_record import Scans
-from trainer.snapshot import Chunks
+from p2psync.trainer.bit_record import Scans
+from p2psync.trainer.snapshot import Chunks
 
 
 class ResidentSnapshot:
-    """The bits of the last published version, in the parameters themselves. See `trainer.snapshot.Snapshot`."""
+    """The bits of the last published version, in the parameters themselves. See `p2psync.trainer.snapshot.Snapshot`."""
 
     def __init__(
         self, parameters: Mapping[str, torch.Tensor] | Callable[[], ModuleTable], others: Mapping[str, torch.Tensor]

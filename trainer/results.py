@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from trainer.ledger_records import Done
+from p2psync.trainer.ledger_records import Done
 
 
 class Results:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event, Trouble
-from trainer.versions import VersionMaker
+from p2psync.trainer.versions import VersionMaker
 
 #: The share of one core that scrubbing may take: a gigabyte is read in some 25 s.
 SHARE = 0.02

@@ -32,7 +32,7 @@ from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, reserve
 from p2psync.store.guarded_map import GuardedMap
 from p2psync.store.records import clear, load_record, make_directory, save_record, set_aside
-from trainer.bit_record import BitRecord, Scans
+from p2psync.trainer.bit_record import BitRecord, Scans
 
 _ALIGN = 64
 #: Gives chunk `index` of the manifest being applied.
@@ -51,7 +51,7 @@ _NOTHING = _State("", [], None)
 
 
 class Keeper(Protocol):
-    """What keeps the bits that were published last: `Snapshot`, or the module itself (`trainer.resident`)."""
+    """What keeps the bits that were published last: `Snapshot`, or the module itself (`p2psync.trainer.resident`)."""
 
     @property
     def position(self) -> Position | None: ...

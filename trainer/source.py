@@ -13,7 +13,7 @@ from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.engines.checkpoint import Checkpoint, signature
 from p2psync.errors import StoreError
 from p2psync.protocol.versions import Position
-from trainer.candidates import State
+from p2psync.trainer.candidates import State
 
 #: What `signature` gives: tells one state of a checkpoint's files from another.
 Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]

@@ -33,8 +33,8 @@ from p2psync.errors import DigestMismatchError, StoreError
 from p2psync.protocol.manifest import sign
 from p2psync.store.encoding import DELTA_BLOCK, Encoding
 from p2psync.store.packs import Draft, Pack, Store
-from trainer.squashing import Plan, SquashPlanner
-from trainer.steps import Steps
+from p2psync.trainer.squashing import Plan, SquashPlanner
+from p2psync.trainer.steps import Steps
 
 #: Gives the bits of one tensor.
 Head: TypeAlias = Callable[[TensorSpec], Units]

@@ -17,8 +17,8 @@ from p2psync.engines.module_table import module_rows
 from p2psync.engines.tensor_refusals import refusal
 from p2psync.engines.weights import host_units
 from p2psync.errors import UsageError
-from trainer.device_path import DevicePath, Finds
-from trainer.source import Base
+from p2psync.trainer.device_path import DevicePath, Finds
+from p2psync.trainer.source import Base
 
 #: The one weights file that an actor's directory gets.
 WEIGHTS_FILE = "model.safetensors"

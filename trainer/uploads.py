@@ -25,7 +25,7 @@ from p2psync.membership.work import (
 from p2psync.net.hub_routes import reply_json
 from p2psync.net.hub_wire import TooLargeError, encode_error, unpack
 from p2psync.protocol.wire import encode_json
-from trainer.ledger import Ledger
+from p2psync.trainer.ledger import Ledger
 
 #: Bytes of results that may be on their way at once.
 MAX_UPLOADING = 64 << 20

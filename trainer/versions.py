@@ -6,8 +6,8 @@ anyone hear of the version.
 
 Nothing is signed that rests on the snapshot alone. The scan that finds the changes sums up both copies on its way: the
 old bits must have the sums that the source had at the publish before, and the steps found must make up the difference
-(`trainer.bit_record`). A snapshot that is found damaged is made anew from the store, and the version is made once more.
-What the store no longer leads to is dropped, and the next version is written out whole, from the source.
+(`p2psync.trainer.bit_record`). A snapshot that is found damaged is made anew from the store, and the version is made
+once more. What the store no longer leads to is dropped, and the next version is written out whole, from the source.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, write_durably
 from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.packs import Draft, Pack, Store
-from trainer.bit_record import Scans
-from trainer.pack_reading import UnreadableError, compare_whole, name_of, reader
-from trainer.snapshot import Keeper, Snapshot
-from trainer.source import FindingSource, Source
-from trainer.steps import Steps
+from p2psync.trainer.bit_record import Scans
+from p2psync.trainer.pack_reading import UnreadableError, compare_whole, name_of, reader
+from p2psync.trainer.snapshot import Keeper, Snapshot
+from p2psync.trainer.source import FindingSource, Source
+from p2psync.trainer.steps import Steps
 
 T = TypeVar("T")
 

@@ -1,9 +1,9 @@
 """Decides which checkpoint of a watched directory is to be published next: the newest whole policy, never an older one.
 
-A pure core over listings: the caller looks at the directory (`trainer.look`), hands in what it saw and the time, and
-publishes what `next` names. A checkpoint counts as a policy by its bits. Its *print* is a hash over a sample of its
-weights; what has been published, or overtaken by something newer, is remembered by path and by print, durably, so that
-no touch, copy, rename or restart brings it back. docs/checkpoints.md has every rule in plain words.
+A pure core over listings: the caller looks at the directory (`p2psync.trainer.look`), hands in what it saw and the
+time, and publishes what `next` names. A checkpoint counts as a policy by its bits. Its *print* is a hash over a sample
+of its weights; what has been published, or overtaken by something newer, is remembered by path and by print, durably,
+so that no touch, copy, rename or restart brings it back. docs/checkpoints.md has every rule in plain words.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from p2psync.engines.checkpoint_names import is_text, shown
-from trainer.candidates import Candidate, Fault, Found, State, Weights, find_candidates
-from trainer.layouts import Rules
-from trainer.listing import Listing
-from trainer.watch_memory import Live, Memory, Pending, Seen
-from trainer.watch_remarks import Remark, Remarks
+from p2psync.trainer.candidates import Candidate, Fault, Found, State, Weights, find_candidates
+from p2psync.trainer.layouts import Rules
+from p2psync.trainer.listing import Listing
+from p2psync.trainer.watch_memory import Live, Memory, Pending, Seen
+from p2psync.trainer.watch_remarks import Remark, Remarks
 
 #: Pauses before a checkpoint that could not be read is tried again (seconds): doubled from the first to the last.
 RETRY_FIRST, RETRY_LAST = 0.5, 10.0

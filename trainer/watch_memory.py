@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from trainer.candidates import Weights
+from p2psync.trainer.candidates import Weights
 
 #: Paths and prints that are remembered, the latest ones. A path of 30 shards takes 2 KB, a print 100 bytes, and the
 #: memory is written at each publish: it stays below 3 MB.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2psync.engines.checkpoint_names import is_hidden, is_unfinished, order_of, shown
-from trainer.candidates import UNFINISHED_SECONDS, Candidate, Found
-from trainer.listing import Kind, Listing
+from p2psync.trainer.candidates import UNFINISHED_SECONDS, Candidate, Found
+from p2psync.trainer.listing import Kind, Listing
 
 #: Names listed of what is left out.
 _LISTED = 6

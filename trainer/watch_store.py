@@ -11,7 +11,7 @@ import msgspec
 from p2psync.engines.checkpoint_names import order_of
 from p2psync.engines.names import is_weights
 from p2psync.store.records import recover_record, save_record
-from trainer.watch_memory import Live, Memory, Seen
+from p2psync.trainer.watch_memory import Live, Memory, Seen
 
 #: Names in the store: of today's memory, and of that of earlier releases, which is read where the first is missing.
 MEMORY, OLD_MEMORY = "checkpoints.json", "watched.json"

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.codec import cpu_name
-from bench.pause.report import PauseReport, ShareReport, times_of
+from p2psync.bench.codec import cpu_name
+from p2psync.bench.pause.report import PauseReport, ShareReport, times_of
 from p2psync.delta.tensors import Kind
 from p2psync.engines.checkpoint import Checkpoint, signature
 from p2psync.engines.vllm.conductor import LLMControls, Swap, conducted
 from p2psync.net.background import BackgroundLoop
 from p2psync.protocol.keys import public_text
-from trainer.node import TrainerConfig, TrainerNode
-from trainer.source import CheckpointSource
+from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.source import CheckpointSource
 
 #: What vLLM needs to run on CPUs without a network.
 ENVIRONMENT = {
@@ -76,7 +76,7 @@ async def _run(options: Options, folder: Path, progress: Callable[[str], None]) 
         skip_tokenizer_init=True,
         tensor_parallel_size=options.tensor_parallel,
         weight_transfer_config={"backend": "p2psync"},
-        worker_extension_cls="bench.pause.worker.PauseWorker",
+        worker_extension_cls="p2psync.bench.pause.worker.PauseWorker",
     )
     llm = AsyncLLM.from_engine_args(args)
     source = _Source(folder / "run")

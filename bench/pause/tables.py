@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from bench.pause.report import PauseReport, ShareReport
+from p2psync.bench.pause.report import PauseReport, ShareReport
 
 
 def print_pause_report(report: PauseReport, console: Console) -> None:

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import msgspec
 
-from bench.codec import cpu_name
-from bench.relay.meter import Meter
-from bench.relay.report import Passage, RelayReport
-from bench.relay.wires import RELAY, Wires, star
-from bench.swarm.contenders import HEATS, missing
-from bench.swarm.heat import Heat, Track, sha256, write_random
-from bench.swarm.processes import Children
+from p2psync.bench.codec import cpu_name
+from p2psync.bench.relay.meter import Meter
+from p2psync.bench.relay.report import Passage, RelayReport
+from p2psync.bench.relay.wires import RELAY, Wires, star
+from p2psync.bench.swarm.contenders import HEATS, missing
+from p2psync.bench.swarm.heat import Heat, Track, sha256, write_random
+from p2psync.bench.swarm.processes import Children
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 from p2psync.errors import P2PSyncError
 from p2psync.store.encoding import block_and_chunk
-from topology.model import MAX_RATE
+from p2psync.topology.model import MAX_RATE
 
 RIVALS = ("aria2", "libtorrent")
 #: How long processes may take to start and to find each other (seconds).

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from contextlib import suppress
 from types import TracebackType
 
-from bench.swarm.processes import Child
+from p2psync.bench.swarm.processes import Child
 
 #: Seconds between two looks.
 EVERY = 0.005

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from bench.relay.bench import limit_of
-from bench.relay.report import Line, RelayReport, kinds, lines, times_cheaper
-from bench.swarm.contenders import OURS
+from p2psync.bench.relay.bench import limit_of
+from p2psync.bench.relay.report import Line, RelayReport, kinds, lines, times_cheaper
+from p2psync.bench.swarm.contenders import OURS
 
 
 def print_relay_report(report: RelayReport, console: Console | None = None) -> None:

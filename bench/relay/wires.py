@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 
 from p2psync.errors import P2PSyncError
-from topology.emulator import Network, namespaces, runs
-from topology.emulator.layout import make_layout
-from topology.model import MAX_RATE, Link, Region, Topology
+from p2psync.topology.emulator import Network, namespaces, runs
+from p2psync.topology.emulator.layout import make_layout
+from p2psync.topology.model import MAX_RATE, Link, Region, Topology
 
 SEED, RELAY = "seed-0", "relay-0"
 #: Bytes that a limited link lets through at once: more than a super-packet, so that none must be cut up; and how long

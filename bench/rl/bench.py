@@ -13,17 +13,17 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.codec import cpu_name
-from bench.rl import generator, learner, scale
-from bench.rl.figures import figures
-from bench.rl.report import RlReport, Run
-from bench.rl.scale import FREE, Options
-from bench.rl.weights import draw_masters
-from bench.swarm.processes import PYTHON, Child, Children
+from p2psync.bench.codec import cpu_name
+from p2psync.bench.rl import generator, learner, scale
+from p2psync.bench.rl.figures import figures
+from p2psync.bench.rl.report import RlReport, Run
+from p2psync.bench.rl.scale import FREE, Options
+from p2psync.bench.rl.weights import draw_masters
+from p2psync.bench.swarm.processes import PYTHON, Child, Children
 from p2psync.errors import P2PSyncError
 from p2psync.protocol.keys import public_text
-from topology.emulator import Emulator, Network
-from topology.model import Topology
+from p2psync.topology.emulator import Emulator, Network
+from p2psync.topology.model import Topology
 
 _HUB_PORT, _PORT = 7070, 7071
 #: How long the processes of a run may take to start, and to tell what there was (seconds).
@@ -181,7 +181,7 @@ class _Loop:
             staleness=options.staleness,
             seed=options.seed,
         )
-        return self._start(host, "bench.rl.learner", task)
+        return self._start(host, "p2psync.bench.rl.learner", task)
 
     def _actor(self, host: str, hub: str) -> Child:
         options = self._options
@@ -202,7 +202,7 @@ class _Loop:
             token_bytes=scale.TOKEN_BYTES / options.shrunk,
             staleness=options.staleness,
         )
-        return self._start(host, "bench.rl.generator", task)
+        return self._start(host, "p2psync.bench.rl.generator", task)
 
     def _start(self, host: str, module: str, task: msgspec.Struct) -> Child:
         return self._children.start(host, *PYTHON, "-m", module, msgspec.json.encode(task).decode(), talks=True)

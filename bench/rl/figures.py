@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from bench.rl.generator import ActorSaid, Spent
-from bench.rl.learner import StepSaid
-from bench.rl.report import Idle, Run, Step
-from bench.rl.scale import Options
+from p2psync.bench.rl.generator import ActorSaid, Spent
+from p2psync.bench.rl.learner import StepSaid
+from p2psync.bench.rl.report import Idle, Run, Step
+from p2psync.bench.rl.scale import Options
 
 
 def figures(

@@ -1,6 +1,6 @@
 """A rollout actor of a run: a real subscriber and work queue; tokens come at the rate that they are told to.
 
-    python -m bench.rl.generator '{…}'     (see `Task`)
+    python -m p2psync.bench.rl.generator '{…}'     (see `Task`)
 
 As an engine that batches continuously, it makes a stretch of tokens for all its slots at a time, under weights that
 stand still meanwhile; commits come between two stretches, and answers go on over them. An answer counts as made under
@@ -24,13 +24,13 @@ from pathlib import Path
 import msgspec
 import torch
 
-from actor.node import ActorConfig
-from actor.subscriber import Subscriber
-from actor.work_queue import Work, WorkQueue
-from bench.rl.scale import FREE
-from bench.rl.ways import Board, free_position
-from bench.rl.weights import make_module, sha256
-from bench.swarm.says import say
+from p2psync.actor.node import ActorConfig
+from p2psync.actor.subscriber import Subscriber
+from p2psync.actor.work_queue import Work, WorkQueue
+from p2psync.bench.rl.scale import FREE
+from p2psync.bench.rl.ways import Board, free_position
+from p2psync.bench.rl.weights import make_module, sha256
+from p2psync.bench.swarm.says import say
 from p2psync.observe.events import Committed, Event, Warned
 from p2psync.protocol.keys import parse_public
 from p2psync.protocol.versions import Position

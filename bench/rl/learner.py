@@ -1,6 +1,6 @@
 """The trainer of a run: a real publisher and ledger; the optimizer's steps take the time that they are told to.
 
-    python -m bench.rl.learner '{…}'     (see `Task`)
+    python -m p2psync.bench.rl.learner '{…}'     (see `Task`)
 
 It says, a JSON object a line: `{"ready": URL, "public": KEY}`; `{"all": N}` once so many actors are at version 0; for
 each step what `StepSaid` names; at the end `{"hashes": {version: SHA-256}}`. It is told `go`, and ends with its
@@ -18,16 +18,16 @@ import msgspec
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.rl.scale import FREE, FULL
-from bench.rl.ways import Board, WholeMaker, free_position, rollouts_of
-from bench.rl.weights import Optimizer, make_module, sha256
-from bench.swarm.says import say
+from p2psync.bench.rl.scale import FREE, FULL
+from p2psync.bench.rl.ways import Board, WholeMaker, free_position, rollouts_of
+from p2psync.bench.rl.weights import Optimizer, make_module, sha256
+from p2psync.bench.swarm.says import say
 from p2psync.delta.warm import warm
 from p2psync.observe.events import Event, Published, Trouble
 from p2psync.protocol.keys import public_text
-from trainer.ledger import Done
-from trainer.node import TrainerConfig
-from trainer.publisher import Publisher
+from p2psync.trainer.ledger import Done
+from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.publisher import Publisher
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

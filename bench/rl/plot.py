@@ -6,8 +6,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from bench.rl.report import FREE, FULL, OURS, RlReport, Run, lines
-from bench.rl.tables import NAMES
+from p2psync.bench.rl.report import FREE, FULL, OURS, RlReport, Run, lines
+from p2psync.bench.rl.tables import NAMES
 from p2psync.errors import UsageError
 
 #: Okabe and Ito's colours, which colour-blind people can tell apart.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from bench.rl.scale import FREE, FULL, OURS
+from p2psync.bench.rl.scale import FREE, FULL, OURS
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,8 +77,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RlReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All loops. The rest: what they were like, see `bench.rl.scale.Options`; late_ms: how much later than its links
-    say the network delivered one in a hundred packets."""
+    """All loops. The rest: what they were like, see `p2psync.bench.rl.scale.Options`; late_ms: how much later than its
+    links say the network delivered one in a hundred packets."""
 
     runs: list[Run]
     generation: float

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from topology.model import Link, Region, Topology
+from p2psync.topology.model import Link, Region, Topology
 
 #: The model whose loop this is: bytes of its bf16 weights.
 REAL_BYTES = 16e9

@@ -8,7 +8,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from bench.rl.report import FREE, FULL, OURS, Line, RlReport, Run, lines
+from p2psync.bench.rl.report import FREE, FULL, OURS, Line, RlReport, Run, lines
 
 NAMES = {FREE: "no-cost sync", OURS: "p2psync", FULL: "full broadcast"}
 

@@ -1,4 +1,4 @@
-"""The model of the loop: bf16 matrices, moved each step as AdamW moves real ones (see `bench.policy`)."""
+"""The model of the loop: bf16 matrices, moved each step as AdamW moves real ones (see `p2psync.bench.policy`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from bench.policy import learning_rate, to_bf16
+from p2psync.bench.policy import learning_rate, to_bf16
 
 _SIGMA = 0.03
 #: Normal deviates that are drawn once; each step reads them from somewhere else for each matrix.

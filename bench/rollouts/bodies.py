@@ -1,6 +1,6 @@
 """What it costs to carry a rollout's result: processor time a megabyte, and bytes on the wire, for several forms.
 
-    python -m bench.rollouts.bodies
+    python -m p2psync.bench.rollouts.bodies
 
 The result is `tokens` int32 ids and float32 log-probabilities. Only the form is measured: no socket, no ledger.
 """

@@ -11,10 +11,10 @@ import itertools
 import random
 from collections.abc import Callable
 
-from bench.rollouts.replay import Replay
+from p2psync.bench.rollouts.replay import Replay
 from p2psync.membership.work import Verdict, WorkItem
-from trainer.ledger import Done, Ledger, LedgerConfig
-from trainer.ledger_records import Change
+from p2psync.trainer.ledger import Done, Ledger, LedgerConfig
+from p2psync.trainer.ledger_records import Change
 
 TTL = 5.0
 Reply = Callable[[object], None]

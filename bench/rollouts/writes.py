@@ -1,6 +1,6 @@
 """What the journal costs: results made durable in batches, beside merely appending the same bytes and syncing.
 
-    python -m bench.rollouts.writes --place DIR
+    python -m p2psync.bench.rollouts.writes --place DIR
 
 Both are run in turn, and medians are shown: of processor time a megabyte, and of elapsed time as a ratio.
 """
@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from p2psync.membership.work import WorkItem
-from trainer.journal import Journal
-from trainer.ledger_records import Accepted, Change, HandedOut, Put, StepCommitted
+from p2psync.trainer.journal import Journal
+from p2psync.trainer.ledger_records import Accepted, Change, HandedOut, Put, StepCommitted
 
 Spent = tuple[float, float]
 

@@ -13,9 +13,9 @@ import socket
 import time
 from pathlib import Path
 
-from bench.swarm.heat import SETTLE, Heat
-from bench.swarm.metainfo import torrent_of
-from bench.swarm.processes import PYTHON, Child
+from p2psync.bench.swarm.heat import SETTLE, Heat
+from p2psync.bench.swarm.metainfo import torrent_of
+from p2psync.bench.swarm.processes import PYTHON, Child
 from p2psync.errors import P2PSyncError
 
 _PORT, _CONTROL, _TRACKER = 6881, 6800, 6969
@@ -60,7 +60,7 @@ class Aria2(Heat):
         address, port = tracker.split(":")
         self.began = time.monotonic()
         self._tracker = self.children.start(
-            track.met_at, *PYTHON, "-m", "bench.swarm.tracker", address, port, *peers, talks=True
+            track.met_at, *PYTHON, "-m", "p2psync.bench.swarm.tracker", address, port, *peers, talks=True
         )
         self._client(
             track.trainer, track.file.parent, "--check-integrity=false", "--bt-seed-unverified=true", torrent=True

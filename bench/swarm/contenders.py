@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import shutil
 
-from bench.swarm.aria2 import Aria2
-from bench.swarm.heat import Heat
-from bench.swarm.libtorrent import Libtorrent
-from bench.swarm.ours import Ours
-from bench.swarm.rsync import Rsync
+from p2psync.bench.swarm.aria2 import Aria2
+from p2psync.bench.swarm.heat import Heat
+from p2psync.bench.swarm.libtorrent import Libtorrent
+from p2psync.bench.swarm.ours import Ours
+from p2psync.bench.swarm.rsync import Rsync
 
 OURS = "p2psync"
 HEATS: dict[str, type[Heat]] = {OURS: Ours, "aria2": Aria2, "libtorrent": Libtorrent, "rsync": Rsync}

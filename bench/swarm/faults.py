@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from topology.emulator import Network
-from topology.model import Topology
+from p2psync.topology.emulator import Network
+from p2psync.topology.model import Topology
 
 KILL, CUT = "relay killed", "link cut to a tenth"
 #: When each happens, as a share of what a run without it takes.

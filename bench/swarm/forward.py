@@ -1,6 +1,6 @@
 """Passes TCP connections on, as a port forwarding of a router does.
 
-python -m bench.swarm.forward ADDRESS PORT TO_ADDRESS TO_PORT
+python -m p2psync.bench.swarm.forward ADDRESS PORT TO_ADDRESS TO_PORT
 """
 
 from __future__ import annotations

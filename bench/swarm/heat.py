@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.swarm.processes import Child, Children
-from topology.emulator import Network
-from topology.model import Topology
+from p2psync.bench.swarm.processes import Child, Children
+from p2psync.topology.emulator import Network
+from p2psync.topology.model import Topology
 
 #: Seconds from when a torrent's processes are up to the start.
 SETTLE = 2.0

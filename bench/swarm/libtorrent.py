@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from bench.swarm import torrent_client
-from bench.swarm.heat import SETTLE, Heat
-from bench.swarm.metainfo import torrent_of
-from bench.swarm.processes import PYTHON, Child
+from p2psync.bench.swarm import torrent_client
+from p2psync.bench.swarm.heat import SETTLE, Heat
+from p2psync.bench.swarm.metainfo import torrent_of
+from p2psync.bench.swarm.processes import PYTHON, Child
 
 _PORT = 6881
 
@@ -80,5 +80,5 @@ class Libtorrent(Heat):
             peers=[f"{network.address(other)}:{_PORT}" for other in network.hosts if other != host],
         )
         return self.children.start(
-            host, *PYTHON, "-m", "bench.swarm.torrent_client", msgspec.json.encode(options).decode(), talks=True
+            host, *PYTHON, "-m", "p2psync.bench.swarm.torrent_client", msgspec.json.encode(options).decode(), talks=True
         )

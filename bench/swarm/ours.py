@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.swarm import publisher, receiver
-from bench.swarm.heat import Heat, sha256
-from bench.swarm.processes import PYTHON, Child
+from p2psync.bench.swarm import publisher, receiver
+from p2psync.bench.swarm.heat import Heat, sha256
+from p2psync.bench.swarm.processes import PYTHON, Child
 from p2psync.errors import P2PSyncError
 from p2psync.protocol.keys import public_text
-from topology.network import from_topology
+from p2psync.topology.network import from_topology
 
 HUB_PORT, PORT = 7070, 7071
 #: A plan that has not changed for so long (seconds) is taken for settled: paths that are measured late change it late.
@@ -124,7 +124,7 @@ class Ours(Heat):
             congestion=self.track.congestion,
         )
         return self.children.start(
-            host, *PYTHON, "-m", "bench.swarm.publisher", msgspec.json.encode(options).decode(), talks=True
+            host, *PYTHON, "-m", "p2psync.bench.swarm.publisher", msgspec.json.encode(options).decode(), talks=True
         )
 
     def _receiver(self, host: str) -> Child:
@@ -139,7 +139,7 @@ class Ours(Heat):
             congestion=self.track.congestion,
         )
         return self.children.start(
-            host, *PYTHON, "-m", "bench.swarm.receiver", msgspec.json.encode(options).decode(), talks=True
+            host, *PYTHON, "-m", "p2psync.bench.swarm.receiver", msgspec.json.encode(options).decode(), talks=True
         )
 
     def _lead_to_hub(self) -> None:
@@ -147,7 +147,7 @@ class Ours(Heat):
         address = self.track.network.address
         met_at, trainer = self.track.met_at, self.track.trainer
         ends = (address(met_at), str(HUB_PORT), address(trainer), str(HUB_PORT))
-        self.children.start(met_at, *PYTHON, "-m", "bench.swarm.forward", *ends)
+        self.children.start(met_at, *PYTHON, "-m", "p2psync.bench.swarm.forward", *ends)
 
     def _region(self, host: str) -> str:
         return dict(self.track.topology.hosts)[host]

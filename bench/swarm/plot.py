@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.swarm.report import HEADERS, Run, SwarmReport, lines
+from p2psync.bench.swarm.report import HEADERS, Run, SwarmReport, lines
 from p2psync.errors import UsageError
 
 #: Okabe and Ito's colours, which colour-blind people can tell apart.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from p2psync.errors import P2PSyncError
-from topology.emulator import Network
+from p2psync.topology.emulator import Network
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Every process of a race is this repository's Python.

@@ -1,6 +1,6 @@
 """A trainer in a race: the real node, which publishes drawn weights when it is told to.
 
-    python -m bench.swarm.publisher '{…}'     (see `Options`)
+    python -m p2psync.bench.swarm.publisher '{…}'     (see `Options`)
 
 It says, a JSON object a line: `{"ready": URL, "public": KEY}`, `{"peers": N}`, and for each version what `Told` names.
 It is told, a line each: `base N` (publish N random bytes: an anchor), `delta N` (change so much of it that about N
@@ -21,13 +21,13 @@ import numpy as np
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.swarm.says import say
+from p2psync.bench.swarm.says import say
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.delta.warm import warm
 from p2psync.observe.events import Event, PeerDown, PeerUp, Published, Trouble
 from p2psync.protocol.keys import public_text
-from trainer.node import TrainerConfig, TrainerNode
-from trainer.versions import Made
+from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.versions import Made
 
 #: Units of one tensor.
 _TENSOR = 1 << 22
@@ -72,7 +72,7 @@ class Weights:
         self._bits = {spec: rng.integers(0, 1 << 16, spec.count, np.uint16) for spec in self.specs}
 
     def units(self, spec: TensorSpec) -> Units:
-        """See `trainer.source.Source`."""
+        """See `p2psync.trainer.source.Source`."""
         return self._bits[spec]
 
     @property

@@ -16,18 +16,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.codec import cpu_name
-from bench.swarm import faults
-from bench.swarm.contenders import HEATS, OURS, missing
-from bench.swarm.faults import Fault
-from bench.swarm.heat import Heat, Track, sha256, write_random
-from bench.swarm.processes import Children
-from bench.swarm.report import Run, Sample, SwarmReport
+from p2psync.bench.codec import cpu_name
+from p2psync.bench.swarm import faults
+from p2psync.bench.swarm.contenders import HEATS, OURS, missing
+from p2psync.bench.swarm.faults import Fault
+from p2psync.bench.swarm.heat import Heat, Track, sha256, write_random
+from p2psync.bench.swarm.processes import Children
+from p2psync.bench.swarm.report import Run, Sample, SwarmReport
 from p2psync.errors import P2PSyncError, UsageError
 from p2psync.net.tcp import AUTO_CONGESTION, PREFERRED
-from topology.bound import broadcast_bound, least_makespan
-from topology.emulator import Emulator, Network
-from topology.model import Region, Topology
+from p2psync.topology.bound import broadcast_bound, least_makespan
+from p2psync.topology.emulator import Emulator, Network
+from p2psync.topology.model import Region, Topology
 
 #: How long processes may take to start and to find each other (seconds).
 READY = 120.0

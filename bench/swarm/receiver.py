@@ -1,6 +1,6 @@
 """A receiver in a race: the relay's daemon, which also says when it has something.
 
-    python -m bench.swarm.receiver '{…}'     (see `Options`)
+    python -m p2psync.bench.swarm.receiver '{…}'     (see `Options`)
 
 It says, a JSON object a line: `{"peers": N}`, and `{"version": N, "at": T}` once the store holds every chunk of a
 version, verified, and the position is noted. It ends with its standard input.
@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from actor.node import ActorConfig, relay
-from bench.swarm.says import say
+from p2psync.actor.node import ActorConfig, relay
+from p2psync.bench.swarm.says import say
 from p2psync.observe.events import Committed, Event, PeerDown, PeerUp, Warned
 from p2psync.protocol.keys import parse_public
 

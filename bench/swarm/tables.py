@@ -7,8 +7,8 @@ import statistics
 from rich.console import Console
 from rich.table import Table
 
-from bench.swarm.contenders import OURS
-from bench.swarm.report import HEADERS, Line, SwarmReport, lines, times_faster
+from p2psync.bench.swarm.contenders import OURS
+from p2psync.bench.swarm.report import HEADERS, Line, SwarmReport, lines, times_faster
 
 
 def print_swarm_report(report: SwarmReport, console: Console | None = None) -> None:

@@ -1,6 +1,6 @@
 """A libtorrent session in a race.
 
-    python -m bench.swarm.torrent_client '{…}'     (see `Options`)
+    python -m p2psync.bench.swarm.torrent_client '{…}'     (see `Options`)
 
 It says `{"listening": PORT}`, and `{"finished": T}` once the last piece is there and its hash was right. It adds the
 torrent when it is told a line, or at once.
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from bench.swarm.says import say
+from p2psync.bench.swarm.says import say
 
 
 class Options(msgspec.Struct, frozen=True):

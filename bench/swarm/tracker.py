@@ -1,6 +1,6 @@
 """A tracker that knows from the start who takes part, and tells everyone of all the others.
 
-python -m bench.swarm.tracker ADDRESS PORT PEER …     (PEER: address:port)
+python -m p2psync.bench.swarm.tracker ADDRESS PORT PEER …     (PEER: address:port)
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from bench.swarm.metainfo import bencode
-from bench.swarm.says import say
+from p2psync.bench.swarm.metainfo import bencode
+from p2psync.bench.swarm.says import say
 
 #: Seconds after which clients may ask again.
 _INTERVAL = 2

@@ -28,10 +28,10 @@ from wire import Prompt, Rollout
 
 from p2psync.cli.keys import read_key
 from p2psync.observe.events import Published
-from trainer.ledger import Done
-from trainer.node import TrainerConfig
-from trainer.publisher import Publisher
-from trainer.rollouts import Rollouts
+from p2psync.trainer.ledger import Done
+from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.publisher import Publisher
+from p2psync.trainer.rollouts import Rollouts
 
 HEAD = "step  reward  version  behind    pause  delta of whole              tokens/s  seconds"
 

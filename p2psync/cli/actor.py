@@ -63,8 +63,8 @@ def actor(
         raise UsageError(f"{wanted}; `p2psync actor --help` tells more")
 
     async def build() -> None:
-        from actor import node as nodes
-        from actor.directory import local_digest, open_directory
+        from p2psync.actor import node as nodes
+        from p2psync.actor.directory import local_digest, open_directory
 
         config = nodes.ActorConfig(
             hub_url=join,

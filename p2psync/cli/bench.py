@@ -62,9 +62,9 @@ def codec(
 
     from rich.console import Console
 
-    from bench import codec as bench
-    from bench import trajectories as recorded
-    from bench.tables import print_codec_report
+    from p2psync.bench import codec as bench
+    from p2psync.bench import trajectories as recorded
+    from p2psync.bench.tables import print_codec_report
     from p2psync.delta.container import PROFILES
 
     console = Console(file=sys.stderr if json == "-" else sys.stdout)
@@ -75,7 +75,7 @@ def codec(
     if unknown := set(chosen) - set(PROFILES):
         raise UsageError(f"--profile {sorted(unknown)[0]!r}: choose all, {', '.join(PROFILES)}")
     if plot is not None:
-        from bench.plot import check_installed, plot_codec_report
+        from p2psync.bench.plot import check_installed, plot_codec_report
 
         check_installed()
     densities, model_bytes = density or [0.01], parse_size(size)

@@ -37,11 +37,11 @@ def relay(
     needs root. Only the relay's process is counted.
     """
 
-    from bench.relay.bench import RIVALS, Options, RelayBench
-    from bench.relay.bench import quick as short
-    from bench.relay.tables import print_relay_report
-    from bench.swarm.contenders import OURS
-    from topology.emulator import why_not
+    from p2psync.bench.relay.bench import RIVALS, Options, RelayBench
+    from p2psync.bench.relay.bench import quick as short
+    from p2psync.bench.relay.tables import print_relay_report
+    from p2psync.bench.swarm.contenders import OURS
+    from p2psync.topology.emulator import why_not
 
     chosen = {"all": list(RIVALS), "none": []}.get(rivals, [word.strip() for word in rivals.split(",") if word.strip()])
     if unknown := set(chosen) - set(RIVALS):

@@ -50,9 +50,9 @@ def rl(
     leases are not made --faster: they weigh that many times more than in the real loop.
     """
 
-    from bench.rl.scale import WAYS, Options
-    from bench.rl.scale import quick as short
-    from topology.emulator import why_not
+    from p2psync.bench.rl.scale import WAYS, Options
+    from p2psync.bench.rl.scale import quick as short
+    from p2psync.topology.emulator import why_not
 
     chosen = list(WAYS) if ways == "all" else [word.strip() for word in ways.split(",") if word.strip()]
     if not chosen or set(chosen) - set(WAYS):
@@ -61,7 +61,7 @@ def rl(
     if counts != _numbers("--regions", regions) or not all(1 <= count <= 4 for count in counts):
         raise UsageError(f"--regions {regions!r}: whole numbers from 1 to 4")
     if plot is not None:
-        from bench.plot import check_installed
+        from p2psync.bench.plot import check_installed
 
         check_installed()
     options = Options(
@@ -88,8 +88,8 @@ def rl(
     if reason := why_not():
         raise P2PSyncError(reason)
 
-    from bench.rl.bench import RlBench
-    from bench.rl.tables import print_rl_report
+    from p2psync.bench.rl.bench import RlBench
+    from p2psync.bench.rl.tables import print_rl_report
 
     end_as_interrupted()
     report = RlBench(short(options) if quick else options, tell).run()
@@ -97,7 +97,7 @@ def rl(
     if json is not None:
         report_json(report, json)
     if plot is not None:
-        from bench.rl.plot import plot_rl_report
+        from p2psync.bench.rl.plot import plot_rl_report
 
         plot_rl_report(report, plot)
 

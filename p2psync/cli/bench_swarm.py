@@ -51,12 +51,12 @@ def swarm(
     broadcast could take on this network.
     """
 
-    from bench.swarm.contenders import OURS, RIVALS
-    from bench.swarm.race import Options, Race
-    from bench.swarm.race import quick as short
-    from bench.swarm.tables import print_swarm_report
-    from topology.emulator import why_not
-    from topology.model import load
+    from p2psync.bench.swarm.contenders import OURS, RIVALS
+    from p2psync.bench.swarm.race import Options, Race
+    from p2psync.bench.swarm.race import quick as short
+    from p2psync.bench.swarm.tables import print_swarm_report
+    from p2psync.topology.emulator import why_not
+    from p2psync.topology.model import load
 
     if quick == (file is not None):
         raise UsageError("name a topology file, such as examples/topologies/lan-12.toml, or give --quick")
@@ -92,6 +92,6 @@ def swarm(
     if json is not None:
         report_json(report, json)
     if plot is not None:
-        from bench.swarm.plot import plot_swarm_report
+        from p2psync.bench.swarm.plot import plot_swarm_report
 
         plot_swarm_report(report, plot)

@@ -26,7 +26,7 @@ def demo(
         raise UsageError("the demo trains with torch: pip install 'p2psync[torch]'") from None
     from rich.console import Console
 
-    from rldemo.demo import Demo
+    from p2psync.rldemo.demo import Demo
 
     console = Console(file=sys.stderr if json == "-" else sys.stdout)
     if keep is not None:

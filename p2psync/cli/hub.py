@@ -33,7 +33,7 @@ def hub(
 
         planner = None
         if plan:
-            from topology.plan_process import PlanProcess
+            from p2psync.topology.plan_process import PlanProcess
 
             planner = PlanProcess(int(time.time()))
 

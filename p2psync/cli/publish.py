@@ -62,9 +62,9 @@ def publish(
     superseded = parse_run(supersede, "--supersede") if supersede else ""
 
     async def build() -> None:
-        from trainer.daemon import publish_checkpoint
-        from trainer.layouts import Rules
-        from trainer.node import TrainerConfig, TrainerNode
+        from p2psync.trainer.daemon import publish_checkpoint
+        from p2psync.trainer.layouts import Rules
+        from p2psync.trainer.node import TrainerConfig, TrainerNode
 
         config = TrainerConfig(
             store=store,

@@ -55,13 +55,13 @@ def swarm(
 
     The same options give the same trace. Exit status 1 if a live node has not got the newest version in the end.
     """
-    from topology.bound import least_makespan
-    from topology.draw import draw_topology
-    from topology.fluid.report import simulate, summary_lines
-    from topology.fluid.swarm import FluidOptions
-    from topology.model import load
-    from topology.network import from_topology
-    from topology.picture import check_installed
+    from p2psync.topology.bound import least_makespan
+    from p2psync.topology.draw import draw_topology
+    from p2psync.topology.fluid.report import simulate, summary_lines
+    from p2psync.topology.fluid.swarm import FluidOptions
+    from p2psync.topology.model import load
+    from p2psync.topology.network import from_topology
+    from p2psync.topology.picture import check_installed
 
     if plot is not None:
         check_installed()
@@ -100,7 +100,7 @@ def swarm(
     if trace is not None:
         found.write(trace)
     if plot is not None:
-        from topology.fluid.plot import plot_swarm
+        from p2psync.topology.fluid.plot import plot_swarm
 
         plot_swarm(figures, found, plot)
     if figures.unfinished:

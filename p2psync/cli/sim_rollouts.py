@@ -24,7 +24,7 @@ def rollouts(
     json: JsonTarget = None,
 ) -> None:
     """How long steps of rollout work take: an equal split, first come first served, and the ledger's allotment."""
-    from bench.rollouts.steps import LENGTHS, Case, Compared, cases, compare
+    from p2psync.bench.rollouts.steps import LENGTHS, Case, Compared, cases, compare
     from p2psync.errors import UsageError
 
     if lengths not in LENGTHS:
@@ -61,7 +61,7 @@ def ledger(
     Every prompt must be answered exactly once per step, nothing stale or forged admitted, nothing acknowledged lost.
     Exit status 1 if a seed broke that.
     """
-    from bench.rollouts.faults import sweep
+    from p2psync.bench.rollouts.faults import sweep
     from p2psync.sim.__main__ import parse_seeds
 
     began = time.perf_counter()

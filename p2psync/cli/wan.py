@@ -35,8 +35,8 @@ def group() -> None:
 @app.command("up")
 def up(file: TopologyFile, congestion: Congestion = None, seed: Seed = 0) -> None:
     """Bring a network up, until `wan down`; print its hosts, their namespaces and their addresses."""
-    from topology.emulator import bring_up
-    from topology.model import load
+    from p2psync.topology.emulator import bring_up
+    from p2psync.topology.model import load
 
     network = bring_up(load(file), file, congestion=congestion, seed=seed)
     width = max(len(host) for host in network.hosts)
@@ -52,7 +52,7 @@ def down(
     everything: Annotated[bool, typer.Option("--all", help="All networks that `wan up` made.")] = False,
 ) -> None:
     """Kill what runs in a network and remove it, and what networks that were killed have left."""
-    from topology.emulator import Network, runs, take_down
+    from p2psync.topology.emulator import Network, runs, take_down
 
     if (file is None) != everything:
         raise UsageError("name the topology file whose network is to go, or give --all")
@@ -81,8 +81,8 @@ def run(
     In a network that is up; or else in one that is made for it. The command finds WAN_HOST, WAN_REGION, WAN_ADDRESS and
     WAN_TRAINER (an address) in its environment. --json: the counters of every link.
     """
-    from topology.emulator.scenario import Scenario
-    from topology.model import load
+    from p2psync.topology.emulator.scenario import Scenario
+    from p2psync.topology.model import load
 
     topology = load(file)
     with _ending_well(), _network(file, congestion, seed) as network:
@@ -154,7 +154,7 @@ def set_(
 
 
 def _found(file: Path) -> Any:
-    from topology.emulator import Network, runs
+    from p2psync.topology.emulator import Network, runs
 
     state = runs.find(file)
     if state is None:
@@ -165,8 +165,8 @@ def _found(file: Path) -> Any:
 @contextmanager
 def _network(file: Path, congestion: str | None, seed: int) -> Iterator[Any]:
     """The network of a file that is up, or one that lasts as long as this does."""
-    from topology.emulator import Emulator, Network, runs
-    from topology.model import load
+    from p2psync.topology.emulator import Emulator, Network, runs
+    from p2psync.topology.model import load
 
     state = runs.find(file)
     if state is None:

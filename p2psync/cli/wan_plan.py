@@ -31,18 +31,18 @@ def plan(
 
     Exit status 1 if a node cannot be reached.
     """
-    from topology.figures import plan_figures
-    from topology.model import load
-    from topology.network import from_topology
-    from topology.planner import make_plan
-    from topology.text import detail_lines, summary_lines
+    from p2psync.topology.figures import plan_figures
+    from p2psync.topology.model import load
+    from p2psync.topology.network import from_topology
+    from p2psync.topology.planner import make_plan
+    from p2psync.topology.text import detail_lines, summary_lines
 
     payload, piece = parse_bytes("--size", size), parse_bytes("--chunk", chunk)
     for picture, suffix in ((png, ".png"), (svg, ".svg")):
         if picture is not None and picture.suffix.lower() != suffix:
             raise UsageError(f"--{suffix[1:]} {picture}: the name should end in {suffix}")
     if png or svg:
-        from topology.picture import check_installed, draw
+        from p2psync.topology.picture import check_installed, draw
 
         check_installed()
     network = from_topology(load(file))

@@ -15,7 +15,7 @@ version moves 4. So a device that copies B bytes a second, reading and writing c
 Words, because instructions rule otherwise: one kernel over single units compiles to some 50 instructions a unit for
 sm_90, which four schedulers on each of 132 multiprocessors at 1.7 GHz can issue for 2.2 TB/s of both versions, if they
 never wait. These two compile to less than 15 a unit to find words, 8 to write at 1 % and some 24 at 4 %. All this is
-counted, from the definition and from compiled code; `python -m bench.device` measures.
+counted, from the definition and from compiled code; `python -m p2psync.bench.device` measures.
 
 Masters are compared a unit at a time, 6 bytes each; so are tensors that do not begin at a multiple of 16 bytes. All
 blocks of a group go in one launch, through a table of addresses: launches for each tensor would cost more than reading

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from actor.asgi_versions import STATE, VersionMiddleware
-from actor.end_mark import read_mark
-from actor.gate import Gate
-from actor.live_version import LiveVersion
+from p2psync.actor.asgi_versions import STATE, VersionMiddleware
+from p2psync.actor.end_mark import read_mark
+from p2psync.actor.gate import Gate
+from p2psync.actor.live_version import LiveVersion
 from p2psync.errors import EngineError
 from p2psync.protocol.versions import Position
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actor.demand import Demand, Reading, demand_of, moved, span, unmet
+from p2psync.actor.demand import Demand, Reading, demand_of, moved, span, unmet
 from p2psync.errors import FormatError
 from p2psync.protocol.versions import Position
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from actor.scrub import Scrubber
+from p2psync.actor.scrub import Scrubber
 from p2psync.delta.digest import digest_bytes, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec
 from p2psync.errors import FormatError

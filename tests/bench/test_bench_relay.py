@@ -13,15 +13,15 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from bench.relay.bench import RIVALS, Options, RelayBench, in_turn
-from bench.relay.meter import Looks, clock_of
-from bench.relay.report import Passage, RelayReport, lines, times_cheaper
-from bench.relay.tables import print_relay_report
-from bench.relay.wires import RELAY, SEED, Wires, star
-from bench.swarm import forward
-from bench.swarm.contenders import OURS, missing
-from topology.emulator import namespaces, runs, why_not
-from topology.network import from_topology
+from p2psync.bench.relay.bench import RIVALS, Options, RelayBench, in_turn
+from p2psync.bench.relay.meter import Looks, clock_of
+from p2psync.bench.relay.report import Passage, RelayReport, lines, times_cheaper
+from p2psync.bench.relay.tables import print_relay_report
+from p2psync.bench.relay.wires import RELAY, SEED, Wires, star
+from p2psync.bench.swarm import forward
+from p2psync.bench.swarm.contenders import OURS, missing
+from p2psync.topology.emulator import namespaces, runs, why_not
+from p2psync.topology.network import from_topology
 
 _reason = why_not()
 needs_networks = pytest.mark.skipif(_reason is not None, reason=_reason or "")

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bench.rl.bench import RlBench
-from bench.rl.figures import figures, idle
-from bench.rl.generator import ActorSaid, CommitSaid, Spent
-from bench.rl.learner import StepSaid
-from bench.rl.report import Idle, RlReport, Run, lines
-from bench.rl.scale import FREE, FULL, OURS, Options, lengths, quick, shapes, topology
-from bench.rl.tables import print_rl_report
-from topology.emulator import why_not
+from p2psync.bench.rl.bench import RlBench
+from p2psync.bench.rl.figures import figures, idle
+from p2psync.bench.rl.generator import ActorSaid, CommitSaid, Spent
+from p2psync.bench.rl.learner import StepSaid
+from p2psync.bench.rl.report import Idle, RlReport, Run, lines
+from p2psync.bench.rl.scale import FREE, FULL, OURS, Options, lengths, quick, shapes, topology
+from p2psync.bench.rl.tables import print_rl_report
+from p2psync.topology.emulator import why_not
 
 torch = pytest.importorskip("torch")
 _reason = why_not()
@@ -78,7 +78,7 @@ def test_every_step_asks_for_as_many_tokens_as_the_actors_make_in_its_time() -> 
 
 
 def test_a_step_changes_as_much_as_it_is_told(tmp_path: Path) -> None:
-    from bench.rl.weights import Optimizer, draw_masters, make_module, sha256
+    from p2psync.bench.rl.weights import Optimizer, draw_masters, make_module, sha256
 
     path = tmp_path / "masters.npy"
     np.save(path, draw_masters([(64, 4096)] * 2, 1))
@@ -149,7 +149,7 @@ def test_runs_are_compared_on_their_own_network() -> None:
 
 def test_a_report_can_be_printed_drawn_and_read_again(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from bench.rl.plot import plot_rl_report
+    from p2psync.bench.rl.plot import plot_rl_report
 
     runs = [ran(FREE, 100), ran(OURS, 98, pauses=[0.004, 0.012], other_weights=["r1-0"]), ran(FULL, 14)]
     made = report([*runs, ran(OURS, 0, trouble="the trainer ended")])

@@ -16,18 +16,18 @@ import pytest
 from child_signals import heed_interrupts
 from rich.console import Console
 
-from bench.swarm import faults, tracker
-from bench.swarm.contenders import HEATS, OURS, missing
-from bench.swarm.heat import write_random
-from bench.swarm.metainfo import bencode, torrent_of
-from bench.swarm.plot import middle_runs
-from bench.swarm.publisher import Weights, count_for, least_bytes
-from bench.swarm.race import Options, Race
-from bench.swarm.report import Run, Sample, SwarmReport, lines, times_faster
-from bench.swarm.tables import fault_ratios, print_swarm_report
+from p2psync.bench.swarm import faults, tracker
+from p2psync.bench.swarm.contenders import HEATS, OURS, missing
+from p2psync.bench.swarm.heat import write_random
+from p2psync.bench.swarm.metainfo import bencode, torrent_of
+from p2psync.bench.swarm.plot import middle_runs
+from p2psync.bench.swarm.publisher import Weights, count_for, least_bytes
+from p2psync.bench.swarm.race import Options, Race
+from p2psync.bench.swarm.report import Run, Sample, SwarmReport, lines, times_faster
+from p2psync.bench.swarm.tables import fault_ratios, print_swarm_report
 from p2psync.errors import UsageError
-from topology.emulator import namespaces, runs, why_not
-from topology.model import Host, Link, Region, Topology, load
+from p2psync.topology.emulator import namespaces, runs, why_not
+from p2psync.topology.model import Host, Link, Region, Topology, load
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "topologies"
 WAN = Topology(
@@ -114,7 +114,7 @@ def test_the_run_that_is_drawn_is_the_middle_one() -> None:
 
 def test_a_report_can_be_printed_drawn_and_read_again(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from bench.swarm.plot import plot_swarm_report
+    from p2psync.bench.swarm.plot import plot_swarm_report
 
     cut = msgspec.structs.replace(ran(OURS, 5.0, fault=faults.CUT), replanned=1.75)
     with_plan = msgspec.structs.replace(ran(OURS, 4.0), planned=55.9)

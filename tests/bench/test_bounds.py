@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from bench import bounds
-from bench.bounds import entropy_bits, measure_bounds
-from bench.deltas import History
+from p2psync.bench import bounds
+from p2psync.bench.bounds import entropy_bits, measure_bounds
+from p2psync.bench.deltas import History
 
 UNITS = 1 << 20
 

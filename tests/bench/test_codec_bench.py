@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bench import patchers
-from bench.codec import RIVAL_NAMES, Options, drawn, measure_delta, run_codec_bench
-from bench.deltas import Delta
-from bench.plot import plot_codec_report
-from bench.policy import draw_step, model_rows, to_bf16
-from bench.report import CodecReport
-from bench.tables import print_codec_report
-from bench.timing import Work
+from p2psync.bench import patchers
+from p2psync.bench.codec import RIVAL_NAMES, Options, drawn, measure_delta, run_codec_bench
+from p2psync.bench.deltas import Delta
+from p2psync.bench.plot import plot_codec_report
+from p2psync.bench.policy import draw_step, model_rows, to_bf16
+from p2psync.bench.report import CodecReport
+from p2psync.bench.tables import print_codec_report
+from p2psync.bench.timing import Work
 from p2psync.cli.main import app
 from p2psync.delta.container import PROFILES
 from p2psync.errors import DigestMismatchError, UsageError

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bench.device", *arguments]
+    command = [sys.executable, "-m", "p2psync.bench.device", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from bench import arc, rivals
-from bench.patchers import TOOLS, measure_tool, missing
+from p2psync.bench import arc, rivals
+from p2psync.bench.patchers import TOOLS, measure_tool, missing
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 
 FORMATS = [*rivals.RIVALS, *([] if arc.missing() else [arc.ARC])]

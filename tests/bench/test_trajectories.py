@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.trajectories import Start, StepNote, make_missing, read_about, record, replay
+from p2psync.bench.trajectories import Start, StepNote, make_missing, read_about, record, replay
 from p2psync.errors import UsageError
 
 SHAPES = {"b": (40, 50), "a": (30,)}
@@ -90,7 +90,7 @@ def test_a_step_of_grpo_moves_masters_and_publishes_their_rounding():
     pytest.importorskip("transformers", reason="pip install 'p2psync[bench]'")
     import torch
 
-    from bench import grpo
+    from p2psync.bench import grpo
 
     torch.manual_seed(0)
     net = grpo._library.Qwen3ForCausalLM(grpo._library.Qwen3Config(**{**grpo.QWEN3, "num_hidden_layers": 1})).eval()
@@ -112,7 +112,7 @@ def test_prompts_read_once_give_the_probabilities_of_whole_sequences():
     pytest.importorskip("transformers", reason="pip install 'p2psync[bench]'")
     import torch
 
-    from bench import grpo
+    from p2psync.bench import grpo
 
     torch.manual_seed(0)
     net = grpo._library.Qwen3ForCausalLM(grpo._library.Qwen3Config(**{**grpo.QWEN3, "num_hidden_layers": 2})).eval()

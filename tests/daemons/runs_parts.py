@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 from checkpoint_parts import Model
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from actor.directory import open_directory
-from actor.node import ActorConfig, ActorNode
+from p2psync.actor.directory import open_directory
+from p2psync.actor.node import ActorConfig, ActorNode
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.records import Member, Status
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.observe.events import Committed, Event
-from trainer.daemon import publish_checkpoint
-from trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.daemon import publish_checkpoint
+from p2psync.trainer.node import TrainerConfig, TrainerNode
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 TRUSTED = frozenset({KEY.public_key().public_bytes_raw()})

@@ -10,11 +10,11 @@ import pytest
 from checkpoint_parts import Model
 from daemon_parts import Swarm
 
-from actor.work_client import WorkClient
+from p2psync.actor.work_client import WorkClient
 from p2psync.errors import TrustError
 from p2psync.membership.records import NodeInfo
 from p2psync.net.hub_client import HubClient
-from trainer.rollouts import RemoteRollouts
+from p2psync.trainer.rollouts import RemoteRollouts
 
 LIMIT = 30.0
 

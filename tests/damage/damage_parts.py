@@ -14,7 +14,7 @@ sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("engines", "
 from engine_parts import Files, Run, Weights, perturb, tensor, tree, write_files
 from store_parts import KEY
 
-from actor.node import chunk_reader
+from p2psync.actor.node import chunk_reader
 from p2psync.engines.base import Step
 from p2psync.engines.directory import DirectoryEngine
 from p2psync.engines.relay import RelayEngine
@@ -28,7 +28,7 @@ from p2psync.swarm.actions import Save
 from p2psync.swarm.follower import Fetch, Follower, GetManifest, Phase, Retire
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.swarm.wishes import AbandonStage, Adopt, CommitStage, Forgo, OpenStage, Put
-from trainer.versions import announcement_of
+from p2psync.trainer.versions import announcement_of
 
 #: Versions that are published; and rounds of a follower's life after which it must be there or have refused.
 VERSIONS, ROUNDS = 4, 60

@@ -22,13 +22,13 @@ from damages import damage_one
 from engine_parts import tree
 from store_parts import KEY
 
-from actor.directory import open_directory
-from actor.node import ActorConfig, ActorNode, relay
+from p2psync.actor.directory import open_directory
+from p2psync.actor.node import ActorConfig, ActorNode, relay
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.records import clear
-from trainer.daemon import publish_checkpoint
-from trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.daemon import publish_checkpoint
+from p2psync.trainer.node import TrainerConfig, TrainerNode
 
 #: How long a node may take to be at the newest version again (seconds): its pauses after failures double.
 LIMIT = 60.0

@@ -17,8 +17,8 @@ from delta_parts import GRID, apply_all, change, misaligned, pairs, random_units
 from hypothesis import given, settings
 from test_tight_past import drifting
 
-from bench.bounds import measure_bounds
-from bench.policy import draw_step, model_rows
+from p2psync.bench.bounds import measure_bounds
+from p2psync.bench.policy import draw_step, model_rows
 from p2psync.delta import rooms
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import Block

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from p2psync.cli.sim import spare_hosts
-from topology.draw import draw_topology
-from topology.fluid.report import SwarmFigures, simulate
-from topology.fluid.swarm import FluidOptions, FluidSwarm, NotConvergedError
-from topology.fluid.trace import STEPS, Trace
-from topology.network import Network, from_topology
+from p2psync.topology.draw import draw_topology
+from p2psync.topology.fluid.report import SwarmFigures, simulate
+from p2psync.topology.fluid.swarm import FluidOptions, FluidSwarm, NotConvergedError
+from p2psync.topology.fluid.trace import STEPS, Trace
+from p2psync.topology.network import Network, from_topology
 
 SMALL = FluidOptions(payload_bytes=24 << 20, chunk_bytes=128 << 10, samples_every=0.1)
 

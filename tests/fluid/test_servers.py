@@ -6,10 +6,10 @@ import pytest
 
 from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Message, Ping
 from p2psync.sim.clock import Clock
-from topology.fluid.payload import SCALE
-from topology.fluid.servers import HEADERS, FluidNetwork, Pipe, Server
-from topology.model import Link, Region, Topology
-from topology.network import from_topology
+from p2psync.topology.fluid.payload import SCALE
+from p2psync.topology.fluid.servers import HEADERS, FluidNetwork, Pipe, Server
+from p2psync.topology.model import Link, Region, Topology
+from p2psync.topology.network import from_topology
 
 #: 64 KiB as they stand for.
 CHUNK = Chunk(bytes(SHORT_ID_BYTES), 0, bytes((64 << 10) // SCALE))

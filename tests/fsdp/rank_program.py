@@ -27,12 +27,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-import topology.hub_planner  # noqa: F401 (what a hub imports when it starts)
+import p2psync.topology.hub_planner  # noqa: F401 (what a hub imports when it starts)
 from p2psync.delta.warm import warm
 from p2psync.errors import P2PSyncError
-from trainer.fsdp.publisher import FsdpPublisher
-from trainer.node import TrainerConfig
-from trainer.publisher import Publisher
+from p2psync.trainer.fsdp.publisher import FsdpPublisher
+from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.publisher import Publisher
 
 KEY_BYTES = bytes(range(32))
 

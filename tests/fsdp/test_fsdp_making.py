@@ -16,9 +16,9 @@ from p2psync.delta.tensors import Kind, TensorSpec
 from p2psync.errors import DigestMismatchError, P2PSyncError, RanksError, StoreError
 from p2psync.store import segments
 from p2psync.store.packs import Store
-from trainer.fsdp.making import Making
-from trainer.fsdp.orders import agree
-from trainer.versions import VersionMaker
+from p2psync.trainer.fsdp.making import Making
+from p2psync.trainer.fsdp.orders import agree
+from p2psync.trainer.versions import VersionMaker
 
 RUN = "0" * 11 + "1" + "a" * 20
 #: Several segments of either grid, with block bounds inside shards and shard bounds inside blocks.

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 from p2psync.engines.module_table import module_specs
 from p2psync.errors import ModuleError, UsageError
-from trainer.fsdp.shards import Shards, group_of
+from p2psync.trainer.fsdp.shards import Shards, group_of
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import torch
 from fsdp_parts import TRUSTED, RankProcesses, packs_of
 from safetensors.torch import load_file
 
-from actor.directory import open_directory
-from actor.node import ActorConfig, ActorNode
+from p2psync.actor.directory import open_directory
+from p2psync.actor.node import ActorConfig, ActorNode
 from p2psync.net.background import BackgroundLoop
 
 LIMIT = 60.0

@@ -15,10 +15,10 @@ from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.errors import RanksError
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
-from trainer.fsdp.copy import Copy
-from trainer.fsdp.layout import Layout
-from trainer.fsdp.making import Making
-from trainer.fsdp.stretches import Stretches
+from p2psync.trainer.fsdp.copy import Copy
+from p2psync.trainer.fsdp.layout import Layout
+from p2psync.trainer.fsdp.making import Making
+from p2psync.trainer.fsdp.stretches import Stretches
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ class Trained:
             bits[where] += steps.astype(bits.dtype)
 
     def units(self, spec: TensorSpec) -> Units:
-        """See `trainer.source.Source`."""
+        """See `p2psync.trainer.source.Source`."""
         return self.bits[spec]
 
 

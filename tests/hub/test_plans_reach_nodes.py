@@ -19,7 +19,7 @@ from p2psync.observe.events import Event, Trouble
 from p2psync.protocol.plan import NodePlan
 from p2psync.store.packs import Store
 from p2psync.swarm.node import NodeConfig, NodeCore
-from topology.hub_planner import HubPlanner
+from p2psync.topology.hub_planner import HubPlanner
 
 
 def name(number: int) -> str:

@@ -21,17 +21,17 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from actor import work_client
-from actor.work_client import WorkClient
+from p2psync.actor import work_client
+from p2psync.actor.work_client import WorkClient
 from p2psync.errors import HubError, LeaseError, StoreError
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.records import NodeInfo
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.store.disk import write_durably
-from trainer.journal import Journal
-from trainer.ledger import LedgerConfig
-from trainer.ledger_service import LedgerService, mount
+from p2psync.trainer.journal import Journal
+from p2psync.trainer.ledger import LedgerConfig
+from p2psync.trainer.ledger_service import LedgerService, mount
 
 ITEMS, ACTORS = 12, 4
 TTL = 1.0

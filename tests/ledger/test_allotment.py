@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.rollouts.steps import Case, Simulation, compare
+from p2psync.bench.rollouts.steps import Case, Simulation, compare
 from p2psync.membership.work import MAX_RESULT_BYTES
-from trainer.ledger import Ledger, LedgerConfig
+from p2psync.trainer.ledger import Ledger, LedgerConfig
 
 TWO = [1000.0, 3000.0]
 FOUR = [1000.0, 1000.0, 1000.0, 5000.0]

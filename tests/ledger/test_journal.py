@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.rollouts.replay import Replay
-from bench.rollouts.world import digest_of
+from p2psync.bench.rollouts.replay import Replay
+from p2psync.bench.rollouts.world import digest_of
 from p2psync.errors import StoreError
-from trainer.durability import Durability
-from trainer.journal import Journal
-from trainer.ledger import Ledger, LedgerConfig
-from trainer.ledger_records import Change, Put, Saved
+from p2psync.trainer.durability import Durability
+from p2psync.trainer.journal import Journal
+from p2psync.trainer.ledger import Ledger, LedgerConfig
+from p2psync.trainer.ledger_records import Change, Put, Saved
 
 KINDS = {
     "Admitted", "Put", "Claimed", "Unclaimed", "Accepted", "HandedOut", "HandedBack", "StepCommitted", "Dropped",

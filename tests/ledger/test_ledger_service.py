@@ -8,13 +8,13 @@ import aiohttp
 import pytest
 from ledger_parts import Clock, until
 
-from actor.work_client import WorkClient
+from p2psync.actor.work_client import WorkClient
 from p2psync.errors import FormatError, HubError, LeaseError
 from p2psync.membership.records import NodeInfo
 from p2psync.membership.work import MAX_PAYLOAD_BYTES, MAX_RESULT_BYTES, WorkGrant
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
-from trainer.ledger_service import LedgerService
+from p2psync.trainer.ledger_service import LedgerService
 
 DIGEST = "ab" * 16
 

@@ -10,18 +10,18 @@ import pytest
 import zstandard
 from ledger_parts import Clock, until
 
-from actor import work_client
-from actor.work_client import WorkClient
+from p2psync.actor import work_client
+from p2psync.actor.work_client import WorkClient
 from p2psync.errors import FormatError, HubError, StoreError
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.records import NodeInfo
 from p2psync.membership.work import MAX_RESULT_BYTES, RESULT_HEADER, ResultHead, encode_head
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
-from trainer import uploads
-from trainer.journal import Journal
-from trainer.ledger import LedgerConfig
-from trainer.ledger_service import LedgerService, mount
+from p2psync.trainer import uploads
+from p2psync.trainer.journal import Journal
+from p2psync.trainer.ledger import LedgerConfig
+from p2psync.trainer.ledger_service import LedgerService, mount
 
 DIGEST = "ab" * 16
 LIMIT = 10.0

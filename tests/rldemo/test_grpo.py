@@ -9,12 +9,12 @@ import msgspec
 import pytest
 import torch
 
-from rldemo.config import DemoConfig
-from rldemo.grpo import Learner, clipped_objective, group_advantages, make_batch, masters_within
-from rldemo.local import changed_fraction, roll_out_batch, snapshot, train
-from rldemo.model import Policy, PolicyConfig, completion_logprobs, load_warm_start, working_copy
-from rldemo.rollout import Group, RolloutResult, Sample, WorkItem, generator_for, make_items, roll_out
-from rldemo.task import EOS
+from p2psync.rldemo.config import DemoConfig
+from p2psync.rldemo.grpo import Learner, clipped_objective, group_advantages, make_batch, masters_within
+from p2psync.rldemo.local import changed_fraction, roll_out_batch, snapshot, train
+from p2psync.rldemo.model import Policy, PolicyConfig, completion_logprobs, load_warm_start, working_copy
+from p2psync.rldemo.rollout import Group, RolloutResult, Sample, WorkItem, generator_for, make_items, roll_out
+from p2psync.rldemo.task import EOS
 
 TINY = PolicyConfig(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8)
 FAST = replace(DemoConfig(), prompts_per_version=8, prompts_per_item=4, group_size=8, minibatches=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rldemo.model import (
+from p2psync.rldemo.model import (
     KVCache,
     Policy,
     PolicyConfig,
@@ -17,7 +17,7 @@ from rldemo.model import (
     save_policy,
     working_copy,
 )
-from rldemo.task import EOS, PAD
+from p2psync.rldemo.task import EOS, PAD
 
 TINY = PolicyConfig(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rldemo.task import (
+from p2psync.rldemo.task import (
     ALPHABET,
     EOS,
     MAX_COMPLETION_LEN,
@@ -19,7 +19,7 @@ from rldemo.task import (
     sample_prompts,
     work,
 )
-from rldemo.warmstart import SLOPPY, make_batch, slip
+from p2psync.rldemo.warmstart import SLOPPY, make_batch, slip
 
 
 def test_alphabet_fits() -> None:

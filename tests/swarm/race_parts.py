@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from p2psync.swarm.core import SwarmConfig
-from topology.fluid.servers import HEADERS
-from topology.fluid.swarm import FluidOptions, FluidSwarm
-from topology.network import Network
+from p2psync.topology.fluid.servers import HEADERS
+from p2psync.topology.fluid.swarm import FluidOptions, FluidSwarm
+from p2psync.topology.network import Network
 
 _CONFIG = SwarmConfig(flush_limit=256 << 10)
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from p2psync.protocol.messages import SHORT_ID_BYTES
+from p2psync.topology.fluid.node import FluidNode
+from p2psync.topology.fluid.payload import Payload
+from p2psync.topology.fluid.swarm import FluidOptions, FluidSwarm
+from p2psync.topology.hub_planner import HubBook
+from p2psync.topology.network import Network
+from p2psync.topology.planner import make_plan
 from tests.swarm.race_parts import _CONFIG
-from topology.fluid.node import FluidNode
-from topology.fluid.payload import Payload
-from topology.fluid.swarm import FluidOptions, FluidSwarm
-from topology.hub_planner import HubBook
-from topology.network import Network
-from topology.planner import make_plan
 
 
 def behind_one_switch(roots: int, actors: int, root_up: float, up: float, down: float) -> Network:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from p2psync.topology.fluid.swarm import FluidSwarm
+from p2psync.topology.model import load
+from p2psync.topology.network import Network, from_topology
 from tests.swarm.race_parts import Race
 from tests.swarm.roots_race import RootsRace
-from topology.fluid.swarm import FluidSwarm
-from topology.model import load
-from topology.network import Network, from_topology
 
 TOPOLOGIES = Path(__file__).parents[2] / "examples" / "topologies"
 

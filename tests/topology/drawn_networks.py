@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from topology.model import Host, Link, Region, Topology, load
-from topology.network import Network, from_topology
+from p2psync.topology.model import Host, Link, Region, Topology, load
+from p2psync.topology.network import Network, from_topology
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "topologies"
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from topology.emulator import Network, why_not
-from topology.model import Link, Region, Topology
+from p2psync.topology.emulator import Network, why_not
+from p2psync.topology.model import Link, Region, Topology
 
 _reason = why_not()
 needs_networks = pytest.mark.skipif(_reason is not None, reason=_reason or "")

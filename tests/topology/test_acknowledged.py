@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from topology.acknowledged import ACKS, beside_acks
-from topology.model import Host, Region, Topology
-from topology.network import from_topology
-from topology.planner import make_plan
+from p2psync.topology.acknowledged import ACKS, beside_acks
+from p2psync.topology.model import Host, Region, Topology
+from p2psync.topology.network import from_topology
+from p2psync.topology.planner import make_plan
 
 
 def test_an_uplink_has_less_for_sending_by_what_it_acknowledges() -> None:

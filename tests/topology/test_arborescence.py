@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from topology.arborescence import cheapest_arborescence
+from p2psync.topology.arborescence import cheapest_arborescence
 
 
 def spans(parents: tuple[int, ...], root: int) -> bool:

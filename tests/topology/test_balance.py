@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from drawn_networks import large
 
-from topology.balance import balance, depths
-from topology.model import Host, Region, Topology
-from topology.network import Ints, Network, from_topology
-from topology.plan import usage
+from p2psync.topology.balance import balance, depths
+from p2psync.topology.model import Host, Region, Topology
+from p2psync.topology.network import Ints, Network, from_topology
+from p2psync.topology.plan import usage
 
 
 def region_of(hosts: int) -> Network:

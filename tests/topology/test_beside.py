@@ -6,7 +6,7 @@ import pytest
 
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, Member, NodeInfo, Path
-from topology.hub_planner import HubPlanner, network_of
+from p2psync.topology.hub_planner import HubPlanner, network_of
 
 
 def name(number: int) -> str:

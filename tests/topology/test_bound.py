@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from p2psync.errors import FormatError
-from topology.bound import broadcast_bound
-from topology.model import Link, Region, Topology, load
+from p2psync.topology.bound import broadcast_bound
+from p2psync.topology.model import Link, Region, Topology, load
 
 FOUR_REGIONS = """
 trainer = "r0-0"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from p2psync.errors import UsageError
-from topology.draw import draw_topology
-from topology.network import from_topology
-from topology.planner import make_plan
+from p2psync.topology.draw import draw_topology
+from p2psync.topology.network import from_topology
+from p2psync.topology.planner import make_plan
 
 
 def test_a_seed_gives_one_network() -> None:

@@ -18,7 +18,7 @@ from emulator_parts import (
 )
 
 from p2psync.errors import P2PSyncError
-from topology.emulator import Emulator, Network
+from p2psync.topology.emulator import Emulator, Network
 
 pytestmark = [pytest.mark.root, needs_networks]
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from p2psync.errors import FormatError, P2PSyncError
-from topology.emulator.layout import make_layout
-from topology.emulator.scenario import describe
-from topology.events import Event
-from topology.model import Host, Link, Region, Topology, load
+from p2psync.topology.emulator.layout import make_layout
+from p2psync.topology.emulator.scenario import describe
+from p2psync.topology.events import Event
+from p2psync.topology.model import Host, Link, Region, Topology, load
 
 FILE = """
 trainer = "eu-0"

@@ -15,10 +15,10 @@ from emulator_parts import SMALL, needs_networks, round_trip_ms, until
 
 from p2psync.cli.main import main
 from p2psync.errors import P2PSyncError
-from topology.emulator import Emulator, namespaces, runs
-from topology.emulator.scenario import Scenario
-from topology.events import Event
-from topology.model import Link, Region, Topology
+from p2psync.topology.emulator import Emulator, namespaces, runs
+from p2psync.topology.emulator.scenario import Scenario
+from p2psync.topology.events import Event
+from p2psync.topology.model import Link, Region, Topology
 
 pytestmark = [pytest.mark.root, needs_networks]
 
@@ -135,7 +135,7 @@ def test_a_network_goes_with_a_user_that_is_killed() -> None:
     code = """
 import sys; sys.path.insert(0, "tests/topology")
 from test_emulator_life import TINY
-from topology.emulator import Emulator
+from p2psync.topology.emulator import Emulator
 with Emulator(TINY) as network:
     print(network.state.run, network.run("a-0", ["sleep", "1000"]).pid, flush=True)
     input()

@@ -8,8 +8,8 @@ import pytest
 from emulator_parts import needs_networks
 
 from p2psync.net import tcp
-from topology.emulator import Emulator, Network
-from topology.model import Link, Region, Topology
+from p2psync.topology.emulator import Emulator, Network
+from p2psync.topology.model import Link, Region, Topology
 
 pytestmark = [pytest.mark.root, needs_networks]
 

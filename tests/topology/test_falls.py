@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from topology.falls import Falls
-from topology.measured import PathFigures
-from topology.plan import Plan
+from p2psync.topology.falls import Falls
+from p2psync.topology.measured import PathFigures
+from p2psync.topology.plan import Plan
 
 NAMES = ("a0", "a1", "b0", "b1")
 REGION = {name: name[0] for name in NAMES}

@@ -10,10 +10,10 @@ from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, Member, NodeInfo, Path
 from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.wire import decode_json, encode_json
-from topology.acknowledged import ACKS
-from topology.hub_planner import MAX_REGIONS, UNKNOWN, HubBook, HubPlanner, network_of
-from topology.network import Network
-from topology.plan import Plan
+from p2psync.topology.acknowledged import ACKS
+from p2psync.topology.hub_planner import MAX_REGIONS, UNKNOWN, HubBook, HubPlanner, network_of
+from p2psync.topology.network import Network
+from p2psync.topology.plan import Plan
 
 #: A path between nodes within a region, and between regions (seconds, Mbit/s).
 NEAR, FAR = (0.002, 100.0), (0.080, 40.0)
@@ -183,7 +183,7 @@ def test_after_a_plan_that_failed_the_next_one_begins_anew_with_a_higher_revisio
     def fail(old: Plan, network: Network, *, payload: int, quiet: bool) -> Plan:
         raise ArithmeticError("a plan of which nothing can be made")
 
-    monkeypatch.setattr("topology.hub_planner.replan", fail)
+    monkeypatch.setattr("p2psync.topology.hub_planner.replan", fail)
     with pytest.raises(ArithmeticError):
         planner.plan(task(members))
     assert planner.plan(task(members)).revision == first.revision + 1

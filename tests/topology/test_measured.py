@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from p2psync.errors import FormatError
-from topology.measured import NodeFigures, PathFigures, from_measurements
-from topology.plan import link_loads
-from topology.planner import make_plan
+from p2psync.topology.measured import NodeFigures, PathFigures, from_measurements
+from p2psync.topology.plan import link_loads
+from p2psync.topology.planner import make_plan
 
 
 def nodes(count: int, region: str = "a", up: float = 100.0) -> list[NodeFigures]:

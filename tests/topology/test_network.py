@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from p2psync.errors import FormatError
-from topology.bound import broadcast_bound, least_makespan
-from topology.model import Host, Link, Region, Topology, load
-from topology.network import from_topology
+from p2psync.topology.bound import broadcast_bound, least_makespan
+from p2psync.topology.model import Host, Link, Region, Topology, load
+from p2psync.topology.network import from_topology
 
 FULL = """
 trainer = "eu-0"

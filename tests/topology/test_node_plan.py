@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 from drawn_networks import example, large
 
-from topology.draw import draw_topology
-from topology.network import from_topology
-from topology.planner import make_plan
+from p2psync.topology.draw import draw_topology
+from p2psync.topology.network import from_topology
+from p2psync.topology.planner import make_plan
 
 
 def test_parents_and_children_agree_in_every_tree() -> None:

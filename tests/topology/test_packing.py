@@ -7,9 +7,9 @@ import pytest
 from drawn_networks import regions, single_region
 from scipy.optimize import linprog
 
-from topology.capacities import by_node, by_region, most_rate
-from topology.network import Network, from_topology
-from topology.packing import Capacities, pack, tree_load
+from p2psync.topology.capacities import by_node, by_region, most_rate
+from p2psync.topology.network import Network, from_topology
+from p2psync.topology.packing import Capacities, pack, tree_load
 
 
 def small(seed: int) -> Network:

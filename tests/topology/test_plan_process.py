@@ -16,12 +16,12 @@ import pytest
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, Member, NodeInfo
 from p2psync.membership.records import Path as Way
-from topology.hub_planner import HubPlanner
-from topology.plan_process import PlanningError, PlanProcess
+from p2psync.topology.hub_planner import HubPlanner
+from p2psync.topology.plan_process import PlanningError, PlanProcess
 
 PARENT = """
 import os, signal, sys
-from topology.plan_process import PlanProcess
+from p2psync.topology.plan_process import PlanProcess
 planner = PlanProcess()
 planner.warm()
 print(planner.pid, flush=True)
@@ -29,7 +29,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 FORKED = """
 import os, signal
-from topology.plan_process import PlanProcess
+from p2psync.topology.plan_process import PlanProcess
 planner = PlanProcess()
 planner.warm()
 fork = os.fork()

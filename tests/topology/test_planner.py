@@ -14,13 +14,13 @@ from hypothesis import example as also
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topology.bound import broadcast_bound, least_makespan
-from topology.draw import draw_topology
-from topology.model import Host, Link, Region, Topology
-from topology.model import load as read
-from topology.network import Network, from_topology
-from topology.plan import Plan, fullest_link, fullest_relay, link_loads, predicted_makespan
-from topology.planner import KEPT_QUIET, MOST_CHILDREN, changed_places, make_plan, replan
+from p2psync.topology.bound import broadcast_bound, least_makespan
+from p2psync.topology.draw import draw_topology
+from p2psync.topology.model import Host, Link, Region, Topology
+from p2psync.topology.model import load as read
+from p2psync.topology.network import Network, from_topology
+from p2psync.topology.plan import Plan, fullest_link, fullest_relay, link_loads, predicted_makespan
+from p2psync.topology.planner import KEPT_QUIET, MOST_CHILDREN, changed_places, make_plan, replan
 
 #: The same networks for all properties: each is planned for once.
 COUNT = 40

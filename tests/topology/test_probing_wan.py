@@ -3,10 +3,10 @@
 import pytest
 from emulator_parts import needs_networks
 
-from bench.probing import Line, compare, watch
+from p2psync.bench.probing import Line, compare, watch
 from p2psync.swarm.budget import ProbeConfig
-from topology.emulator import Emulator
-from topology.model import Link, Region, Topology
+from p2psync.topology.emulator import Emulator
+from p2psync.topology.model import Link, Region, Topology
 
 pytestmark = [pytest.mark.root, needs_networks]
 

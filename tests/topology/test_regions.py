@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from topology.regions import cluster
+from p2psync.topology.regions import cluster
 
 # Round-trip times between cities, in milliseconds, as public measurements show them.
 CITIES = ("frankfurt", "virginia", "oregon", "tokyo", "sydney", "sao-paulo")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, Member, NodeInfo, Path
-from topology.hub_planner import HubPlanner
+from p2psync.topology.hub_planner import HubPlanner
 
 
 def name(number: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 from trainer_parts import KEY, Arrays
 
 from p2psync.protocol.plan import NodePlan, Place
-from trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.node import TrainerConfig, TrainerNode
 
 #: Of 32 MiB.
 UNITS = 16 << 20

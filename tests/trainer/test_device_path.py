@@ -17,12 +17,12 @@ from p2psync.engines.module_table import module_rows
 from p2psync.engines.weights import host_units
 from p2psync.errors import StoreError, UsageError
 from p2psync.store.packs import Draft, Store
-from trainer.device_path import DevicePath
-from trainer.publisher import Publisher
-from trainer.resident import ResidentSnapshot
-from trainer.snapshot import Keeper
-from trainer.tensors import MasterSource, ModuleSource, TensorSource
-from trainer.versions import Made, VersionMaker
+from p2psync.trainer.device_path import DevicePath
+from p2psync.trainer.publisher import Publisher
+from p2psync.trainer.resident import ResidentSnapshot
+from p2psync.trainer.snapshot import Keeper
+from p2psync.trainer.tensors import MasterSource, ModuleSource, TensorSource
+from p2psync.trainer.versions import Made, VersionMaker
 
 
 class Policy(nn.Module):

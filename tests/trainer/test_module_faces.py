@@ -13,16 +13,16 @@ import torch
 from torch import nn
 from trainer_parts import KEY
 
-from actor.node import ActorConfig
-from actor.obstacle import Obstacle
-from actor.subscriber import Subscriber
+from p2psync.actor.node import ActorConfig
+from p2psync.actor.obstacle import Obstacle
+from p2psync.actor.subscriber import Subscriber
 from p2psync.errors import MisfitError, ModuleError, P2PSyncError, UsageError, WaitTimeoutError
 from p2psync.observe.events import Committed, Event, Fetching, HubAway, HubJoined, Trouble
 from p2psync.observe.log_events import EventLog
 from p2psync.protocol.keys import private_text, public_text
 from p2psync.protocol.versions import Position
-from trainer.node import TrainerConfig
-from trainer.publisher import Publisher
+from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.publisher import Publisher
 
 LIMIT = 120.0
 PUBLIC = public_text(KEY.public_key().public_bytes_raw())

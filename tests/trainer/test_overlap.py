@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from trainer_parts import KEY
 
-from actor.node import ActorConfig
-from actor.subscriber import Subscriber
+from p2psync.actor.node import ActorConfig
+from p2psync.actor.subscriber import Subscriber
 from p2psync.errors import UsageError
 from p2psync.observe.events import Committed, Event, Fetching
-from trainer.node import TrainerConfig
-from trainer.publisher import Publisher
-from trainer.rollouts import Rollouts
+from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.publisher import Publisher
+from p2psync.trainer.rollouts import Rollouts
 
 LIMIT = 30.0
 

@@ -14,15 +14,15 @@ from safetensors.torch import load_file
 from torch import nn
 from trainer_parts import KEY
 
-from actor.directory import open_directory
-from actor.node import ActorConfig, ActorNode
-from actor.subscriber import Subscriber
+from p2psync.actor.directory import open_directory
+from p2psync.actor.node import ActorConfig, ActorNode
+from p2psync.actor.subscriber import Subscriber
 from p2psync.errors import TrustError, UsageError
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Committed, Event
 from p2psync.store.packs import Store
-from trainer.node import TrainerConfig
-from trainer.publisher import Publisher
+from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.publisher import Publisher
 
 LIMIT = 30.0
 TRUSTED = frozenset({KEY.public_key().public_bytes_raw()})

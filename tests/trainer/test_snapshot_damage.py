@@ -19,9 +19,9 @@ from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.errors import DigestMismatchError
 from p2psync.observe.events import Event
 from p2psync.store.packs import Pack, Store
-from trainer.scrubber import Scrubber
-from trainer.snapshot import Snapshot
-from trainer.versions import VersionMaker, announcement_of
+from p2psync.trainer.scrubber import Scrubber
+from p2psync.trainer.snapshot import Snapshot
+from p2psync.trainer.versions import VersionMaker, announcement_of
 
 #: Units of more than one block, so that the last one is short.
 MANY = (1 << 20) + 12_345

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2psync.engines.checkpoint import Checkpoint, signature
-from trainer.source import CheckpointReadError, CheckpointSource
+from p2psync.trainer.source import CheckpointReadError, CheckpointSource
 
 
 @pytest.fixture

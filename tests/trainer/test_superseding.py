@@ -10,8 +10,8 @@ from trainer_parts import KEY, RUN, Arrays
 
 from p2psync.errors import UsageError
 from p2psync.store.packs import Store
-from trainer.runstate import RunState
-from trainer.versions import VersionMaker
+from p2psync.trainer.runstate import RunState
+from p2psync.trainer.versions import VersionMaker
 
 NEXT = "0" * 11 + "9" + "b" * 20
 

@@ -17,12 +17,12 @@ from trainer_parts import KEY
 
 from p2psync.engines.checkpoint import Checkpoint
 from p2psync.observe.events import Event, Note, Published, Trouble, Watching
-from trainer.daemon import WatchConfig, WatchDaemon, publish_checkpoint
-from trainer.layouts import Rules
-from trainer.node import TrainerConfig, TrainerNode
-from trainer.source import CheckpointReadError
-from trainer.watch_memory import Memory, Pending
-from trainer.watch_store import load_memory, save_memory
+from p2psync.trainer.daemon import WatchConfig, WatchDaemon, publish_checkpoint
+from p2psync.trainer.layouts import Rules
+from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.source import CheckpointReadError
+from p2psync.trainer.watch_memory import Memory, Pending
+from p2psync.trainer.watch_store import load_memory, save_memory
 
 #: No test waits longer for an event (seconds).
 LIMIT = 60.0

@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from actor.directory import open_directory
-from actor.node import ActorConfig, ActorNode
+from p2psync.actor.directory import open_directory
+from p2psync.actor.node import ActorConfig, ActorNode
 from p2psync.delta.tensors import Kind, TensorSpec
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Store
-from trainer.node import TrainerConfig, TrainerNode
-from trainer.tensors import TensorSource
+from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.tensors import TensorSource
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 #: Elements of the model, and those that one version changes.

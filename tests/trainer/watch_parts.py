@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import msgspec
 
-from trainer.candidates import Candidate
-from trainer.layouts import Rules
-from trainer.listing import Entry, Kind, Listing, Tensors
-from trainer.watch import Watcher
-from trainer.watch_memory import Memory
+from p2psync.trainer.candidates import Candidate
+from p2psync.trainer.layouts import Rules
+from p2psync.trainer.listing import Entry, Kind, Listing, Tensors
+from p2psync.trainer.watch import Watcher
+from p2psync.trainer.watch_memory import Memory
 
 SECOND = 1_000_000_000
 

@@ -52,7 +52,7 @@ def test_a_trainer_of_vllms_interface_sends_weights_to_a_server(
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
-    from trainer.vllm_engine import P2PSyncTrainerInitInfo
+    from p2psync.trainer.vllm_engine import P2PSyncTrainerInitInfo
 
     server = served(servers, model)
     fresh = served(servers, model)

@@ -10,11 +10,11 @@ Real programs over real TCP, with each host's rates, and each region pair's shar
 root, `ip` and /dev/net/tun, but neither netem nor other queueing disciplines; nothing leaves the namespaces.
 """
 
-from topology.emulator import namespaces, runs
-from topology.emulator.emulator import Emulator, bring_up, take_down, why_not
-from topology.emulator.messages import Counter, Counters
-from topology.emulator.network import Network
-from topology.emulator.scenario import Outcome, Scenario
+from p2psync.topology.emulator import namespaces, runs
+from p2psync.topology.emulator.emulator import Emulator, bring_up, take_down, why_not
+from p2psync.topology.emulator.messages import Counter, Counters
+from p2psync.topology.emulator.network import Network
+from p2psync.topology.emulator.scenario import Outcome, Scenario
 
 __all__ = [
     "Counter",

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from p2psync.errors import P2PSyncError
-from topology.emulator import namespaces, runs
-from topology.emulator.layout import make_layout
-from topology.emulator.messages import Config
-from topology.emulator.network import Network
-from topology.model import Topology
+from p2psync.topology.emulator import namespaces, runs
+from p2psync.topology.emulator.layout import make_layout
+from p2psync.topology.emulator.messages import Config
+from p2psync.topology.emulator.network import Network
+from p2psync.topology.model import Topology
 
 #: How long a router may take to remove its network before it is done for it.
 _PATIENCE = 15.0
@@ -91,7 +91,7 @@ def _start(config: Config) -> tuple[subprocess.Popen[bytes], runs.RunState]:
     if reason is not None:
         raise P2PSyncError(reason)
     router = subprocess.Popen(
-        [sys.executable, "-m", "topology.emulator.router"],
+        [sys.executable, "-m", "p2psync.topology.emulator.router"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL if config.detached else None,

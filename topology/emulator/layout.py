@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from p2psync.errors import P2PSyncError
-from topology.model import MAX_RATE, Link, Topology
+from p2psync.topology.model import MAX_RATE, Link, Topology
 
 #: Addresses are 10.77.0.1 and up; each host costs a namespace and a descriptor that every wake-up looks at.
 MAX_HOSTS = 250

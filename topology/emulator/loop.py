@@ -20,8 +20,8 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
-from topology.emulator import syscalls
-from topology.emulator.plane import (
+from p2psync.topology.emulator import syscalls
+from p2psync.topology.emulator.plane import (
     BARRED,
     DELIVERED,
     HEAP_SIZE,

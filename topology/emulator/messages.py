@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from topology.emulator.layout import Layout
+from p2psync.topology.emulator.layout import Layout
 
 
 class Config(msgspec.Struct, frozen=True):

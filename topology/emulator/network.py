@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from p2psync.errors import P2PSyncError
-from topology.emulator import namespaces, runs
-from topology.emulator.layout import Layout, Stage
-from topology.emulator.messages import Ask, Change, Changes, Counters, Stop
+from p2psync.topology.emulator import namespaces, runs
+from p2psync.topology.emulator.layout import Layout, Stage
+from p2psync.topology.emulator.messages import Ask, Change, Changes, Counters, Stop
 
 
 class Network:

@@ -1,4 +1,6 @@
-"""The router process of one emulated network: `python -m topology.emulator.router`, configured on standard input.
+"""The router process of one emulated network, configured on standard input.
+
+    python -m p2psync.topology.emulator.router
 
 It makes the namespaces, holds their TUN devices, moves packets until it is told to stop, or standard input ends, or a
 signal comes, and then removes everything that it made. Killed, it leaves namespaces without devices behind, which the
@@ -23,7 +25,7 @@ import msgspec
 import numpy as np
 
 from p2psync.errors import P2PSyncError
-from topology.emulator import layout, loop, messages, namespaces, plane, runs
+from p2psync.topology.emulator import layout, loop, messages, namespaces, plane, runs
 
 _PR_SET_TIMERSLACK = 29
 #: Above everything that is not a kernel thread: a packet's time must not depend on who else wants to compute.

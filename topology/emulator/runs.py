@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 
 from p2psync.errors import P2PSyncError
-from topology.emulator import namespaces
-from topology.emulator.layout import Layout
+from p2psync.topology.emulator import namespaces
+from p2psync.topology.emulator.layout import Layout
 
 PLACE = Path("/run/p2psync-wan")
 _PREFIX = "p2w-"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2psync.errors import P2PSyncError
-from topology.emulator import runs
-from topology.emulator.network import Network
-from topology.events import Event
+from p2psync.topology.emulator import runs
+from p2psync.topology.emulator.network import Network
+from p2psync.topology.events import Event
 
 #: How often it is looked whether a process has ended: the exactness of an event's time.
 _GLANCE = 0.005

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from topology.fluid.swarm import FluidSwarm
+from p2psync.topology.fluid.swarm import FluidSwarm
 
 #: Seconds until a node may start again on a host where one ended.
 AWAY = 5.0

@@ -11,10 +11,10 @@ from p2psync.membership.planning import PlanKeeper
 from p2psync.membership.records import Member, NodeInfo
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import Clock
-from topology.hub_planner import HubBook
-from topology.network import Network
-from topology.plan import Plan
-from topology.planner import make_plan, replan
+from p2psync.topology.hub_planner import HubBook
+from p2psync.topology.network import Network
+from p2psync.topology.plan import Plan
+from p2psync.topology.planner import make_plan, replan
 
 #: Virtual seconds that a plan takes to make: so many for each member. (What it takes here is no part of virtual time,
 #: or no run would be like another.)

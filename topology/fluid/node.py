@@ -8,8 +8,8 @@ from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, HaveMore, 
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import Clock
 from p2psync.swarm.core import Ban, Complete, Save, Send, SendChunk, Swarm
-from topology.fluid.payload import Payload
-from topology.fluid.servers import FluidNetwork, Pipe
+from p2psync.topology.fluid.payload import Payload
+from p2psync.topology.fluid.servers import FluidNetwork, Pipe
 
 _NEVER = float("inf")
 #: A node reads what others say to hold so often (seconds); whatever else it hears, it has read that before. To look at

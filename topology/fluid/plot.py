@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from p2psync.errors import UsageError
-from topology.fluid.report import SwarmFigures
-from topology.fluid.trace import Trace
+from p2psync.topology.fluid.report import SwarmFigures
+from p2psync.topology.fluid.trace import Trace
 
 _INK, _QUIET = "#222222", "#777777"
 

@@ -6,14 +6,14 @@ import time
 
 import msgspec
 
-from topology.bound import broadcast_bound, least_makespan
-from topology.fluid.churn import Churn
-from topology.fluid.payload import SCALE
-from topology.fluid.servers import HEADERS
-from topology.fluid.swarm import FluidOptions, FluidSwarm
-from topology.fluid.trace import Trace, quantile
-from topology.network import Network
-from topology.plan import Plan, predicted_makespan
+from p2psync.topology.bound import broadcast_bound, least_makespan
+from p2psync.topology.fluid.churn import Churn
+from p2psync.topology.fluid.payload import SCALE
+from p2psync.topology.fluid.servers import HEADERS
+from p2psync.topology.fluid.swarm import FluidOptions, FluidSwarm
+from p2psync.topology.fluid.trace import Trace, quantile
+from p2psync.topology.network import Network
+from p2psync.topology.plan import Plan, predicted_makespan
 
 #: Links named in a report, the busiest first.
 _LINKS = 20

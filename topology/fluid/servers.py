@@ -7,8 +7,8 @@ from typing import Protocol
 
 from p2psync.protocol.messages import Chunk, Control, Message
 from p2psync.sim.clock import Clock
-from topology.fluid.payload import SCALE
-from topology.network import Network
+from p2psync.topology.fluid.payload import SCALE
+from p2psync.topology.network import Network
 
 #: TCP/IP and frames: bytes on the wire for each byte of a chunk.
 HEADERS = 1.04

@@ -10,13 +10,13 @@ from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import Clock
 from p2psync.swarm.core import Send, Swarm, SwarmConfig
-from topology.bound import least_makespan
-from topology.fluid.hub import FluidHub
-from topology.fluid.node import FluidNode
-from topology.fluid.payload import Payload, make_payload, scaled, scaled_plan
-from topology.fluid.servers import FluidNetwork
-from topology.fluid.trace import Trace
-from topology.network import Network
+from p2psync.topology.bound import least_makespan
+from p2psync.topology.fluid.hub import FluidHub
+from p2psync.topology.fluid.node import FluidNode
+from p2psync.topology.fluid.payload import Payload, make_payload, scaled, scaled_plan
+from p2psync.topology.fluid.servers import FluidNetwork
+from p2psync.topology.fluid.trace import Trace
+from p2psync.topology.network import Network
 
 #: Peers notice so late that a node went (seconds), besides the delay; its lease at the hub ends at once.
 NOTICED_AFTER = 0.1

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2psync.errors import StoreError
-from topology.fluid.node import FluidNode
-from topology.fluid.payload import SCALE, Payload
-from topology.fluid.servers import FluidNetwork
+from p2psync.topology.fluid.node import FluidNode
+from p2psync.topology.fluid.payload import SCALE, Payload
+from p2psync.topology.fluid.servers import FluidNetwork
 
 #: A node's progress is noted each time it holds another such part of a payload.
 STEPS = 8

@@ -20,18 +20,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from p2psync.errors import P2PSyncError, RanksError, StoreError
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
-from trainer.fsdp import orders
-from trainer.fsdp.copy import Copy
-from trainer.fsdp.layout import Layout
-from trainer.fsdp.making import Making
-from trainer.fsdp.ranks import Ranks, together
-from trainer.fsdp.shards import Shards
-from trainer.source import Source
-from trainer.versions import Made, position_of
+from p2psync.trainer.fsdp import orders
+from p2psync.trainer.fsdp.copy import Copy
+from p2psync.trainer.fsdp.layout import Layout
+from p2psync.trainer.fsdp.making import Making
+from p2psync.trainer.fsdp.ranks import Ranks, together
+from p2psync.trainer.fsdp.shards import Shards
+from p2psync.trainer.source import Source
+from p2psync.trainer.versions import Made, position_of
 
 
 class Maker:
-    """Makes the versions of a run at all ranks; at rank 0. See `trainer.versions.Maker`."""
+    """Makes the versions of a run at all ranks; at rank 0. See `p2psync.trainer.versions.Maker`."""
 
     def __init__(
         self, ranks: Ranks, layout: Layout, store: Store, root: Path, key: Ed25519PrivateKey, run: str

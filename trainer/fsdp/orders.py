@@ -12,8 +12,8 @@ import msgspec
 
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
-from trainer.fsdp.copy import Copy
-from trainer.fsdp.ranks import Ranks, together
+from p2psync.trainer.fsdp.copy import Copy
+from p2psync.trainer.fsdp.ranks import Ranks, together
 
 
 class Agree(msgspec.Struct, frozen=True, tag=True):

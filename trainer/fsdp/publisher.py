@@ -39,16 +39,16 @@ from p2psync.observe.events import Event, Published
 from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
-from trainer.fsdp import orders
-from trainer.fsdp.layout import Layout
-from trainer.fsdp.member import Follower, Maker
-from trainer.fsdp.ranks import GlooRanks, together
-from trainer.fsdp.seed import SeedNode
-from trainer.fsdp.shards import Shards, group_of
-from trainer.fsdp.stretches import Stretches
-from trainer.node import TrainerConfig, TrainerNode, published
-from trainer.tensors import blobs_beside
-from trainer.versions import Made, position_of
+from p2psync.trainer.fsdp import orders
+from p2psync.trainer.fsdp.layout import Layout
+from p2psync.trainer.fsdp.member import Follower, Maker
+from p2psync.trainer.fsdp.ranks import GlooRanks, together
+from p2psync.trainer.fsdp.seed import SeedNode
+from p2psync.trainer.fsdp.shards import Shards, group_of
+from p2psync.trainer.fsdp.stretches import Stretches
+from p2psync.trainer.node import TrainerConfig, TrainerNode, published
+from p2psync.trainer.tensors import blobs_beside
+from p2psync.trainer.versions import Made, position_of
 
 T = TypeVar("T")
 #: How long a rank waits for another one (seconds). A rank that dies is noticed at once; this is for one that hangs.
@@ -73,8 +73,8 @@ class FsdpPublisher:
         timeout: float = TIMEOUT,
     ) -> None:
         """dtype: torch.bfloat16 publishes sharded fp32 parameters rounded to bf16, as mixed precision computes with;
-        None: as they are. names: as of `trainer.publisher.Publisher`. files: a directory whose files other than weights
-        go along; rank 0's. on_event: called in a thread of the node's; by default events are logged under
+        None: as they are. names: as of `p2psync.trainer.publisher.Publisher`. files: a directory whose files other than
+        weights go along; rank 0's. on_event: called in a thread of the node's; by default events are logged under
         `p2psync.publisher`. timeout: see `TIMEOUT`. Raises `UsageError` for a module that cannot be published so.
         """
         if dtype not in (None, torch.bfloat16):

@@ -21,9 +21,9 @@ from p2psync.net.tcp import choose_congestion
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
-from trainer.fsdp.orders import Serve
-from trainer.node import TrainerConfig
-from trainer.runstate import load_run, save_run
+from p2psync.trainer.fsdp.orders import Serve
+from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.runstate import load_run, save_run
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from p2psync.engines.module_entries import Entry
 from p2psync.engines.module_table import Names, module_table
 from p2psync.engines.weights import host_units
 from p2psync.errors import UsageError
-from trainer.fsdp.stretches import Stretches
+from p2psync.trainer.fsdp.stretches import Stretches
 
 
 @dataclass(frozen=True)
