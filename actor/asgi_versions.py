@@ -1,6 +1,6 @@
 """Versions on requests (`p2psync.actor.demand`) inside of an ASGI server that runs the engine itself, such as vLLM's.
 
-What `p2psync.actor.rollout_face` does in front of a server, without a second one. Only paths of inference are looked
+What `p2psync.actor.rollout_server` does in front of a server, without a second one. Only paths of inference are looked
 at.
 """
 
@@ -24,8 +24,8 @@ from p2psync.actor.demand import (
     start_headers,
     unmet,
 )
-from p2psync.actor.end_mark import EndMark
 from p2psync.actor.live_version import LiveVersion
+from p2psync.actor.stream_trailer import EndMark
 from p2psync.errors import EngineError, P2PSyncError
 from p2psync.net.hub_wire import encode_error, status_of
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from p2psync.actor.node import chunk_reader
-from p2psync.engines.checkpoint import Checkpoint
-from p2psync.engines.directory import DirectoryEngine
-from p2psync.engines.state import Home
+from p2psync.engines.checkpoint.files import Checkpoint
+from p2psync.engines.directory.engine import DirectoryEngine
+from p2psync.engines.directory.state import Home
 from p2psync.store.packs import Store
 
 

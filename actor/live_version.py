@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
+from p2psync.actor.commit_lock import Gate
 from p2psync.actor.demand import Reading
-from p2psync.actor.gate import Gate
 from p2psync.protocol.versions import Position
 
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Mapping
 import aiohttp
 from yarl import URL
 
-from p2psync.actor.rollout_face import Answered, Asked
+from p2psync.actor.rollout_server import Answered, Asked
 from p2psync.errors import EngineError, UsageError
 from p2psync.net.hub_wire import NotFoundError, one_line
 

@@ -22,15 +22,15 @@ from typing import Self, TypeVar
 
 from torch import nn
 
-from p2psync.actor.gate import Gate
+from p2psync.actor.commit_lock import Gate
 from p2psync.actor.live_version import LiveVersion
 from p2psync.actor.node import ActorConfig, ActorNode
 from p2psync.actor.obstacle import Obstacle
 from p2psync.actor.work_client import WorkClient
 from p2psync.actor.work_queue import WorkQueue
 from p2psync.engines.base import Step
-from p2psync.engines.module import ModuleEngine, ModuleStage, Pause
-from p2psync.engines.module_table import Names
+from p2psync.engines.module.engine import ModuleEngine, ModuleStage, Pause
+from p2psync.engines.module.table import Names
 from p2psync.errors import EngineError, LeaseError, MisfitError, ModuleError, UsageError, WaitTimeoutError
 from p2psync.membership.work import Verdict, WorkGrant
 from p2psync.net.background import BackgroundLoop
@@ -153,7 +153,7 @@ class Subscriber:
 
     @property
     def live(self) -> LiveVersion:
-        """What is live, for a rollout face beside this subscriber (`p2psync.actor.rollout_face`); on any loop."""
+        """What is live, for a rollout face beside this subscriber (`p2psync.actor.rollout_server`); on any loop."""
         return LiveVersion(self._gate, lambda: self.engine.position)
 
     def wait_for(self, version: int, timeout: float) -> None:

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from p2psync.bench.baselines import Changes, Rival
 from p2psync.bench.deltas import Bits
-from p2psync.bench.rivals import Changes, Rival
 from p2psync.delta.tensors import Row
 
 _FORMAT = "arc_v3"

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from p2psync.bench import arc, patchers, rivals
+from p2psync.bench import arc, patchers
+from p2psync.bench import baselines as rivals
 from p2psync.bench.bounds import measure_bounds
 from p2psync.bench.budget import Budget, measure_budget
 from p2psync.bench.deltas import Delta

@@ -103,7 +103,7 @@ def _machine() -> str:
     """A name for all that makes numba compile anew (16 hex digits)."""
     parts = [sys.version, platform.machine(), importlib.metadata.version("numba"), str(CODEC), _processor()]
     parts += [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("NUMBA_CPU")]
-    for path in sorted(CODEC.glob("*.py")):
+    for path in sorted(CODEC.rglob("*.py")):
         status = path.stat()
         parts.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
     return blake3("\n".join(parts).encode()).hexdigest(length=8)

@@ -9,8 +9,8 @@ import threading
 import msgspec
 from torch import nn
 
-from p2psync.engines.module_table import module_rows
-from p2psync.engines.weights import host_units
+from p2psync.engines.module.live_tensors import host_units
+from p2psync.engines.module.table import module_rows
 from p2psync.observe.events import Committed, Published
 
 

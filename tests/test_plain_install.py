@@ -16,9 +16,9 @@ ABSENT = (
     "vllm",
 )  # fmt: skip
 #: Kernels, which are imported where a tensor is on a GPU and Triton is there.
-KERNELS = {f"p2psync.engines.device_{name}" for name in ("digest", "scatter", "triton")}
+KERNELS = {f"p2psync.engines.device.{name}" for name in ("digest", "triton_scatter", "triton_finder")}
 #: What only vLLM imports, or a program that has it.
-BACKEND = {"p2psync.actor.vllm_backend", "p2psync.actor.vllm_routes", "p2psync.trainer.vllm_engine"}
+BACKEND = {"p2psync.actor.vllm.backend", "p2psync.actor.vllm.routes", "p2psync.trainer.vllm_engine"}
 
 
 def plain(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -23,11 +23,11 @@ IMPURE = {
 OUTER = {"trainer", "actor", "topology", "rldemo", "bench"}
 #: Cores of the daemons: as pure as those rooms.
 PURE_CORES = [
-    *(f"trainer/{name}.py" for name in ("ledger", "ledger_config", "ledger_records", "admission", "allotment")),
-    *(f"trainer/{name}.py" for name in ("claims", "grants", "items", "pace", "pool", "results")),
-    *(f"trainer/{name}.py" for name in ("watch", "watch_memory", "watch_remarks", "candidates", "layouts", "listing")),
-    *(f"p2psync/engines/{name}.py" for name in ("names", "checkpoint_names")),
-    *(f"actor/{name}.py" for name in ("demand", "end_mark")),
+    *(f"trainer/ledger/{name}.py" for name in ("core", "config", "records", "admission", "allotment")),
+    *(f"trainer/ledger/{name}.py" for name in ("claims", "grants", "items", "throughput", "pool", "results")),
+    *(f"trainer/watch/{name}.py" for name in ("watcher", "memory", "remarks", "candidates", "layouts", "listing")),
+    *(f"p2psync/engines/checkpoint/{name}.py" for name in ("file_names", "framework_names")),
+    *(f"actor/{name}.py" for name in ("demand", "stream_trailer")),
 ]  # fmt: skip
 ENGINE_LIBRARIES = {"torch", "vllm", "transformers"}
 
@@ -148,7 +148,7 @@ def module_of(path: Path) -> str:
 
 
 def package_of(module: str) -> str:
-    """`p2psync.delta` of `p2psync.delta.fast.coder`."""
+    """`p2psync.delta` of `p2psync.delta.fast.codec.coder`."""
     return ".".join(module.split(".")[:2])
 
 

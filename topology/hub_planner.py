@@ -15,15 +15,15 @@ from msgspec import structs
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, Member
 from p2psync.protocol.plan import NodePlan
-from p2psync.topology.acknowledged import beside_acks
-from p2psync.topology.beside import as_one, shares_beside, with_rates, with_roots
-from p2psync.topology.falls import Falls
+from p2psync.topology.ack_overhead import beside_acks
+from p2psync.topology.co_publishers import as_one, shares_beside, with_rates, with_roots
+from p2psync.topology.degraded_links import Falls
+from p2psync.topology.diagnostics import remarks
+from p2psync.topology.headroom import Spare
 from p2psync.topology.measured import NodeFigures, PathFigures, from_measurements, regions_of
 from p2psync.topology.network import Network
 from p2psync.topology.plan import Plan
 from p2psync.topology.planner import PAYLOAD, make_plan, replan
-from p2psync.topology.remarks import remarks
-from p2psync.topology.spare import Spare
 
 #: The region of members that name none and of whom no round trip is known yet.
 UNKNOWN = "unknown"

@@ -26,7 +26,7 @@ from p2psync.topology.packing import pack
 from p2psync.topology.plan import Plan, demands, fullest_link, fullest_relay, predicted_makespan, usage
 from p2psync.topology.repair import repair, with_members, without_crowds
 from p2psync.topology.shallow import shallow_packing
-from p2psync.topology.stars import stars
+from p2psync.topology.two_hop_trees import stars
 
 #: Children of a node in one tree, at most, unless told otherwise.
 MOST_CHILDREN = 16

@@ -19,9 +19,9 @@ from p2psync.net.hub_client import HubClient
 from p2psync.observe.events import Event, Note, Trouble
 from p2psync.protocol.lineage import is_squash
 from p2psync.store.packs import Pack, Store
-from p2psync.trainer.retention import MOST_ANNOUNCED, to_retire
-from p2psync.trainer.runstate import RunState
-from p2psync.trainer.versions import announcement_of
+from p2psync.trainer.run_state import RunState
+from p2psync.trainer.versions.builder import announcement_of
+from p2psync.trainer.versions.retention import MOST_ANNOUNCED, to_retire
 
 RETRY_FIRST, RETRY_LAST = 0.2, 5.0
 

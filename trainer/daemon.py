@@ -10,17 +10,17 @@ from pathlib import Path
 
 import msgspec
 
-from p2psync.engines.checkpoint import Checkpoint, signature
-from p2psync.engines.checkpoint_names import shown
+from p2psync.engines.checkpoint.files import Checkpoint, signature
+from p2psync.engines.checkpoint.framework_names import shown
 from p2psync.errors import FormatError, StoreError, UsageError
 from p2psync.observe.events import Event, Note, Published, Trouble, Watching
-from p2psync.trainer.candidates import Candidate, find_candidates
-from p2psync.trainer.layouts import Rules
-from p2psync.trainer.look import Looker
 from p2psync.trainer.node import TrainerNode
-from p2psync.trainer.source import CheckpointReadError, CheckpointSource
-from p2psync.trainer.watch import Watcher
-from p2psync.trainer.watch_store import MEMORY, load_memory, save_memory
+from p2psync.trainer.versions.source import CheckpointReadError, CheckpointSource
+from p2psync.trainer.watch.candidates import Candidate, find_candidates
+from p2psync.trainer.watch.layouts import Rules
+from p2psync.trainer.watch.look import Looker
+from p2psync.trainer.watch.store import MEMORY, load_memory, save_memory
+from p2psync.trainer.watch.watcher import Watcher
 
 #: How often the directory is looked at (seconds), and the most of the time that looking may take: a directory of
 #: 100,000 files on a slow disk is looked at less often. A look reads names, times and new headers.

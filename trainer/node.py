@@ -43,19 +43,19 @@ from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.trainer.announcer import RETRY_FIRST, RETRY_LAST, Announcer
-from p2psync.trainer.catchup import CatchUp
-from p2psync.trainer.elsewhere import Elsewhere
-from p2psync.trainer.profile_choice import AUTO, Choice, ProfileChooser, slowest_link
-from p2psync.trainer.replacing import Replacing
-from p2psync.trainer.retention import ANCHOR_DELTAS, ANCHOR_SECONDS, anchor_due, newest_anchor
-from p2psync.trainer.runstate import load_run, save_run
-from p2psync.trainer.scrubber import Scrubber
-from p2psync.trainer.snapshot import Keeper
-from p2psync.trainer.source import Source
-from p2psync.trainer.squasher import Squasher
-from p2psync.trainer.squashing import SquashPlanner
+from p2psync.trainer.other_runs import Elsewhere
+from p2psync.trainer.run_state import load_run, save_run
+from p2psync.trainer.squash.on_demand import CatchUp
+from p2psync.trainer.squash.planner import SquashPlanner
+from p2psync.trainer.squash.squasher import Squasher
 from p2psync.trainer.standing import Standing, standing
-from p2psync.trainer.versions import Made, Maker, VersionMaker
+from p2psync.trainer.versions.builder import Made, Maker, VersionMaker
+from p2psync.trainer.versions.profile_choice import AUTO, Choice, ProfileChooser, slowest_link
+from p2psync.trainer.versions.replacement import Replacing
+from p2psync.trainer.versions.retention import ANCHOR_DELTAS, ANCHOR_SECONDS, anchor_due, newest_anchor
+from p2psync.trainer.versions.scrubber import Scrubber
+from p2psync.trainer.versions.snapshot import Keeper
+from p2psync.trainer.versions.source import Source
 
 #: How often `until_running` asks the hub, and tells who is waited for (seconds).
 ASK_EVERY, SAY_EVERY = 0.2, 10.0
@@ -73,12 +73,12 @@ class TrainerConfig:
     peers, separated by commas; "" lets the hub see one.
     streams: connections to each peer, 0: as measurements say. congestion: of these connections, see
     `p2psync.net.tcp.choose_congestion`. probe: measure links with short bursts.
-    profile: of deltas, or "auto": see `p2psync.trainer.profile_choice`. link_mbps: what the slowest link gives, 0: as
-    members measure it. squash: make squashes for members that are behind. anchor_ratio, anchor_deltas, anchor_seconds,
-    keep: see `p2psync.trainer.retention`. ttl: seconds of a lease at the embedded hub. plan: whether that hub makes
-    plans. wait_for_hub: where an external hub cannot be reached at the start, try again until it can. take_over: take
-    an external hub from another run on purpose. supersede: go on under a new run, newer than the one of which this
-    begins the id, unless the store's run is; see `p2psync.membership.runs`.
+    profile: of deltas, or "auto": see `p2psync.trainer.versions.profile_choice`. link_mbps: what the slowest link
+    gives, 0: as members measure it. squash: make squashes for members that are behind. anchor_ratio, anchor_deltas,
+    anchor_seconds, keep: see `p2psync.trainer.versions.retention`. ttl: seconds of a lease at the embedded hub. plan:
+    whether that hub makes plans. wait_for_hub: where an external hub cannot be reached at the start, try again until it
+    can. take_over: take an external hub from another run on purpose. supersede: go on under a new run, newer than the
+    one of which this begins the id, unless the store's run is; see `p2psync.membership.runs`.
     """
 
     store: Path

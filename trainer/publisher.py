@@ -10,8 +10,8 @@
 
 Where the optimizer holds fp32 masters, `masters` names them, and their rounded bits are published in place of the
 module's. With `resident` the module's own bf16 parameters are the trainer's copy of the published bits, so that none
-is kept beside them: then nobody but `publish` may write them (see `p2psync.trainer.resident`), and it is `publish` that
-refreshes them:
+is kept beside them: then nobody but `publish` may write them (see `p2psync.trainer.versions.resident`), and it is
+`publish` that refreshes them:
 
     with Publisher(policy, config, masters=masters, resident=True) as publisher:
         for batch in batches:
@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from p2psync.arguments import as_directory
-from p2psync.engines.module_table import LiveTable, ModuleTable, Names
+from p2psync.engines.module.table import LiveTable, ModuleTable, Names
 from p2psync.errors import UsageError
 from p2psync.net.background import BackgroundLoop
 from p2psync.net.hub import HubService
@@ -38,13 +38,13 @@ from p2psync.observe.events import Event, Published
 from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
-from p2psync.trainer.device_path import DevicePath
 from p2psync.trainer.node import TrainerConfig, TrainerNode
-from p2psync.trainer.resident import ResidentSnapshot
 from p2psync.trainer.rollouts import Rollouts
-from p2psync.trainer.snapshot import Keeper
-from p2psync.trainer.tensors import MasterSource, TensorSource
-from p2psync.trainer.versions import Maker
+from p2psync.trainer.versions.builder import Maker
+from p2psync.trainer.versions.device_path import DevicePath
+from p2psync.trainer.versions.resident import ResidentSnapshot
+from p2psync.trainer.versions.snapshot import Keeper
+from p2psync.trainer.versions.tensors import MasterSource, TensorSource
 
 T = TypeVar("T")
 

@@ -45,10 +45,10 @@ from p2psync.net.hub_wire import decode_error
 from p2psync.observe.events import Published
 from p2psync.protocol.versions import Position
 from p2psync.protocol.wire import decode_msgpack, encode_msgpack
-from p2psync.trainer.journal import Journal
-from p2psync.trainer.ledger import Done, LedgerConfig
-from p2psync.trainer.ledger_routes import MAX_PUT_BODY, MAX_TAKE_BYTES, MEDIA_TYPE, TOKEN_HEADER
-from p2psync.trainer.ledger_service import LedgerService, mount
+from p2psync.trainer.ledger.core import Done, LedgerConfig
+from p2psync.trainer.ledger.journal import Journal
+from p2psync.trainer.ledger.routes import MAX_PUT_BODY, MAX_TAKE_BYTES, MEDIA_TYPE, TOKEN_HEADER
+from p2psync.trainer.ledger.service import LedgerService, mount
 
 __all__ = ["RemoteRollouts", "Rollouts"]
 

@@ -26,14 +26,14 @@ from vllm.distributed.weight_transfer.base import (
     WeightSource,
 )
 
-from p2psync.engines.module_table import module_rows
+from p2psync.engines.module.table import module_rows
 from p2psync.engines.vllm.conductor import Conductor, HTTPControls
 from p2psync.errors import UsageError
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Published
 from p2psync.protocol.keys import parse_private, public_text
 from p2psync.trainer.node import TrainerConfig, TrainerNode
-from p2psync.trainer.tensors import TensorSource
+from p2psync.trainer.versions.tensors import TensorSource
 
 __all__ = ["P2PSyncTrainerEngine", "P2PSyncTrainerInitInfo"]
 
@@ -47,7 +47,7 @@ class P2PSyncTrainerInitInfo(TrainerInitInfo):
     version before `send_weights` returns (0: it returns once the version is durable). servers: URLs of vLLM servers
     whose commits this trainer conducts. conducted: engines have their own conductors; else, without `servers`, `client`
     is told to commit, and generates nothing while it waits for the version. wait: seconds, for all of this.
-    worker: further fields of `p2psync.actor.vllm_backend.P2PSyncInitInfo`.
+    worker: further fields of `p2psync.actor.vllm.backend.P2PSyncInitInfo`.
     """
 
     backend: ClassVar[str] = "p2psync"

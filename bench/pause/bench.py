@@ -21,12 +21,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from p2psync.bench.codec import cpu_name
 from p2psync.bench.pause.report import PauseReport, ShareReport, times_of
 from p2psync.delta.tensors import Kind
-from p2psync.engines.checkpoint import Checkpoint, signature
+from p2psync.engines.checkpoint.files import Checkpoint, signature
 from p2psync.engines.vllm.conductor import LLMControls, Swap, conducted
 from p2psync.net.background import BackgroundLoop
 from p2psync.protocol.keys import public_text
 from p2psync.trainer.node import TrainerConfig, TrainerNode
-from p2psync.trainer.source import CheckpointSource
+from p2psync.trainer.versions.source import CheckpointSource
 
 #: What vLLM needs to run on CPUs without a network.
 ENVIRONMENT = {

@@ -21,8 +21,8 @@ from p2psync.bench.relay.meter import Meter
 from p2psync.bench.relay.report import Passage, RelayReport
 from p2psync.bench.relay.wires import RELAY, Wires, star
 from p2psync.bench.swarm.contenders import HEATS, missing
-from p2psync.bench.swarm.heat import Heat, Track, sha256, write_random
 from p2psync.bench.swarm.processes import Children
+from p2psync.bench.swarm.trial import Heat, Track, sha256, write_random
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 from p2psync.errors import P2PSyncError
 from p2psync.store.encoding import block_and_chunk

@@ -30,7 +30,7 @@ from p2psync.actor.work_queue import Work, WorkQueue
 from p2psync.bench.rl.scale import FREE
 from p2psync.bench.rl.ways import Board, free_position
 from p2psync.bench.rl.weights import make_module, sha256
-from p2psync.bench.swarm.says import say
+from p2psync.bench.swarm.jsonl import say
 from p2psync.observe.events import Committed, Event, Warned
 from p2psync.protocol.keys import parse_public
 from p2psync.protocol.versions import Position

@@ -21,11 +21,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from p2psync.bench.rl.scale import FREE, FULL
 from p2psync.bench.rl.ways import Board, WholeMaker, free_position, rollouts_of
 from p2psync.bench.rl.weights import Optimizer, make_module, sha256
-from p2psync.bench.swarm.says import say
+from p2psync.bench.swarm.jsonl import say
 from p2psync.delta.warm import warm
 from p2psync.observe.events import Event, Published, Trouble
 from p2psync.protocol.keys import public_text
-from p2psync.trainer.ledger import Done
+from p2psync.trainer.ledger.core import Done
 from p2psync.trainer.node import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 

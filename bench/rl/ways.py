@@ -18,11 +18,11 @@ from p2psync.membership.work import WorkItem
 from p2psync.net.background import BackgroundLoop
 from p2psync.net.hub import HubService
 from p2psync.protocol.versions import Position
-from p2psync.trainer.ledger import Ledger
-from p2psync.trainer.ledger_service import mount
+from p2psync.trainer.ledger.core import Ledger
+from p2psync.trainer.ledger.service import mount
 from p2psync.trainer.rollouts import Rollouts
-from p2psync.trainer.source import Source
-from p2psync.trainer.versions import Made, VersionMaker
+from p2psync.trainer.versions.builder import Made, VersionMaker
+from p2psync.trainer.versions.source import Source
 
 _NUMBER = struct.Struct("<q")
 

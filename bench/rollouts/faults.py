@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from p2psync.bench.rollouts.world import TTL, Broken, Clock, Trainer, digest_of
-from p2psync.trainer.ledger import LedgerConfig
+from p2psync.trainer.ledger.core import LedgerConfig
 
 #: Faults end after so many virtual seconds, and everything must be done after so many more.
 FAULTY, LIMIT = 120.0, 4000.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from p2psync.membership.work import WorkItem
-from p2psync.trainer.ledger_records import (
+from p2psync.trainer.ledger.records import (
     Accepted,
     Admitted,
     Change,

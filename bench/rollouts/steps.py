@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from p2psync.trainer.ledger import Ledger, LedgerConfig
+from p2psync.trainer.ledger.core import Ledger, LedgerConfig
 
-#: How often a waiting actor's share is looked at again (seconds), as in `p2psync.trainer.ledger_service`.
+#: How often a waiting actor's share is looked at again (seconds), as in `p2psync.trainer.ledger.service`.
 LOOK_EVERY = 0.25
 LENGTHS = ("fixed", "exponential", "heavy")
 POLICIES = ("equal", "asking", "allotted")

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from p2psync.bench.rollouts.replay import Replay
 from p2psync.membership.work import Verdict, WorkItem
-from p2psync.trainer.ledger import Done, Ledger, LedgerConfig
-from p2psync.trainer.ledger_records import Change
+from p2psync.trainer.ledger.core import Done, Ledger, LedgerConfig
+from p2psync.trainer.ledger.records import Change
 
 TTL = 5.0
 Reply = Callable[[object], None]

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from p2psync.membership.work import WorkItem
-from p2psync.trainer.journal import Journal
-from p2psync.trainer.ledger_records import Accepted, Change, HandedOut, Put, StepCommitted
+from p2psync.trainer.ledger.journal import Journal
+from p2psync.trainer.ledger.records import Accepted, Change, HandedOut, Put, StepCommitted
 
 Spent = tuple[float, float]
 

@@ -13,9 +13,9 @@ import socket
 import time
 from pathlib import Path
 
-from p2psync.bench.swarm.heat import SETTLE, Heat
 from p2psync.bench.swarm.metainfo import torrent_of
 from p2psync.bench.swarm.processes import PYTHON, Child
+from p2psync.bench.swarm.trial import SETTLE, Heat
 from p2psync.errors import P2PSyncError
 
 _PORT, _CONTROL, _TRACKER = 6881, 6800, 6969

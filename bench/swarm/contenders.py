@@ -6,10 +6,10 @@ import importlib.util
 import shutil
 
 from p2psync.bench.swarm.aria2 import Aria2
-from p2psync.bench.swarm.heat import Heat
 from p2psync.bench.swarm.libtorrent import Libtorrent
-from p2psync.bench.swarm.ours import Ours
+from p2psync.bench.swarm.p2psync import Ours
 from p2psync.bench.swarm.rsync import Rsync
+from p2psync.bench.swarm.trial import Heat
 
 OURS = "p2psync"
 HEATS: dict[str, type[Heat]] = {OURS: Ours, "aria2": Aria2, "libtorrent": Libtorrent, "rsync": Rsync}

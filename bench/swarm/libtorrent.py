@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from p2psync.bench.swarm import torrent_client
-from p2psync.bench.swarm.heat import SETTLE, Heat
 from p2psync.bench.swarm.metainfo import torrent_of
 from p2psync.bench.swarm.processes import PYTHON, Child
+from p2psync.bench.swarm.trial import SETTLE, Heat
 
 _PORT = 6881
 

@@ -21,13 +21,13 @@ import numpy as np
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2psync.bench.swarm.says import say
+from p2psync.bench.swarm.jsonl import say
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.delta.warm import warm
 from p2psync.observe.events import Event, PeerDown, PeerUp, Published, Trouble
 from p2psync.protocol.keys import public_text
 from p2psync.trainer.node import TrainerConfig, TrainerNode
-from p2psync.trainer.versions import Made
+from p2psync.trainer.versions.builder import Made
 
 #: Units of one tensor.
 _TENSOR = 1 << 22
@@ -72,7 +72,7 @@ class Weights:
         self._bits = {spec: rng.integers(0, 1 << 16, spec.count, np.uint16) for spec in self.specs}
 
     def units(self, spec: TensorSpec) -> Units:
-        """See `p2psync.trainer.source.Source`."""
+        """See `p2psync.trainer.versions.source.Source`."""
         return self._bits[spec]
 
     @property

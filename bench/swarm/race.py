@@ -20,9 +20,9 @@ from p2psync.bench.codec import cpu_name
 from p2psync.bench.swarm import faults
 from p2psync.bench.swarm.contenders import HEATS, OURS, missing
 from p2psync.bench.swarm.faults import Fault
-from p2psync.bench.swarm.heat import Heat, Track, sha256, write_random
 from p2psync.bench.swarm.processes import Children
 from p2psync.bench.swarm.report import Run, Sample, SwarmReport
+from p2psync.bench.swarm.trial import Heat, Track, sha256, write_random
 from p2psync.errors import P2PSyncError, UsageError
 from p2psync.net.tcp import AUTO_CONGESTION, PREFERRED
 from p2psync.topology.bound import broadcast_bound, least_makespan

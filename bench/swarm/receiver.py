@@ -17,7 +17,7 @@ import msgspec
 import uvloop
 
 from p2psync.actor.node import ActorConfig, relay
-from p2psync.bench.swarm.says import say
+from p2psync.bench.swarm.jsonl import say
 from p2psync.observe.events import Committed, Event, PeerDown, PeerUp, Warned
 from p2psync.protocol.keys import parse_public
 

@@ -6,8 +6,8 @@ import socket
 import time
 from pathlib import Path
 
-from p2psync.bench.swarm.heat import Heat
 from p2psync.bench.swarm.processes import Child
+from p2psync.bench.swarm.trial import Heat
 from p2psync.errors import P2PSyncError
 
 _PORT = 8730

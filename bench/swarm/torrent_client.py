@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from p2psync.bench.swarm.says import say
+from p2psync.bench.swarm.jsonl import say
 
 
 class Options(msgspec.Struct, frozen=True):

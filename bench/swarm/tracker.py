@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from p2psync.bench.swarm.jsonl import say
 from p2psync.bench.swarm.metainfo import bencode
-from p2psync.bench.swarm.says import say
 
 #: Seconds after which clients may ask again.
 _INTERVAL = 2

@@ -34,7 +34,7 @@ import msgspec
 from engines import Engine, in_process, served
 from wire import Prompt, Rollout
 
-from p2psync.actor.vllm_work import EngineWork
+from p2psync.actor.vllm.work import EngineWork
 from p2psync.engines.vllm.conductor import Swap
 from p2psync.errors import P2PSyncError
 from p2psync.membership.work import WorkGrant

@@ -14,9 +14,9 @@ import asyncio
 import signal
 from contextlib import AsyncExitStack
 
-from p2psync.actor.rollout_face import RolloutFace
 from p2psync.actor.rollout_proxy import ProxyEngine
-from p2psync.actor.vllm_work import EngineVersion, server_status
+from p2psync.actor.rollout_server import RolloutFace
+from p2psync.actor.vllm.work import EngineVersion, server_status
 from p2psync.engines.vllm.conductor import HTTPControls, Swap, conducting
 
 

@@ -95,8 +95,8 @@ def compiler() -> Finding:
     try:
         import numpy as np
 
-        from p2psync.delta import kernels
         from p2psync.delta.digest import digest_units
+        from p2psync.delta.kernels import weights as kernels
         from p2psync.delta.tensors import Kind, TensorSpec
 
         digest_units(TensorSpec(Kind.TENSOR, "", "BF16", (64,)), np.zeros(64, np.uint16))

@@ -63,8 +63,8 @@ def publish(
 
     async def build() -> None:
         from p2psync.trainer.daemon import publish_checkpoint
-        from p2psync.trainer.layouts import Rules
         from p2psync.trainer.node import TrainerConfig, TrainerNode
+        from p2psync.trainer.watch.layouts import Rules
 
         config = TrainerConfig(
             store=store,

@@ -101,9 +101,9 @@ def trainer(
         from p2psync.net.addresses import advertised_hosts, listen_host
         from p2psync.net.listening import printed_hub_url
         from p2psync.trainer.daemon import WatchConfig, WatchDaemon
-        from p2psync.trainer.daemon_ledger import DaemonLedger
-        from p2psync.trainer.layouts import Rules
+        from p2psync.trainer.ledger.daemon import DaemonLedger
         from p2psync.trainer.node import TrainerConfig, TrainerNode
+        from p2psync.trainer.watch.layouts import Rules
 
         key_file = key or store / "trainer.key"
         signing = read_key(key_file) if key_file.exists() else make_key(key_file)

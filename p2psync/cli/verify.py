@@ -29,7 +29,7 @@ def verify(
     json: Annotated[str | None, typer.Option(help="The figures as JSON to FILE, or - for stdout.")] = None,
 ) -> None:
     """Check every bit of a checkpoint against what the trainer signed; exit 1 if it differs."""
-    from p2psync.engines.checkpoint import Checkpoint
+    from p2psync.engines.checkpoint.files import Checkpoint
 
     manifest, view = daemon.run(_manifest(join, token, version, daemon.trusted_keys(trust)))
     with _held_still(directory) as place, Checkpoint.open(place) as checkpoint:

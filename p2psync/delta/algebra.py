@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta import kernels
 from p2psync.delta.block import Block, block_range, block_span
 from p2psync.delta.digest import MODULUS, digest_units, join_change, tensor_key
-from p2psync.delta.kernels import plain
+from p2psync.delta.kernels import weights as kernels
+from p2psync.delta.kernels.weights import plain
 from p2psync.delta.tensors import Row, TensorSpec, Units
 
 _NO_KEY = np.zeros(2, np.uint64)

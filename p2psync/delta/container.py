@@ -13,17 +13,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from p2psync.delta import fast, past_read, tight, tight_past, tight_read
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import MAX_BLOCK_UNITS, Block, block_count, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
 from p2psync.delta.extract import Extraction, Found
+from p2psync.delta.fast import codec as fast
 from p2psync.delta.history import Past
-from p2psync.delta.kernels import address
-from p2psync.delta.sampling import sample_blocks, sample_copies
+from p2psync.delta.kernels.block_sums import ScanSums, address_of_block
+from p2psync.delta.kernels.weights import address
 from p2psync.delta.streams import Parts
-from p2psync.delta.sums import ScanSums, address_of_block
 from p2psync.delta.tensors import Row, Units
+from p2psync.delta.tight import history_reader as past_read
+from p2psync.delta.tight import history_writer as tight_past
+from p2psync.delta.tight import reader as tight_read
+from p2psync.delta.tight import writer as tight
+from p2psync.delta.tight.sample import sample_blocks, sample_copies
 from p2psync.errors import FormatError
 
 #: No chunk is larger than this, and none may be asked to be larger than `MAX_TARGET_BYTES` (bytes).

@@ -29,7 +29,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from p2psync.delta import kernels
+from p2psync.delta.kernels import weights as kernels
 from p2psync.delta.tensors import DIGEST_BYTES, TensorSpec, Units
 
 #: The digest is a sum modulo this.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta import kernels
 from p2psync.delta.block import MAX_BLOCK_BYTES, Block
 from p2psync.delta.digest import MODULUS, digest_change, digest_units, join_change, tensor_key, witness
+from p2psync.delta.kernels import weights as kernels
 from p2psync.delta.tensors import TensorSpec, Units
 
 _Arrays = tuple[NDArray[np.uint32], Units, Units]

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.block import Block
-from p2psync.delta.kernels import GROUP, inline, kernel, load, popcount, store
-from p2psync.delta.lanes import compress, select
+from p2psync.delta.kernels.simd import compress, select
+from p2psync.delta.kernels.weights import GROUP, inline, kernel, load, popcount, store
 from p2psync.delta.tensors import Units
 
 _U = np.uint64

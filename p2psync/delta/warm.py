@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2psync.delta import fast, tight
 from p2psync.delta.algebra import apply_with_digest, gather, scatter
 from p2psync.delta.container import ChunkEncoder, decode_chunk
 from p2psync.delta.digest import digest_units
+from p2psync.delta.fast import codec as fast
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
+from p2psync.delta.tight import writer as tight
 
 _BLOCK_UNITS = 1 << 16
 

@@ -29,7 +29,6 @@ from p2psync.membership.checks import (
     check_running,
     is_hex,
 )
-from p2psync.membership.doubts import Doubts
 from p2psync.membership.fencing import Claimant, Fence
 from p2psync.membership.leases import MAX_MEMBERS, Ended, Held, LeaseTable, running
 from p2psync.membership.lineage import MAX_MANIFEST_BYTES, MAX_MANIFESTS, Entry, Lineage, entry_of
@@ -53,6 +52,7 @@ from p2psync.membership.records import (
 )
 from p2psync.membership.renewal import Told, take
 from p2psync.membership.runs import run_name
+from p2psync.membership.suspicion import Doubts
 from p2psync.protocol.manifest import open_signed
 from p2psync.protocol.plan import NodePlan, outside
 

@@ -27,12 +27,12 @@ from p2psync.membership.hub import HubConfig, HubCore
 from p2psync.membership.leases import Ended, Held
 from p2psync.membership.planning import PlanBook, Planner
 from p2psync.membership.records import Member, Status
-from p2psync.net.hub_alarm import Alarm
 from p2psync.net.hub_metrics import HubMetrics
 from p2psync.net.hub_routes import add_routes
 from p2psync.net.hub_views import EncodedViews
 from p2psync.net.listening import BACKLOG, open_listeners
 from p2psync.net.plan_worker import PlanWorker
+from p2psync.net.timer import Alarm
 
 _SETTLE_PER_MEMBER = 0.001
 _SETTLE_AT_MOST = 1.0

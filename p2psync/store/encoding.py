@@ -10,14 +10,14 @@ from typing import Protocol
 import msgspec
 from blake3 import blake3
 
-from p2psync.delta import tight
 from p2psync.delta.block import Block, block_span
 from p2psync.delta.container import ChunkEncoder, EncodedChunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.extract import Found
 from p2psync.delta.history import Past
-from p2psync.delta.sums import ScanSums
+from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tight import writer as tight
 from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import HASH_BYTES, Manifest, pack_table
 from p2psync.store.segments import Segments

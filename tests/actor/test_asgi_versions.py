@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from p2psync.actor.asgi_versions import STATE, VersionMiddleware
-from p2psync.actor.end_mark import read_mark
-from p2psync.actor.gate import Gate
+from p2psync.actor.commit_lock import Gate
 from p2psync.actor.live_version import LiveVersion
+from p2psync.actor.stream_trailer import read_mark
 from p2psync.errors import EngineError
 from p2psync.protocol.versions import Position
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from p2psync.actor.demand import Span
-from p2psync.actor.end_mark import EVENTS, LINES, EndMark, read_mark
+from p2psync.actor.stream_trailer import EVENTS, LINES, EndMark, read_mark
 
 FOUND = Span(start_version=3, start_digest="03" * 16, end_version=4, end_digest="04" * 16, commits=1)
 EVENT = b'data: {"choices":[{"text":"a"}]}\n\n'

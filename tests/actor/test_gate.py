@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from p2psync.actor.gate import Gate
+from p2psync.actor.commit_lock import Gate
 from p2psync.errors import UsageError
 
 LIMIT = 10.0

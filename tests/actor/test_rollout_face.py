@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from p2psync.actor.end_mark import EVENTS, LINES, read_mark
-from p2psync.actor.gate import Gate
+from p2psync.actor.commit_lock import Gate
 from p2psync.actor.live_version import LiveVersion
-from p2psync.actor.rollout_face import Answered, Asked, RolloutFace
 from p2psync.actor.rollout_proxy import ProxyEngine
+from p2psync.actor.rollout_server import Answered, Asked, RolloutFace
+from p2psync.actor.stream_trailer import EVENTS, LINES, read_mark
 from p2psync.errors import EngineError, UsageError
 from p2psync.protocol.versions import Position
 

@@ -18,13 +18,13 @@ from rich.console import Console
 
 from p2psync.bench.swarm import faults, tracker
 from p2psync.bench.swarm.contenders import HEATS, OURS, missing
-from p2psync.bench.swarm.heat import write_random
 from p2psync.bench.swarm.metainfo import bencode, torrent_of
 from p2psync.bench.swarm.plot import middle_runs
 from p2psync.bench.swarm.publisher import Weights, count_for, least_bytes
 from p2psync.bench.swarm.race import Options, Race
 from p2psync.bench.swarm.report import Run, Sample, SwarmReport, lines, times_faster
 from p2psync.bench.swarm.tables import fault_ratios, print_swarm_report
+from p2psync.bench.swarm.trial import write_random
 from p2psync.errors import UsageError
 from p2psync.topology.emulator import namespaces, runs, why_not
 from p2psync.topology.model import Host, Link, Region, Topology, load

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from p2psync.bench import arc, rivals
+from p2psync.bench import arc
+from p2psync.bench import baselines as rivals
 from p2psync.bench.patchers import TOOLS, measure_tool, missing
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 

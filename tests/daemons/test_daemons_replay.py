@@ -9,7 +9,7 @@ from daemon_parts import Swarm
 from p2psync.net.hub_client import HubClient
 from p2psync.protocol.keys import parse_private
 from p2psync.protocol.manifest import SignedManifest, decode_body
-from p2psync.trainer.runstate import RunState
+from p2psync.trainer.run_state import RunState
 
 
 async def test_an_actor_does_not_go_back_to_what_an_old_view_announces(swarm: Swarm) -> None:

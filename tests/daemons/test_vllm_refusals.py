@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2psync.actor.vllm_refusals import check
+from p2psync.actor.vllm.refusals import check
 from p2psync.errors import EngineError
 
 

@@ -16,7 +16,7 @@ from store_parts import KEY
 
 from p2psync.actor.node import chunk_reader
 from p2psync.engines.base import Step
-from p2psync.engines.directory import DirectoryEngine
+from p2psync.engines.directory.engine import DirectoryEngine
 from p2psync.engines.relay import RelayEngine
 from p2psync.errors import P2PSyncError
 from p2psync.membership.records import Announcement, NodeInfo, View
@@ -28,7 +28,7 @@ from p2psync.swarm.actions import Save
 from p2psync.swarm.follower import Fetch, Follower, GetManifest, Phase, Retire
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.swarm.wishes import AbandonStage, Adopt, CommitStage, Forgo, OpenStage, Put
-from p2psync.trainer.versions import announcement_of
+from p2psync.trainer.versions.builder import announcement_of
 
 #: Versions that are published; and rounds of a follower's life after which it must be there or have refused.
 VERSIONS, ROUNDS = 4, 60

@@ -32,8 +32,8 @@ from trainer_parts import KEY, RUN, Arrays
 from p2psync.errors import DigestMismatchError, P2PSyncError, StoreError
 from p2psync.store.packs import Store
 from p2psync.store.records import clear
-from p2psync.trainer.runstate import RunState, load_run, save_run
-from p2psync.trainer.versions import VersionMaker
+from p2psync.trainer.run_state import RunState, load_run, save_run
+from p2psync.trainer.versions.builder import VersionMaker
 
 #: One case that takes longer (seconds) is a hang: the process is ended with a trace.
 HANG = 120

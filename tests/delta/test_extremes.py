@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2psync.delta.block import block_count
+from p2psync.delta.block_headers import MAX_BLOCKS
 from p2psync.delta.container import MAX_CHUNK_BYTES, PROFILES, ChunkEncoder, decode_chunk
-from p2psync.delta.heads import MAX_BLOCKS
 from p2psync.delta.streams import pack_streams
 from p2psync.delta.tensors import DTYPE_BITS, Kind, Row, TensorSpec
 from p2psync.errors import FormatError

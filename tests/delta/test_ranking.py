@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from delta_parts import GRID, spec
 
-from p2psync.delta import fast, rooms, symbols, tight
 from p2psync.delta.container import ChunkEncoder, decode_chunk
 from p2psync.delta.digest import MODULUS, digest_units
 from p2psync.delta.extract import Found, extract_block
+from p2psync.delta.fast import codec as fast
 from p2psync.delta.tensors import Row
+from p2psync.delta.tight import scratch as rooms
+from p2psync.delta.tight import symbols
+from p2psync.delta.tight import writer as tight
 
 #: Of each block the share of units that change: none, few, nearly all, all, and so that classes shift.
 DENSITIES = (0.0, 0.01, 0.9, 1.0, 0.02, 0.0, 0.3, 0.01, 0.9, 0.05, 0.01, 0.001)

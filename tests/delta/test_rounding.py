@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from p2psync.delta.rounding import QUIET_NAN, round_bf16
-from p2psync.engines.device_find import nan_bits
+from p2psync.delta.kernels.rounding import QUIET_NAN, round_bf16
+from p2psync.engines.device.finder import nan_bits
 
 
 def by_torch(bits: np.ndarray) -> np.ndarray:

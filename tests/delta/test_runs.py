@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from p2psync.delta.runs import order_runs
+from p2psync.delta.kernels.tile_order import order_runs
 
 
 def test_runs_are_put_in_order() -> None:

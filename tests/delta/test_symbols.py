@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from p2psync.delta import ans, symbols
-from p2psync.delta.tables import Tables
+from p2psync.delta.tight import ans, symbols
+from p2psync.delta.tight.tables import Tables
 from p2psync.errors import FormatError
 
 UNITS = 1 << 20

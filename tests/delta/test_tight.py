@@ -19,14 +19,14 @@ from test_tight_past import drifting
 
 from p2psync.bench.bounds import measure_bounds
 from p2psync.bench.policy import draw_step, model_rows
-from p2psync.delta import rooms
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import Block
 from p2psync.delta.container import ChunkEncoder, decode_chunk, iter_chunk
 from p2psync.delta.extract import Found, extract_block
 from p2psync.delta.streams import varint
 from p2psync.delta.tensors import Row
-from p2psync.delta.tight import MAX_BLOCKS, WIDTH
+from p2psync.delta.tight import scratch as rooms
+from p2psync.delta.tight.writer import MAX_BLOCKS, WIDTH
 from p2psync.errors import FormatError
 
 HERE = Path(__file__).parent

@@ -16,10 +16,10 @@ from p2psync.delta.block import Block
 from p2psync.delta.container import ChunkEncoder, decode_chunk, iter_chunk
 from p2psync.delta.extract import Found, extract_block
 from p2psync.delta.history import History
-from p2psync.delta.past_read import read_body
 from p2psync.delta.streams import pack_streams, unpack_streams, varint
 from p2psync.delta.tensors import Row
-from p2psync.delta.tight_read import MOST, cut
+from p2psync.delta.tight.history_reader import read_body
+from p2psync.delta.tight.reader import MOST, cut
 from p2psync.errors import FormatError
 
 Bits = NDArray[np.uint16]
@@ -330,10 +330,10 @@ def test_bounds_of_blocks_and_changes_hold_for_both_sides_together(monkeypatch: 
         return list(read_body(body, rows, GRID, 1 << 20, case.base, case.pasts.__getitem__))
 
     for most, match in (((7, MOST[1]), "more than 3 tight blocks"), ((8, changed - 1), "more or fewer changes")):
-        monkeypatch.setattr("p2psync.delta.past_read.MOST", most)
+        monkeypatch.setattr("p2psync.delta.tight.history_reader.MOST", most)
         with pytest.raises(FormatError, match=match):
             read()
-    monkeypatch.setattr("p2psync.delta.past_read.MOST", (8, changed))
+    monkeypatch.setattr("p2psync.delta.tight.history_reader.MOST", (8, changed))
     assert len(read()) == 4
 
 

@@ -1,6 +1,7 @@
 """Warming goes the way of both profiles: nothing is left to be compiled when the first version comes."""
 
-from p2psync.delta import ranks, symbols
+from p2psync.delta.tight import class_index as ranks
+from p2psync.delta.tight import symbols
 from p2psync.delta.warm import warm
 
 

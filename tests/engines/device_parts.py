@@ -9,9 +9,9 @@ import torch
 
 from p2psync.delta.block import block_count, block_range
 from p2psync.delta.extract import Extraction, Found
-from p2psync.delta.rounding import round_bf16
+from p2psync.delta.kernels.rounding import round_bf16
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.device_find import Pair, nan_bits
+from p2psync.engines.device.finder import Pair, nan_bits
 
 GRID = 1 << 16
 CPU = torch.device("cpu")

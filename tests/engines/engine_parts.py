@@ -14,7 +14,7 @@ from p2psync.delta.container import ChunkEncoder
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.tensors import DTYPE_BITS, Row, TensorSpec, Units
 from p2psync.engines.base import Engine, Position, Stage, Step
-from p2psync.engines.checkpoint import Checkpoint
+from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.protocol.manifest import Manifest, pack_table
 
 RUN = "0" * 31 + "1"

@@ -10,11 +10,11 @@ import torch
 from module_parts import Version, version_of
 
 from p2psync.delta.tensors import Kind, TensorSpec
-from p2psync.engines.vllm.crossing import Crossing
+from p2psync.engines.vllm.commit_handoff import Crossing
 from p2psync.engines.vllm.engine import LiveEngine
-from p2psync.engines.vllm.hand import Hand
-from p2psync.engines.vllm.livemap import LiveMap
-from p2psync.engines.vllm.probing import learn
+from p2psync.engines.vllm.live_map import LiveMap
+from p2psync.engines.vllm.loader_probe import learn
+from p2psync.engines.vllm.rank_writer import Hand
 from p2psync.engines.vllm.ranks import Ranks
 from p2psync.errors import EngineError
 
@@ -157,7 +157,7 @@ class Served:
 
 def tensors(version: Version) -> list[tuple[str, torch.Tensor]]:
     """A version's weights as tensors."""
-    from p2psync.engines.vllm.probing import as_tensor
+    from p2psync.engines.vllm.loader_probe import as_tensor
 
     return [(spec.name, as_tensor(spec, version[spec].copy())) for spec in specs_of(version)]
 

@@ -9,7 +9,7 @@ from engine_parts import Run
 from p2psync.delta.digest import digest_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.engines.base import Step
-from p2psync.engines.module import canonical_header, host_units, module_rows
+from p2psync.engines.module.engine import canonical_header, host_units, module_rows
 
 DTYPES = [
     torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8,

@@ -16,9 +16,9 @@ from test_module import start
 from p2psync.delta.block import Block
 from p2psync.delta.container import iter_chunk
 from p2psync.delta.tensors import Row, TensorSpec, Units
-from p2psync.engines.checkpoint import Checkpoint
-from p2psync.engines.directory import DirectoryEngine
-from p2psync.engines.module import ModuleEngine
+from p2psync.engines.checkpoint.files import Checkpoint
+from p2psync.engines.directory.engine import DirectoryEngine
+from p2psync.engines.module.engine import ModuleEngine
 
 Bits = dict[TensorSpec, Units]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from test_conductor import Engine
 
-from p2psync.engines.vllm.bell import MOST, Bell, Listener
+from p2psync.engines.vllm.commit_handoff import Crossing
+from p2psync.engines.vllm.commit_notifier import MOST, Bell, Listener
 from p2psync.engines.vllm.conductor import Conductor
-from p2psync.engines.vllm.crossing import Crossing
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="abstract sockets are Linux's")
 

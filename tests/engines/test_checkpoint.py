@@ -10,8 +10,8 @@ import pytest
 from engine_parts import Files, header_of, safetensors, tensor, write_files
 
 from p2psync.delta.tensors import Kind, TensorSpec
-from p2psync.engines.checkpoint import Checkpoint
-from p2psync.engines.layout import MAX_FILE_BYTES, check_rows, layout
+from p2psync.engines.checkpoint.files import Checkpoint
+from p2psync.engines.checkpoint.layout import MAX_FILE_BYTES, check_rows, layout
 from p2psync.errors import FormatError
 
 FILES: Files = {

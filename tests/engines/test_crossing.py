@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from p2psync.engines.vllm.crossing import Crossing
+from p2psync.engines.vllm.commit_handoff import Crossing
 
 #: Far above what it takes; a hang fails the test.
 LONG = 60.0

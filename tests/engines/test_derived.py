@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from p2psync.engines.vllm.derived import Derived, note_construction
+from p2psync.engines.vllm.derived_tensors import Derived, note_construction
 from p2psync.engines.vllm.object_graph import Graph
 from p2psync.errors import EngineError
 

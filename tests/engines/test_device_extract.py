@@ -10,9 +10,9 @@ from module_parts import DTYPES
 
 from p2psync.delta.container import ChunkEncoder
 from p2psync.delta.tensors import Row
-from p2psync.engines.device_extract import DeviceExtraction
-from p2psync.engines.device_find import Pair
-from p2psync.engines.weights import flat_bits
+from p2psync.engines.device.extract import DeviceExtraction
+from p2psync.engines.device.finder import Pair
+from p2psync.engines.module.live_tensors import flat_bits
 from p2psync.errors import EngineError, FormatError
 
 

@@ -10,11 +10,13 @@ import torch
 from engine_parts import Run, bring, digest_of, put_all
 from module_parts import Policy, Version, anchor, bits, stepped, version_of, weights
 
-from p2psync.engines import device_move, module, staging
 from p2psync.engines.base import Position
-from p2psync.engines.device_move import Place
-from p2psync.engines.module import ModuleEngine
-from p2psync.engines.weights import DeviceTensor
+from p2psync.engines.device import gather as device_move
+from p2psync.engines.device.gather import Place
+from p2psync.engines.module import engine as module
+from p2psync.engines.module import staging
+from p2psync.engines.module.engine import ModuleEngine
+from p2psync.engines.module.live_tensors import DeviceTensor
 from p2psync.errors import EngineError
 
 

@@ -16,7 +16,9 @@ if importlib.util.find_spec("triton") is None:
 ELSEWHERE = "triton" in sys.modules
 # Triton decides when it is imported whether its functions are compiled or interpreted.
 os.environ["TRITON_INTERPRET"] = "1"
-from p2psync.engines import device_digest, device_scatter, device_triton  # noqa: E402
+from p2psync.engines.device import digest as device_digest  # noqa: E402
+from p2psync.engines.device import triton_finder as device_triton  # noqa: E402
+from p2psync.engines.device import triton_scatter as device_scatter  # noqa: E402
 
 del os.environ["TRITON_INTERPRET"]
 
@@ -25,10 +27,10 @@ import torch  # noqa: E402
 from device_parts import CPU, GRID, WIDTHS, assert_same, masters, on_cpu, pairs_of, tensor_of, versions  # noqa: E402
 
 from p2psync.delta.digest import digest_units  # noqa: E402
-from p2psync.engines import device_move  # noqa: E402
-from p2psync.engines.device_extract import DeviceExtraction  # noqa: E402
-from p2psync.engines.device_find import Pair, nan_bits  # noqa: E402
-from p2psync.engines.device_move import Place  # noqa: E402
+from p2psync.engines.device import gather as device_move  # noqa: E402
+from p2psync.engines.device.extract import DeviceExtraction  # noqa: E402
+from p2psync.engines.device.finder import Pair, nan_bits  # noqa: E402
+from p2psync.engines.device.gather import Place  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,8 +86,8 @@ import re, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from p2psync.engines import device_digest, device_scatter
-from p2psync.engines import device_triton as kernels
+from p2psync.engines.device import digest as device_digest, triton_scatter as device_scatter
+from p2psync.engines.device import triton_finder as kernels
 
 pointers = {"table": "*i64", "counts": "*i32", "words": "*i16", "runs": "*i32", "cursor": "*i32", "positions": "*i32"}
 numbers = {"room": "i32", "tiles": "i32", "nan": "i32"}

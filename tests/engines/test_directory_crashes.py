@@ -13,7 +13,7 @@ import pytest
 from crash_parts import run_in_child
 from engine_parts import Files, Run, Weights, bring, perturb, position, tensor, tree, write_files
 
-from p2psync.engines.directory import DirectoryEngine
+from p2psync.engines.directory.engine import DirectoryEngine
 
 W: Weights = {"a": tensor(1, "BF16", 3000), "b": tensor(2, "F32", 300), "c": tensor(3, "I8", 5)}
 BASE: Files = {"m.safetensors": W, "config.json": b"{}"}

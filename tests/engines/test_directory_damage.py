@@ -11,7 +11,7 @@ import pytest
 from engine_parts import bring, position, put_all, tree
 from test_directory import current, published
 
-from p2psync.engines.directory import DirectoryEngine
+from p2psync.engines.directory.engine import DirectoryEngine
 from p2psync.errors import EngineError, FormatError
 
 FILE = "model-1.safetensors"

@@ -25,7 +25,7 @@ from msgspec import structs
 
 from p2psync.delta.tensors import DTYPE_BITS, Kind, Row, TensorSpec
 from p2psync.engines.base import Step
-from p2psync.engines.directory import DirectoryEngine
+from p2psync.engines.directory.engine import DirectoryEngine
 from p2psync.errors import EngineError, FormatError
 from p2psync.protocol.manifest import pack_table
 

@@ -8,7 +8,7 @@ import pytest
 from disk_parts import needs_root, small_disk
 from engine_parts import Files, Run, Weights, bring, put_all, tensor, tree, write_files
 
-from p2psync.engines.directory import DirectoryEngine
+from p2psync.engines.directory.engine import DirectoryEngine
 from p2psync.errors import EngineError
 
 pytestmark = [pytest.mark.root, needs_root]

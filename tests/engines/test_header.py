@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from p2psync.delta.tensors import TensorSpec
-from p2psync.engines.header import canonical_header, header_bytes, parse_header
+from p2psync.engines.checkpoint.header import canonical_header, header_bytes, parse_header
 from p2psync.errors import FormatError
 
 

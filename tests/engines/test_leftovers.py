@@ -10,8 +10,8 @@ import torch
 from fused_parts import Served, specs_of
 
 from p2psync.delta.tensors import Kind, TensorSpec
-from p2psync.engines.vllm.hand import Edit
-from p2psync.engines.vllm.leftovers import count_wild, forget_wild
+from p2psync.engines.vllm.nonfinite_caches import count_wild, forget_wild
+from p2psync.engines.vllm.rank_writer import Edit
 
 NAN, INFINITE = 0x7FC1, 0xFF80
 

@@ -14,7 +14,7 @@ from module_parts import Version, anchor, stepped
 from test_module import start
 
 from p2psync.delta.tensors import Kind
-from p2psync.engines.vllm.hand import Hand
+from p2psync.engines.vllm.rank_writer import Hand
 from p2psync.errors import BaseMismatchError, EngineError, UnvouchedError
 
 

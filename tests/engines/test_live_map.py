@@ -17,9 +17,9 @@ from fused_parts import (
 )
 from module_parts import version_of
 
-from p2psync.engines.vllm.hand import Edit, Hand
-from p2psync.engines.vllm.livemap import check_whole, decode, encode
-from p2psync.engines.vllm.probing import as_tensor, learn
+from p2psync.engines.vllm.live_map import check_whole, decode, encode
+from p2psync.engines.vllm.loader_probe import as_tensor, learn
+from p2psync.engines.vllm.rank_writer import Edit, Hand
 from p2psync.errors import EngineError
 
 
@@ -111,7 +111,7 @@ def test_loaders_that_do_more_than_copy_are_refused_and_leave_no_trace(monkeypat
         load(model, trained)
         model.__class__ = kind
         refused(match, model, trained)
-    monkeypatch.setattr("p2psync.engines.vllm.pieces.MAX_PIECES", 100)
+    monkeypatch.setattr("p2psync.engines.vllm.strided_runs.MAX_PIECES", 100)
     model = Shuffling()
     load(model, trained)
     refused("down: .*one by one", model, trained)

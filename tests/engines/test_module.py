@@ -17,9 +17,9 @@ from safetensors import safe_open
 
 from p2psync.delta.tensors import Kind
 from p2psync.engines.base import Position
-from p2psync.engines.directory import DirectoryEngine
-from p2psync.engines.module import ModuleEngine, host_units, module_rows, module_specs
-from p2psync.engines.weights import live_tensor
+from p2psync.engines.directory.engine import DirectoryEngine
+from p2psync.engines.module.engine import ModuleEngine, host_units, module_rows, module_specs
+from p2psync.engines.module.live_tensors import live_tensor
 from p2psync.errors import BaseMismatchError, DigestMismatchError, EngineError
 
 
@@ -190,7 +190,7 @@ def test_a_failure_in_the_middle_of_the_pause_is_undone_exactly(
     module, run, versions = chain(2)
     anchor(run, 1, versions[1])
     engine = ModuleEngine(module, position=start(0, versions[0]), threads=threads)
-    monkeypatch.setattr("p2psync.engines.writing._PARALLEL_BLOCKS", 1)
+    monkeypatch.setattr("p2psync.engines.module.writer._PARALLEL_BLOCKS", 1)
     before = bits(module)
     path = [run.steps[(0, 1) if kind == "delta" else (None, 1)]]
     stage = engine.stage(path)

@@ -12,7 +12,7 @@ from module_parts import Version, anchor, stepped, version_of
 from torch import nn
 
 from p2psync.delta.tensors import Kind
-from p2psync.engines.module import ModuleEngine, module_rows
+from p2psync.engines.module.engine import ModuleEngine, module_rows
 
 ROWS = torch.linspace(-1, 1, 12).view(3, 4)
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import parametrizations, parametrize
 
-from p2psync.engines.module import ModuleEngine
-from p2psync.engines.module_table import LiveTable
+from p2psync.engines.module.engine import ModuleEngine
+from p2psync.engines.module.table import LiveTable
 from p2psync.errors import EngineError, ModuleError
 
 

@@ -20,9 +20,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.two_tensor import TwoTensor
 
-from p2psync.engines.misfit import misfit
-from p2psync.engines.module import ModuleEngine
-from p2psync.engines.module_table import LiveTable, module_rows, module_table
+from p2psync.engines.module.engine import ModuleEngine
+from p2psync.engines.module.misfit import misfit
+from p2psync.engines.module.table import LiveTable, module_rows, module_table
 from p2psync.errors import ModuleError
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2psync.engines.names import check_path
+from p2psync.engines.checkpoint.file_names import check_path
 from p2psync.errors import FormatError
 
 HOSTILE = [

@@ -15,8 +15,8 @@ from child_signals import heed_interrupts
 from offline_parts import Files, bf16, contents, model, round_trip, safetensors, scratch, step, write
 
 from p2psync.delta.tensors import Kind, Row, TensorSpec
-from p2psync.engines import offline
-from p2psync.engines.layout import Layout
+from p2psync.engines.checkpoint.layout import Layout
+from p2psync.engines.offline import commands as offline
 from p2psync.errors import (
     BaseMismatchError,
     DigestMismatchError,
@@ -290,7 +290,7 @@ def test_a_disk_that_fills_up_midway_leaves_nothing(
         for path in files.values():
             path.touch()
 
-    monkeypatch.setattr("p2psync.engines.rebuild._create", unreserved)
+    monkeypatch.setattr("p2psync.engines.offline.rebuild._create", unreserved)
     with pytest.raises(StoreError, match="full"):
         offline.apply(place / "a", place / "d", small_disk / "o")
     assert list(small_disk.iterdir()) == []

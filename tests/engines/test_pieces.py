@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2psync.engines.vllm.pieces import Piece, digits, missing, parts, pieces_of, runs_of
+from p2psync.engines.vllm.strided_runs import Piece, digits, missing, parts, pieces_of, runs_of
 
 NOWHERE = -1
 
@@ -65,7 +65,7 @@ def test_a_padded_row_ends_a_run() -> None:
 
 
 def test_units_permuted_one_by_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2psync.engines.vllm.pieces.MAX_PIECES", 10)
+    monkeypatch.setattr("p2psync.engines.vllm.strided_runs.MAX_PIECES", 10)
     with pytest.raises(ValueError, match="one by one"):
         found_in(np.random.default_rng(1).permutation(400), np.array([0, 401]))
 

@@ -26,8 +26,8 @@ def rank_main(rank: int, port: int, pipe: Connection) -> None:
     from fused_parts import Checkpointed, Fused, failing, learned, load, parameters, same_bits
     from module_parts import version_of
 
-    from p2psync.engines.vllm.hand import Hand
-    from p2psync.engines.vllm.livemap import check_whole
+    from p2psync.engines.vllm.live_map import check_whole
+    from p2psync.engines.vllm.rank_writer import Hand
     from p2psync.engines.vllm.ranks import Ranks
 
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=SIZE)
@@ -75,7 +75,7 @@ def prepare(ranks: Any, version: Any) -> None:
     import numpy as np
     from module_parts import stepped
 
-    from p2psync.engines.vllm.hand import Edit
+    from p2psync.engines.vllm.rank_writer import Edit
 
     after = stepped(version, 5, 0.2)
     edits = []

@@ -7,9 +7,9 @@ import torch
 from fused_parts import Checkpointed, Fused, load, same_bits, specs_of
 from module_parts import version_of
 
-from p2psync.engines.vllm.livemap import check_whole
-from p2psync.engines.vllm.probing import learn
-from p2psync.engines.vllm.registered import Registered
+from p2psync.engines.vllm.live_map import check_whole
+from p2psync.engines.vllm.loader_probe import learn
+from p2psync.engines.vllm.registered_tensors import Registered
 from p2psync.errors import EngineError
 
 

@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2psync.engines.memory_maps import find_unwritable
-from p2psync.engines.storage_views import Relation, StorageView, relation
+from p2psync.engines.module.memory_maps import find_unwritable
+from p2psync.engines.module.storage_views import Relation, StorageView, relation
 
 VIEWS = st.builds(
     lambda start, width, dims: StorageView(

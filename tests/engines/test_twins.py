@@ -12,8 +12,8 @@ from module_parts import Version, stepped
 from test_module import start
 
 from p2psync.delta.tensors import Kind, TensorSpec
-from p2psync.engines.vllm.hand import Edit
-from p2psync.engines.vllm.twins import check_twins, twins_of
+from p2psync.engines.vllm.equal_tensors import check_twins, twins_of
+from p2psync.engines.vllm.rank_writer import Edit
 from p2psync.errors import EngineError
 
 SPECS = [TensorSpec(kind=Kind.TENSOR, name=name, dtype="BF16", shape=(60,)) for name in ("head", "rows")]

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.protocol.manifest import Manifest
 from p2psync.store.packs import Pack, Store
-from p2psync.trainer.tensors import MasterSource
-from p2psync.trainer.versions import VersionMaker
+from p2psync.trainer.versions.builder import VersionMaker
+from p2psync.trainer.versions.tensors import MasterSource
 
 HERE = Path(__file__).parent
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -18,7 +18,7 @@ from p2psync.store import segments
 from p2psync.store.packs import Store
 from p2psync.trainer.fsdp.making import Making
 from p2psync.trainer.fsdp.orders import agree
-from p2psync.trainer.versions import VersionMaker
+from p2psync.trainer.versions.builder import VersionMaker
 
 RUN = "0" * 11 + "1" + "a" * 20
 #: Several segments of either grid, with block bounds inside shards and shard bounds inside blocks.

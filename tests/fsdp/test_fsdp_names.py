@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 
-from p2psync.engines.module_table import module_specs
+from p2psync.engines.module.table import module_specs
 from p2psync.errors import ModuleError, UsageError
 from p2psync.trainer.fsdp.shards import Shards, group_of
 

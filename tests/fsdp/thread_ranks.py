@@ -92,7 +92,7 @@ class Trained:
             bits[where] += steps.astype(bits.dtype)
 
     def units(self, spec: TensorSpec) -> Units:
-        """See `p2psync.trainer.source.Source`."""
+        """See `p2psync.trainer.versions.source.Source`."""
         return self.bits[spec]
 
 

@@ -12,10 +12,10 @@ from hub_parts import TRUSTED, Clock, node, until
 from p2psync.errors import FormatError, HubError, LeaseError
 from p2psync.membership.changes import put_together
 from p2psync.membership.checks import MAX_PATHS
-from p2psync.membership.doubts import DOUBT
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.leases import Ended
 from p2psync.membership.records import HUB_HOST, Join, Measures, Member, Path
+from p2psync.membership.suspicion import DOUBT
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 

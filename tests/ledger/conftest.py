@@ -10,8 +10,8 @@ from ledger_parts import Clock
 from p2psync.membership.hub import HubConfig
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
-from p2psync.trainer.ledger import LedgerConfig
-from p2psync.trainer.ledger_service import LedgerService, mount
+from p2psync.trainer.ledger.core import LedgerConfig
+from p2psync.trainer.ledger.service import LedgerService, mount
 
 
 @pytest.fixture

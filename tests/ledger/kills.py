@@ -29,9 +29,9 @@ from p2psync.membership.records import NodeInfo
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.store.disk import write_durably
-from p2psync.trainer.journal import Journal
-from p2psync.trainer.ledger import LedgerConfig
-from p2psync.trainer.ledger_service import LedgerService, mount
+from p2psync.trainer.ledger.core import LedgerConfig
+from p2psync.trainer.ledger.journal import Journal
+from p2psync.trainer.ledger.service import LedgerService, mount
 
 ITEMS, ACTORS = 12, 4
 TTL = 1.0

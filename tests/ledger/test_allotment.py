@@ -6,7 +6,7 @@ import pytest
 
 from p2psync.bench.rollouts.steps import Case, Simulation, compare
 from p2psync.membership.work import MAX_RESULT_BYTES
-from p2psync.trainer.ledger import Ledger, LedgerConfig
+from p2psync.trainer.ledger.core import Ledger, LedgerConfig
 
 TWO = [1000.0, 3000.0]
 FOUR = [1000.0, 1000.0, 1000.0, 5000.0]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from p2psync.actor.vllm_work import EngineVersion, EngineWork, server_status
+from p2psync.actor.vllm.work import EngineVersion, EngineWork, server_status
 from p2psync.errors import EngineError, LeaseError, UnvouchedError, UsageError
 from p2psync.membership.records import NodeInfo
 from p2psync.membership.work import WorkGrant, WorkItem
 from p2psync.net.hub_client import HubClient
-from p2psync.trainer.ledger_service import LedgerService
+from p2psync.trainer.ledger.service import LedgerService
 
 DIGEST = "ab" * 16
 

@@ -15,10 +15,10 @@ import pytest
 from p2psync.bench.rollouts.replay import Replay
 from p2psync.bench.rollouts.world import digest_of
 from p2psync.errors import StoreError
-from p2psync.trainer.durability import Durability
-from p2psync.trainer.journal import Journal
-from p2psync.trainer.ledger import Ledger, LedgerConfig
-from p2psync.trainer.ledger_records import Change, Put, Saved
+from p2psync.trainer.ledger.core import Ledger, LedgerConfig
+from p2psync.trainer.ledger.durability import Durability
+from p2psync.trainer.ledger.journal import Journal
+from p2psync.trainer.ledger.records import Change, Put, Saved
 
 KINDS = {
     "Admitted", "Put", "Claimed", "Unclaimed", "Accepted", "HandedOut", "HandedBack", "StepCommitted", "Dropped",

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from p2psync.errors import UsageError
 from p2psync.membership.work import MAX_GRANT_BYTES, MAX_PAYLOAD_BYTES, MAX_RESULT_BYTES
-from p2psync.trainer.ledger import Ledger, LedgerConfig
+from p2psync.trainer.ledger.core import Ledger, LedgerConfig
 
 
 def digest(version: int) -> str:

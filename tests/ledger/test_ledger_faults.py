@@ -6,7 +6,7 @@ import pytest
 
 from p2psync.bench.rollouts.faults import simulate, sweep
 from p2psync.bench.rollouts.world import Trainer
-from p2psync.trainer.ledger import Ledger
+from p2psync.trainer.ledger.core import Ledger
 
 
 def test_every_prompt_is_answered_once_per_step_whatever_happens() -> None:

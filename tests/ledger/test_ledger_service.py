@@ -14,7 +14,7 @@ from p2psync.membership.records import NodeInfo
 from p2psync.membership.work import MAX_PAYLOAD_BYTES, MAX_RESULT_BYTES, WorkGrant
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
-from p2psync.trainer.ledger_service import LedgerService
+from p2psync.trainer.ledger.service import LedgerService
 
 DIGEST = "ab" * 16
 

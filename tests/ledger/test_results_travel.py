@@ -18,10 +18,10 @@ from p2psync.membership.records import NodeInfo
 from p2psync.membership.work import MAX_RESULT_BYTES, RESULT_HEADER, ResultHead, encode_head
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
-from p2psync.trainer import uploads
-from p2psync.trainer.journal import Journal
-from p2psync.trainer.ledger import LedgerConfig
-from p2psync.trainer.ledger_service import LedgerService, mount
+from p2psync.trainer.ledger import uploads
+from p2psync.trainer.ledger.core import LedgerConfig
+from p2psync.trainer.ledger.journal import Journal
+from p2psync.trainer.ledger.service import LedgerService, mount
 
 DIGEST = "ab" * 16
 LIMIT = 10.0

@@ -7,10 +7,10 @@ import pytest
 from membership_parts import LATER_RUN, announce, claim, fresh, make_core, manifest, node
 
 from p2psync.errors import FormatError, HubError, LeaseError
-from p2psync.membership.doubts import DOUBT
 from p2psync.membership.hub import HubCore
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Announce, Join, Leave, Measures, Renew
+from p2psync.membership.suspicion import DOUBT
 from p2psync.protocol.plan import NodePlan, Place, outside
 
 TRAINER = node(1).node

@@ -33,8 +33,8 @@ KINDS = sorted(
 #: Files that write or read what goes between processes of different machines.
 WIRE = (
     *("p2psync/net/hub_wire.py", "p2psync/net/hub_views.py", "p2psync/net/hub_client.py", "p2psync/net/hub_routes.py"),
-    *("p2psync/protocol/messages.py", "p2psync/membership/work.py", "trainer/ledger_routes.py", "trainer/rollouts.py"),
-    *("trainer/uploads.py", "p2psync/net/plan_worker.py"),
+    *("p2psync/protocol/messages.py", "p2psync/membership/work.py", "trainer/ledger/routes.py", "trainer/rollouts.py"),
+    *("trainer/ledger/uploads.py", "p2psync/net/plan_worker.py"),
 )
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 WILD = st.sampled_from([math.nan, math.inf, -math.inf])

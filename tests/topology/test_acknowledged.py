@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2psync.topology.acknowledged import ACKS, beside_acks
+from p2psync.topology.ack_overhead import ACKS, beside_acks
 from p2psync.topology.model import Host, Region, Topology
 from p2psync.topology.network import from_topology
 from p2psync.topology.planner import make_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p2psync.topology.falls import Falls
+from p2psync.topology.degraded_links import Falls
 from p2psync.topology.measured import PathFigures
 from p2psync.topology.plan import Plan
 

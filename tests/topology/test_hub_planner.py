@@ -10,7 +10,7 @@ from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Measures, Member, NodeInfo, Path
 from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.wire import decode_json, encode_json
-from p2psync.topology.acknowledged import ACKS
+from p2psync.topology.ack_overhead import ACKS
 from p2psync.topology.hub_planner import MAX_REGIONS, UNKNOWN, HubBook, HubPlanner, network_of
 from p2psync.topology.network import Network
 from p2psync.topology.plan import Plan

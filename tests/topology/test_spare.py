@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from p2psync.topology.headroom import Spare
 from p2psync.topology.model import load
 from p2psync.topology.network import Network, from_topology
 from p2psync.topology.planner import make_plan
-from p2psync.topology.spare import Spare
 
 TWO = """
 trainer = "a-0"

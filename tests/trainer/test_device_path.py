@@ -13,16 +13,16 @@ from trainer_parts import KEY, RUN
 
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec
-from p2psync.engines.module_table import module_rows
-from p2psync.engines.weights import host_units
+from p2psync.engines.module.live_tensors import host_units
+from p2psync.engines.module.table import module_rows
 from p2psync.errors import StoreError, UsageError
 from p2psync.store.packs import Draft, Store
-from p2psync.trainer.device_path import DevicePath
 from p2psync.trainer.publisher import Publisher
-from p2psync.trainer.resident import ResidentSnapshot
-from p2psync.trainer.snapshot import Keeper
-from p2psync.trainer.tensors import MasterSource, ModuleSource, TensorSource
-from p2psync.trainer.versions import Made, VersionMaker
+from p2psync.trainer.versions.builder import Made, VersionMaker
+from p2psync.trainer.versions.device_path import DevicePath
+from p2psync.trainer.versions.resident import ResidentSnapshot
+from p2psync.trainer.versions.snapshot import Keeper
+from p2psync.trainer.versions.tensors import MasterSource, ModuleSource, TensorSource
 
 
 class Policy(nn.Module):

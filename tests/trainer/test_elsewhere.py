@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2psync.membership.records import Member, NodeInfo, Role
-from p2psync.trainer.elsewhere import Elsewhere
+from p2psync.trainer.other_runs import Elsewhere
 
 OLDER, OWN, NEWER = ("01a221f19048" + "a" * 20, "01a221f1a064" + "b" * 20, "01a221f1b0ff" + "c" * 20)
 

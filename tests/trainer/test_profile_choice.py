@@ -7,7 +7,7 @@ from trainer_parts import member
 
 from p2psync.errors import UsageError
 from p2psync.membership.records import Member, NodeInfo
-from p2psync.trainer.profile_choice import APPLY, ENCODE, ProfileChooser, slowest_link
+from p2psync.trainer.versions.profile_choice import APPLY, ENCODE, ProfileChooser, slowest_link
 
 #: Units of an 8B model, and bytes a second of some links.
 UNITS = 8_000_000_000

@@ -10,7 +10,7 @@ from trainer_parts import announcement, member
 
 from p2psync.membership.records import Announcement
 from p2psync.protocol.lineage import head, place_after, resolve
-from p2psync.trainer.retention import ANCHOR_DELTAS, MOST_ANNOUNCED, anchor_due, to_retire
+from p2psync.trainer.versions.retention import ANCHOR_DELTAS, MOST_ANNOUNCED, anchor_due, to_retire
 
 
 def chain(last: int, size: int = 10, anchor: int = 1000) -> list[Announcement]:

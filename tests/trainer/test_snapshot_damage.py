@@ -14,14 +14,14 @@ from trainer_parts import KEY, RUN, Arrays, Bench, spec
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
-from p2psync.delta.sums import ScanSums
+from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.errors import DigestMismatchError
 from p2psync.observe.events import Event
 from p2psync.store.packs import Pack, Store
-from p2psync.trainer.scrubber import Scrubber
-from p2psync.trainer.snapshot import Snapshot
-from p2psync.trainer.versions import VersionMaker, announcement_of
+from p2psync.trainer.versions.builder import VersionMaker, announcement_of
+from p2psync.trainer.versions.scrubber import Scrubber
+from p2psync.trainer.versions.snapshot import Snapshot
 
 #: Units of more than one block, so that the last one is short.
 MANY = (1 << 20) + 12_345

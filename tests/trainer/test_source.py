@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from p2psync.engines.checkpoint import Checkpoint, signature
-from p2psync.trainer.source import CheckpointReadError, CheckpointSource
+from p2psync.engines.checkpoint.files import Checkpoint, signature
+from p2psync.trainer.versions.source import CheckpointReadError, CheckpointSource
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from trainer_parts import announcement, member
 
 from p2psync.membership.records import Announcement
 from p2psync.protocol.manifest import Manifest
-from p2psync.trainer.retention import anchor_due, to_retire
-from p2psync.trainer.squashing import MAX_SQUASHES, Plan, SquashPlanner
+from p2psync.trainer.squash.planner import MAX_SQUASHES, Plan, SquashPlanner
+from p2psync.trainer.versions.retention import anchor_due, to_retire
 
 SIZE, CHANGED, TOTAL = 1_250_000, 1_000_000, 100_000_000
 

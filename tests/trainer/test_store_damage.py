@@ -13,7 +13,7 @@ from trainer_parts import RUN, Arrays, Bench
 
 from p2psync.errors import StoreError
 from p2psync.store.packs import Store
-from p2psync.trainer.runstate import RunState, load_run, save_run
+from p2psync.trainer.run_state import RunState, load_run, save_run
 
 
 def into_directory(path: Path) -> None:

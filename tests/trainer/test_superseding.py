@@ -10,8 +10,8 @@ from trainer_parts import KEY, RUN, Arrays
 
 from p2psync.errors import UsageError
 from p2psync.store.packs import Store
-from p2psync.trainer.runstate import RunState
-from p2psync.trainer.versions import VersionMaker
+from p2psync.trainer.run_state import RunState
+from p2psync.trainer.versions.builder import VersionMaker
 
 NEXT = "0" * 11 + "9" + "b" * 20
 

@@ -12,8 +12,8 @@ from trainer_parts import RUN, Arrays, Bench, spec
 
 from p2psync.errors import StoreError
 from p2psync.store.packs import Store
-from p2psync.trainer import snapshot as snapshots
-from p2psync.trainer.versions import VersionMaker
+from p2psync.trainer.versions import snapshot as snapshots
+from p2psync.trainer.versions.builder import VersionMaker
 
 #: Where a snapshot may be interrupted; whether its tensors change, so that it is laid out anew.
 POINTS = [

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from watch_parts import SECOND, Disk, Watched
 
-from p2psync.trainer.listing import Kind, Tensors
+from p2psync.trainer.watch.listing import Kind, Tensors
 
 
 @pytest.fixture

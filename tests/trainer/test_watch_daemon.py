@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import save_file
 from trainer_parts import KEY
 
-from p2psync.engines.checkpoint import Checkpoint
+from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.observe.events import Event, Note, Published, Trouble, Watching
 from p2psync.trainer.daemon import WatchConfig, WatchDaemon, publish_checkpoint
-from p2psync.trainer.layouts import Rules
 from p2psync.trainer.node import TrainerConfig, TrainerNode
-from p2psync.trainer.source import CheckpointReadError
-from p2psync.trainer.watch_memory import Memory, Pending
-from p2psync.trainer.watch_store import load_memory, save_memory
+from p2psync.trainer.versions.source import CheckpointReadError
+from p2psync.trainer.watch.layouts import Rules
+from p2psync.trainer.watch.memory import Memory, Pending
+from p2psync.trainer.watch.store import load_memory, save_memory
 
 #: No test waits longer for an event (seconds).
 LIMIT = 60.0

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from watch_parts import Disk, Watched
 
-from p2psync.trainer.listing import Entry
-from p2psync.trainer.watch_memory import Memory
+from p2psync.trainer.watch.listing import Entry
+from p2psync.trainer.watch.memory import Memory
 
 SETTLE = 2.0
 SHARDS = 2

@@ -17,9 +17,9 @@ from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.membership.records import Announcement
 from p2psync.protocol.lineage import Place, is_squash, place_after, resolve
 from p2psync.store.packs import Pack
-from p2psync.trainer.squasher import Squasher
-from p2psync.trainer.squashing import Plan, SquashPlanner
-from p2psync.trainer.versions import announcement_of
+from p2psync.trainer.squash.planner import Plan, SquashPlanner
+from p2psync.trainer.squash.squasher import Squasher
+from p2psync.trainer.versions.builder import announcement_of
 
 Bits = dict[TensorSpec, Units]
 

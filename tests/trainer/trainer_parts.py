@@ -12,7 +12,7 @@ from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.membership.records import Announcement, Member, NodeInfo
 from p2psync.store.packs import Store
-from p2psync.trainer.versions import VersionMaker
+from p2psync.trainer.versions.builder import VersionMaker
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 RUN = "0" * 11 + "1" + "a" * 20

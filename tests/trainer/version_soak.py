@@ -30,7 +30,7 @@ from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Store
 from p2psync.trainer.node import TrainerConfig, TrainerNode
-from p2psync.trainer.tensors import TensorSource
+from p2psync.trainer.versions.tensors import TensorSource
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 #: Elements of the model, and those that one version changes.

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import msgspec
 
-from p2psync.trainer.candidates import Candidate
-from p2psync.trainer.layouts import Rules
-from p2psync.trainer.listing import Entry, Kind, Listing, Tensors
-from p2psync.trainer.watch import Watcher
-from p2psync.trainer.watch_memory import Memory
+from p2psync.trainer.watch.candidates import Candidate
+from p2psync.trainer.watch.layouts import Rules
+from p2psync.trainer.watch.listing import Entry, Kind, Listing, Tensors
+from p2psync.trainer.watch.memory import Memory
+from p2psync.trainer.watch.watcher import Watcher
 
 SECOND = 1_000_000_000
 

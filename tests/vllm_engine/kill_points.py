@@ -12,9 +12,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from p2psync.engines import staging
-from p2psync.engines.staging import Staging
-from p2psync.engines.vllm.hand import Hand
+from p2psync.engines.module import staging
+from p2psync.engines.module.staging import Staging
+from p2psync.engines.vllm.rank_writer import Hand
 
 _calls: Counter[str] = Counter()
 

@@ -37,7 +37,7 @@ from vllm_forks import ENVIRONMENT, process_of
 from vllm_parts import PATIENCE, engine_options, trainer
 
 from p2psync.delta.tensors import Kind
-from p2psync.engines.checkpoint import Checkpoint
+from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.vllm.conductor import commit_now
 
 VERSIONS = 3
@@ -326,7 +326,7 @@ with their log-probabilities. **refused**: the engine said at its start why it c
 else; there must be none. **failed**: vLLM or transformers does not run such a tiny model here, so nothing was tried.
 
 Experts and matrices are computed with plain weights in these engines: what vLLM packs for a processor's kernels is
-packed for each batch (experts) or not at all (`p2psync.actor.vllm_plain`). AMX is simulated where it is missing
+packed for each batch (experts) or not at all (`p2psync.actor.vllm.plain_weights`). AMX is simulated where it is missing
 (`tests/vllm_engine/simulated_amx.py`). Made by:
 
     python -m tests.vllm_engine.matrix --json outcomes.json

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from p2psync.actor.vllm_backend import ENVIRONMENT, _from_environment
+from p2psync.actor.vllm.backend import ENVIRONMENT, _from_environment
 from p2psync.errors import UsageError
 
 pytestmark = pytest.mark.vllm

@@ -11,7 +11,7 @@ import pytest
 from vllm_parts import ENVIRONMENT, PATIENCE, engine_options, save, stepped, trainer
 
 from p2psync.engines.vllm.conductor import commit_now
-from p2psync.engines.vllm.hand import Hand
+from p2psync.engines.vllm.rank_writer import Hand
 from p2psync.errors import EngineError, UnvouchedError
 
 pytestmark = pytest.mark.vllm

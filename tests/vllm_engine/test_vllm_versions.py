@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 from vllm_parts import PATIENCE, Server, Trainer, save, stepped, trainer
 
-from p2psync.actor.end_mark import read_mark
-from p2psync.actor.gate import Gate
+from p2psync.actor.commit_lock import Gate
 from p2psync.actor.live_version import LiveVersion
-from p2psync.actor.rollout_face import RolloutFace
 from p2psync.actor.rollout_proxy import ProxyEngine
+from p2psync.actor.rollout_server import RolloutFace
+from p2psync.actor.stream_trailer import read_mark
 from p2psync.engines.vllm.conductor import Conductor, HTTPControls
 
 pytestmark = pytest.mark.vllm

@@ -30,8 +30,8 @@ _PRELOAD = [
     "vllm.model_executor.models.llama",
     "vllm.model_executor.models.qwen2",
     "vllm.model_executor.models.qwen3",
-    "p2psync.actor.vllm_backend",
-    "p2psync.actor.vllm_routes",
+    "p2psync.actor.vllm.backend",
+    "p2psync.actor.vllm.routes",
     "vllm_parts",
     "vllm_warm",
 ]

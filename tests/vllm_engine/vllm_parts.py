@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from vllm_forks import ENVIRONMENT, call_forked, start_forked, start_plain, take_forks
 
 from p2psync.delta.tensors import Kind
-from p2psync.engines.checkpoint import Checkpoint, signature
+from p2psync.engines.checkpoint.files import Checkpoint, signature
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Published
 from p2psync.protocol.keys import public_text
 from p2psync.trainer.node import TrainerConfig, TrainerNode
-from p2psync.trainer.source import CheckpointSource
+from p2psync.trainer.versions.source import CheckpointSource
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 #: Seconds that a server may take to start, or a version from its publication to every engine, on a busy machine.

@@ -25,7 +25,7 @@ from blake3 import blake3
 
 from p2psync.delta.digest import MODULUS, digest_units
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.state import boot_id
+from p2psync.engines.directory.state import boot_id
 from p2psync.errors import DamagedError
 from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, reserve

@@ -26,12 +26,12 @@ from p2psync.trainer.fsdp.layout import Layout
 from p2psync.trainer.fsdp.making import Making
 from p2psync.trainer.fsdp.ranks import Ranks, together
 from p2psync.trainer.fsdp.shards import Shards
-from p2psync.trainer.source import Source
-from p2psync.trainer.versions import Made, position_of
+from p2psync.trainer.versions.builder import Made, position_of
+from p2psync.trainer.versions.source import Source
 
 
 class Maker:
-    """Makes the versions of a run at all ranks; at rank 0. See `p2psync.trainer.versions.Maker`."""
+    """Makes the versions of a run at all ranks; at rank 0. See `p2psync.trainer.versions.builder.Maker`."""
 
     def __init__(
         self, ranks: Ranks, layout: Layout, store: Store, root: Path, key: Ed25519PrivateKey, run: str

@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from p2psync.delta.tensors import TensorSpec
-from p2psync.engines.module_table import Names
+from p2psync.engines.module.table import Names
 from p2psync.errors import P2PSyncError, RanksError, UsageError
 from p2psync.net.addresses import is_loopback, plain_host, url_of
 from p2psync.net.background import BackgroundLoop
@@ -47,8 +47,8 @@ from p2psync.trainer.fsdp.seed import SeedNode
 from p2psync.trainer.fsdp.shards import Shards, group_of
 from p2psync.trainer.fsdp.stretches import Stretches
 from p2psync.trainer.node import TrainerConfig, TrainerNode, published
-from p2psync.trainer.tensors import blobs_beside
-from p2psync.trainer.versions import Made, position_of
+from p2psync.trainer.versions.builder import Made, position_of
+from p2psync.trainer.versions.tensors import blobs_beside
 
 T = TypeVar("T")
 #: How long a rank waits for another one (seconds). A rank that dies is noticed at once; this is for one that hangs.

@@ -23,7 +23,7 @@ from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.trainer.fsdp.orders import Serve
 from p2psync.trainer.node import TrainerConfig
-from p2psync.trainer.runstate import load_run, save_run
+from p2psync.trainer.run_state import load_run, save_run
 
 T = TypeVar("T")
 

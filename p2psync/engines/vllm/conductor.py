@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
-from p2psync.engines.vllm.bell import Listener
+from p2psync.engines.vllm.commit_notifier import Listener
 from p2psync.errors import EngineError, UnvouchedError, UsageError
 from p2psync.protocol.versions import Position
 
@@ -74,7 +74,7 @@ class LLMControls:
         return found
 
     async def member(self) -> list[dict[str, Any]]:
-        """Each rank's membership of the hub; see `p2psync.actor.vllm_work`."""
+        """Each rank's membership of the hub; see `p2psync.actor.vllm.work`."""
         found: list[dict[str, Any]] = await self._llm.collective_rpc("p2psync_member")
         return found
 
@@ -119,11 +119,11 @@ class HTTPControls:
         return await self._call("p2psync_status")
 
     async def member(self) -> list[dict[str, Any]]:
-        """Each rank's membership of the hub; see `p2psync.actor.vllm_work`."""
+        """Each rank's membership of the hub; see `p2psync.actor.vllm.work`."""
         return await self._call("p2psync_member")
 
     async def join(self, **init_info: object) -> None:
-        """Have the engine join a swarm, unless it is in one; see `p2psync.actor.vllm_backend.P2PSyncInitInfo`."""
+        """Have the engine join a swarm, unless it is in one; see `p2psync.actor.vllm.backend.P2PSyncInitInfo`."""
         if not any(rank["joined"] for rank in await self.member()):
             await self._post("init_weight_transfer_engine", {"init_info": init_info})
 
@@ -179,7 +179,7 @@ class Conductor:
     ) -> None:
         """recompute: see above. hold: nothing is generated before the first version is live. ask_every: seconds.
         closing: entered while a version goes live, so that whoever is kept out of it finds `position` true of every
-        token (`p2psync.actor.gate.Gate.closing`)."""
+        token (`p2psync.actor.commit_lock.Gate.closing`)."""
         self._controls = controls
         self._recompute = recompute
         self._hold = hold

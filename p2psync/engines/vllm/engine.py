@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from p2psync.delta.tensors import Kind, TensorSpec, Units
-from p2psync.engines.module import ModuleEngine
-from p2psync.engines.staging import Change, prepare_writes
-from p2psync.engines.vllm.crossing import Crossing
-from p2psync.engines.vllm.hand import Edit
-from p2psync.engines.vllm.probing import as_tensor
+from p2psync.engines.module.engine import ModuleEngine
+from p2psync.engines.module.staging import Change, prepare_writes
+from p2psync.engines.module.writer import Write, undo_writes
+from p2psync.engines.vllm.commit_handoff import Crossing
+from p2psync.engines.vllm.equal_tensors import check_twins
+from p2psync.engines.vllm.loader_probe import as_tensor
+from p2psync.engines.vllm.rank_writer import Edit
 from p2psync.engines.vllm.ranks import Ranks
-from p2psync.engines.vllm.twins import check_twins
-from p2psync.engines.writing import Write, undo_writes
 from p2psync.errors import EngineError, UnvouchedError
 from p2psync.protocol.versions import Position
 

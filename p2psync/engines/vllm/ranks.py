@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from p2psync.delta.tensors import Units
-from p2psync.engines.vllm.hand import Edit, Hand
-from p2psync.engines.vllm.livemap import LiveMap, decode, encode
+from p2psync.engines.vllm.live_map import LiveMap, decode, encode
+from p2psync.engines.vllm.rank_writer import Edit, Hand
 from p2psync.errors import EngineError, UnvouchedError
 
 logger = logging.getLogger(__name__)

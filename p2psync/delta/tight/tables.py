@@ -1,0 +1,378 @@
+"""What stands before the symbols of a `tight` chunk: the classes, and the symbols of each.
+
+    1 byte    the first scale of the window
+    8 bytes   the classes of its 16 scales, four bits each, the first in the low bits
+    then, for each class from 0 to the highest of those:
+    1 byte    its shift
+    1 byte    how many buckets have a level at all, then for each kind and each of these buckets its level less that of
+              the bucket before it, mod 256
+    1 byte    how many extra symbols have a level at all, then for each of these its level
+
+A level tells how often a symbol occurs (`ans`). Levels fall at an even pace from bucket to bucket, as gaps are nearly
+geometric, and so do the bytes of their differences repeat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2psync.delta.kernels.simd import MAX_CLASSES, WINDOW
+from p2psync.delta.kernels.weights import kernel, plain
+from p2psync.delta.streams import Bytes
+from p2psync.delta.tight import ans, symbols
+from p2psync.delta.tight.ans import MAX_LEVEL, STATES
+from p2psync.delta.tight.classes import Counts
+from p2psync.delta.tight.symbols import BUCKETS, EXTRAS, KINDS, MAX_SHIFT, SYMBOLS
+from p2psync.errors import FormatError
+
+#: Gaps are cut into buckets that are at most this share of the mean gap, and more than half of it.
+_BUCKET = 0.36
+#: Shifts, whether there are signs, and for each class the tables of `symbols.read_symbols`.
+Readers = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint64]]
+#: Memory for the tables of `symbols.read_symbols`.
+ReaderRoom = tuple[NDArray[np.uint64], NDArray[np.uint64]]
+#: The same for `symbols.write_symbols`: books and states to follow, of symbols and of extra symbols.
+Writers = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint64], NDArray[np.uint16]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tables:
+    """Classes and codes of one chunk.
+
+    window: u8 (17). shifts: u8 (classes). levels: u8 (classes, SYMBOLS) and (classes, EXTRAS); the frequencies that
+    follow from them: i64 of the same shapes.
+    """
+
+    window: NDArray[np.uint8]
+    shifts: NDArray[np.uint8]
+    levels: NDArray[np.uint8]
+    extra_levels: NDArray[np.uint8]
+    frequencies: NDArray[np.int64]
+    extra_frequencies: NDArray[np.int64]
+
+    @classmethod
+    def choose(
+        cls, window: NDArray[np.uint8], totals: Counts, sizes: Counts, items: NDArray[np.uint64], signs: bool
+    ) -> Tables:
+        """The tables that suit blocks best; totals: units of each class; sizes: changes, (blocks, classes).
+
+        signs: whether symbols tell them. Items, the changes of all blocks, class after class, are left as
+        `write_symbols` wants them.
+        """
+        classes = totals.size
+        # Over many blocks the mean gap of a class may be larger than any block, and so than any gap.
+        gaps = np.clip(_BUCKET * totals / np.maximum(sizes.sum(axis=0), 1), 1, 1 << MAX_SHIFT)
+        shifts = np.log2(gaps).astype(np.uint8)
+        levels, extra_levels = np.empty((classes, SYMBOLS), np.uint8), np.empty((classes, EXTRAS), np.uint8)
+        frequencies = np.empty(levels.shape, np.int64), np.empty(extra_levels.shape, np.int64)
+        _choose(sizes, items, shifts, signs, levels, extra_levels, *frequencies)
+        return cls(window, shifts, levels, extra_levels, *frequencies)
+
+    def to_bytes(self) -> bytes:
+        """The wire form."""
+        out = np.empty(self.window.size + self.shifts.size * (SYMBOLS + EXTRAS + 3), np.uint8)
+        return out[: _pack(self.window, self.shifts, self.levels, self.extra_levels, out)].tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: Bytes) -> Tables:
+        """The inverse of `to_bytes`. Raises `FormatError`."""
+        window = np.empty(1 + WINDOW, np.uint8)
+        shifts = np.empty(MAX_CLASSES, np.uint8)
+        levels, extras = np.zeros((MAX_CLASSES, SYMBOLS), np.uint8), np.zeros((MAX_CLASSES, EXTRAS), np.uint8)
+        frequencies, others = np.empty(levels.shape, np.int64), np.empty(extras.shape, np.int64)
+        classes = _parse(plain(data), window, shifts, levels, extras, frequencies, others)
+        if classes < 0:
+            raise FormatError(f"a chunk's tables {_WRONG[~classes]}")
+        used = slice(classes)
+        return cls(window, shifts[used], levels[used], extras[used], frequencies[used], others[used])
+
+    def readers(self, signs: bool, room: ReaderRoom | None = None) -> Readers:
+        """What the reading loop needs; room: memory for it, which must not be in use. Raises `FormatError` where there
+        are to be no signs, and extra symbols tell some."""
+        if not signs and self.extra_levels[:, 2::2].any():
+            raise FormatError("a chunk's tables tell signs where there are none")
+        tables, extra_tables = reader_room() if room is None else room
+        _fill_readers(self.shifts, signs, self.frequencies, self.extra_frequencies, tables, extra_tables)
+        return self.shifts, signs, tables, extra_tables
+
+    def writers(self, signs: bool) -> Writers:
+        """What the writing loop needs."""
+        own, extra = _writer_room(self.frequencies), _writer_room(self.extra_frequencies)
+        _fill_writers(self.frequencies, self.extra_frequencies, *own, *extra)
+        return self.shifts, signs, *own, *extra
+
+
+def _writer_room(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint16]]:
+    return np.empty(frequencies.shape, np.uint64), np.empty((len(frequencies), STATES), np.uint16)
+
+
+@kernel
+def _choose(
+    sizes: Counts,
+    items: NDArray[np.uint64],
+    shifts: NDArray[np.uint8],
+    signs: bool,
+    levels: NDArray[np.uint8],
+    extra_levels: NDArray[np.uint8],
+    frequencies: NDArray[np.int64],
+    extra_frequencies: NDArray[np.int64],
+) -> None:
+    """Count the symbols of changes, note them, and tell the levels that suit them, with the frequencies that follow.
+
+    One call, since the interpreter finds nothing of its own in the caches here; see `ranking` on loops of other files.
+    """
+    counts, extras = np.zeros(levels.shape, np.int64), np.zeros(extra_levels.shape, np.int64)
+    symbols.count_symbols(sizes, items, shifts, signs, counts, extras)
+    ans.choose_all(counts, levels)
+    ans.choose_all(extras, extra_levels)
+    # The most frequent symbol always has a weight.
+    ans.share_all(levels, frequencies)
+    ans.share_all(extra_levels, extra_frequencies)
+
+
+@kernel
+def _fill_writers(
+    frequencies: NDArray[np.int64],
+    extra_frequencies: NDArray[np.int64],
+    book: NDArray[np.uint64],
+    follow: NDArray[np.uint16],
+    extra_book: NDArray[np.uint64],
+    extra_follow: NDArray[np.uint16],
+) -> None:
+    """`ans.fill_writers`, of symbols and of extra symbols."""
+    ans.fill_writers(frequencies, book, follow)
+    ans.fill_writers(extra_frequencies, extra_book, extra_follow)
+
+
+@kernel
+def _pack(
+    window: NDArray[np.uint8],
+    shifts: NDArray[np.uint8],
+    levels: NDArray[np.uint8],
+    extras: NDArray[np.uint8],
+    out: NDArray[np.uint8],
+) -> int:
+    """Write the tables; returns how many bytes they take."""
+    out[0] = window[0]
+    for k in range(WINDOW // 2):
+        out[1 + k] = window[1 + 2 * k] | window[2 + 2 * k] << 4
+    at = 1 + WINDOW // 2
+    for c in range(shifts.size):
+        used = 0
+        for symbol in range(SYMBOLS):
+            if levels[c, symbol]:
+                used = max(used, symbol % BUCKETS + 1)
+        out[at], out[at + 1] = shifts[c], used
+        at += 2
+        for kind in range(KINDS):
+            before = 0
+            for symbol in range(BUCKETS * kind, BUCKETS * kind + used):
+                out[at] = levels[c, symbol] - before
+                before = levels[c, symbol]
+                at += 1
+        most = 0
+        for extra in range(EXTRAS):
+            if extras[c, extra]:
+                most = extra + 1
+        out[at] = most
+        out[at + 1 : at + 1 + most] = extras[c, :most]
+        at += 1 + most
+    return at
+
+
+def write_heads(places: Counts, sizes: Counts, ends: Counts) -> bytes:
+    """The heads of blocks; places: (blocks, 2), row and index on the grid; sizes: (blocks, classes), changes of each
+    class; ends: where the bytes of each block end."""
+    heads = np.empty((len(places), 3 + sizes.shape[1]), np.int64)
+    _rises(places, sizes, ends, heads)
+    data = np.empty(5 * heads.size, np.uint8)
+    return data[: _write_varints(heads.ravel(), data)].tobytes()
+
+
+@kernel
+def _rises(places: Counts, sizes: Counts, ends: Counts, heads: Counts) -> None:
+    """Of each block what its head tells: how it differs from the block before."""
+    for k in range(len(heads)):
+        first = k == 0
+        row = 0 if first else places[k - 1, 0]
+        heads[k, 0] = places[k, 0] - row
+        index = -1 if first else places[k - 1, 1]
+        heads[k, 1] = places[k, 1] - (index + 1 if places[k, 0] == row else 0)
+        for c in range(sizes.shape[1]):
+            change = sizes[k, c] - (0 if first else sizes[k - 1, c])
+            heads[k, 2 + c] = 2 * change if change >= 0 else -2 * change - 1
+        heads[k, 2 + sizes.shape[1]] = ends[k] - (0 if first else ends[k - 1])
+
+
+def reader_room() -> ReaderRoom:
+    """For `Tables.readers`."""
+    return np.empty((MAX_CLASSES, STATES), np.uint64), np.empty((MAX_CLASSES, STATES), np.uint64)
+
+
+#: What can be wrong with the bytes of tables.
+_WRONG = (
+    "are cut off",
+    f"have more than {MAX_CLASSES} classes",
+    "have a class of too many buckets",
+    "have too many extra symbols",
+    "have a level that is too high, or bytes after them",
+    "have symbols of no weight",
+)
+
+
+@kernel
+def _parse(
+    data: NDArray[np.uint8],
+    window: NDArray[np.uint8],
+    shifts: NDArray[np.uint8],
+    levels: NDArray[np.uint8],
+    extras: NDArray[np.uint8],
+    frequencies: NDArray[np.int64],
+    extra_frequencies: NDArray[np.int64],
+) -> int:
+    """Read tables into arrays for the most classes that there may be; `levels` and `extras` are zeros.
+
+    Returns how many classes there are, or the complement of a place in `_WRONG`, which is less than 0.
+    """
+    at = 1 + WINDOW // 2
+    if data.size < at:
+        return -1
+    window[0], classes = data[0], 0
+    for k in range(WINDOW):
+        window[1 + k] = (data[1 + k // 2] >> (4 * (k & 1))) & 15
+        classes = max(classes, int(window[1 + k]) + 1)
+    if classes > MAX_CLASSES:
+        return -2
+    highest = 0
+    for c in range(classes):
+        if at + 2 > data.size:
+            return -1
+        shift, used = int(data[at]), int(data[at + 1])
+        if shift > MAX_SHIFT or used > BUCKETS:
+            return -3
+        shifts[c] = shift
+        at += 2
+        if at + KINDS * used + 1 > data.size:
+            return -1
+        for kind in range(KINDS):
+            level = 0
+            for bucket in range(used):
+                level = (level + int(data[at])) & 255
+                highest = max(highest, level)
+                levels[c, kind * BUCKETS + bucket] = level
+                at += 1
+        extra = int(data[at])
+        at += 1
+        if extra > EXTRAS:
+            return -4
+        if at + extra > data.size:
+            return -1
+        for b in range(extra):
+            highest = max(highest, int(data[at + b]))
+            extras[c, b] = data[at + b]
+        at += extra
+    if at != data.size or highest > MAX_LEVEL:
+        return -5
+    for c in range(classes):
+        if not (ans.share_states(levels[c], frequencies[c]) and ans.share_states(extras[c], extra_frequencies[c])):
+            return -6
+    return classes
+
+
+@kernel
+def _fill_readers(
+    shifts: NDArray[np.uint8],
+    signs: bool,
+    frequencies: NDArray[np.int64],
+    extra_frequencies: NDArray[np.int64],
+    tables: NDArray[np.uint64],
+    extra_tables: NDArray[np.uint64],
+) -> None:
+    templates, extra_templates = np.empty(SYMBOLS, np.uint64), np.empty(EXTRAS, np.uint64)
+    symbols.extra_templates(extra_templates)
+    for c in range(shifts.size):
+        symbols.templates(int(shifts[c]), signs, templates)
+        ans.fill_reader(frequencies[c], templates, tables[c])
+        ans.fill_reader(extra_frequencies[c], extra_templates, extra_tables[c])
+
+
+def read_heads(data: Bytes, classes: int, most: int, most_changed: int) -> tuple[Counts, Counts, Counts]:
+    """What `write_heads` wrote of `most` blocks and `most_changed` changes at most.
+
+    Row steps, indices and bytes as the bytes tell them, (blocks, 3); changes of each class, (blocks + 1, classes), of
+    which the last are zeros; changes of each block. Raises `FormatError`.
+    """
+    width = 3 + classes
+    values = np.empty(min(data.size, most * width + 1), np.int64)
+    found = _read_varints(plain(data), values)
+    if found > most * width:
+        raise FormatError(f"a chunk has more than {most} tight blocks")
+    if found < 0 or found % width:
+        raise FormatError("a chunk's heads are cut off or have a number that is not in its shortest form")
+    blocks = found // width
+    places, changed = np.empty((blocks, 3), np.int64), np.empty(blocks, np.int64)
+    sizes = np.empty((blocks + 1, classes), np.int64)
+    if not _sum_heads(values, places, sizes, changed, most_changed):
+        raise FormatError("a chunk has a block of more or fewer changes than it can have")
+    return places, sizes, changed
+
+
+@kernel
+def _sum_heads(values: Counts, places: Counts, sizes: Counts, changed: Counts, most: int) -> bool:
+    """Sum up the changes that heads tell; False if some are less than 0, a block has none, or there are too many."""
+    blocks, classes = len(changed), sizes.shape[1]
+    at, total = 0, 0
+    for c in range(classes):
+        sizes[blocks, c] = 0
+    for k in range(blocks):
+        places[k, 0], places[k, 1], places[k, 2] = values[at], values[at + 1], values[at + 2 + classes]
+        here = 0
+        for c in range(classes):
+            value = values[at + 2 + c]
+            size = (sizes[k - 1, c] if k else 0) + (-((value + 1) >> 1) if value & 1 else value >> 1)
+            if size < 0:
+                return False
+            sizes[k, c] = size
+            here += size
+        changed[k] = here
+        total += here
+        at += 3 + classes
+        if here < 1 or total > most:
+            return False
+    return True
+
+
+@kernel
+def _read_varints(data: NDArray[np.uint8], values: Counts) -> int:
+    """The varints that `data` is made of, until `values` is full; returns how many, or −1 where it is made of none."""
+    count, value, size = 0, 0, 0
+    for byte in data:
+        value |= (int(byte) & 0x7F) << (7 * size)
+        size += 1
+        if byte < 0x80:
+            if (byte == 0 and size > 1) or size > 5:
+                return -1
+            if count == values.size:
+                return count + 1
+            values[count] = value
+            count, value, size = count + 1, 0, 0
+        elif size > 4:
+            return -1
+    return -1 if size else count
+
+
+@kernel
+def _write_varints(values: Counts, out: NDArray[np.uint8]) -> int:
+    """Varints of values below 2^35; returns how many bytes they take."""
+    at = 0
+    for value in values:
+        while value >= 0x80:
+            out[at] = value & 0x7F | 0x80
+            value >>= 7
+            at += 1
+        out[at] = value
+        at += 1
+    return at

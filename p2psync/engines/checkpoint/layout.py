@@ -1,0 +1,128 @@
+"""Where each tensor of a checkpoint lives, from its headers alone.
+
+A checkpoint is a set of files. A safetensors file is one HEADER and its TENSORs; any other file is one FILE. A tensor
+is named as in its file; where two files have a tensor of the same name, every occurrence is `path/of/file#name`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from p2psync.delta.tensors import Kind, TensorSpec
+from p2psync.engines.checkpoint.file_names import check_path, is_weights
+from p2psync.engines.checkpoint.header import Entry, blob_spec, parse_header
+from p2psync.errors import FormatError
+
+#: All FILE blobs of a checkpoint together. Configurations and tokenizers take megabytes, so what is over this is
+#: weights in a format that is not read as tensors (.bin, .pt, .gguf): it would travel whole at every version.
+MAX_FILE_BYTES = 2 << 30
+#: All HEADERs of a checkpoint together: they are patched in memory. 40,000 tensors take about 5 MB.
+MAX_HEADERS_BYTES = 256 << 20
+
+
+class Place(NamedTuple):
+    """Where a tensor's bytes begin: `offset` bytes into `file`, a path within the checkpoint."""
+
+    file: str
+    offset: int
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """places: every tensor of every kind, sorted by spec. sizes: bytes of every file."""
+
+    places: dict[TensorSpec, Place]
+    sizes: dict[str, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(self.sizes.values())
+
+    def contents(self) -> dict[str, dict[TensorSpec, int]]:
+        """For each file its tensors and their offsets: files with equal contents are laid out alike."""
+        found: dict[str, dict[TensorSpec, int]] = {name: {} for name in self.sizes}
+        for spec, place in self.places.items():
+            found[place.file][spec] = place.offset
+        return found
+
+
+EMPTY = Layout({}, {})
+
+
+def layout(headers: Mapping[str, bytes], files: Mapping[str, int] | None = None) -> Layout:
+    """Lay out the safetensors files with these headers, and other `files` of these sizes, by their paths.
+
+    Raises `FormatError` for hostile names, headers or sizes, and for names that cannot live together.
+    """
+    files = files or {}
+    parsed: dict[str, list[Entry]] = {}
+    sizes = dict(files)
+    for path in sorted(headers):
+        parsed[path], sizes[path] = parse_header(headers[path], path)
+    _check_files(headers, files)
+    if (total := sum(map(len, headers.values()))) > MAX_HEADERS_BYTES:
+        raise FormatError(f"{total} bytes of headers are over the limit of {MAX_HEADERS_BYTES}")
+    places = {blob_spec(Kind.HEADER, path, len(data)): Place(path, 0) for path, data in headers.items()}
+    places |= {blob_spec(Kind.FILE, path, size): Place(path, 0) for path, size in files.items()}
+    seen = Counter(entry.spec.name for entries in parsed.values() for entry in entries)
+    names: set[str] = set()
+    for path, entries in parsed.items():
+        for spec, offset in entries:
+            name = spec.name if seen[spec.name] == 1 else f"{path}#{spec.name}"
+            if name in names:
+                raise FormatError(f"{path}: tensor name {name!r} is not unique")
+            names.add(name)
+            places[TensorSpec(spec.kind, name, spec.dtype, spec.shape)] = Place(path, offset)
+    return Layout({spec: places[spec] for spec in sorted(places)}, sizes)
+
+
+def check_rows(specs: Iterable[TensorSpec]) -> None:
+    """Raise `FormatError` if a manifest's specs have file names, kinds or sizes that no checkpoint has."""
+    sizes = {int(kind): 0 for kind in Kind}
+    seen: set[tuple[int, str]] = set()
+    for spec in specs:
+        if (spec.kind, spec.name) in seen:
+            raise FormatError(f"the manifest has {spec.name!r} twice")
+        seen.add((spec.kind, spec.name))
+        if spec.kind not in sizes:
+            raise FormatError(f"the manifest has {spec.name!r} of unknown kind {spec.kind}; update p2psync")
+        sizes[spec.kind] += spec.nbytes
+        if spec.kind != Kind.TENSOR:
+            if spec.dtype != "U8" or len(spec.shape) != 1:
+                raise FormatError(f"the manifest's file {spec.name!r} is not a run of bytes")
+            _check_name(spec.name, spec.kind)
+    if sizes[Kind.FILE] > MAX_FILE_BYTES:
+        raise FormatError(f"{sizes[Kind.FILE]} bytes of files beside the weights are over the limit: {MAX_FILE_BYTES}")
+    if sizes[Kind.HEADER] > MAX_HEADERS_BYTES:
+        raise FormatError(f"{sizes[Kind.HEADER]} bytes of headers are over the limit of {MAX_HEADERS_BYTES}")
+
+
+def _check_files(headers: Iterable[str], files: Mapping[str, int]) -> None:
+    paths: set[str] = set()
+    for kind, names in ((Kind.HEADER, headers), (Kind.FILE, files)):
+        for name in names:
+            _check_name(name, kind)
+            if name in paths:
+                raise FormatError(f"file {name!r} stands twice")
+            paths.add(name)
+    for name in paths:
+        parts = name.split("/")
+        if any("/".join(parts[:depth]) in paths for depth in range(1, len(parts))):
+            raise FormatError(f"{name!r} lies in a directory that is a file too")
+    total = sum(files.values())
+    if total > MAX_FILE_BYTES:
+        largest = max(files, key=lambda name: files[name])
+        raise FormatError(
+            f"{total} bytes of files beside the safetensors are over the limit of {MAX_FILE_BYTES}; "
+            f"the largest is {largest!r}: convert weights to safetensors, or move it away"
+        )
+
+
+def _check_name(name: str, kind: int) -> None:
+    check_path(name)
+    if is_weights(name) != (kind == Kind.HEADER):
+        raise FormatError(f"file {name!r} is of the wrong kind: safetensors files and only they have headers")

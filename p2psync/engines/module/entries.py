@@ -1,0 +1,112 @@
+"""The rows of a module, each byte in one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from p2psync.delta.tensors import TensorSpec
+from p2psync.engines.module.live_tensors import shippable_spec
+from p2psync.engines.module.storage_views import Relation, StorageView, relation
+from p2psync.errors import EngineError, ModuleError
+
+#: A device, and the address of a storage there.
+Storage = tuple[torch.device, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row. key: in the state_dict. tensor: whole. local: what of it is held here. view: where, None if nothing is.
+    registered: id of the parameter or buffer that this is, 0 if it is a view of one, or extra state. owner: whose extra
+    state it is."""
+
+    name: str
+    key: str
+    tensor: torch.Tensor
+    local: torch.Tensor
+    view: StorageView | None
+    registered: int = 0
+    owner: nn.Module | None = None
+
+
+def without_aliases(entries: list[Entry]) -> tuple[list[Entry], dict[int, Entry]]:
+    """Entries less those whose bytes all lie in another one, in order; and the one that stands for each, by id.
+
+    Raises `ModuleError` for entries that overlap only in part, or whose names are the same.
+    """
+    row_of = {id(entry): entry for entry in entries}
+    groups: dict[Storage, list[Entry]] = {}
+    first: dict[int, Entry] = {}
+    for entry in entries:
+        if entry.registered and entry.tensor.numel() and first.setdefault(entry.registered, entry) is not entry:
+            row_of[id(entry)] = first[entry.registered]  # tied; of shards the ranks may hold nothing to tell it by
+        elif entry.view is not None and entry.owner is None:
+            groups.setdefault(storage_of(entry.local), []).append(entry)
+    for group in groups.values():
+        if len(group) > 1:
+            _merge(group, row_of)
+    for entry in entries:
+        row_of[id(entry)] = row_of[id(row_of[id(entry)])]
+    listed = [entry for entry in entries if row_of[id(entry)] is entry]
+    used: dict[str, str] = {}
+    for entry in listed:
+        if entry.name in used:
+            raise ModuleError(
+                f"two tensors of the module are named {entry.name!r} ({used[entry.name]} and {entry.key}): mend the "
+                "names given"
+            )
+        used[entry.name] = entry.key
+    return listed, row_of
+
+
+def _merge(group: list[Entry], row_of: dict[int, Entry]) -> None:
+    """Find the aliases among the entries of one storage, in order of their addresses."""
+
+    def order(entry: Entry) -> tuple[int, int]:
+        assert entry.view is not None
+        return entry.view.start, -entry.view.nbytes
+
+    alias_of: dict[int, Entry] = {}
+    open_: list[Entry] = []
+    for entry in sorted(group, key=order):
+        here = entry.view
+        assert here is not None
+        open_ = [other for other in open_ if other.view is not None and other.view.stop > here.start]
+        for other in list(open_):
+            there = other.view
+            assert there is not None
+            if relation(there, here) is Relation.INSIDE:
+                alias_of[id(entry)] = other
+                break
+            if relation(here, there) is Relation.INSIDE:
+                alias_of[id(other)] = entry
+                open_.remove(other)
+            elif relation(there, here) is Relation.OVERLAP:
+                raise ModuleError(
+                    f"{entry.key} and {other.key} share a part of their memory: give each its own, with .clone()"
+                )
+        else:
+            open_.append(entry)
+    for entry in group:
+        stands = entry
+        while id(stands) in alias_of:
+            stands = alias_of[id(stands)]
+        row_of[id(entry)] = stands
+
+
+def by_spec(entries: list[Entry]) -> dict[TensorSpec, Entry]:
+    """Entries by their specs, sorted. Raises `ModuleError` for dtypes that safetensors has not."""
+    found: dict[TensorSpec, Entry] = {}
+    for entry in entries:
+        try:
+            found[shippable_spec(entry.name, entry.tensor, entry.key)] = entry
+        except EngineError as error:
+            raise ModuleError(str(error)) from None
+    return {spec: found[spec] for spec in sorted(found)}
+
+
+def storage_of(tensor: torch.Tensor) -> Storage:
+    """The storage of a plain tensor."""
+    return tensor.device, tensor.untyped_storage().data_ptr()

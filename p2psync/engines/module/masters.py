@@ -1,0 +1,55 @@
+"""fp32 masters as the bf16 bits that are published: whole, or compared with old bits block by block on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from p2psync.delta.block import MAX_BLOCK_BYTES, Block, block_count, block_range
+from p2psync.delta.extract import Extraction, Found
+from p2psync.delta.kernels.block_sums import ScanSums, address_of_block
+from p2psync.delta.kernels.rounding import round_bf16
+from p2psync.delta.tensors import Units
+from p2psync.engines.device.finder import Pair, nan_bits
+from p2psync.engines.module.live_tensors import host_units
+
+_PIECE = 1 << 22
+
+
+def rounded_units(masters: torch.Tensor) -> Units:
+    """The bits to which torch rounds masters of any shape, on any device: a flat copy on the host."""
+    out = np.empty(masters.numel(), np.uint16)
+    if masters.device.type == "cpu" and masters.is_contiguous():
+        round_bf16(_floats(masters), out, nan_bits(masters.device))
+        return out
+    flat = masters.detach().reshape(-1)
+    for k in range(0, out.size, _PIECE):
+        out[k : k + _PIECE] = host_units(flat[k : k + _PIECE].to(torch.bfloat16))
+    return out
+
+
+def find_rounded(pair: Pair, block_units: int, sums: ScanSums | None = None) -> Iterator[Found]:
+    """What `delta.extract` finds between old bits and rounded masters, both on a CPU. Rounds a block at a time.
+
+    sums: of the tensor, to be filled; only where blocks are the largest."""
+    masters, old = _floats(pair.new), host_units(pair.old)
+    nan = nan_bits(pair.new.device)
+    scratch = np.empty(min(MAX_BLOCK_BYTES // 2, masters.size), np.uint16)
+    for index in range(block_count(pair.spec, block_units)):
+        start, count = block_range(pair.spec, block_units, index)
+        new = scratch[:count]
+        round_bf16(masters[start : start + count], new, nan)
+        extraction = Extraction(pair.row, old[start : start + count], new)
+        mine = address_of_block(sums.address, pair.spec.width, index) if sums is not None else 0
+        found, _ = extraction.block_with_digest(pair.spec, 0, count, mine)
+        if found is not None:
+            block = Block(pair.row, start, count, found.positions, found.steps)
+            yield Found(block, extraction.olds.copy())
+
+
+def _floats(masters: torch.Tensor) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = masters.detach().view(-1).numpy()
+    return found

@@ -1,0 +1,208 @@
+"""One rank's part of a version: checked against the live bits beside generation, and written in the pause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from p2psync.delta.digest import MODULUS, digest_change, digest_units
+from p2psync.delta.tensors import TensorSpec, Units
+from p2psync.engines.device import gather as device_move
+from p2psync.engines.device.gather import Place
+from p2psync.engines.module.live_tensors import live_tensor, torch_dtype
+from p2psync.engines.module.staging import Change, grouped_writes
+from p2psync.engines.module.writer import Write, Writer, undo_writes
+from p2psync.engines.vllm.derived_tensors import Derived
+from p2psync.engines.vllm.live_map import Held, LiveMap
+from p2psync.engines.vllm.loader_probe import units_as
+from p2psync.engines.vllm.nonfinite_caches import count_wild
+from p2psync.engines.vllm.strided_runs import Part, live_rows, rows, tensor_rows
+from p2psync.errors import EngineError
+from p2psync.parallel import in_parallel
+
+#: Below this many units a run is not worth a call of its own.
+_SHORT_RUN = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edit:
+    """New and old bits of a block of a checkpoint tensor, by its number: units [start, +count), at rising offsets
+    `positions` (None: all)."""
+
+    tensor: int
+    start: int
+    count: int
+    positions: NDArray[np.uint32] | None
+    old: Units
+    new: Units
+
+
+class Hand:
+    """The live parameters of one rank. One thread prepares, then one writes; `prepare` begins anew."""
+
+    def __init__(
+        self,
+        live: LiveMap,
+        parameters: Sequence[torch.Tensor],
+        threads: int | None = None,
+        derived: Derived | None = None,
+    ) -> None:
+        """parameters: as `live.parameters` names them; they hold what the map was checked against. derived: what else
+        the model computes with."""
+        self._derived = derived
+        self._live = live
+        self._parameters = parameters
+        self._tensors = {
+            (held.parameter, spec.width): live_tensor(_as_units(parameters[held.parameter], spec))
+            for spec, pieces in zip(live.tensors, live.held, strict=True)
+            for held in pieces
+        }
+        self._writer = Writer(threads, least=4)  # each of some hundred microseconds
+        self._sum = self._measure()
+        #: Live units that are infinite or NaN.
+        self.wild = sum(in_parallel(self._count_wild, range(len(live.tensors))))
+        #: What was prepared; the calls that write it; what that adds to the sum, and to the wild.
+        self._changes: list[Change] = []
+        self._writes: list[Write] = []
+        self._gain = self._wilder = 0
+
+    @property
+    def tensors(self) -> Sequence[TensorSpec]:
+        """The checkpoint's tensors; an edit's number is an index into them."""
+        return self._live.tensors
+
+    @property
+    def units(self) -> int:
+        """Live units that the prepared edits change on this rank."""
+        return sum(change.new.size for change in self._changes)
+
+    def prepare(self, edits: Sequence[Edit]) -> None:
+        """Make everything ready to write the edits' new bits.
+
+        Raises `EngineError`, with nothing prepared, if a live unit does not hold the old bits.
+        """
+        self.drop()
+        if self._derived is not None:
+            self._derived.check(reread=True)
+        changes: list[Change] = []
+        gain = wilder = 0
+        for mine, gained, more in in_parallel(self._translate, edits):
+            changes += mine
+            gain += gained
+            wilder += more
+        for change, bits in zip(changes, self._gather(changes), strict=True):
+            if not np.array_equal(bits, change.old):
+                raise EngineError("the live weights are not those of the version that this one builds on")
+        self._writes = grouped_writes(changes, [change.new for change in changes])
+        self._changes, self._gain, self._wilder = changes, gain, wilder
+
+    def write(self) -> None:
+        """Write what was prepared; nothing may read the parameters meanwhile. Raises `EngineError` if that failed and
+        all is as it was; anything else if it is not."""
+        if self._derived is not None:
+            self._derived.check()  # a forward pass may have filled a cache since `prepare`
+        self._writer.write(self._changes, self._writes, [change.old for change in self._changes])
+        self._count()
+        try:
+            self._refresh()
+        except Exception as error:
+            self.undo()
+            raise EngineError(f"copies of weights could not be made, and all is as it was: {error}") from error
+
+    def undo(self) -> None:
+        """Take the last `write` back."""
+        undo_writes(self._changes, [change.old for change in self._changes])
+        self._count()
+        self._refresh()
+
+    def drop(self) -> None:
+        """Forget what was prepared."""
+        self._changes, self._writes, self._gain, self._wilder = [], [], 0, 0
+
+    def sound(self) -> bool:
+        """Whether every live unit that the map knows is what was loaded or written last, and every copy of them: reads
+        all."""
+        return self._measure() == self._sum and (self._derived is None or self._derived.sound())
+
+    def gather_into(self, tensor: int, units: Units) -> None:
+        """Put the live bits of what this rank has of a tensor to their places in `units`, the whole tensor."""
+        for held in self._live.held[tensor]:
+            tensor_rows(held.piece, units)[:] = live_rows(held.piece, self._bits(held, self._live.tensors[tensor]))
+
+    def _refresh(self) -> None:
+        if self._derived is not None:
+            self._derived.refresh()
+
+    def _count(self) -> None:
+        """What was prepared is live now; or, the next time, no more."""
+        self._sum = (self._sum + self._gain) % MODULUS
+        self.wild += self._wilder
+        self._gain, self._wilder = -self._gain, -self._wilder
+
+    def _translate(self, edit: Edit) -> tuple[list[Change], int, int]:
+        """The edit's part here, what it adds to the digest, and to the wild."""
+        spec = self._live.tensors[edit.tensor]
+        changes, gain, wilder = [], 0, 0
+        for parameter, part in self._live.parts(edit.tensor, edit.start, edit.count, edit.positions):
+            old, new = edit.old[part.entries], edit.new[part.entries]
+            changes.append(
+                Change(self._tensors[parameter, spec.width], part.start, part.count, part.positions, old, new)
+            )
+            gain += _gain(spec, edit, part, old, new)
+            wilder += count_wild(spec, new) - count_wild(spec, old)
+        return changes, gain, wilder
+
+    def _gather(self, changes: Sequence[Change]) -> Iterator[Units]:
+        """The live bits where the changes are, in order."""
+        places = [Place(c.tensor.place, c.start, c.count, c.positions) for c in changes if c.tensor.place is not None]
+        there = iter(device_move.gather(places))
+        direct = [c for c in changes if c.tensor.place is None]
+        here = in_parallel(lambda c: c.tensor.gather(c.start, c.count, c.positions), direct)
+        return (next(here if c.tensor.place is None else there) for c in changes)
+
+    def _measure(self) -> int:
+        return sum(in_parallel(self._digest, range(len(self._live.tensors)))) % MODULUS
+
+    def _digest(self, tensor: int) -> int:
+        """Of what this rank has of a tensor. Where that is in short runs, of the tensor with 0 in place of the rest:
+        the same rest each time."""
+        spec = self._live.tensors[tensor]
+        if any(held.piece.length < _SHORT_RUN and held.piece.rows > 1 for held in self._live.held[tensor]):
+            units = np.zeros(spec.count, spec.unit)
+            self.gather_into(tensor, units)
+            return digest_units(spec, units)
+        return sum(digest_units(spec, bits, start) for start, bits in self._rows(tensor))
+
+    def _count_wild(self, tensor: int) -> int:
+        spec = self._live.tensors[tensor]
+        held = self._live.held[tensor]
+        return sum(count_wild(spec, live_rows(one.piece, self._bits(one, spec))) for one in held)
+
+    def _bits(self, held: Held, spec: TensorSpec) -> Units:
+        """Of the parameter in which a piece lies, in units of its tensor."""
+        return units_as(self._parameters[held.parameter], spec)
+
+    def _rows(self, tensor: int) -> Iterator[tuple[int, Units]]:
+        """What this rank has of a tensor, as (first unit, live bits)."""
+        for held in self._live.held[tensor]:
+            bits, length = self._bits(held, self._live.tensors[tensor]), held.piece.length
+            for start, at in rows(held.piece):
+                yield start, bits[at : at + length]
+
+
+def _as_units(parameter: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The parameter's memory in units of a tensor, if that is narrower."""
+    if parameter.element_size() <= spec.width:
+        return parameter
+    return parameter.reshape(-1).view(torch_dtype(spec))
+
+
+def _gain(spec: TensorSpec, edit: Edit, part: Part, old: Units, new: Units) -> int:
+    if isinstance(part.entries, slice) and edit.positions is None:
+        return digest_change(spec, edit.start + part.entries.start, None, old, new)
+    positions = part.entries.astype(np.uint32) if edit.positions is None else edit.positions[part.entries]  # type: ignore[union-attr]
+    return digest_change(spec, edit.start, positions, old, new)

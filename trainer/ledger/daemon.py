@@ -1,0 +1,48 @@
+"""The ledger of a trainer daemon: beside its hub, journaled in its store, used by a framework over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from p2psync.net.hub import HubService
+from p2psync.observe.events import Event, Published
+from p2psync.protocol.versions import Position
+from p2psync.trainer.ledger.core import LedgerConfig
+from p2psync.trainer.ledger.journal import Journal
+from p2psync.trainer.ledger.routes import LedgerRoutes, work_token
+from p2psync.trainer.ledger.service import LedgerService, mount
+
+#: In the store: the journal, and the token that the framework bears.
+JOURNAL, TOKEN = "ledger.db", "rollouts.token"
+
+
+class DaemonLedger:
+    """Wires a ledger to a trainer node; on its loop."""
+
+    def __init__(self, store: Path, max_staleness: int) -> None:
+        self._store = store
+        self._config = LedgerConfig(max_staleness=max_staleness)
+        self._service: LedgerService | None = None
+
+    def mount(self, hub: HubService) -> None:
+        """Serve it on the embedded hub, before that serves. Raises `StoreError`."""
+        token = work_token(self._store / TOKEN)
+        journal = Journal(self._store / JOURNAL, self._config.remembered)
+        self._service = mount(hub.build_app(), hub, self._config, journal=journal)
+        LedgerRoutes(self._service, token).add(hub.build_app())
+
+    def hears(self, show: Callable[[Event], None]) -> Callable[[Event], None]:
+        """`show`, with every version admitted before it is announced."""
+
+        def hear(event: Event) -> None:
+            if isinstance(event, Published) and self._service is not None:
+                self._service.admit(event.version, event.digest)
+            show(event)
+
+        return hear
+
+    def started(self, position: Position | None) -> None:
+        """The node has started with this version."""
+        if position is not None and self._service is not None:
+            self._service.admit(position.version, position.digest.hex())

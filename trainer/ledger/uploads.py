@@ -1,0 +1,130 @@
+"""Results on their way in: judged by their heads before a byte is read, and never more at once than fits in memory.
+
+A result is a request's body, with `ResultHead` in a header. Who waits to be told (`Expect: 100-continue`) sends nothing
+that would be refused. Where there is no room the answer is 429 with Retry-After, and the claim stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+from aiohttp import web
+from aiohttp.http import HttpVersion11
+
+from p2psync.errors import FormatError, HubError, StoreError
+from p2psync.membership.work import (
+    MAX_RESULT_BYTES,
+    RESULT_HEADER,
+    Receipt,
+    ResultHead,
+    Verdict,
+    decode_head,
+)
+from p2psync.net.hub_routes import reply_json
+from p2psync.net.hub_wire import TooLargeError, encode_error, unpack
+from p2psync.protocol.wire import encode_json
+from p2psync.trainer.ledger.core import Ledger
+
+#: Bytes of results that may be on their way at once.
+MAX_UPLOADING = 64 << 20
+#: Every upload counts as at least so many.
+_LEAST = 16 << 10
+#: When to come again, where there is no room (seconds).
+RETRY_AFTER = 1.0
+#: A result must be here after this long, plus one second for each of so many bytes.
+_SECONDS = 20.0
+_RATE = 64 << 10
+
+
+class Uploads:
+    """Serves POST /v1/work/result."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        now: Callable[[], float],
+        settled: Callable[[], Awaitable[None]],
+        told: Callable[[], None],
+        limit: int,
+    ) -> None:
+        """settled: waits until the ledger's changes are durable. told: called when a result came in."""
+        self._ledger = ledger
+        self._now = now
+        self._settled = settled
+        self._told = told
+        self._limit = limit
+        self.size = 0
+
+    async def expected(self, _request: web.Request) -> None:
+        """Who asks whether to go on is told when the result's head was judged, in `serve`."""
+
+    async def serve(self, request: web.Request) -> web.Response:
+        """A result and its head → `Receipt`."""
+        head = decode_head(request.headers.get(RESULT_HEADER, ""))
+        size = request.content_length
+        if size is None:
+            raise FormatError("a result comes with its length")
+        if size > MAX_RESULT_BYTES:
+            raise TooLargeError(f"a result of {size} bytes; at most {MAX_RESULT_BYTES} are taken")
+        verdict = self._ledger.judge(head.work, head.item, size, head.version, head.digest, self._now())
+        room = max(size, _LEAST)
+        if verdict == "accepted" and self.size + room > self._limit:
+            return _busy("full")
+        if verdict != "accepted":
+            self._ledger.refuse(head.work, head.item, verdict)
+            return await self._answer(verdict, self._ledger.void(head.work))
+        self.size += room
+        try:
+            body = await self._read(request, size)
+            result = _unpacked(body) if head.packed else body
+            void = self._ledger.void(head.work)  # before the lease may end with this result
+            return await self._answer(self._complete(head, result), void)
+        finally:
+            self.size -= room
+
+    def _complete(self, head: ResultHead, result: bytes) -> Verdict:
+        return self._ledger.complete(head.work, head.item, result, head.version, head.digest, self._now(), head.tokens)
+
+    async def _answer(self, verdict: Verdict, void: list[str]) -> web.Response:
+        self._told()
+        if verdict == "full":
+            return _busy(verdict)
+        try:
+            # "duplicate" says that a result counted, so that must be durable as well.
+            await self._settled()
+        except StoreError as error:
+            refusal = web.Response(body=encode_error(HubError(str(error))), status=503, content_type="application/json")
+            refusal.headers["Retry-After"] = f"{RETRY_AFTER:.0f}"
+            return refusal
+        return reply_json(Receipt(verdict=verdict, void=void))
+
+    async def _read(self, request: web.Request, size: int) -> bytes:
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_SECONDS + size / _RATE):
+                async for part in request.content.iter_any():
+                    body += part
+        except TimeoutError:
+            raise FormatError("the result did not arrive in time; send it again") from None
+        if len(body) != size:
+            raise FormatError("the result is shorter than it said; send it again")
+        return bytes(body)
+
+
+def _unpacked(body: bytes) -> bytes:
+    try:
+        return unpack(body, MAX_RESULT_BYTES)
+    except HubError:
+        raise FormatError(f"the result is damaged, or over {MAX_RESULT_BYTES} bytes unpacked") from None
+
+
+def _busy(verdict: Verdict) -> web.Response:
+    body = encode_json(Receipt(verdict=verdict))
+    answer = web.Response(body=body, status=HTTPStatus.TOO_MANY_REQUESTS, content_type="application/json")
+    answer.headers["Retry-After"] = f"{RETRY_AFTER:.0f}"
+    return answer

@@ -1,0 +1,202 @@
+"""Making a squash: from the trainer's own deltas to one signed, durable pack, beside publishing.
+
+In profile `fast` it reads the store and the records of `steps` alone, no weights, so that versions may be published
+meanwhile; when it is done the head may have moved on, and the squash leads to the version before, as good as any delta.
+
+In profile `tight` it needs the old weights too: those of the head less what the chain does, tensor by tensor. The head
+must not move meanwhile; a publish that waits for that says so, and has the squash given up at the next tensor.
+
+Each chunk is decoded again and compared with what the chain adds up to, before anything is signed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from p2psync.delta.algebra import apply_block, invert
+from p2psync.delta.block import Block
+from p2psync.delta.container import decode_chunk
+from p2psync.delta.digest import MODULUS, digest_from_bytes
+from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.engines.compose import Delta, squashed
+from p2psync.errors import DigestMismatchError, StoreError
+from p2psync.protocol.manifest import sign
+from p2psync.store.encoding import DELTA_BLOCK, Encoding
+from p2psync.store.packs import Draft, Pack, Store
+from p2psync.trainer.squash.planner import Plan, SquashPlanner
+from p2psync.trainer.versions.steps import Steps
+
+#: Gives the bits of one tensor.
+Head: TypeAlias = Callable[[TensorSpec], Units]
+
+
+class Overtaken(StoreError):
+    """A squash was given up because the head is to move."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeSquash:
+    """A squash that is durable and not yet announced. steps, chain_bytes: deltas it takes the place of, their payload.
+
+    seconds: of making it.
+    """
+
+    pack: Pack
+    steps: int
+    chain_bytes: int
+    seconds: float
+
+
+class Squasher:
+    """Makes squashes of one run. Blocking: to be called from a worker thread, one at a time."""
+
+    def __init__(self, store: Store, steps: Steps, key: Ed25519PrivateKey, planner: SquashPlanner) -> None:
+        self._store = store
+        self._steps = steps
+        self._key = key
+        self._planner = planner
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Have what is being made given up soon, with `StoreError`; for any thread."""
+        self._stopped.set()
+
+    def make(
+        self, plan: Plan, head: Head | None = None, overtaken: Callable[[], bool] = lambda: False
+    ) -> MadeSquash | None:
+        """Carry out a plan; None if it turned out not to be worth it, or if some delta cannot be read without weights.
+
+        head: the bits that the chain ends at, to make it in profile `tight`; they stay as they are until it returns.
+        overtaken: asked now and then; True ends it with `Overtaken`. Raises `P2PSyncError`; then nothing was made.
+        """
+        began = time.monotonic()
+        packs = [self._store.get(bytes.fromhex(a.id)) for a in plan.chain]
+        with ExitStack() as stack:
+            chain: list[Delta] = []
+            for pack in packs:
+                delta = self._steps.open(pack) if pack is not None else None
+                if delta is None:
+                    return None
+                chain.append(stack.enter_context(closing(delta)))
+            pack = self._make(plan, chain, head, overtaken)
+        if pack is None:
+            return None
+        return MadeSquash(pack, len(chain), plan.chain_bytes, time.monotonic() - began)
+
+    def _make(
+        self, plan: Plan, chain: Sequence[Delta], head: Head | None, overtaken: Callable[[], bool]
+    ) -> Pack | None:
+        first, last = chain[0].manifest, chain[-1].manifest
+        rows, blocks = squashed(chain)
+        draft = self._store.draft()
+        try:
+            sink = _Checked(draft, rows)
+            with Encoding(sink, rows, profile="fast" if head is None else "tight") as encoding:
+                coming = self._until_stopped(blocks, overtaken)
+                if head is None:
+                    _compose(encoding, sink, coming)
+                else:
+                    _reconstruct(encoding, sink, coming, head)
+                encoding.finish()
+            sink.finish()
+            change = digest_from_bytes(last.digest) - digest_from_bytes(first.base_digest)
+            if head is not None and (encoding.digest_change - change) % MODULUS:
+                raise DigestMismatchError("a squash does not lead back to the bits that it starts from: not announced")
+            manifest = encoding.manifest(
+                run=last.run,
+                epoch=last.epoch,
+                version=last.version,
+                base=first.base,
+                digest=last.digest,
+                base_digest=first.base_digest,
+                created=time.time(),
+            )
+            self._planner.made(len(chain), sum(d.manifest.changed for d in chain), manifest.changed)
+            if self._planner.worth(plan, manifest.payload_bytes):
+                return draft.seal(sign(manifest, self._key), manifest)
+            draft.abandon()
+            return None
+        except BaseException:
+            draft.abandon()
+            raise
+
+    def _until_stopped(self, blocks: Iterator[Block], overtaken: Callable[[], bool]) -> Iterator[Block]:
+        for block in blocks:
+            if self._stopped.is_set():
+                raise StoreError("stopped while deltas were being squashed")
+            if overtaken():
+                raise Overtaken("a new version was to be published while deltas were being squashed")
+            yield block
+
+
+def _compose(encoding: Encoding, sink: _Checked, blocks: Iterator[Block]) -> None:
+    for block in blocks:
+        sink.expect(block)
+        encoding.take_block(block)
+
+
+def _reconstruct(encoding: Encoding, sink: _Checked, blocks: Iterator[Block], head: Head) -> None:
+    """Encode from the head's bits and those before: the head's, less the blocks."""
+    grouped = itertools.groupby(blocks, key=lambda block: block.row)
+    ahead = next(grouped, None)
+    for index, row in enumerate(list(encoding.rows)):
+        found: list[Block] = []
+        if ahead is not None and ahead[0] == index:
+            found = list(ahead[1])
+            ahead = next(grouped, None)
+        elif row.before and row.after:
+            continue
+        new = head(row.spec) if row.after else np.zeros(row.spec.count, row.spec.unit)
+        old = new.copy()
+        for block in found:
+            apply_block(old, invert(block))
+            sink.expect(block)
+        sink.olds[index] = old
+        encoding.take(index, old if row.before else None, new if row.after else None)
+
+
+class _Checked:
+    """A sink that decodes each chunk again, and passes it on only if it holds just the blocks that were to be coded."""
+
+    def __init__(self, draft: Draft, rows: Sequence[Row]) -> None:
+        self._draft, self._rows = draft, rows
+        self._expected: deque[Block] = deque()
+        #: The old bits of rows, for profiles that need them; dropped once they were passed.
+        self.olds: dict[int, Units] = {}
+
+    def expect(self, block: Block) -> None:
+        """The next block goes to the encoder."""
+        self._expected.append(block)
+
+    def append(self, data: bytes) -> None:
+        """See `Sink`. Raises `DigestMismatchError`."""
+        blocks = decode_chunk(data, self._rows, DELTA_BLOCK, lambda row: self.olds[row])
+        for block in blocks:
+            if not self._expected or not _same(block, self._expected.popleft()):
+                raise DigestMismatchError("a squash decodes to other steps than were squashed: not announced")
+        for row in [row for row in self.olds if row < blocks[-1].row]:
+            del self.olds[row]
+        self._draft.append(data)
+
+    def finish(self) -> None:
+        """Every block must have come. Raises `DigestMismatchError`."""
+        if self._expected:
+            raise DigestMismatchError("a squash lacks steps of its chain: not announced")
+
+
+def _same(a: Block, b: Block) -> bool:
+    if (a.row, a.start, a.count) != (b.row, b.start, b.count) or not np.array_equal(a.steps, b.steps):
+        return False
+    if a.positions is None or b.positions is None:
+        return a.positions is b.positions
+    return np.array_equal(a.positions, b.positions)

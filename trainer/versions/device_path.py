@@ -1,0 +1,164 @@
+"""Extraction where a module's tensors are, between the old bits of a snapshot and the new ones of the training.
+
+The old bits come from where they are nearest: the trainer's own copy on the device if there is one (the module's bf16
+parameters, `p2psync.trainer.versions.resident`, or a twin, which costs the memory of one more copy); else they are
+streamed there from the snapshot through pinned memory, which moves one copy of the model over the bus for each version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from p2psync.delta.extract import Found
+from p2psync.delta.kernels.block_sums import ScanSums
+from p2psync.delta.tensors import TensorSpec
+from p2psync.engines.device import gather as device_move
+from p2psync.engines.device.buffers import SIGNED
+from p2psync.engines.device.extract import DeviceExtraction
+from p2psync.engines.device.finder import Pair
+from p2psync.engines.device.gather import Place
+from p2psync.engines.module.live_tensors import flat_bits
+from p2psync.engines.module.masters import find_rounded
+from p2psync.protocol.versions import Position
+from p2psync.trainer.versions.source import Base
+
+#: Changed units that a twin takes at a time.
+_BATCH = 1 << 20
+
+
+@runtime_checkable
+class DeviceBase(Protocol):
+    """A snapshot whose bits are where the module is."""
+
+    def tensor(self, spec: TensorSpec) -> torch.Tensor | None:
+        """The tensor that holds them, as flat integers; None if there is none, or it is strided."""
+
+
+class Finds:
+    """What was found, row after row."""
+
+    def __init__(self, found: dict[int, Iterator[Found]], sums: dict[int, ScanSums]) -> None:
+        """found: for each row that is covered, what gives its blocks, and then those of later rows. sums: of rows,
+        filled while their blocks are found."""
+        self._found = found
+        self._sums = sums
+        self._next: dict[Iterator[Found], Found | None] = {}
+
+    def of(self, row: int) -> Iterable[Found] | None:
+        """See `p2psync.trainer.versions.source.Finds`."""
+        found = self._found.get(row)
+        return None if found is None else self._take(row, found)
+
+    def sums(self, row: int) -> ScanSums | None:
+        """See `p2psync.trainer.versions.source.Finds`."""
+        return self._sums.get(row)
+
+    def _take(self, row: int, found: Iterator[Found]) -> Iterator[Found]:
+        if found not in self._next:
+            self._next[found] = next(found, None)
+        while (one := self._next[found]) is not None and one.block.row == row:
+            yield one
+            self._next[found] = next(found, None)
+
+
+class DevicePath:
+    """Extraction on devices; keeps its memory, and its twins, from version to version."""
+
+    def __init__(self, *, twin: bool = False, everywhere: bool = False) -> None:
+        """twin: keep a copy of the published bits beside the module, on its devices. everywhere: take this path for
+        tensors on a CPU too, which is slower than the scan there, but the same."""
+        self._keep_twin = twin
+        self._everywhere = everywhere
+        self._twin: dict[TensorSpec, torch.Tensor] = {}
+        #: The version that the twin is; None while that is not known.
+        self.twin_position: Position | None = None
+        self._extractions: dict[torch.device, DeviceExtraction] = {}
+
+    def find(self, rows: Sequence[tuple[int, TensorSpec, torch.Tensor]], block_units: int, base: Base) -> Finds | None:
+        """The changes of these rows (index, spec, the new tensor: fp32 masters where the spec is BF16), as far as they
+        are on devices or masters."""
+        known = self.twin_position is not None and self.twin_position == base.position
+        # Until the version is made, the twin is neither.
+        self.twin_position = None
+        if not known:
+            self._twin = {}
+        pairs: dict[torch.device, list[Pair]] = {}
+        found: dict[int, Iterator[Found]] = {}
+        sums: dict[int, ScanSums] = {}
+        for index, spec, tensor in rows:
+            new = _flat(spec, tensor)
+            if new is None:
+                continue
+            here = new.device.type == "cpu" and not self._everywhere
+            if here and new.dtype != torch.float32:
+                continue
+            if here:
+                sums[index] = ScanSums(spec)
+                pair = Pair(index, spec, self._old(spec, new.device, base), new)
+                found[index] = find_rounded(pair, block_units, sums[index])
+            else:
+                pairs.setdefault(new.device, []).append(Pair(index, spec, self._old(spec, new.device, base), new))
+        for device, theirs in pairs.items():
+            one = self._follow(self._extraction(device, block_units).extract(theirs), theirs)
+            found |= dict.fromkeys((pair.row for pair in theirs), one)
+        return Finds(found, sums) if found else None
+
+    def published(self, position: Position | None) -> None:
+        """The version that was compared is this one now (or still, where nothing had changed)."""
+        self.twin_position = position
+
+    def _extraction(self, device: torch.device, block_units: int) -> DeviceExtraction:
+        if device not in self._extractions:
+            self._extractions[device] = DeviceExtraction(device, block_units)
+        return self._extractions[device]
+
+    def _old(self, spec: TensorSpec, device: torch.device, base: Base) -> torch.Tensor:
+        if isinstance(base, DeviceBase) and (resident := base.tensor(spec)) is not None and resident.device == device:
+            return resident
+        host = _host_tensor(base, spec)
+        if not self._keep_twin or (device.type == "cpu" and not self._everywhere):
+            return host
+        twin = self._twin.get(spec)
+        if twin is None or twin.device != device:  # the module may have been moved since
+            self._twin[spec] = twin = host.to(device, copy=True)
+        return twin
+
+    def _follow(self, found: Iterator[Found], pairs: Sequence[Pair]) -> Iterator[Found]:
+        """Pass on what is found, and have the twin follow it."""
+        twins = {pair.row: self._twin[pair.spec] for pair in pairs if pair.spec in self._twin}
+        waiting: list[Found] = []
+        units = 0
+        for one in found:
+            if one.block.row in twins:
+                waiting.append(one)
+                units += one.block.steps.size
+            if units >= _BATCH:
+                _write(twins, waiting)
+                waiting, units = [], 0
+            yield one
+        _write(twins, waiting)
+
+
+def _write(twins: dict[int, torch.Tensor], found: Sequence[Found]) -> None:
+    blocks = [one.block for one in found]
+    places = [Place(twins[block.row], block.start, block.count, block.positions) for block in blocks]
+    for write in device_move.prepare(places, [one.olds + one.block.steps for one in found]):
+        write()
+
+
+def _flat(spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor as a side of a `Pair`; None if it is strided or empty."""
+    if not tensor.is_contiguous() or not tensor.numel():
+        return None
+    masters = tensor.dtype == torch.float32 and spec.dtype == "BF16"
+    return tensor.detach().view(-1) if masters else flat_bits(tensor)
+
+
+def _host_tensor(base: Base, spec: TensorSpec) -> torch.Tensor:
+    units = base.units(spec)
+    if not units.flags.writeable:
+        units = units.copy()  # torch takes no other arrays
+    return torch.from_numpy(units.view(f"i{spec.width}") if spec.width > 1 else units).to(SIGNED[spec.width])

@@ -1,0 +1,147 @@
+"""A snapshot that needs no copy: the module's own bf16 parameters, which are refreshed from fp32 masters by publishing.
+
+Where an optimizer holds fp32 masters, the bf16 parameters are what was published last until they are refreshed. So new
+bits, the rounded masters, are compared with the parameters, and written into them once the version is durable. Tensors
+without masters change where they are; of those a copy is kept.
+
+Whose parameters they are. From the first publish on nobody but this snapshot writes them: the optimizer updates masters
+only, and `publish` is what brings the parameters up to date. Since nothing could prove that by watching, every version
+begins with the digest of all parameters, which is one more read of them. If it is not that of the last version (someone
+refreshed them, or memory failed), they are made anew from the store's anchor and deltas, and then compared: no version
+is ever made from a wrong base.
+
+After a crash the parameters are gone with the process. The next start rebuilds the last published bits from the store,
+into the parameters, each step checked by its digest; the first publish then refreshes them from whatever masters the
+training was resumed with, earlier or later ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+import torch
+
+from p2psync.delta.block import Block
+from p2psync.delta.container import decode_chunk
+from p2psync.delta.kernels.block_sums import ScanSums
+from p2psync.delta.tensors import TensorSpec, Units
+from p2psync.engines.base import Step
+from p2psync.engines.module.engine import ModuleEngine
+from p2psync.engines.module.live_tensors import flat_bits
+from p2psync.engines.module.table import ModuleTable, table_source, tensor_table
+from p2psync.errors import DigestMismatchError, EngineError, UsageError
+from p2psync.protocol.manifest import Manifest
+from p2psync.protocol.versions import Position
+from p2psync.trainer.versions.bit_record import Scans
+from p2psync.trainer.versions.snapshot import Chunks
+
+
+class ResidentSnapshot:
+    """The bits of the last published version, in the parameters themselves. See `trainer.versions.snapshot`."""
+
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor] | Callable[[], ModuleTable], others: Mapping[str, torch.Tensor]
+    ) -> None:
+        """parameters: the bf16 parameters that have masters, by the names of these, or a table of them, which is asked
+        for whenever they are looked up. others: the tensors that are published as they are; copied here.
+
+        Raises `UsageError` for parameters that are not bf16."""
+        self._parameters = table_source(parameters)
+        self._copies = tensor_table({name: tensor.detach().clone() for name, tensor in others.items()})
+        self._seen = self._parameters()
+        for spec, tensor in self._seen.rows.items():
+            if tensor.dtype != torch.bfloat16:
+                raise UsageError(
+                    f"{spec.name}: {tensor.dtype}; only bf16 parameters can be the copy of what was published"
+                )
+        self._table = self._seen.with_rows(self._copies)
+        self.reopen()
+
+    @property
+    def position(self) -> Position | None:
+        """What the bits are; None if they cannot be vouched for."""
+        return self._engine.position
+
+    @property
+    def specs(self) -> Sequence[TensorSpec]:
+        """The tensors, sorted."""
+        return self._engine.table() if self.position is not None else []
+
+    def units(self, spec: TensorSpec) -> Units:
+        """The bits of one tensor: a view of a contiguous CPU tensor, else a copy."""
+        return self._engine.units(spec)
+
+    def tensor(self, spec: TensorSpec) -> torch.Tensor | None:
+        """See `DeviceBase`."""
+        entry = self._table.entries.get(spec)
+        return flat_bits(entry.tensor) if entry is not None else None
+
+    def sound(self) -> bool:
+        """Whether the bits are what was published last, by the digest of all of them."""
+        return self._engine.scrub()
+
+    def whole(self) -> bool:
+        """See `Snapshot.whole`: nobody can cut what is in memory."""
+        return True
+
+    def check(self, spec: TensorSpec, scan: ScanSums | None) -> None:
+        """See `Snapshot`: `sound` digested every bit just before."""
+
+    def scrub(self) -> int:
+        """See `Snapshot`: every publish digests all there is."""
+        return 0
+
+    def verify(self) -> None:
+        """See `Snapshot`."""
+        if not self.sound():
+            self.distrust()
+
+    def reopen(self) -> None:
+        """Vouch for nothing: the store will say what the bits must be."""
+        self._engine = ModuleEngine(self._look_up)
+
+    def distrust(self) -> None:
+        """See `Snapshot`."""
+        self.reopen()
+
+    def advance(
+        self,
+        manifest: Manifest,
+        chunks: Chunks,
+        position: Position,
+        take: Callable[[Block], None] | None = None,
+        scans: Scans | None = None,
+    ) -> None:
+        """Write one version into the parameters, whose digest is checked first; on an error they are as they were.
+
+        take: is given each block, in order. Raises `DigestMismatchError`, also for a version of other tensors.
+        """
+        step = Step(b"", manifest)
+        try:
+            stage = self._engine.stage([step])
+            if take is not None:
+                self._tell(manifest, chunks, take)
+            for index in stage.wanted(0):
+                stage.put(0, {index: chunks(index)})
+            stage.commit()
+        except EngineError as error:
+            raise DigestMismatchError(f"version {manifest.version} cannot be written to the module: {error}") from error
+
+    def _tell(self, manifest: Manifest, chunks: Chunks, take: Callable[[Block], None]) -> None:
+        rows = manifest.rows()
+        # Of a device tensor the units are a copy; blocks come tensor after tensor.
+        base = lru_cache(maxsize=1)(lambda index: self.units(rows[index].spec))
+        for index in range(manifest.chunks):
+            for block in decode_chunk(chunks(index), rows, manifest.block_units, base):
+                take(block)
+
+    def _look_up(self) -> ModuleTable:
+        """Parameters, where they are now, and copies."""
+        parameters = self._parameters()
+        if parameters is not self._seen:
+            self._seen, self._table = parameters, parameters.with_rows(self._copies)
+        return self._table
+
+    def close(self) -> None:
+        """There is nothing to let go of."""

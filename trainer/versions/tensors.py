@@ -1,0 +1,128 @@
+"""Sources of torch tensors: those of a live module, or the fp32 masters of an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
+from p2psync.engines.checkpoint.files import Checkpoint
+from p2psync.engines.checkpoint.header import canonical_header
+from p2psync.engines.module.live_tensors import host_units
+from p2psync.engines.module.masters import rounded_units
+from p2psync.engines.module.table import module_rows
+from p2psync.engines.module.tensor_refusals import refusal
+from p2psync.errors import UsageError
+from p2psync.trainer.versions.device_path import DevicePath, Finds
+from p2psync.trainer.versions.source import Base
+
+#: The one weights file that an actor's directory gets.
+WEIGHTS_FILE = "model.safetensors"
+
+
+class TensorSource:
+    """Tensors, the header of a safetensors file that holds them, and the files that belong beside it."""
+
+    def __init__(
+        self, tensors: Mapping[TensorSpec, torch.Tensor], files: Path | None = None, path: DevicePath | None = None
+    ) -> None:
+        """tensors: of the dtype and shape of their specs, or, of BF16 specs, fp32 masters. files: a directory whose
+        files other than weights (configuration, tokenizer) are carried along. path: how to find changes where the
+        tensors are; without it they are read on the host. Raises `FormatError`."""
+        self._tensors = dict(tensors)
+        self._path = path
+        self._blobs = blobs_beside(self._tensors, files)
+        self._specs = sorted([*self._tensors, *self._blobs])
+
+    @property
+    def specs(self) -> Sequence[TensorSpec]:
+        """See `Source`."""
+        return self._specs
+
+    def units(self, spec: TensorSpec) -> Units:
+        """See `Source`: of a CPU tensor a view of its storage, of another one, or of masters, a copy."""
+        blob = self._blobs.get(spec)
+        if blob is not None:
+            return blob
+        tensor = self._tensors[spec]
+        return rounded_units(tensor) if _masters(spec, tensor) else host_units(tensor)
+
+    def find(self, rows: Sequence[Row], block_units: int, base: Base) -> Finds | None:
+        """See `FindingSource`."""
+        if self._path is None:
+            return None
+        wanted = [
+            (index, row.spec, self._tensors[row.spec])
+            for index, row in enumerate(rows)
+            if row.before and row.after and row.spec in self._tensors
+        ]
+        return self._path.find(wanted, block_units, base)
+
+
+class ModuleSource(TensorSource):
+    """A live module: its tensors under their published names."""
+
+    def __init__(self, module: nn.Module, files: Path | None = None, path: DevicePath | None = None) -> None:
+        """See `TensorSource`. Raises `ModuleError` for a module that cannot be published."""
+        super().__init__(module_rows(module), files, path)
+
+
+class MasterSource(TensorSource):
+    """fp32 masters, published as bf16, and other tensors as they are.
+
+    Masters are rounded while they are read, a block at a time where `path` finds the changes; no bf16 copy is made.
+    """
+
+    def __init__(
+        self,
+        masters: Mapping[str, torch.Tensor],
+        others: Mapping[str, torch.Tensor] | None = None,
+        files: Path | None = None,
+        path: DevicePath | None = None,
+    ) -> None:
+        """masters: by the names under which they are published. others: tensors without masters (buffers, or parameters
+        that are trained in their own dtype). Raises `UsageError` for masters that are not fp32, or are also others."""
+        tensors = master_rows(masters)
+        for spec, tensor in module_rows(others or {}).items():
+            if spec.name in masters:
+                raise UsageError(f"{spec.name} is given both as masters and as it is")
+            tensors[spec] = tensor
+        super().__init__(tensors, files, path or DevicePath())
+
+
+def blobs_beside(specs: Iterable[TensorSpec], files: Path | None) -> dict[TensorSpec, Units]:
+    """The header of a safetensors file of these tensors, and what of the directory `files` is no weights.
+
+    Raises `FormatError`.
+    """
+    header = canonical_header(specs, WEIGHTS_FILE)
+    blobs: dict[TensorSpec, Units] = {
+        TensorSpec(Kind.HEADER, WEIGHTS_FILE, "U8", (len(header),)): np.frombuffer(header, np.uint8)
+    }
+    if files is not None:
+        with Checkpoint.open(files) as checkpoint:
+            for spec in checkpoint.specs:
+                if spec.kind == Kind.FILE:
+                    blobs[spec] = checkpoint.units(spec).copy()
+    return blobs
+
+
+def master_rows(masters: Mapping[str, torch.Tensor]) -> dict[TensorSpec, torch.Tensor]:
+    """Masters by the specs of what is published. Raises `UsageError` for masters that are not fp32."""
+    for name, tensor in masters.items():
+        if tensor.dtype != torch.float32:
+            raise UsageError(f"{name}: masters are fp32 tensors, not ones of {tensor.dtype}")
+        if reason := refusal(tensor):
+            raise UsageError(f"the masters of {name}: {reason}")
+    return {
+        TensorSpec(int(Kind.TENSOR), name, "BF16", tuple(tensor.shape)): tensor.detach()
+        for name, tensor in masters.items()
+    }
+
+
+def _masters(spec: TensorSpec, tensor: torch.Tensor) -> bool:
+    return spec.dtype == "BF16" and tensor.dtype == torch.float32
