@@ -43,8 +43,6 @@ from p2psync.engines.vllm.conductor import commit_now
 VERSIONS = 3
 #: Seconds for a version of a tiny model to come and go live.
 COMMIT = 40.0
-#: How often each prompt is asked: an engine that answers differently without any commit cannot be compared so.
-LOOKS = 3
 #: Set, in the environment, to see what vLLM says, and tokens that differ.
 VERBOSE = "P2PSYNC_MATRIX_VERBOSE"
 #: Seconds for one process of one architecture; a hang is told as such.
@@ -74,11 +72,7 @@ def try_architecture(name: str, *, amx: bool, versions: int = VERSIONS) -> tuple
         for number, loaded in enumerate(loads):
             if different := differences(loaded, seen[number]):
                 return "wrong", f"version {number}: {different}"
-    steady = all(look["steady"] for look in (*loads, *seen))
-    return (
-        "exact",
-        "" if steady else "answers differ from call to call in one engine, so parameters were compared alone",
-    )
+    return "exact", ""
 
 
 def differences(fresh: dict[str, Any], live: dict[str, Any]) -> str:
@@ -86,7 +80,7 @@ def differences(fresh: dict[str, Any], live: dict[str, Any]) -> str:
     names = [name for name in fresh["bits"] if live["bits"].get(name) != fresh["bits"][name]]
     names += [name for name in live["bits"] if name not in fresh["bits"]]
     found = [f"{len(names)} tensors, such as {names[0]}"] if names else []
-    if fresh["tokens"] != live["tokens"] and fresh["steady"] and live["steady"]:
+    if fresh["tokens"] != live["tokens"]:
         found.append(f"tokens: {fresh['tokens']} is {live['tokens']}" if os.environ.get(VERBOSE) else "tokens")
     return ", ".join(found)
 
@@ -106,7 +100,9 @@ def step(old: Path, new: Path, seed: int, share: float = 0.01) -> None:
                 where = np.unique(rng.integers(0, units.size, max(1, int(units.size * share))))
                 moves[key] = where, rng.choice(np.array([1, 2, -1, -2]), where.size).astype(units.dtype)
             where, moved = moves[key]
-            units[where] += moved
+            # One below zero is a NaN: it would stay in vLLM's cache, and each later answer would be made of it.
+            below = (units[where] & (np.iinfo(units.dtype).max >> 1) < 2) & (moved > 2)
+            units[where] += np.where(below, -moved, moved)
 
 
 # ---- in processes of their own -----------------------------------------------------------------------------------
@@ -202,14 +198,11 @@ def look(llm: Any) -> dict[str, Any]:
 
     params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=1, ignore_eos=True, detokenize=False)
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    answers = [
-        [[[token, row[token].logprob] for row, token in zip(one.logprobs, one.token_ids, strict=True)] for one in found]
-        for found in (
-            [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)] for _ in range(LOOKS)
-        )
+    answers = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+    tokens = [
+        [[token, row[token].logprob] for row, token in zip(one.logprobs, one.token_ids, strict=True)] for one in answers
     ]
-    steady = all(answer == answers[0] for answer in answers)
-    return {"bits": llm.apply_model(digests)[0], "tokens": answers[-1], "steady": steady}
+    return {"bits": llm.apply_model(digests)[0], "tokens": tokens}
 
 
 def digests(model: Any) -> dict[str, str]:
@@ -320,7 +313,7 @@ def table(plain: dict[str, list[str]], amx: dict[str, list[str]]) -> str:
 PAGE = """# Architectures in vLLM
 
 Tiny random models, one for each architecture, in real vLLM on a CPU: the engine loads the model, learns where the
-checkpoint's units lie, and commits versions in each of which 1 % of every tensor changed (three; with AMX one). Beside
+checkpoint's units lie, and commits three versions, in each of which 1 % of every tensor changed. Beside
 it vLLM loads each version anew. **exact**: all parameters and buffers are equal bit for bit, and so are greedy tokens
 with their log-probabilities. **refused**: the engine said at its start why it cannot be kept exact. **wrong**: anything
 else; there must be none. **failed**: vLLM or transformers does not run such a tiny model here, so nothing was tried.
@@ -330,7 +323,7 @@ packed for each batch (experts) or not at all (`p2psync.actor.vllm.plain_weights
 (`tests/vllm_engine/simulated_amx.py`). Made by:
 
     python -m tests.vllm_engine.matrix --json outcomes.json
-    python -m tests.vllm_engine.matrix --json outcomes.json --amx --versions 1
+    python -m tests.vllm_engine.matrix --json outcomes.json --amx
     python -m tests.vllm_engine.matrix --json outcomes.json --write docs/vllm-architectures.md
 """
 
