@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import MAX_BLOCK_UNITS, Block, block_count, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
-from p2psync.delta.extract import Extraction, Found
+from p2psync.delta.extract import Extraction, FoundChanges
 from p2psync.delta.fast import codec as fast
 from p2psync.delta.history import Past
 from p2psync.delta.kernels.block_sums import ScanSums, address_of_block
@@ -110,7 +110,7 @@ class ChunkEncoder:
         new: Units | None,
         blocks: range,
         every: int,
-        found: Iterable[Found] | None = None,
+        found: Iterable[FoundChanges] | None = None,
     ) -> None:
         """Look at a part of what will be added, one piece of 256 units of `every`, so that coding suits all.
 
@@ -171,7 +171,7 @@ class ChunkEncoder:
             if block is not None:
                 yield from self._code(block)
 
-    def add_found(self, row_index: int, found: Iterable[Found], old: Units | None) -> Iterator[EncodedChunk]:
+    def add_found(self, row_index: int, found: Iterable[FoundChanges], old: Units | None) -> Iterator[EncodedChunk]:
         """Code one tensor that is there before and after, and whose changes were found elsewhere, in rising order: to
         the same bytes, digest and counts as `add`.
 

@@ -26,7 +26,7 @@ _ZEROS.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class FoundChanges:
     """A block that was found elsewhere (on a device), and the bits that it changes.
 
     block: on the codec's grid, as `extract_block` gives it: dense if every unit changed. olds: the old bits, one for
@@ -43,11 +43,11 @@ class Found:
 
 def found_block(
     row: int, start: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units
-) -> Found | None:
+) -> FoundChanges | None:
     """What a scan of units [start, start + count) found, as `extract_block` would give it; None if nothing changed."""
     if not positions.size:
         return None
-    return Found(Block(row, start, count, None if positions.size == count else positions, steps), olds)
+    return FoundChanges(Block(row, start, count, None if positions.size == count else positions, steps), olds)
 
 
 def extract_block(row: int, old: Units | None, new: Units | None, start: int, count: int) -> Block | None:

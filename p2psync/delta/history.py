@@ -31,7 +31,7 @@ Bytes = NDArray[np.uint8]
 _SAMPLED = 64
 
 
-class History:
+class ChangeHistory:
     """The last direction of each unit of one tensor, from some version on.
 
     known, down: u64 (ceil(count / 64)); bit k of word i tells whether unit 64·i + k changed, and whether downwards.
@@ -55,7 +55,7 @@ class History:
 
 
 #: Gives the history of a row; None where it has none.
-Past = Callable[[int], History | None]
+Past = Callable[[int], ChangeHistory | None]
 
 
 @kernel

@@ -225,7 +225,7 @@ def _check(m: Manifest) -> None:
         raise FormatError("the manifest's chunks are not in table order")
 
 
-def check_meets(first: Manifest, then: Manifest) -> None:
+def check_consecutive(first: Manifest, then: Manifest) -> None:
     """Raise `BaseMismatchError` unless `then` starts exactly where `first` ends."""
     if then.base != first.version or then.base_digest != first.digest or then.run != first.run:
         raise BaseMismatchError(f"delta {then.base}→{then.version} does not start where version {first.version} is")

@@ -30,9 +30,9 @@ CHUNK_HEADER = struct.Struct("<8sIQ")
 SHORT_ID_BYTES = 8
 #: Bodies: a HAVE for 2^20 chunks is a bitmap of 128 KiB; a REQUEST names at most MAX_REQUEST chunks.
 MAX_CONTROL_BYTES = 256 << 10
-MAX_REQUEST = 1024
+MAX_REQUEST_CHUNKS = 1024
 #: Signed manifests up to this size (bytes) travel as an Offer; larger ones are had from the hub.
-MAX_OFFER_BYTES = 255 << 10
+MAX_GOSSIP_BYTES = 255 << 10
 #: What a Probe may ask for at all; how many connections a peer may wish for.
 MAX_PROBE_BYTES = 1 << 30
 MAX_PROBE_SECONDS = 60.0
@@ -42,7 +42,7 @@ MAX_STREAMS = 32
 #: Indices of a manifest's chunks.
 _Chunks = Annotated[
     list[Annotated[int, msgspec.Meta(ge=0, lt=MAX_CHUNKS)]],
-    msgspec.Meta(max_length=MAX_REQUEST),
+    msgspec.Meta(max_length=MAX_REQUEST_CHUNKS),
 ]
 
 
@@ -56,21 +56,21 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     region: str
 
 
-class Have(msgspec.Struct, frozen=True, array_like=True):
+class Bitfield(msgspec.Struct, frozen=True, array_like=True):
     """All that the sender holds of a manifest's chunks: bit i of byte i // 8 (lowest first) is chunk i."""
 
     manifest: bytes
     bitmap: bytes
 
 
-class HaveMore(msgspec.Struct, frozen=True, array_like=True):
+class Have(msgspec.Struct, frozen=True, array_like=True):
     """Chunks that the sender holds since its last word on this manifest."""
 
     manifest: bytes
     chunks: _Chunks
 
 
-class Gone(msgspec.Struct, frozen=True, array_like=True):
+class DontHave(msgspec.Struct, frozen=True, array_like=True):
     """The sender no longer holds anything of this manifest."""
 
     manifest: bytes
@@ -104,7 +104,7 @@ class BadChunk(msgspec.Struct, frozen=True, array_like=True):
     chunks: _Chunks
 
 
-class Want(msgspec.Struct, frozen=True, array_like=True):
+class Subscribe(msgspec.Struct, frozen=True, array_like=True):
     """Send every chunk of this manifest as you get it, along the plan's trees, without being asked for each.
 
     wanted: False takes it back. What the sender holds already it says with a Have.
@@ -118,7 +118,7 @@ class Want(msgspec.Struct, frozen=True, array_like=True):
 NO_VERSION = bytes(DIGEST_BYTES)
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True):
+class AcceptNext(msgspec.Struct, frozen=True, array_like=True):
     """The sender runs the version of this digest (16 bytes): a delta from it is wanted without a word.
 
     `NO_VERSION`: it runs nothing, and wants an anchor so. Empty: it wants nothing without a word. So the chunks of the
@@ -128,7 +128,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True):
+class ManifestGossip(msgspec.Struct, frozen=True, array_like=True):
     """A new version's signed manifest (its id, 32 bytes, and the bytes of a `SignedManifest`), down the plan's trees.
 
     So nobody's first chunk waits for the hub's word, which confirms it before anything is committed.
@@ -150,7 +150,7 @@ class Pong(msgspec.Struct, frozen=True, array_like=True):
     token: int
 
 
-class Probe(msgspec.Struct, frozen=True, array_like=True):
+class ProbeRequest(msgspec.Struct, frozen=True, array_like=True):
     """Please send me up to `size` bytes of junk, for so many seconds at most; size 0: stop. Obliges nobody.
 
     token: the asker's name for this probe, or that of the offer which it takes up. rate: bytes a second at most, 0: as
@@ -163,7 +163,7 @@ class Probe(msgspec.Struct, frozen=True, array_like=True):
     rate: float = 0.0
 
 
-class Junk(msgspec.Struct, frozen=True, array_like=True):
+class ProbePadding(msgspec.Struct, frozen=True, array_like=True):
     """Bytes that mean nothing, sent because a Probe asked for them."""
 
     data: memoryview
@@ -176,13 +176,13 @@ class ProbeEnd(msgspec.Struct, frozen=True, array_like=True):
     sent: int
 
 
-class ProbeOffer(msgspec.Struct, frozen=True, array_like=True):
+class ProbeInvite(msgspec.Struct, frozen=True, array_like=True):
     """Please ask me for junk now (a Probe with this token): I want to know what I can send."""
 
     token: int
 
 
-class Uplink(msgspec.Struct, frozen=True, array_like=True):
+class UplinkRate(msgspec.Struct, frozen=True, array_like=True):
     """I measured what I can send to all together: `rate` bytes a second. Whoever looks at the way from my region does
     so best through the widest uplink there.
     """
@@ -190,7 +190,7 @@ class Uplink(msgspec.Struct, frozen=True, array_like=True):
     rate: float
 
 
-class Hush(msgspec.Struct, frozen=True, array_like=True):
+class SuppressProbes(msgspec.Struct, frozen=True, array_like=True):
     """A version is about to come down the plan's trees: no junk for so many seconds. From a parent to its children, who
     pass it on.
     """
@@ -198,7 +198,7 @@ class Hush(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
-class WantStreams(msgspec.Struct, frozen=True, array_like=True):
+class RequestStreams(msgspec.Struct, frozen=True, array_like=True):
     """So many parallel connections between us would suit what I send to you; for the side that dialled."""
 
     count: int
@@ -213,9 +213,22 @@ class Chunk(msgspec.Struct, frozen=True):
     tag: int = 0
 
 
-Probing: TypeAlias = Probe | Junk | ProbeEnd | ProbeOffer | Uplink | Hush | WantStreams
+Probing: TypeAlias = ProbeRequest | ProbePadding | ProbeEnd | ProbeInvite | UplinkRate | SuppressProbes | RequestStreams
 Control: TypeAlias = (
-    Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want | Ready | Offer | BadChunk | Probing
+    Hello
+    | Bitfield
+    | Have
+    | DontHave
+    | Request
+    | Cancel
+    | Reject
+    | Ping
+    | Pong
+    | Subscribe
+    | AcceptNext
+    | ManifestGossip
+    | BadChunk
+    | Probing
 )
 Message: TypeAlias = Control | Chunk
 
@@ -225,25 +238,25 @@ HELLO_TYPE = 1
 MAX_HELLO_BYTES = 1024
 _TYPES: dict[int, type[Control]] = {
     HELLO_TYPE: Hello,
-    2: Have,
-    3: HaveMore,
-    4: Gone,
+    2: Bitfield,
+    3: Have,
+    4: DontHave,
     5: Request,
     6: Cancel,
     7: Reject,
     8: Ping,
     9: Pong,
-    10: Want,
-    11: Ready,
-    12: Offer,
+    10: Subscribe,
+    11: AcceptNext,
+    12: ManifestGossip,
     13: BadChunk,
-    20: Probe,
-    21: Junk,
+    20: ProbeRequest,
+    21: ProbePadding,
     22: ProbeEnd,
-    23: ProbeOffer,
-    24: WantStreams,
-    25: Uplink,
-    26: Hush,
+    23: ProbeInvite,
+    24: RequestStreams,
+    25: UplinkRate,
+    26: SuppressProbes,
 }
 _NUMBERS = {kind: number for number, kind in _TYPES.items()}
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _TYPES.items()}
@@ -285,22 +298,22 @@ def _check(message: Control) -> None:
     if isinstance(message, Hello):
         _check_hello(message)
         return
-    if isinstance(message, Ready):
+    if isinstance(message, AcceptNext):
         if len(message.digest) not in (0, DIGEST_BYTES):
             raise FormatError("a digest is 16 bytes")
         return
-    if isinstance(message, Offer):
+    if isinstance(message, ManifestGossip):
         if len(message.id) != HASH_BYTES:
             raise FormatError("a manifest's id is 32 bytes")
         return
-    if isinstance(message, Ping | Pong | Junk):
+    if isinstance(message, Ping | Pong | ProbePadding):
         return
-    if isinstance(message, Probe | ProbeEnd | ProbeOffer | Uplink | Hush | WantStreams):
+    if isinstance(message, ProbeRequest | ProbeEnd | ProbeInvite | UplinkRate | SuppressProbes | RequestStreams):
         _check_probing(message)
         return
     if len(message.manifest) != SHORT_ID_BYTES:
         raise FormatError("a manifest's short id is 8 bytes")
-    if isinstance(message, Have) and len(message.bitmap) > MAX_CHUNKS // 8:
+    if isinstance(message, Bitfield) and len(message.bitmap) > MAX_CHUNKS // 8:
         raise FormatError("a bitmap of more chunks than a manifest may have")
 
 
@@ -313,20 +326,22 @@ def _check_hello(hello: Hello) -> None:
         raise FormatError("a Hello with a name that is too long or empty")
 
 
-def _check_probing(message: Probe | ProbeEnd | ProbeOffer | Uplink | Hush | WantStreams) -> None:
+def _check_probing(
+    message: ProbeRequest | ProbeEnd | ProbeInvite | UplinkRate | SuppressProbes | RequestStreams,
+) -> None:
     match message:
-        case Probe():
+        case ProbeRequest():
             bounded = 0 <= message.size <= MAX_PROBE_BYTES and 0 <= message.seconds <= MAX_PROBE_SECONDS
             bounded = bounded and 0 <= message.rate < math.inf
         case ProbeEnd():
             bounded = 0 <= message.sent <= MAX_PROBE_BYTES
-        case ProbeOffer():
+        case ProbeInvite():
             bounded = True
-        case Uplink():
+        case UplinkRate():
             bounded = 0 < message.rate < math.inf
-        case Hush():
+        case SuppressProbes():
             bounded = 0 < message.seconds <= MAX_PROBE_SECONDS
-        case WantStreams():
+        case RequestStreams():
             bounded = 1 <= message.count <= MAX_STREAMS
     if not bounded or not 0 <= getattr(message, "token", 0) < 1 << 32:
         raise FormatError(f"a {type(message).__name__} with figures out of bounds")

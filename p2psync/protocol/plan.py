@@ -23,7 +23,7 @@ MAX_RATE = 1e9
 MAX_SPARE = 1e6
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class TreePlace(msgspec.Struct, frozen=True, array_like=True):
     """A node's place in one tree, as indices into `NodePlan.peers`. parent: -1 at the trainer. depth: hops from it.
 
     rate: Mbit/s that the plan foresees for this tree.
@@ -47,9 +47,9 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
     revision: int
     peers: list[str]
     shares: list[int]
-    places: list[Place]
-    roots: list[int] = []
-    spare: list[float] = []
+    places: list[TreePlace]
+    co_publishers: list[int] = []
+    headroom: list[float] = []
 
     def fractions_from(self) -> dict[str, float]:
         """The fraction of all chunks that each parent should send this node first."""
@@ -74,29 +74,33 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
 
     def limits_to(self) -> dict[str, float]:
         """Mbit/s that may be sent to each child before something on the way is full, as far as the plan tells."""
-        spare = dict(zip(self.peers, self.spare, strict=False))
-        return {name: rate * spare[name] for name, rate in self.rates_to().items() if name in spare}
+        headroom = dict(zip(self.peers, self.headroom, strict=False))
+        return {name: rate * headroom[name] for name, rate in self.rates_to().items() if name in headroom}
 
     def check(self) -> None:
         """Raise `FormatError` for what no planner makes."""
         fine = 0 < len(self.shares) <= MAX_TREES and len(self.places) == len(self.shares) and min(self.shares) > 0
         known = range(len(self.peers))
-        fine = fine and all(root in known for root in self.roots)
-        fine = fine and len(self.spare) <= len(self.peers) and all(0 < spare <= MAX_SPARE for spare in self.spare)
+        fine = fine and all(root in known for root in self.co_publishers)
+        fine = (
+            fine
+            and len(self.headroom) <= len(self.peers)
+            and all(0 < headroom <= MAX_SPARE for headroom in self.headroom)
+        )
         for place in self.places:
             fine = fine and len(place.children) <= MAX_CHILDREN and all(child in known for child in place.children)
             fine = fine and (place.parent == -1 or place.parent in known) and 0 <= place.rate <= MAX_RATE
         if not fine:
             raise FormatError("a plan whose trees do not fit together")
 
-    def _rates(self, ends: Callable[[Place], list[int]]) -> dict[str, float]:
+    def _rates(self, ends: Callable[[TreePlace], list[int]]) -> dict[str, float]:
         found: dict[str, float] = {}
         for place in self.places:
             for end in ends(place):
                 found[self.peers[end]] = found.get(self.peers[end], 0.0) + place.rate
         return found
 
-    def _fractions(self, ends: Callable[[Place], list[int]]) -> dict[str, float]:
+    def _fractions(self, ends: Callable[[TreePlace], list[int]]) -> dict[str, float]:
         found: dict[str, float] = {}
         for share, place in zip(self.shares, self.places, strict=True):
             for end in ends(place):
@@ -104,9 +108,9 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
         return found
 
 
-def outside(revision: int) -> NodePlan:
+def unplanned(revision: int) -> NodePlan:
     """What a node is told that has no place in the plan of this revision: nobody feeds it, and it feeds nobody."""
-    return NodePlan(revision, [], [1], [Place(-1, [], 0, 0.0)])
+    return NodePlan(revision, [], [1], [TreePlace(-1, [], 0, 0.0)])
 
 
 def tree_of_chunks(shares: Sequence[int], chunks: int) -> NDArray[np.uint16]:

@@ -16,7 +16,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     digest: bytes
 
 
-class Step(msgspec.Struct, frozen=True):
+class PathStep(msgspec.Struct, frozen=True):
     """One manifest of a path, by its id (32 bytes)."""
 
     id: bytes

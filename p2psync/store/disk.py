@@ -118,7 +118,7 @@ def lock(path: Path) -> int | None:
     return descriptor
 
 
-def is_at(descriptor: int, path: Path) -> bool:
+def path_names_file(descriptor: int, path: Path) -> bool:
     """Whether `path` still names the open file: nobody removed or replaced it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())

@@ -13,7 +13,7 @@ from blake3 import blake3
 from p2psync.delta.block import Block, block_span
 from p2psync.delta.container import ChunkEncoder, EncodedChunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
-from p2psync.delta.extract import Found
+from p2psync.delta.extract import FoundChanges
 from p2psync.delta.history import Past
 from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import Row, TensorSpec, Units
@@ -24,11 +24,11 @@ from p2psync.store.segments import Segments
 
 #: Units per block of a delta. A block costs Python's overhead once, which one thread at a time has: so it is as large
 #: as may be. An anchor's must fit a chunk whole.
-DELTA_BLOCK, _LARGEST_ANCHOR_BLOCK = 1 << 20, 1 << 17
+DELTA_BLOCK_UNITS, _LARGEST_ANCHOR_BLOCK = 1 << 20, 1 << 17
 #: Bytes of a chunk before compression: the least and the most, and in between this part of the model. A relay passes on
 #: whole chunks, and a connection at rest sends some 14 KB in its first round trip: so large chunks make the swarm's
 #: last node late. Each one takes 32 bytes of the manifest, and time at every node.
-SMALLEST_DELTA_CHUNK, DELTA_CHUNK, _DELTA_PART = 128 << 10, 256 << 10, 1 << 13
+SMALLEST_DELTA_CHUNK, MAX_DELTA_CHUNK_BYTES, _DELTA_PART = 128 << 10, 256 << 10, 1 << 13
 SMALLEST_ANCHOR_CHUNK, LARGEST_ANCHOR_CHUNK, _ANCHOR_PART = 64 << 10, 512 << 10, 1 << 10
 #: Where links are fast, small chunks cost a relay's processor most, and none is long under way: an anchor's takes
 #: about so long (seconds) at the rate that it is to be spread at, as long as there are so many of them.
@@ -37,7 +37,7 @@ _CHUNK_TIME, _LEAST_CHUNKS = 0.0025, 256
 _LOOK_BITS = 17
 
 
-class Sink(Protocol):
+class ChunkSink(Protocol):
     """Where chunks go, in order: a draft of the store, or a delta file."""
 
     def append(self, data: bytes) -> None:
@@ -57,7 +57,7 @@ def block_and_chunk(rows: Sequence[Row], *, anchor: bool, rate: float = 0.0) -> 
     """
     total = sum(row.spec.nbytes for row in rows)
     if not anchor:
-        return DELTA_BLOCK, _between(SMALLEST_DELTA_CHUNK, total // _DELTA_PART, DELTA_CHUNK)
+        return DELTA_BLOCK_UNITS, _between(SMALLEST_DELTA_CHUNK, total // _DELTA_PART, MAX_DELTA_CHUNK_BYTES)
     part = max(total // _ANCHOR_PART, int(min(total // _LEAST_CHUNKS, rate * _CHUNK_TIME)))
     chunk = _between(SMALLEST_ANCHOR_CHUNK, part, LARGEST_ANCHOR_CHUNK)
     return min(_LARGEST_ANCHOR_BLOCK, chunk // 2), chunk
@@ -75,7 +75,7 @@ class _Part:
     old: Units | None
     new: Units | None
     blocks: range
-    found: list[Found] | None = None
+    found: list[FoundChanges] | None = None
     sums: ScanSums | None = None
 
     def look(self, encoder: ChunkEncoder, every: int) -> None:
@@ -128,7 +128,7 @@ class Encoding:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: ChunkSink,
         rows: Sequence[Row],
         *,
         anchor: bool = False,
@@ -186,7 +186,7 @@ class Encoding:
             self._begin(segment)
             self._parts.append(_Part(index, old, new, blocks, sums=sums))
 
-    def take_found(self, index: int, found: Iterable[Found], old: Callable[[], Units]) -> None:
+    def take_found(self, index: int, found: Iterable[FoundChanges], old: Callable[[], Units]) -> None:
         """Encode one row whose changes were found elsewhere, as `take` does. old: gives its old bits, where the profile
         needs them."""
         units = old() if self._profile == tight.NAME else None

@@ -134,7 +134,7 @@ def set_aside(path: Path) -> None:
 def clear(path: Path) -> None:
     """Remove whatever stands at `path`: a file, a link, a directory with all that is in it. Raises OSError."""
     if is_directory(path):
-        open_up(path)
+        grant_owner_access(path)
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -164,10 +164,10 @@ def make_directory(path: Path) -> bool:
     return True
 
 
-def open_up(path: Path) -> None:
+def grant_owner_access(path: Path) -> None:
     """Let the owner into a directory and all directories below it. Raises OSError for somebody else's."""
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         path.chmod(0o755)
     for entry in path.iterdir():
         if is_directory(entry):
-            open_up(entry)
+            grant_owner_access(entry)

@@ -15,7 +15,7 @@ from fuzz_pieces import BYTES, EXTREMES, apart, number, pack, some_stream
 from fuzz_samples import Sample, other_rows
 
 from p2psync.delta.container import MAX_CHUNK_BYTES
-from p2psync.delta.history import History, Past
+from p2psync.delta.history import ChangeHistory, Past
 from p2psync.delta.streams import pack_streams, read_varint, varint
 from p2psync.delta.tensors import Row, Units
 
@@ -44,7 +44,7 @@ def draw(choice: random.Random, pool: Sequence[Sample]) -> Input:
     data = choice.choice(sample.chunks)
     given = Input(data, sample.rows, sample.block_units, sample.old.__getitem__, "", sample.history)
     if sample.history is not None and choice.random() < 0.05:
-        other = choice.choice((None, {}.get, lambda row: History(choice.choice((0, 64, 1 << 20)))))
+        other = choice.choice((None, {}.get, lambda row: ChangeHistory(choice.choice((0, 64, 1 << 20)))))
         given = replace(given, history=other, how="other history")
     if choice.random() < 0.15:
         given = _against(choice, given, sample, pool)

@@ -12,7 +12,7 @@ from blake3 import blake3
 from delta_parts import DTYPES, GRID, change, random_units, spec
 
 from p2psync.delta.container import PROFILES, ChunkEncoder
-from p2psync.delta.history import History, Past
+from p2psync.delta.history import ChangeHistory, Past
 from p2psync.delta.tensors import DTYPE_BITS, Row, TensorSpec, Units
 from p2psync.protocol.manifest import Manifest, pack_table
 
@@ -83,10 +83,10 @@ def make_sample(seed: int, *, large: bool = False) -> Sample:
 
 def _past(rows: Sequence[Row], choice: random.Random, rng: np.random.Generator) -> Past:
     """Any directions of none, few, many or all units; some tensors have none."""
-    found: dict[int, History] = {}
+    found: dict[int, ChangeHistory] = {}
     for index, row in enumerate(rows):
         if row.spec.width == 2 and choice.random() < 0.8:
-            history = found[index] = History(row.spec.count)
+            history = found[index] = ChangeHistory(row.spec.count)
             for words, share in ((history.known, choice.choice((0.0, 0.02, 0.5, 0.5, 0.95, 1.0))), (history.down, 0.5)):
                 words[:] = np.packbits(rng.random(64 * words.size) < share).view(np.uint64)
     return found.get

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from p2psync.delta.block import Block
 from p2psync.delta.history import (
-    History,
+    ChangeHistory,
     add_chosen,
     choose_units,
     count_both_scales,
@@ -34,8 +34,8 @@ def change(seed: int, share: float = 0.1) -> Change:
     return where, rng.integers(1, 1 << 16, where.size).astype(np.uint16)
 
 
-def history_of(*changes: Change) -> History:
-    history = History(UNITS)
+def history_of(*changes: Change) -> ChangeHistory:
+    history = ChangeHistory(UNITS)
     for where, steps in changes:
         history.record(Block(0, 0, UNITS, where, steps))
     return history
@@ -50,7 +50,7 @@ def test_the_last_of_several_directions_counts_and_no_change_counts_for_nothing(
 
 
 def test_a_block_of_another_tensor_is_not_recorded() -> None:
-    history = History(100)
+    history = ChangeHistory(100)
     for block in (
         Block(0, 64, 64, np.array([1], np.uint32), np.array([1], np.uint16)),
         Block(0, 0, 64, np.array([64], np.uint32), np.array([1], np.uint16)),
@@ -137,14 +137,14 @@ def upward(steps: NDArray[np.uint16]) -> NDArray[np.uint16]:
     return np.minimum(steps, (65536 - steps.astype(np.uint32)).astype(np.uint16)).astype(np.uint16)
 
 
-def write(blocks: list[tuple[History, Change]]) -> bytes:
+def write(blocks: list[tuple[ChangeHistory, Change]]) -> bytes:
     writer = SignWriter()
     for history, (where, steps) in blocks:
         writer.add(history, 0, where, steps)
     return writer.finish()
 
 
-def read(signs: bytes, blocks: list[tuple[History, Change]]) -> list[NDArray[np.uint16]]:
+def read(signs: bytes, blocks: list[tuple[ChangeHistory, Change]]) -> list[NDArray[np.uint16]]:
     reader = SignReader(memoryview(signs), sum(where.size for _, (where, _) in blocks))
     made = []
     for history, (where, steps) in blocks:

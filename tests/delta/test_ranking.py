@@ -8,7 +8,7 @@ from delta_parts import GRID, spec
 
 from p2psync.delta.container import ChunkEncoder, decode_chunk
 from p2psync.delta.digest import MODULUS, digest_units
-from p2psync.delta.extract import Found, extract_block
+from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.fast import codec as fast
 from p2psync.delta.tensors import Row
 from p2psync.delta.tight import scratch as rooms
@@ -43,7 +43,7 @@ def found_apart(old, new):
         block = extract_block(0, old, new, start, count)
         if block is not None:
             before = old[start : start + count]
-            yield Found(block, before if block.positions is None else before[block.positions])
+            yield FoundChanges(block, before if block.positions is None else before[block.positions])
 
 
 @pytest.mark.parametrize("chunk_bytes", [4096, 40_000, 1 << 20])

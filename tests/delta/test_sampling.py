@@ -5,13 +5,13 @@ import pytest
 from delta_parts import GRID, change, spec
 
 from p2psync.delta.container import ChunkEncoder
-from p2psync.delta.extract import Found, extract_block
+from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.kernels.simd import WINDOW
 from p2psync.delta.kernels.weights import address
 from p2psync.delta.tensors import Row
 from p2psync.delta.tight.classes import CLASSES, Classes
 from p2psync.delta.tight.sample import Sample, sample_blocks, sample_copies
-from p2psync.store.encoding import DELTA_BLOCK, Encoding
+from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding
 
 
 class Sink(list):
@@ -31,7 +31,7 @@ def blocks_of(row, old, new, span):
         block = extract_block(row, old, new, start, min(span, old.size - start))
         if block is not None:
             olds = old[start : start + block.count]
-            yield Found(block, olds if block.positions is None else olds[block.positions])
+            yield FoundChanges(block, olds if block.positions is None else olds[block.positions])
 
 
 @pytest.mark.parametrize("every", [1, 2, 7, 64, 1000])
@@ -98,8 +98,8 @@ def test_the_classes_chosen_are_better_than_any_others():
 def mixed():
     """Tensors of other scales, one that does not change, one that changes whole; the first is small."""
     rows, old, new = [], [], []
-    sizes = ((GRID, 0.01, 30.0), (2 * DELTA_BLOCK + 9, 0.01, 0.03), (5000, 0.0, 0.03), (70_000, 1.0, 0.03))
-    for k, (count, density, scale) in enumerate((*sizes, (3 * DELTA_BLOCK, 0.01, 0.02))):
+    sizes = ((GRID, 0.01, 30.0), (2 * DELTA_BLOCK_UNITS + 9, 0.01, 0.03), (5000, 0.0, 0.03), (70_000, 1.0, 0.03))
+    for k, (count, density, scale) in enumerate((*sizes, (3 * DELTA_BLOCK_UNITS, 0.01, 0.02))):
         a, b = weights(count, density, k, scale)
         if density in (0.0, 1.0):
             b = a + np.uint16(density)
@@ -117,7 +117,7 @@ def encoded(rows, old, new, *, found=False):
                 encoding.take(k, old[k], new[k])
             elif (old[k] != new[k]).any():
                 # Of a row that did not change nothing is found, and nothing told.
-                encoding.take_found(k, blocks_of(k, old[k], new[k], DELTA_BLOCK), lambda k=k: old[k])
+                encoding.take_found(k, blocks_of(k, old[k], new[k], DELTA_BLOCK_UNITS), lambda k=k: old[k])
         encoding.finish()
     return list(sink)
 
@@ -128,7 +128,7 @@ def test_what_was_found_elsewhere_is_encoded_to_the_same_bytes():
 
 
 def test_a_look_at_all_that_comes_saves_bytes_where_the_first_tensor_tells_little(monkeypatch):
-    rows = [Row(spec("BF16", (count,), f"t{k}"), True, True) for k, count in enumerate((600, 3 * DELTA_BLOCK))]
+    rows = [Row(spec("BF16", (count,), f"t{k}"), True, True) for k, count in enumerate((600, 3 * DELTA_BLOCK_UNITS))]
     old, new = zip(*(weights(row.spec.count, 0.03, k) for k, row in enumerate(rows)), strict=True)
     with_look = sum(map(len, encoded(rows, old, new)))
     monkeypatch.setattr(ChunkEncoder, "look", lambda *_: None)

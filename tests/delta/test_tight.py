@@ -22,7 +22,7 @@ from p2psync.bench.policy import draw_step, model_rows
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import Block
 from p2psync.delta.container import ChunkEncoder, decode_chunk, iter_chunk
-from p2psync.delta.extract import Found, extract_block
+from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.streams import varint
 from p2psync.delta.tensors import Row
 from p2psync.delta.tight import scratch as rooms
@@ -350,7 +350,7 @@ def test_old_weights_that_the_code_does_not_depend_on_are_not_read(profile, dtyp
     found, chunks = [], []
     for start in range(0, one.count, GRID):
         block = extract_block(0, old, new, start, GRID)
-        found.append(Found(block, old[start : start + GRID][block.positions]))
+        found.append(FoundChanges(block, old[start : start + GRID][block.positions]))
     encoder = ChunkEncoder([Row(one, True, True)], block_units=GRID, chunk_bytes=1 << 20, profile=profile)
     chunks += encoder.add_found(0, found, np.repeat(old, 2)[::2])
     chunks += encoder.finish()

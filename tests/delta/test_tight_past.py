@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from p2psync.delta.block import Block
 from p2psync.delta.container import ChunkEncoder, decode_chunk, iter_chunk
-from p2psync.delta.extract import Found, extract_block
-from p2psync.delta.history import History
+from p2psync.delta.extract import FoundChanges, extract_block
+from p2psync.delta.history import ChangeHistory
 from p2psync.delta.streams import pack_streams, unpack_streams, varint
 from p2psync.delta.tensors import Row
 from p2psync.delta.tight.history_reader import read_body
@@ -26,9 +26,9 @@ Bits = NDArray[np.uint16]
 SHARES = (0.0, 0.001, 0.05, 0.5, 0.95, 1.0)
 
 
-def history_of(count: int, known: NDArray[np.bool_], down: NDArray[np.bool_]) -> History:
+def history_of(count: int, known: NDArray[np.bool_], down: NDArray[np.bool_]) -> ChangeHistory:
     """Bits beyond the last unit are set: nobody may look at them."""
-    history = History(count)
+    history = ChangeHistory(count)
     for words, bits in ((history.known, known), (history.down, down)):
         padded = np.ones(64 * words.size, np.bool_)
         padded[:count] = bits
@@ -49,9 +49,9 @@ class Case:
         self.rows: list[Row] = []
         self.old: list[Bits | None] = []
         self.new: list[Bits | None] = []
-        self.pasts: list[History | None] = []
+        self.pasts: list[ChangeHistory | None] = []
 
-    def add(self, row: Row, old: Bits | None, new: Bits | None, past: History | None) -> None:
+    def add(self, row: Row, old: Bits | None, new: Bits | None, past: ChangeHistory | None) -> None:
         self.rows.append(row)
         self.old.append(old)
         self.new.append(new)
@@ -203,7 +203,7 @@ def test_changes_found_elsewhere_give_the_same_chunks_digest_and_counts() -> Non
             block = extract_block(k, old, new, start, min(GRID, row.spec.count - start))
             if block is not None:
                 where = slice(None) if block.positions is None else block.positions
-                found.append(Found(block, old[start : start + block.count][where]))
+                found.append(FoundChanges(block, old[start : start + block.count][where]))
         made += encoder.add_found(k, found, old)
     made += encoder.finish()
     assert [one.data for one in made] == chunks
@@ -244,7 +244,7 @@ def test_the_reference_reads_what_the_codec_writes(make: Callable[[], Case], sur
 
 def test_what_was_read_may_be_applied_and_recorded_before_the_next_is_asked_for() -> None:
     case = mixed()
-    pasts = [None if past is None else History(past.count) for past in case.pasts]
+    pasts = [None if past is None else ChangeHistory(past.count) for past in case.pasts]
     for mine, past in zip(pasts, case.pasts, strict=True):
         if mine is not None and past is not None:
             mine.known[:], mine.down[:] = past.known, past.down
@@ -269,14 +269,14 @@ def test_a_chunk_made_with_a_history_is_refused_without_it_and_with_that_of_anot
     with pytest.raises(FormatError, match="history, which is missing"):
         decode_chunk(data, case.rows, GRID, case.base)
     with pytest.raises(FormatError, match="another tensor"):
-        decode_chunk(data, case.rows, GRID, case.base, lambda row: History(64))
+        decode_chunk(data, case.rows, GRID, case.base, lambda row: ChangeHistory(64))
     with pytest.raises(FormatError, match="changes among 0 units"):
         decode_chunk(data, case.rows, GRID, case.base, lambda row: None)
 
 
 def test_the_history_of_another_tensor_is_not_encoded_with() -> None:
     case = drifting()
-    case.pasts[0] = History(64)
+    case.pasts[0] = ChangeHistory(64)
     with pytest.raises(ValueError, match="another tensor"):
         case.encode()
 
@@ -288,7 +288,7 @@ def test_positions_outside_a_block_that_was_found_elsewhere_are_refused() -> Non
     )
     block = Block(0, 0, GRID, np.array([1, 1 << 31], np.uint32), np.ones(2, np.uint16))
     with pytest.raises(ValueError, match="outside"):
-        list(encoder.add_found(0, [Found(block, np.zeros(2, np.uint16))], case.old[0]))
+        list(encoder.add_found(0, [FoundChanges(block, np.zeros(2, np.uint16))], case.old[0]))
 
 
 def test_old_weights_are_wanted_and_blocks_alone_are_refused() -> None:

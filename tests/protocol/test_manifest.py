@@ -19,7 +19,7 @@ from p2psync.protocol.manifest import (
     MAX_CHUNK_BYTES,
     Manifest,
     SignedManifest,
-    check_meets,
+    check_consecutive,
     decode_body,
     open_signed,
     pack_table,
@@ -254,7 +254,7 @@ def test_a_manifest_of_no_chunks_is_fine() -> None:
 
 def test_deltas_must_meet_end_to_end() -> None:
     then = changed(base=2, version=3, base_digest=GOOD.digest)
-    check_meets(GOOD, then)
+    check_consecutive(GOOD, then)
     for wrong in ({"base": 1}, {"base_digest": b"\2" * 16}, {"run": "f" * 32}, {"base": None}):
         with pytest.raises(BaseMismatchError):
-            check_meets(GOOD, msgspec.structs.replace(then, **wrong))
+            check_consecutive(GOOD, msgspec.structs.replace(then, **wrong))

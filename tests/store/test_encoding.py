@@ -13,7 +13,7 @@ from p2psync.delta.block import block_count, block_range
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.parallel import limit_threads
-from p2psync.store.encoding import DELTA_BLOCK, Encoding, block_and_chunk
+from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding, block_and_chunk
 from p2psync.store.segments import MAX_SEGMENT, MIN_SEGMENT, Segments
 
 Pair = tuple[Units, Units]
@@ -94,7 +94,7 @@ def test_what_was_encoded_side_by_side_decodes_to_every_new_bit(profile: str, th
     encoding, sink = encode(MIXED, pairs, profile)
     made = [old.copy() for old, _ in pairs]
     for chunk in sink.chunks:
-        for block in decode_chunk(chunk, MIXED, DELTA_BLOCK, lambda index: pairs[index][0]):
+        for block in decode_chunk(chunk, MIXED, DELTA_BLOCK_UNITS, lambda index: pairs[index][0]):
             part = made[block.row][block.start : block.start + block.count]
             if block.positions is None:
                 part += block.steps
@@ -141,7 +141,7 @@ def test_segments_hold_every_block_once_in_order_and_are_no_larger_than_a_share(
     counts: list[int], dtypes: list[str]
 ) -> None:
     rows = [row(n, count, dtype=dtype) for n, (count, dtype) in enumerate(zip(counts, dtypes, strict=False))]
-    segments = Segments(rows, DELTA_BLOCK)
+    segments = Segments(rows, DELTA_BLOCK_UNITS)
     total = sum(r.spec.nbytes for r in rows)
     last, sizes = 0, {0: 0}
     for index, r in enumerate(rows):
@@ -151,9 +151,9 @@ def test_segments_hold_every_block_once_in_order_and_are_no_larger_than_a_share(
             last = number
             seen += blocks
             assert all(segments.of(index, block) == number for block in blocks)
-            units = sum(block_range(r.spec, DELTA_BLOCK, block)[1] for block in blocks)
+            units = sum(block_range(r.spec, DELTA_BLOCK_UNITS, block)[1] for block in blocks)
             sizes[number] = sizes.get(number, 0) + units * r.spec.width
-        assert seen == list(range(block_count(r.spec, DELTA_BLOCK)))
+        assert seen == list(range(block_count(r.spec, DELTA_BLOCK_UNITS)))
     # A segment may go over its share by the block that fills it.
     assert all(size <= min(MAX_SEGMENT, max(MIN_SEGMENT, total / 16)) + (2 << 20) for size in sizes.values())
 

@@ -25,10 +25,10 @@ from p2psync.delta.kernels import weights as kernels
 from p2psync.delta.tensors import TensorSpec, Units
 
 #: (blocks, 2, 64) units: lanes and weighted lanes of each block of the largest grid.
-Sums: TypeAlias = NDArray[Any]
+BlockSums: TypeAlias = NDArray[Any]
 
 
-def sum_blocks(spec: TensorSpec, units: Units) -> Sums:
+def sum_blocks(spec: TensorSpec, units: Units) -> BlockSums:
     """The sums of consecutive blocks of a tensor, whose bits are `units`: flat, contiguous, of the spec's unit, from
     the first unit of a block on."""
     span = block_span(spec.width, MAX_BLOCK_UNITS)
@@ -54,12 +54,12 @@ class ScanSums:
         return kernels.address(self._rows) if self._rows.size else 0
 
     @property
-    def old(self) -> Sums:
+    def old(self) -> BlockSums:
         """The sums of the old units."""
         return self._rows[:, :2]
 
     @property
-    def new(self) -> Sums:
+    def new(self) -> BlockSums:
         """The sums of the new units."""
         return self._rows[:, 2:4]
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from p2psync.delta import block_headers as heads
 from p2psync.delta.block import Block, block_span
 from p2psync.delta.fast import codec as fast
-from p2psync.delta.history import History, Past, add_chosen, choose_units, count_both_scales, part_changes
+from p2psync.delta.history import ChangeHistory, Past, add_chosen, choose_units, count_both_scales, part_changes
 from p2psync.delta.kernels.simd import MAX_CLASSES
 from p2psync.delta.kernels.weights import GROUP, address, gather_at, plain
 from p2psync.delta.streams import Parts, varint
@@ -70,7 +70,7 @@ class Piece(NamedTuple):
     worst: int
     coded: fast.Coded | None = None
     old: Units = np.empty(0, np.uint16)
-    past: History | None = None
+    past: ChangeHistory | None = None
     sides: tuple[_Changes, ...] = ()
 
 
@@ -88,7 +88,7 @@ class PastWriter:
         self._rate = FIRST_RATE
         #: Of the row that was begun.
         self._old = np.empty(0, np.uint16)
-        self._past: History | None = None
+        self._past: ChangeHistory | None = None
         self._scratch = np.empty((2, block_span(WIDTH, block_units) + GROUP), np.uint16)
         self._state = np.empty(SCAN_BYTES, np.uint8)
         self._begin()
@@ -228,7 +228,7 @@ class PastWriter:
         return address(before), address(after), count
 
 
-def _parted(block: Block, past: History | None) -> tuple[_Changes, _Changes]:
+def _parted(block: Block, past: ChangeHistory | None) -> tuple[_Changes, _Changes]:
     """A block's changes of other units, and of known ones."""
     assert block.positions is not None
     positions, steps = plain(block.positions), plain(block.steps)

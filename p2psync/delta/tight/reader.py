@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from p2psync.delta.block import Block, block_span
 from p2psync.delta.fast import codec as fast
-from p2psync.delta.history import History, Past, choose_units, count_chosen, put_back
+from p2psync.delta.history import ChangeHistory, Past, choose_units, count_chosen, put_back
 from p2psync.delta.kernels.simd import BEYOND
 from p2psync.delta.kernels.weights import GROUP, address
 from p2psync.delta.streams import Bytes, read_varint, unpack_streams
@@ -67,7 +67,7 @@ class Side(NamedTuple):
     history: Past
     known: int
 
-    def of(self, index: int, row: Row) -> History | None:
+    def of(self, index: int, row: Row) -> ChangeHistory | None:
         """The history of a row. Raises `FormatError` for that of another tensor."""
         history = self.history(index)
         if history is not None and history.count != row.spec.count:
@@ -191,7 +191,7 @@ class Part:
 
     def _units(
         self, row: int, start: int, units: int, base: Base | None, room: _Room
-    ) -> tuple[int, int, History | None]:
+    ) -> tuple[int, int, ChangeHistory | None]:
         """Where the units stand that are meant, of so many from `start` on; how many they are; the history that parts
         them from the others, if one does."""
         old = None if base is None else base(row)
@@ -205,7 +205,7 @@ class Part:
         count = choose_units(place, history.known, start, units, self._side.known, chosen)
         return address(chosen), count, history
 
-    def _put_back(self, history: History | None, start: int, units: int, positions: NDArray[np.uint32]) -> bool:
+    def _put_back(self, history: ChangeHistory | None, start: int, units: int, positions: NDArray[np.uint32]) -> bool:
         if self._side is None or history is None:
             return True
         return put_back(history.known, start, units, self._side.known, positions)

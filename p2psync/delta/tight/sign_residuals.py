@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.history import Bytes, History, Words
+from p2psync.delta.history import Bytes, ChangeHistory, Words
 from p2psync.delta.kernels.weights import kernel
 from p2psync.delta.streams import read_varint, varint
 from p2psync.delta.tensors import Units
@@ -31,7 +31,7 @@ class SignWriter:
     def __init__(self) -> None:
         self._same: list[Bytes] = []
 
-    def add(self, history: History, start: int, positions: NDArray[np.uint32], steps: Units) -> None:
+    def add(self, history: ChangeHistory, start: int, positions: NDArray[np.uint32], steps: Units) -> None:
         """Take steps, u16, of one block that begins at unit `start`, all of units that changed before."""
         self._same.append(np.empty(steps.size, np.uint8))
         _compare(history.down, start, positions, steps, self._same[-1])
@@ -62,7 +62,7 @@ class SignReader:
         #: Steps passed, and surprises among them.
         self._at = np.zeros(2, np.int64)
 
-    def apply(self, history: History, start: int, positions: NDArray[np.uint32], steps: Units) -> None:
+    def apply(self, history: ChangeHistory, start: int, positions: NDArray[np.uint32], steps: Units) -> None:
         """Negate the steps of one block that begins at unit `start`, which are all upwards, where they should be."""
         _apply(history.down, start, positions, self._usual, self._places, self._at, steps)
 

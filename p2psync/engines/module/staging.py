@@ -22,7 +22,7 @@ from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_from_bytes, digest_units
 from p2psync.delta.kernels.weights import address, scatter_places
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
-from p2psync.engines.base import Data, Step
+from p2psync.engines.base import Data, PathStep
 from p2psync.engines.device.gather import DEVICE_BYTES, Place, gather, prepare
 from p2psync.engines.module.live_tensors import LiveTensor, Positions
 from p2psync.engines.module.misfit import misfit
@@ -55,7 +55,7 @@ class Staging:
     """A path on its way to a module. The path was checked against position and table (`paths.check_path`)."""
 
     def __init__(
-        self, path: Sequence[Step], tensors: Mapping[TensorSpec, LiveTensor], blobs: Mapping[TensorSpec, Units]
+        self, path: Sequence[PathStep], tensors: Mapping[TensorSpec, LiveTensor], blobs: Mapping[TensorSpec, Units]
     ) -> None:
         """tensors and blobs: what is live. Raises `EngineError` if the path's tensors are not the module's."""
         self._path = path
@@ -388,7 +388,7 @@ def _sum(blobs: Mapping[TensorSpec, Units], before: Mapping[TensorSpec, Units]) 
     return total - sum(digest_units(spec, units) for spec, units in before.items() if blobs.get(spec) is not units)
 
 
-def _check_tensors(step: Step, tensors: Mapping[TensorSpec, LiveTensor]) -> None:
+def _check_tensors(step: PathStep, tensors: Mapping[TensorSpec, LiveTensor]) -> None:
     rows = [row for row in step.manifest.rows() if row.spec.kind == Kind.TENSOR]
     theirs = {row.spec for row in rows if row.after}
     if theirs != tensors.keys():

@@ -31,7 +31,7 @@ from p2psync.errors import FormatError, StoreError, UsageError
 from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import Manifest, open_signed
 from p2psync.store.deltafile import DeltaFile, DeltaFileWriter
-from p2psync.store.encoding import Encoding, Sink, rows_between
+from p2psync.store.encoding import ChunkSink, Encoding, rows_between
 from p2psync.store.staging import Staging, refuse_existing
 
 #: The run that deltas belong to which no trainer published.
@@ -261,7 +261,7 @@ def _derive(
 
 
 def _encode(
-    sink: Sink, rows: Sequence[Row], profile: str, before: Checkpoint, after: Checkpoint, progress: Progress
+    sink: ChunkSink, rows: Sequence[Row], profile: str, before: Checkpoint, after: Checkpoint, progress: Progress
 ) -> tuple[Encoding, int]:
     """Encode every row; returns the encoding, and the digest of `before`, summed up beside it."""
     total, done, sums = sum(row.spec.nbytes for row in rows), 0, [0]
