@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from p2psync.delta.block import Block, block_range, block_span
 from p2psync.delta.digest import MODULUS, digest_units, join_change, tensor_key
-from p2psync.delta.kernels import weights as kernels
-from p2psync.delta.kernels.weights import plain
+from p2psync.delta.kernels import unit_loops
+from p2psync.delta.kernels.unit_loops import plain
 from p2psync.delta.tensors import Row, TensorSpec, Units
 
 _NO_KEY = np.zeros(2, np.uint64)
@@ -52,7 +52,7 @@ def gather(target: Units, block: Block) -> Units:
     if block.positions is None:
         return np.array(window)
     out = np.empty(block.positions.size, target.dtype)
-    if not kernels.gather_at(kernels.address(window), plain(block.positions), block.count, out):
+    if not unit_loops.gather_at(unit_loops.address(window), plain(block.positions), block.count, out):
         raise ValueError(_OUTSIDE)
     return out
 
@@ -64,7 +64,7 @@ def scatter(target: Units, block: Block, values: Units) -> None:
         raise ValueError("the values do not fit the block")
     if block.positions is None:
         window[:] = values
-    elif not kernels.scatter_at(kernels.address(window), plain(block.positions), block.count, plain(values)):
+    elif not unit_loops.scatter_at(unit_loops.address(window), plain(block.positions), block.count, plain(values)):
         raise ValueError(_OUTSIDE)
 
 
@@ -78,7 +78,7 @@ def compose(a: Block, b: Block) -> Block | None:
         return Block(a.row, a.start, a.count, None, steps) if steps.any() else None
     positions = np.empty(a.positions.size + b.positions.size, np.uint32)
     steps = np.empty(positions.size, a.steps.dtype)
-    n = kernels.merge_sums(plain(a.positions), plain(a.steps), plain(b.positions), plain(b.steps), positions, steps)
+    n = unit_loops.merge_sums(plain(a.positions), plain(a.steps), plain(b.positions), plain(b.steps), positions, steps)
     return Block(a.row, a.start, a.count, positions[:n].copy(), steps[:n].copy()) if n else None
 
 
@@ -153,8 +153,8 @@ def _window(target: Units, block: Block, *, write: bool) -> Units:
 
 def _add(window: Units, block: Block, positions: NDArray[np.uint32], key: NDArray[np.uint64]) -> int:
     """Add and sum; `key` is the tensor's."""
-    first, second, high, done = kernels.add_sparse(
-        kernels.address(window), plain(positions), plain(block.steps), block.start, block.count, key
+    first, second, high, done = unit_loops.add_sparse(
+        unit_loops.address(window), plain(positions), plain(block.steps), block.start, block.count, key
     )
     if not done:
         raise ValueError(_OUTSIDE)
@@ -166,7 +166,7 @@ def densify(block: Block) -> Units:
     if block.positions is None:
         return block.steps
     steps = np.zeros(block.count, block.steps.dtype)
-    if not kernels.scatter_at(kernels.address(steps), plain(block.positions), block.count, plain(block.steps)):
+    if not unit_loops.scatter_at(unit_loops.address(steps), plain(block.positions), block.count, plain(block.steps)):
         raise ValueError(_OUTSIDE)
     return steps
 

@@ -17,16 +17,16 @@ from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import MAX_BLOCK_UNITS, Block, block_count, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
 from p2psync.delta.extract import Extraction, FoundChanges
-from p2psync.delta.fast import codec as fast
+from p2psync.delta.fast.codec import FAST, FAST_CODE, FastWriter, read_fast_body
 from p2psync.delta.history import Past
 from p2psync.delta.kernels.block_sums import ScanSums, address_of_block
-from p2psync.delta.kernels.weights import address
+from p2psync.delta.kernels.unit_loops import address
 from p2psync.delta.streams import Parts
 from p2psync.delta.tensors import Row, Units
-from p2psync.delta.tight import history_reader as past_read
-from p2psync.delta.tight import history_writer as tight_past
-from p2psync.delta.tight import reader as tight_read
-from p2psync.delta.tight import writer as tight
+from p2psync.delta.tight.history_reader import read_history_body
+from p2psync.delta.tight.history_writer import HISTORY_CODE, HistoryWriter
+from p2psync.delta.tight.reader import read_tight_body
+from p2psync.delta.tight.writer import TIGHT, TIGHT_CODE, TightWriter
 from p2psync.delta.tight.sample import sample_blocks, sample_copies
 from p2psync.errors import FormatError
 
@@ -48,7 +48,7 @@ class _Writer(Protocol):
 
 
 #: Profiles by name, in the order of their introduction.
-PROFILES: tuple[str, ...] = (fast.NAME, tight.NAME)
+PROFILES: tuple[str, ...] = (FAST, TIGHT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ChunkEncoder:
         *,
         block_units: int,
         chunk_bytes: int,
-        profile: str = fast.NAME,
+        profile: str = FAST,
         history: Past | None = None,
     ) -> None:
         """history: of each row's units, for profile `tight`, where all who are to decode have the same. With one, it,
@@ -118,7 +118,7 @@ class ChunkEncoder:
         `add`; what is coded does not depend on which of both is told.
         """
         row, writer = self._rows[row_index], self._writer
-        if not isinstance(writer, tight.TightWriter) or not writer.ranks(row) or old is None:
+        if not isinstance(writer, TightWriter) or not writer.ranks(row) or old is None:
             return
         self._check_arrays(row, old, old if found is not None else new)
         span = block_span(row.spec.width, self._block_units)
@@ -159,10 +159,10 @@ class ChunkEncoder:
                 raise ValueError(f"sums are taken of blocks of {MAX_BLOCK_UNITS} units, not of {self._block_units}")
             summed = sums.address
         self.total += max(0, stop - first)
-        if isinstance(self._writer, tight.TightWriter) and self._writer.ranks(row):
+        if isinstance(self._writer, TightWriter) and self._writer.ranks(row):
             yield from self._rank(self._writer, row_index, extraction.addresses, first, stop, summed)
             return
-        if isinstance(self._writer, tight_past.PastWriter):
+        if isinstance(self._writer, HistoryWriter):
             self._writer.begin_row(row_index, row, old)
         for start in range(first, stop, span):
             mine = address_of_block(summed, spec.width, start // span)
@@ -182,13 +182,13 @@ class ChunkEncoder:
         row = self._rows[row_index]
         if row_index <= self._place[0] or not (row.before and row.after):
             raise ValueError(f"{row.spec.name}: rows must come in rising order, and exist before and after")
-        if old is None and self._profile == tight.NAME:
-            raise ValueError(f"{row.spec.name}: profile {tight.NAME} codes against the old weights, which are missing")
+        if old is None and self._profile == TIGHT:
+            raise ValueError(f"{row.spec.name}: profile {TIGHT} codes against the old weights, which are missing")
         if old is not None:
             self._check(row_index, row, old, old, range(0))
         self._place = (row_index, 0)
         self.total += row.spec.count
-        if isinstance(self._writer, tight_past.PastWriter):
+        if isinstance(self._writer, HistoryWriter):
             self._writer.begin_row(row_index, row, old)
         for one in found:
             if one.block.row != row_index:
@@ -205,13 +205,13 @@ class ChunkEncoder:
         Run the iterator to its end. Raises `ValueError` for a block off the grid, of a wrong unit, or out of order, and
         if the profile is one that codes against the old weights, which a block does not hold.
         """
-        if self._profile == tight.NAME:
-            raise ValueError(f"profile {tight.NAME} codes against old weights: blocks alone take profile {fast.NAME}")
+        if self._profile == TIGHT:
+            raise ValueError(f"profile {TIGHT} codes against old weights: blocks alone take profile {FAST}")
         self._check_block(block)
         yield from self._code(block)
 
     def _rank(
-        self, writer: tight.TightWriter, row_index: int, addresses: tuple[int, int], at: int, stop: int, sums: int = 0
+        self, writer: TightWriter, row_index: int, addresses: tuple[int, int], at: int, stop: int, sums: int = 0
     ) -> Iterator[EncodedChunk]:
         """Extract and code units `at` to `stop` of a row that is ranked. addresses: of both copies' first units.
 
@@ -231,7 +231,7 @@ class ChunkEncoder:
 
     def _code_found(self, block: Block, row: Row, old: Units | None) -> Iterator[EncodedChunk]:
         """Code a block that was found elsewhere; if it may be ranked, as if it had been found here."""
-        if old is None or not isinstance(self._writer, tight.TightWriter) or not self._writer.ranks(row):
+        if old is None or not isinstance(self._writer, TightWriter) or not self._writer.ranks(row):
             yield from self._code(block)
             return
         before = old[block.start : block.start + block.count]
@@ -296,11 +296,11 @@ class ChunkEncoder:
 
 
 def _writer(profile: str, block_units: int, limit: int, history: Past | None) -> _Writer:
-    if profile == fast.NAME:
-        return fast.FastWriter(block_units, limit)
+    if profile == FAST:
+        return FastWriter(block_units, limit)
     if history is None:
-        return tight.TightWriter(block_units, limit)
-    return tight_past.PastWriter(block_units, limit, history)
+        return TightWriter(block_units, limit)
+    return HistoryWriter(block_units, limit, history)
 
 
 def decode_chunk(
@@ -338,13 +338,13 @@ def iter_chunk(
     if view[0] != _MAGIC:
         raise FormatError("not a chunk of p2psync")
     body, code = view[_HEADER_BYTES:], view[1]
-    if code == fast.CODE:
-        yield from fast.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
-    elif code == tight.CODE:
-        yield from tight_read.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
-    elif code == tight_past.CODE and history is not None:
-        yield from past_read.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base, history)
-    elif code == tight_past.CODE:
+    if code == FAST_CODE:
+        yield from read_fast_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
+    elif code == TIGHT_CODE:
+        yield from read_tight_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
+    elif code == HISTORY_CODE and history is not None:
+        yield from read_history_body(body, rows, block_units, MAX_CHUNK_BYTES, base, history)
+    elif code == HISTORY_CODE:
         raise FormatError("a chunk that was made with a history, which is missing here")
     else:
         raise FormatError(f"a chunk of unknown profile {code}; update p2psync")

@@ -29,7 +29,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels import weights as kernels
+from p2psync.delta.kernels import unit_loops
 from p2psync.delta.tensors import DIGEST_BYTES, TensorSpec, Units
 
 #: The digest is a sum modulo this.
@@ -66,10 +66,10 @@ def digest_units(spec: TensorSpec, units: Units, start: int = 0) -> int:
     that is not flat, contiguous and of the spec's unit.
     """
     check_units(spec, units)
-    key, like, base, total = tensor_key(spec), witness(spec.unit), kernels.address(units), 0
+    key, like, base, total = tensor_key(spec), witness(spec.unit), unit_loops.address(units), 0
     for first in range(0, units.size, _SPAN):
         count = min(_SPAN, units.size - first)
-        a, b, high = kernels.sum_units(base + first * spec.width, count, start + first, key, like)
+        a, b, high = unit_loops.sum_units(base + first * spec.width, count, start + first, key, like)
         total += int(a) + (int(b) << 32) + (int(high) << 64)
     return total % MODULUS
 
@@ -88,10 +88,10 @@ def digest_change(spec: TensorSpec, start: int, positions: NDArray[np.uint32] | 
         raise ValueError("positions, old and new differ in length, or positions are not of 32 bits")
     check_units(spec, old)
     check_units(spec, new)
-    before = kernels.plain(old)
-    steps = kernels.plain(new) - before
-    where = kernels.plain(positions)
-    return join_change(*kernels.sum_change(where, before, steps, where.size, start, tensor_key(spec)))
+    before = unit_loops.plain(old)
+    steps = unit_loops.plain(new) - before
+    where = unit_loops.plain(positions)
+    return join_change(*unit_loops.sum_change(where, before, steps, where.size, start, tensor_key(spec)))
 
 
 def join_change(first: int, second: int, high: int) -> int:

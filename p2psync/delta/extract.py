@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from p2psync.delta.block import MAX_BLOCK_BYTES, Block
 from p2psync.delta.digest import MODULUS, digest_change, digest_units, join_change, tensor_key, witness
-from p2psync.delta.kernels import weights as kernels
+from p2psync.delta.kernels import unit_loops
 from p2psync.delta.tensors import TensorSpec, Units
 
 _Arrays = tuple[NDArray[np.uint32], Units, Units]
@@ -90,8 +90,8 @@ class Extraction:
         self._key: NDArray[np.uint64]
         #: The old bits of what the last block with a digest changes; they last until this thread scans again.
         self.olds: Units = np.empty(0, self._unit)
-        self._old_address = 0 if old is None else kernels.address(old)
-        self._new_address = 0 if new is None else kernels.address(new)
+        self._old_address = 0 if old is None else unit_loops.address(old)
+        self._new_address = 0 if new is None else unit_loops.address(new)
 
     @property
     def addresses(self) -> tuple[int, int]:
@@ -106,7 +106,7 @@ class Extraction:
         return self._sparse(start, count, self._scan(start, count))
 
     def block_with_digest(self, spec: TensorSpec, start: int, count: int, sums: int = 0) -> tuple[Block | None, int]:
-        """As `extract_with_digest`. sums: see `kernels.scan`; left alone where a side is absent."""
+        """As `extract_with_digest`. sums: see `unit_loops.scan`; left alone where a side is absent."""
         self._check(start, count)
         if spec is not self._spec:
             if self._unit != spec.unit:
@@ -124,7 +124,7 @@ class Extraction:
         self.olds = olds
         if not positions.size:
             return None, 0
-        parts = kernels.sum_change(positions, olds, steps, positions.size, start, self._key)
+        parts = unit_loops.sum_change(positions, olds, steps, positions.size, start, self._key)
         return self._sparse(start, count, found), join_change(*parts)
 
     def _check(self, start: int, count: int) -> None:
@@ -133,8 +133,8 @@ class Extraction:
 
     def _scan(self, start: int, count: int, sums: int = 0) -> _Arrays:
         """Positions, old bits and steps of what changed; they last until this thread scans again."""
-        positions, olds, steps = _scratch(count + kernels.GROUP, self._unit)
-        n = kernels.scan(*self._addresses(start), count, positions, olds, steps, sums)
+        positions, olds, steps = _scratch(count + unit_loops.GROUP, self._unit)
+        n = unit_loops.scan(*self._addresses(start), count, positions, olds, steps, sums)
         return positions[:n], olds[:n], steps[:n]
 
     def _sparse(self, start: int, count: int, found: _Arrays) -> Block | None:
@@ -146,7 +146,7 @@ class Extraction:
     def _whole(self, start: int, count: int) -> Block | None:
         """The block of a tensor that was added or removed: one side is zeros."""
         old, new = self._addresses(start)
-        if 2 * kernels.count_changed(old, new, count, witness(self._unit)) <= count:
+        if 2 * unit_loops.count_changed(old, new, count, witness(self._unit)) <= count:
             return self._sparse(start, count, self._scan(start, count))
         if self._new is not None:
             return Block(self._row, start, count, None, self._new[start : start + count].copy())
@@ -156,8 +156,8 @@ class Extraction:
     def _addresses(self, start: int) -> tuple[int, int]:
         offset = start * self._unit.itemsize
         return (
-            kernels.address(_ZEROS) if self._old is None else self._old_address + offset,
-            kernels.address(_ZEROS) if self._new is None else self._new_address + offset,
+            unit_loops.address(_ZEROS) if self._old is None else self._old_address + offset,
+            unit_loops.address(_ZEROS) if self._new is None else self._new_address + offset,
         )
 
 

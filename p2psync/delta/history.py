@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from p2psync.delta.block import Block
 from p2psync.delta.kernels.simd import compress, select
-from p2psync.delta.kernels.weights import GROUP, inline, kernel, load, popcount, store
+from p2psync.delta.kernels.unit_loops import GROUP, inline, kernel, load, popcount, store
 from p2psync.delta.tensors import Units
 
 _U = np.uint64

@@ -7,9 +7,9 @@ import numpy as np
 from p2psync.delta.algebra import apply_with_digest, gather, scatter
 from p2psync.delta.container import ChunkEncoder, decode_chunk
 from p2psync.delta.digest import digest_units
-from p2psync.delta.fast import codec as fast
+from p2psync.delta.fast.codec import FAST
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
-from p2psync.delta.tight import writer as tight
+from p2psync.delta.tight.writer import TIGHT, WIDTH
 
 _BLOCK_UNITS = 1 << 16
 
@@ -22,13 +22,13 @@ def warm(dtypes: tuple[str, ...] = ("BF16", "U8", "F32")) -> None:
         new = old.copy()
         new[::100] += 1
         for row in (Row(spec, True, True), Row(spec, False, True)):
-            _go([row], old, new, fast.NAME)
-        if spec.width == tight.WIDTH:
+            _go([row], old, new, FAST)
+        if spec.width == WIDTH:
             # Weights of sixteen scales, of which one changes: a step that is smaller as a tight chunk.
             draw = np.random.default_rng(0).integers(64, size=_BLOCK_UNITS)
             old = (draw % 16 << 7).astype(spec.unit)
             new = old + (draw == 15).astype(spec.unit)
-            _go([Row(TensorSpec(Kind.TENSOR, "warm", dtype, (_BLOCK_UNITS,)), True, True)], old, new, tight.NAME)
+            _go([Row(TensorSpec(Kind.TENSOR, "warm", dtype, (_BLOCK_UNITS,)), True, True)], old, new, TIGHT)
         digest_units(spec, new[: spec.count])
 
 

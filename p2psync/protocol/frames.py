@@ -12,7 +12,7 @@ States: SCRATCH (between frames, or within a small one) → CHUNK (receiving in 
 from __future__ import annotations
 
 from p2psync.errors import FormatError
-from p2psync.protocol.memory import Memory
+from p2psync.protocol.buffer_pool import Memory
 from p2psync.protocol.messages import (
     CHUNK_HEADER,
     CHUNK_TYPE,

@@ -17,7 +17,7 @@ from p2psync.delta.extract import FoundChanges
 from p2psync.delta.history import Past
 from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import Row, TensorSpec, Units
-from p2psync.delta.tight import writer as tight
+from p2psync.delta.tight.writer import TIGHT
 from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import HASH_BYTES, Manifest, pack_table
 from p2psync.store.segments import Segments
@@ -189,7 +189,7 @@ class Encoding:
     def take_found(self, index: int, found: Iterable[FoundChanges], old: Callable[[], Units]) -> None:
         """Encode one row whose changes were found elsewhere, as `take` does. old: gives its old bits, where the profile
         needs them."""
-        units = old() if self._profile == tight.NAME else None
+        units = old() if self._profile == TIGHT else None
         span = block_span(self.rows[index].spec.width, self.block_units)
         places, part = dict(self._segments.parts(index)), None
         for one in found:

@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import fuzz_judge
+import fuzz_checks
 import fuzz_manifests
 import fuzz_mutations
 from fuzz_samples import Sample, make_pool
@@ -83,12 +83,12 @@ def prepare(seed: int, number: int, pool: list[Sample]) -> tuple[str, Callable[[
     kind = choice.random()
     if kind < 0.85:
         given = fuzz_mutations.draw(choice, pool)
-        return given.how, lambda: fuzz_judge.chunk(given)
+        return given.how, lambda: fuzz_checks.chunk(given)
     if kind < 0.97:
         body, how = fuzz_manifests.draw_body(choice, pool)
-        return how, lambda: fuzz_judge.body(body)
+        return how, lambda: fuzz_checks.body(body)
     data, how = fuzz_manifests.draw_signed(choice, pool)
-    return how, lambda: fuzz_judge.signed(data)
+    return how, lambda: fuzz_checks.signed(data)
 
 
 def _try(report: Report, number: int, how: str, judge: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ import fuzz_tight
 import numpy as np
 import zstandard
 from delta_parts import random_units
-from fuzz_pieces import BYTES, EXTREMES, apart, number, pack, some_stream
+from fuzz_values import BYTES, EXTREMES, apart, number, pack, some_stream
 from fuzz_samples import Sample, other_rows
 
 from p2psync.delta.container import MAX_CHUNK_BYTES

@@ -6,7 +6,7 @@ import functools
 import random
 from collections.abc import Sequence
 
-from fuzz_pieces import apart, content, number, numbers, pack, some_stream
+from fuzz_values import apart, content, number, numbers, pack, some_stream
 from fuzz_samples import Sample
 
 from p2psync.delta.container import MAX_CHUNK_BYTES

@@ -18,7 +18,7 @@ from p2psync.delta.history import (
     part_changes,
     put_back,
 )
-from p2psync.delta.kernels.weights import GROUP, address
+from p2psync.delta.kernels.unit_loops import GROUP, address
 from p2psync.delta.streams import varint
 from p2psync.delta.tight.sign_residuals import MAX_RICE, SignReader, SignWriter
 from p2psync.errors import FormatError

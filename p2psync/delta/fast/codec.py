@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from p2psync.delta.algebra import densify
 from p2psync.delta.block import Block, block_span
 from p2psync.delta.block_headers import MAX_BLOCKS, Head, HeadWriter, Mode, read_heads
-from p2psync.delta.fast import kernels as coding
-from p2psync.delta.kernels.weights import kernel, plain
+from p2psync.delta.fast import byte_loops
+from p2psync.delta.kernels.unit_loops import kernel, plain
 from p2psync.delta.streams import Bytes, Parts, packed_parts, stored_bytes, unpack_streams
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
@@ -75,7 +75,7 @@ def most_bytes(block: Block) -> int:
 @kernel
 def most_bytes_of(count: int, changed: int, width: int) -> int:
     """`most_bytes` of a block of `count` units of `width` bytes."""
-    return _HEAD_BYTES + min(count * width, changed + count // coding.ESCAPE + changed * width)
+    return _HEAD_BYTES + min(count * width, changed + count // byte_loops.ESCAPE + changed * width)
 
 
 def is_dense(block: Block) -> bool:
@@ -90,8 +90,8 @@ def gap_bytes(block: Block) -> int:
 
 
 def _gaps(block: Block, positions: NDArray[np.uint32]) -> bytes:
-    room = np.empty(positions.size + block.count // coding.ESCAPE + 2, np.uint8)
-    return room[: coding.write_gaps(plain(positions), room)].tobytes()
+    room = np.empty(positions.size + block.count // byte_loops.ESCAPE + 2, np.uint8)
+    return room[: byte_loops.write_gaps(plain(positions), room)].tobytes()
 
 
 def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row, whole: int) -> Coded | None:
@@ -102,7 +102,7 @@ def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row, whole: i
     padded = (n + 31) // 32
     codes, scratch = np.empty(8 * padded, np.uint8), np.empty(32 * padded, np.uint8)
     small, wide = np.empty(n, np.uint8), np.empty(n, steps.dtype)
-    smalls, wides = coding.write_steps(steps, codes, small, wide, scratch)
+    smalls, wides = byte_loops.write_steps(steps, codes, small, wide, scratch)
     packed = (n + 3) // 4
     size = packed + smalls + wides * width
     if len(gaps) + min(size, n * width) >= whole:
@@ -115,15 +115,15 @@ def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row, whole: i
 
 def _cut(steps: Units, row: Row) -> NDArray[np.uint8]:
     planes = np.empty((steps.itemsize, steps.size), np.uint8)
-    coding.write_planes(plain(steps), _turn(row), planes)
+    byte_loops.write_planes(plain(steps), _turn(row), planes)
     return planes
 
 
 def _turn(row: Row) -> int:
     """Weights that come or go are rotated, so that the sign leaves the exponent's byte alone; changes are zigzagged."""
     if row.before and row.after:
-        return coding.ZIGZAG
-    return coding.ROTATED if row.after else coding.NEGATED
+        return byte_loops.ZIGZAG
+    return byte_loops.ROTATED if row.after else byte_loops.NEGATED
 
 
 class FastWriter:
@@ -190,7 +190,7 @@ def _read_positions(gaps: Bytes, heads: list[Head]) -> Iterator[NDArray[np.uint3
     if total > gaps.size:
         raise FormatError("a chunk has fewer gaps than positions")
     out = np.empty(total + 1, np.uint32)
-    if status := coding.read_gaps(gaps, sizes, spans, out):
+    if status := byte_loops.read_gaps(gaps, sizes, spans, out):
         raise FormatError(
             "a chunk has " + ("more or fewer gaps than positions" if status == -1 else "a position outside its block")
         )
@@ -218,7 +218,7 @@ def _read_codes(heads: list[Head], rows: Sequence[Row], streams: list[Bytes], at
     if packed > codes.size:
         raise FormatError("a chunk has fewer step codes than positions")
     out = np.empty(int(sizes.sum()), rows[heads[0].row].spec.unit)
-    smalls, wides = coding.read_steps(codes, small, wide, sizes, out)
+    smalls, wides = byte_loops.read_steps(codes, small, wide, sizes, out)
     if smalls < 0:
         raise FormatError("a chunk has a broken step")
     for k, used in zip((2, 3, 4), (packed, smalls, wides), strict=True):
@@ -234,7 +234,7 @@ def _read_planes(head: Head, row: Row, streams: list[Bytes], at: list[int]) -> U
         if parts[-1].size != head.size:
             raise FormatError("a chunk has fewer steps than positions")
     out = np.empty(head.size, row.spec.unit)
-    coding.read_planes(np.stack(parts), _turn(row), out)
+    byte_loops.read_planes(np.stack(parts), _turn(row), out)
     if head.mode is Mode.PLANES and not out.all():
         raise FormatError("a chunk has a step of zero")
     return out

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from p2psync.delta.block import MAX_BLOCK_UNITS, block_count, block_span
 from p2psync.delta.digest import witness
-from p2psync.delta.kernels import weights as kernels
+from p2psync.delta.kernels import unit_loops
 from p2psync.delta.tensors import TensorSpec, Units
 
 #: (blocks, 2, 64) units: lanes and weighted lanes of each block of the largest grid.
@@ -32,9 +32,9 @@ def sum_blocks(spec: TensorSpec, units: Units) -> BlockSums:
     """The sums of consecutive blocks of a tensor, whose bits are `units`: flat, contiguous, of the spec's unit, from
     the first unit of a block on."""
     span = block_span(spec.width, MAX_BLOCK_UNITS)
-    found = np.empty((-(-units.size // span), 2, kernels.GROUP), spec.unit)
+    found = np.empty((-(-units.size // span), 2, unit_loops.GROUP), spec.unit)
     if found.size:
-        kernels.sum_blocks(kernels.address(units), units.size, span, found, witness(spec.unit))
+        unit_loops.sum_blocks(unit_loops.address(units), units.size, span, found, witness(spec.unit))
     return found
 
 
@@ -46,12 +46,12 @@ class ScanSums:
 
     def __init__(self, spec: TensorSpec) -> None:
         """Room for all blocks of a tensor on the largest grid."""
-        self._rows = np.zeros((block_count(spec, MAX_BLOCK_UNITS), kernels.SUM_ROWS, kernels.GROUP), spec.unit)
+        self._rows = np.zeros((block_count(spec, MAX_BLOCK_UNITS), unit_loops.SUM_ROWS, unit_loops.GROUP), spec.unit)
 
     @property
     def address(self) -> int:
         """Where the kernels write; 0 for a tensor of no units. The object must outlive the scan."""
-        return kernels.address(self._rows) if self._rows.size else 0
+        return unit_loops.address(self._rows) if self._rows.size else 0
 
     @property
     def old(self) -> BlockSums:
@@ -72,4 +72,4 @@ class ScanSums:
 
 def address_of_block(sums: int, spec_width: int, index: int) -> int:
     """The address of block `index` in a `ScanSums` at address `sums`; 0 if that is 0."""
-    return sums + index * kernels.SUM_ROWS * kernels.GROUP * spec_width if sums else 0
+    return sums + index * unit_loops.SUM_ROWS * unit_loops.GROUP * spec_width if sums else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels.weights import kernel
+from p2psync.delta.kernels.unit_loops import kernel
 
 #: What a NaN becomes, unless told otherwise: the quiet NaN without payload.
 QUIET_NAN = 0x7FC0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels.weights import kernel
+from p2psync.delta.kernels.unit_loops import kernel
 from p2psync.delta.tensors import Units
 
 Found = tuple[NDArray[np.uint32], Units, Units]

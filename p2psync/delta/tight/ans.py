@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels.weights import inline, kernel, leading
+from p2psync.delta.kernels.unit_loops import inline, kernel, leading
 
 STATE_BITS = 11
 STATES = 1 << STATE_BITS

@@ -19,10 +19,10 @@ from p2psync.delta.block import Block
 from p2psync.delta.digest import MODULUS, join_change, tensor_key
 from p2psync.delta.fast.codec import most_bytes_of
 from p2psync.delta.kernels.simd import MAX_CLASSES
-from p2psync.delta.kernels.weights import GROUP, SUM_ROWS, kernel, scan, sum_change
+from p2psync.delta.kernels.unit_loops import GROUP, SUM_ROWS, kernel, scan, sum_change
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.delta.tight.class_index import SCAN_BYTES, scan_ranked
-from p2psync.delta.tight.classes import Classes, Counts, see
+from p2psync.delta.tight.class_choice import Classes, Counts, see
 from p2psync.delta.tight.sample import Sample
 from p2psync.delta.tight.scratch import MAX_BLOCKS, Room
 

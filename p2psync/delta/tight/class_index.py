@@ -33,7 +33,7 @@ from p2psync.delta.kernels.simd import (
     take_below,
     turn_ends,
 )
-from p2psync.delta.kernels.weights import (
+from p2psync.delta.kernels.unit_loops import (
     SUM_ROWS,
     TILE,
     add_groups,

@@ -18,17 +18,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta import block_headers as heads
+from p2psync.delta.block_headers import MAX_BLOCKS
 from p2psync.delta.block import Block, block_span
-from p2psync.delta.fast import codec as fast
+from p2psync.delta.fast.codec import CodedBlock, FAST_CODE, code_block, most_bytes
 from p2psync.delta.history import ChangeHistory, Past, add_chosen, choose_units, count_both_scales, part_changes
 from p2psync.delta.kernels.simd import MAX_CLASSES
-from p2psync.delta.kernels.weights import GROUP, address, gather_at, plain
+from p2psync.delta.kernels.unit_loops import GROUP, address, gather_at, plain
 from p2psync.delta.streams import Parts, varint
 from p2psync.delta.tensors import Row, Units
 from p2psync.delta.tight.change_finder import DENSE
 from p2psync.delta.tight.class_index import SCAN_BYTES, scan_ranked
-from p2psync.delta.tight.classes import best_window, count_steps, empty_changes
+from p2psync.delta.tight.class_choice import best_window, count_steps, empty_changes
 from p2psync.delta.tight.scratch import Room
 from p2psync.delta.tight.sign_residuals import SignWriter
 from p2psync.delta.tight.writer import (
@@ -68,7 +68,7 @@ class Piece(NamedTuple):
     changed: int
     size: int
     worst: int
-    coded: fast.Coded | None = None
+    coded: CodedBlock | None = None
     old: Units = np.empty(0, np.uint16)
     past: ChangeHistory | None = None
     sides: tuple[_Changes, ...] = ()
@@ -113,20 +113,20 @@ class PastWriter:
         steps of 0."""
         changed = block.changed
         if not may_be_ranked(row) or block.positions is None or changed > DENSE * block.count:
-            coded = fast.code_block(block, row)
-            return Piece(block, row, coded.changed, coded.size, fast.most_bytes(coded.block), coded)
+            coded = code_block(block, row)
+            return Piece(block, row, coded.changed, coded.size, most_bytes(coded.block), coded)
         if int(block.positions.max()) >= block.count:
             raise ValueError("the block has positions outside its own range")
         if not block.steps.all():
             raise ValueError("the block has steps of 0")
         size = _HEAD_BYTES + int(self._rate * changed)
         sides = _parted(block, self._past)
-        return Piece(block, row, changed, size, fast.most_bytes(block), None, self._old, self._past, sides)
+        return Piece(block, row, changed, size, most_bytes(block), None, self._old, self._past, sides)
 
     def fits(self, piece: Piece) -> bool:
         """Whether the chunk at hand, which has blocks, should take one more."""
         # A block has up to two heads.
-        if 2 * len(self._ranked) >= MAX_BLOCKS - 1 or len(self._pieces) == heads.MAX_BLOCKS:
+        if 2 * len(self._ranked) >= MAX_BLOCKS - 1 or len(self._pieces) == MAX_BLOCKS:
             return False
         return self._size + piece.size <= self._limit and self._worst + piece.worst <= self._most
 
@@ -149,9 +149,9 @@ class PastWriter:
             found = CODE, body
             sure = surely_less(len(body), changed, self._worst, blocks, self._block_units)
         if found is None or not sure:
-            coded = (piece.coded or fast.code_block(piece.block, piece.row) for piece in self._pieces)
+            coded = (piece.coded or code_block(piece.block, piece.row) for piece in self._pieces)
             body = fast_body(coded, self._block_units)
-            found = (fast.CODE, body) if found is None or len(body) <= len(found[1]) else found
+            found = (FAST_CODE, body) if found is None or len(body) <= len(found[1]) else found
         self._begin()
         return found[0], [found[1]]
 

@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.block import Block, block_span
-from p2psync.delta.fast import codec as fast
+from p2psync.delta.fast.codec import read_fast_body
 from p2psync.delta.history import ChangeHistory, Past, choose_units, count_chosen, put_back
 from p2psync.delta.kernels.simd import BEYOND
-from p2psync.delta.kernels.weights import GROUP, address
+from p2psync.delta.kernels.unit_loops import GROUP, address
 from p2psync.delta.streams import Bytes, read_varint, unpack_streams
 from p2psync.delta.tensors import Row, Units
 from p2psync.delta.tight import symbols
 from p2psync.delta.tight.class_index import PLACE_BYTES, place_changes
-from p2psync.delta.tight.classes import Counts
+from p2psync.delta.tight.class_choice import Counts
 from p2psync.delta.tight.tables import Readers, Tables, read_heads, reader_room
 from p2psync.delta.tight.writer import MAX_BLOCKS, MAX_CHANGED, NAME, WIDTH
 from p2psync.errors import FormatError
@@ -121,7 +121,7 @@ def with_rest(
     blocks: Iterator[Block], rest: memoryview, rows: Sequence[Row], block_units: int, limit: int
 ) -> Iterator[Block]:
     """The blocks, and those of the rest, a body of profile `fast` or nothing. Raises `FormatError`."""
-    return _merge(blocks, iter(fast.read_body(rest, rows, block_units, limit))) if rest else blocks
+    return _merge(blocks, iter(read_fast_body(rest, rows, block_units, limit))) if rest else blocks
 
 
 class Part:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.block import Block
-from p2psync.delta.kernels.weights import GROUP, differ, inline, kernel, load, prefetch, trailing
+from p2psync.delta.kernels.unit_loops import GROUP, differ, inline, kernel, load, prefetch, trailing
 from p2psync.delta.tensors import Units
 
 #: Units of a piece. Scales are counted of one unit in four of them: changes are rare, and tell less exactly anyway.

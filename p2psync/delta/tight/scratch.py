@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.kernels.simd import MAX_CLASSES
-from p2psync.delta.kernels.weights import GROUP
+from p2psync.delta.kernels.unit_loops import GROUP
 from p2psync.delta.tensors import Units
-from p2psync.delta.tight.classes import Counts
+from p2psync.delta.tight.class_choice import Counts
 
 #: Most ranked blocks of one chunk.
 MAX_BLOCKS = 1 << 14

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.history import Bytes, ChangeHistory, Words
-from p2psync.delta.kernels.weights import kernel
+from p2psync.delta.kernels.unit_loops import kernel
 from p2psync.delta.streams import read_varint, varint
 from p2psync.delta.tensors import Units
 from p2psync.errors import FormatError

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels.weights import inline, kernel, leading, load, prefetch, store, trailing
+from p2psync.delta.kernels.unit_loops import inline, kernel, leading, load, prefetch, store, trailing
 from p2psync.delta.tight.ans import STATE_BITS, STATES
 
 BUCKETS, KINDS = 48, 3

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.kernels.simd import MAX_CLASSES, WINDOW
-from p2psync.delta.kernels.weights import kernel, plain
+from p2psync.delta.kernels.unit_loops import kernel, plain
 from p2psync.delta.streams import Bytes
 from p2psync.delta.tight import ans, symbols
 from p2psync.delta.tight.ans import MAX_LEVEL, STATES
-from p2psync.delta.tight.classes import Counts
+from p2psync.delta.tight.class_choice import Counts
 from p2psync.delta.tight.symbols import BUCKETS, EXTRAS, KINDS, MAX_SHIFT, SYMBOLS
 from p2psync.errors import FormatError
 

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 
 from p2psync.delta.block import Block, block_span
 from p2psync.delta.block_headers import MAX_BLOCKS as MOST_BLOCKS
-from p2psync.delta.fast import codec as fast
+from p2psync.delta.fast.codec import CodedBlock, FAST_CODE, FastWriter, code_block, gap_bytes, is_dense, most_bytes
 from p2psync.delta.streams import Parts, pack_streams, varint
 from p2psync.delta.tensors import Row
 from p2psync.delta.tight import symbols
 from p2psync.delta.tight.change_finder import MAX_CHANGED, WIDTH, Ranking, Step
-from p2psync.delta.tight.classes import Counts
+from p2psync.delta.tight.class_choice import Counts
 from p2psync.delta.tight.sample import Sample
 from p2psync.delta.tight.scratch import MAX_BLOCKS
 from p2psync.delta.tight.tables import Tables, write_heads
@@ -57,7 +57,7 @@ class TightWriter:
         self._rate = FIRST_RATE
         self._ranking = Ranking(limit, MOST_BLOCKS)
         #: Of the chunk at hand: the other blocks, and rows of ranked ones.
-        self._coded: list[fast.Coded] = []
+        self._coded: list[CodedBlock] = []
         self._rows: dict[int, Row] = {}
 
     def ranks(self, row: Row) -> bool:
@@ -78,30 +78,30 @@ class TightWriter:
         units = first, stop, block_span(WIDTH, self._block_units)
         return self._ranking.advance(row.spec, index, old, new, units, self._rate, sums)
 
-    def prepare(self, block: Block, row: Row) -> fast.Coded:
+    def prepare(self, block: Block, row: Row) -> CodedBlock:
         """Code a block that is not ranked."""
-        return fast.code_block(block, row)
+        return code_block(block, row)
 
-    def fits(self, coded: fast.Coded) -> bool:
+    def fits(self, coded: CodedBlock) -> bool:
         """Whether the chunk at hand, which has blocks, should take one more."""
-        return self._ranking.fits(coded.size, fast.most_bytes(coded.block))
+        return self._ranking.fits(coded.size, most_bytes(coded.block))
 
-    def add(self, coded: fast.Coded) -> None:
+    def add(self, coded: CodedBlock) -> None:
         """Append a block that is not ranked."""
         self._coded.append(coded)
-        self._ranking.add_other(coded.size, fast.most_bytes(coded.block))
+        self._ranking.add_other(coded.size, most_bytes(coded.block))
 
     def close(self) -> tuple[int, Parts]:
         """The profile's code and the parts of the body of the chunk at hand; a new one begins."""
         ranking = self._ranking
-        code, parts = (CODE, self._body()) if ranking.blocks else (fast.CODE, [self._fast_body()])
+        code, parts = (CODE, self._body()) if ranking.blocks else (FAST_CODE, [self._fast_body()])
         if ranking.blocks:
             size = sum(map(len, parts))
             self._rate = min(3.0, size / ranking.changed)
             if not surely_less(size, ranking.changed, ranking.worst, self._ranked(), self._block_units):
                 body = self._fast_body()
                 if len(body) <= size:
-                    code, parts = fast.CODE, [body]
+                    code, parts = FAST_CODE, [body]
         ranking.begin()
         self._coded, self._rows = [], {}
         return code, parts
@@ -112,7 +112,7 @@ class TightWriter:
 
     def _fast_body(self) -> bytes:
         """All blocks, in profile `fast`."""
-        coded = [*self._coded, *(fast.code_block(*ranked) for ranked in self._ranked())]
+        coded = [*self._coded, *(code_block(*ranked) for ranked in self._ranked())]
         return fast_body(sorted(coded, key=lambda one: (one.block.row, one.block.start)), self._block_units)
 
     def _body(self) -> Parts:
@@ -153,9 +153,9 @@ def code_ranked(
     return pack_streams([tables.to_bytes(), write_heads(indices, sizes, ends)]), bits[bits.size - used :].data
 
 
-def fast_body(coded: Iterable[fast.Coded], block_units: int) -> bytes:
+def fast_body(coded: Iterable[CodedBlock], block_units: int) -> bytes:
     """A body of profile `fast`, of blocks in rising order."""
-    writer = fast.FastWriter(block_units)
+    writer = FastWriter(block_units)
     for one in coded:
         writer.add(one)
     return b"".join(writer.close()[1])
@@ -177,9 +177,9 @@ def _gap_rate(block: Block) -> float:
     """What gaps take of `_fast_rate`; 0 where that does not follow from one block."""
     assert block.positions is not None
     sample = replace(block, positions=block.positions[:_SAMPLE], steps=block.steps[:_SAMPLE])
-    if sample.changed < _SAMPLE or fast.is_dense(sample):
+    if sample.changed < _SAMPLE or is_dense(sample):
         return 0.0
-    return fast.gap_bytes(sample) / _SAMPLE
+    return gap_bytes(sample) / _SAMPLE
 
 
 def _fast_rate(blocks: Iterable[tuple[Block, Row]], block_units: int) -> float:
@@ -189,7 +189,7 @@ def _fast_rate(blocks: Iterable[tuple[Block, Row]], block_units: int) -> float:
         wanted = _SAMPLE - changed
         assert block.positions is not None
         part = replace(block, positions=block.positions[:wanted], steps=block.steps[:wanted])
-        coded.append(fast.code_block(part, row))
+        coded.append(code_block(part, row))
         changed += part.changed
         if changed >= _SAMPLE:
             break

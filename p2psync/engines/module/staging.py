@@ -20,7 +20,7 @@ from p2psync.delta.algebra import apply_block, compose
 from p2psync.delta.block import Block
 from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_from_bytes, digest_units
-from p2psync.delta.kernels.weights import address, scatter_places
+from p2psync.delta.kernels.unit_loops import address, scatter_places
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.engines.base import Data, PathStep
 from p2psync.engines.device.gather import DEVICE_BYTES, Place, gather, prepare

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2psync.protocol.memory import Memory
+from p2psync.protocol.buffer_pool import Memory
 
 
 def test_what_is_lent_is_nobody_elses() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.kernels.simd import WINDOW
-from p2psync.delta.kernels.weights import kernel
+from p2psync.delta.kernels.unit_loops import kernel
 from p2psync.delta.tensors import Units
 from p2psync.delta.tight.class_index import count_scales
 from p2psync.delta.tight.sample import Sample

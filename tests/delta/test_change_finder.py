@@ -9,11 +9,11 @@ from delta_parts import GRID, spec
 from p2psync.delta.container import ChunkEncoder, decode_chunk
 from p2psync.delta.digest import MODULUS, digest_units
 from p2psync.delta.extract import FoundChanges, extract_block
-from p2psync.delta.fast import codec as fast
+from p2psync.delta.fast.codec import FAST_CODE
 from p2psync.delta.tensors import Row
 from p2psync.delta.tight import scratch as rooms
 from p2psync.delta.tight import symbols
-from p2psync.delta.tight import writer as tight
+from p2psync.delta.tight.writer import TIGHT_CODE, _fast_rate, _gap_rate
 
 #: Of each block the share of units that change: none, few, nearly all, all, and so that classes shift.
 DENSITIES = (0.0, 0.01, 0.9, 1.0, 0.02, 0.0, 0.3, 0.01, 0.9, 0.05, 0.01, 0.001)
@@ -79,7 +79,7 @@ def test_a_block_that_does_not_fit_comes_first_in_the_next_chunk():
     old, new = stepped((0.05,) * 40, seed=2)
     data, _, row, chunks = encode(old, new, 20_000)
     assert len(data) > 2
-    assert all(one[1] == tight.CODE for one in data)
+    assert all(one[1] == TIGHT_CODE for one in data)
     assert np.array_equal(decoded(old, data, row, chunks), new)
 
 
@@ -92,7 +92,7 @@ def test_so_it_does_where_the_next_chunk_turns_out_to_be_one_of_profile_fast():
     new[np.tile(np.cumsum(rng.integers(1, 40, 600)), 40) + np.repeat(np.arange(40) * 13_000, 600)] += 1
     data, _, row, chunks = encode(old, new, 4096)
     assert len(data) > 1
-    assert data[1][1] == fast.CODE
+    assert data[1][1] == FAST_CODE
     assert np.array_equal(decoded(old, data, row, chunks), new)
 
 
@@ -100,7 +100,7 @@ def test_what_was_found_stays_where_room_grows(monkeypatch):
     old, new = stepped((0.45,) * 24, seed=3)
     usual = encode(old, new, 1 << 20)[0]
     assert len(usual) == 1
-    assert usual[0][1] == tight.CODE
+    assert usual[0][1] == TIGHT_CODE
     monkeypatch.setattr(rooms, "_ROOM", 0)
     monkeypatch.setattr(rooms, "_local", threading.local())
     assert encode(old, new, 1 << 20)[0] == usual
@@ -112,7 +112,7 @@ def test_what_gaps_take_of_profile_fast_is_no_more_than_all_of_it(density, monke
 
     def surely_less(size, changed, worst, blocks, block_units):
         some = list(blocks)
-        rates.append((tight._gap_rate(some[0][0]), tight._fast_rate(some, block_units)))
+        rates.append((_gap_rate(some[0][0]), _fast_rate(some, block_units)))
         return True
 
     monkeypatch.setattr(tight, "surely_less", surely_less)

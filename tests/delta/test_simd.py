@@ -5,7 +5,7 @@ import pytest
 
 from p2psync.delta.container import ChunkEncoder, decode_chunk, iter_chunk
 from p2psync.delta.kernels import simd as lanes
-from p2psync.delta.kernels.weights import address, kernel
+from p2psync.delta.kernels.unit_loops import address, kernel
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 
 GRID = 1 << 16

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from p2psync.delta.block import MAX_BLOCK_UNITS, block_span
 from p2psync.delta.kernels.block_sums import ScanSums, sum_blocks
-from p2psync.delta.kernels.weights import TILE
+from p2psync.delta.kernels.unit_loops import TILE
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.store.encoding import Encoding
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels.weights import bits_of, kernel, trailing
+from p2psync.delta.kernels.unit_loops import bits_of, kernel, trailing
 from p2psync.delta.tensors import Units
 
 Bytes = NDArray[np.uint8]

@@ -7,9 +7,9 @@ from delta_parts import GRID, change, spec
 from p2psync.delta.container import ChunkEncoder
 from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.kernels.simd import WINDOW
-from p2psync.delta.kernels.weights import address
+from p2psync.delta.kernels.unit_loops import address
 from p2psync.delta.tensors import Row
-from p2psync.delta.tight.classes import CLASSES, Classes
+from p2psync.delta.tight.class_choice import CLASSES, Classes
 from p2psync.delta.tight.sample import Sample, sample_blocks, sample_copies
 from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding
 
