@@ -18,16 +18,16 @@ from p2psync.delta.block import MAX_BLOCK_UNITS, Block, block_count, block_span,
 from p2psync.delta.digest import MODULUS
 from p2psync.delta.extract import Extraction, FoundChanges
 from p2psync.delta.fast.codec import FAST, FAST_CODE, FastWriter, read_fast_body
-from p2psync.delta.history import Past
+from p2psync.delta.history import HistoryLookup
 from p2psync.delta.kernels.block_sums import ScanSums, address_of_block
 from p2psync.delta.kernels.unit_loops import address
-from p2psync.delta.streams import Parts
+from p2psync.delta.streams import ByteParts
 from p2psync.delta.tensors import Row, Units
 from p2psync.delta.tight.history_reader import read_history_body
 from p2psync.delta.tight.history_writer import HISTORY_CODE, HistoryWriter
 from p2psync.delta.tight.reader import read_tight_body
-from p2psync.delta.tight.writer import TIGHT, TIGHT_CODE, TightWriter
 from p2psync.delta.tight.sample import sample_blocks, sample_copies
+from p2psync.delta.tight.writer import TIGHT, TIGHT_CODE, TightWriter
 from p2psync.errors import FormatError
 
 #: No chunk is larger than this, and none may be asked to be larger than `MAX_TARGET_BYTES` (bytes).
@@ -44,7 +44,7 @@ class _Writer(Protocol):
     def prepare(self, block: Block, row: Row) -> Any: ...
     def fits(self, prepared: Any, /) -> bool: ...
     def add(self, prepared: Any, /) -> None: ...
-    def close(self) -> tuple[int, Parts]: ...
+    def close(self) -> tuple[int, ByteParts]: ...
 
 
 #: Profiles by name, in the order of their introduction.
@@ -77,7 +77,7 @@ class ChunkEncoder:
         block_units: int,
         chunk_bytes: int,
         profile: str = FAST,
-        history: Past | None = None,
+        history: HistoryLookup | None = None,
     ) -> None:
         """history: of each row's units, for profile `tight`, where all who are to decode have the same. With one, it,
         and old units and found blocks that are added, are read until `finish` has been run to its end.
@@ -103,7 +103,7 @@ class ChunkEncoder:
         #: Units that were looked at, changed or not.
         self.total = 0
 
-    def look(
+    def add_sample(
         self,
         row_index: int,
         old: Units | None,
@@ -118,7 +118,7 @@ class ChunkEncoder:
         `add`; what is coded does not depend on which of both is told.
         """
         row, writer = self._rows[row_index], self._writer
-        if not isinstance(writer, TightWriter) or not writer.ranks(row) or old is None:
+        if not isinstance(writer, TightWriter) or not writer.codes_tightly(row) or old is None:
             return
         self._check_arrays(row, old, old if found is not None else new)
         span = block_span(row.spec.width, self._block_units)
@@ -127,10 +127,10 @@ class ChunkEncoder:
             return
         if found is not None:
             there = (one.block for one in found)
-            writer.look(sample_blocks(address(old), row_index, first, stop, every, there))
+            writer.add_sample(sample_blocks(address(old), row_index, first, stop, every, there))
             return
         addresses = Extraction(row_index, old, new).addresses
-        writer.look(sample_copies(*addresses, row_index, first, stop, every))
+        writer.add_sample(sample_copies(*addresses, row_index, first, stop, every))
 
     def add(
         self,
@@ -159,8 +159,8 @@ class ChunkEncoder:
                 raise ValueError(f"sums are taken of blocks of {MAX_BLOCK_UNITS} units, not of {self._block_units}")
             summed = sums.address
         self.total += max(0, stop - first)
-        if isinstance(self._writer, TightWriter) and self._writer.ranks(row):
-            yield from self._rank(self._writer, row_index, extraction.addresses, first, stop, summed)
+        if isinstance(self._writer, TightWriter) and self._writer.codes_tightly(row):
+            yield from self._find_and_code(self._writer, row_index, extraction.addresses, first, stop, summed)
             return
         if isinstance(self._writer, HistoryWriter):
             self._writer.begin_row(row_index, row, old)
@@ -210,7 +210,7 @@ class ChunkEncoder:
         self._check_block(block)
         yield from self._code(block)
 
-    def _rank(
+    def _find_and_code(
         self, writer: TightWriter, row_index: int, addresses: tuple[int, int], at: int, stop: int, sums: int = 0
     ) -> Iterator[EncodedChunk]:
         """Extract and code units `at` to `stop` of a row that is ranked. addresses: of both copies' first units.
@@ -226,12 +226,12 @@ class ChunkEncoder:
                 self._count(row_index, step.blocks)
             if full:
                 yield self._close()
-            if step.apart is not None:
-                yield from self._code(step.apart)
+            if step.dense_block is not None:
+                yield from self._code(step.dense_block)
 
     def _code_found(self, block: Block, row: Row, old: Units | None) -> Iterator[EncodedChunk]:
         """Code a block that was found elsewhere; if it may be ranked, as if it had been found here."""
-        if old is None or not isinstance(self._writer, TightWriter) or not self._writer.ranks(row):
+        if old is None or not isinstance(self._writer, TightWriter) or not self._writer.codes_tightly(row):
             yield from self._code(block)
             return
         before = old[block.start : block.start + block.count]
@@ -239,7 +239,7 @@ class ChunkEncoder:
         apply_block(after, replace(block, start=0))
         offset = block.start * before.itemsize
         addresses = address(before) - offset, address(after) - offset
-        yield from self._rank(self._writer, block.row, addresses, block.start, block.start + block.count)
+        yield from self._find_and_code(self._writer, block.row, addresses, block.start, block.start + block.count)
 
     def _check_block(self, block: Block) -> None:
         spec = self._rows[block.row].spec
@@ -295,7 +295,7 @@ class ChunkEncoder:
         return chunk
 
 
-def _writer(profile: str, block_units: int, limit: int, history: Past | None) -> _Writer:
+def _writer(profile: str, block_units: int, limit: int, history: HistoryLookup | None) -> _Writer:
     if profile == FAST:
         return FastWriter(block_units, limit)
     if history is None:
@@ -308,7 +308,7 @@ def decode_chunk(
     rows: Sequence[Row],
     block_units: int,
     base: Callable[[int], Units] | None = None,
-    history: Past | None = None,
+    history: HistoryLookup | None = None,
 ) -> list[Block]:
     """The blocks of a chunk, in rising order of (row, start).
 
@@ -325,7 +325,7 @@ def iter_chunk(
     rows: Sequence[Row],
     block_units: int,
     base: Callable[[int], Units] | None = None,
-    history: Past | None = None,
+    history: HistoryLookup | None = None,
 ) -> Iterator[Block]:
     """`decode_chunk`, block by block: for who can undo what came before a `FormatError`.
 

@@ -66,7 +66,7 @@ def digest_units(spec: TensorSpec, units: Units, start: int = 0) -> int:
     that is not flat, contiguous and of the spec's unit.
     """
     check_units(spec, units)
-    key, like, base, total = tensor_key(spec), witness(spec.unit), unit_loops.address(units), 0
+    key, like, base, total = tensor_key(spec), unit_witness(spec.unit), unit_loops.address(units), 0
     for first in range(0, units.size, _SPAN):
         count = min(_SPAN, units.size - first)
         a, b, high = unit_loops.sum_units(base + first * spec.width, count, start + first, key, like)
@@ -118,6 +118,6 @@ def check_units(spec: TensorSpec, units: Units) -> None:
 
 
 @functools.cache
-def witness(unit: np.dtype[np.unsignedinteger]) -> Units:
+def unit_witness(unit: np.dtype[np.unsignedinteger]) -> Units:
     """An empty array that tells a kernel the unit."""
     return np.empty(0, unit)

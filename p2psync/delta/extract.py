@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.block import MAX_BLOCK_BYTES, Block
-from p2psync.delta.digest import MODULUS, digest_change, digest_units, join_change, tensor_key, witness
+from p2psync.delta.digest import MODULUS, digest_change, digest_units, join_change, tensor_key, unit_witness
 from p2psync.delta.kernels import unit_loops
 from p2psync.delta.tensors import TensorSpec, Units
 
@@ -146,7 +146,7 @@ class Extraction:
     def _whole(self, start: int, count: int) -> Block | None:
         """The block of a tensor that was added or removed: one side is zeros."""
         old, new = self._addresses(start)
-        if 2 * unit_loops.count_changed(old, new, count, witness(self._unit)) <= count:
+        if 2 * unit_loops.count_changed(old, new, count, unit_witness(self._unit)) <= count:
             return self._sparse(start, count, self._scan(start, count))
         if self._new is not None:
             return Block(self._row, start, count, None, self._new[start : start + count].copy())

@@ -25,8 +25,8 @@ from p2psync.delta.tensors import Units
 _U = np.uint64
 _ONE = _U(1)
 _UNIT = np.empty(0, np.uint16)
-Words = NDArray[np.uint64]
-Bytes = NDArray[np.uint8]
+WordArray = NDArray[np.uint64]
+ByteArray = NDArray[np.uint8]
 #: Of so many groups one is looked at, to learn how frequent each scale is.
 _SAMPLED = 64
 
@@ -55,11 +55,11 @@ class ChangeHistory:
 
 
 #: Gives the history of a row; None where it has none.
-Past = Callable[[int], ChangeHistory | None]
+HistoryLookup = Callable[[int], ChangeHistory | None]
 
 
 @kernel
-def _record(known: Words, down: Words, start: int, positions: NDArray[np.uint32], steps: Units) -> None:
+def _record(known: WordArray, down: WordArray, start: int, positions: NDArray[np.uint32], steps: Units) -> None:
     for j in range(_U(positions.size)):
         place = _U(start) + _U(positions[j])
         if steps[j] != 0:
@@ -72,8 +72,8 @@ def _record(known: Words, down: Words, start: int, positions: NDArray[np.uint32]
 
 
 @kernel
-def part_changes(
-    known: Words, start: int, positions: NDArray[np.uint32], steps: Units, places: NDArray[np.uint32], moves: Units
+def split_changes(
+    known: WordArray, start: int, positions: NDArray[np.uint32], steps: Units, places: NDArray[np.uint32], moves: Units
 ) -> int:
     """Part the changes of a block that begins at unit `start`: to rows 0 of `places` and `moves`, which have room for
     all, those of other units, to rows 1 those of known ones. Returns how many these are."""
@@ -87,7 +87,7 @@ def part_changes(
 
 
 @inline
-def _chosen(known: Any, start: Any, count: Any, group: Any, flip: Any) -> Any:
+def _selected(known: Any, start: Any, count: Any, group: Any, flip: Any) -> Any:
     """Of a group of 64 units of a block the mask of those to be chosen. `start` is a multiple of 64."""
     word = known[(start >> _U(6)) + group] ^ flip
     left = count - (group << _U(6))
@@ -95,17 +95,17 @@ def _chosen(known: Any, start: Any, count: Any, group: Any, flip: Any) -> Any:
 
 
 @kernel
-def count_chosen(known: Words, start: int, count: int, wanted: int) -> int:
+def count_selected(known: WordArray, start: int, count: int, wanted: int) -> int:
     """How many of `count` units from unit `start` on, a multiple of 64, have the bit `wanted` in `known`."""
     found, flip = _U(0), _U(wanted) - _ONE
     for group in range(_U(count + GROUP - 1) >> _U(6)):
-        found += popcount(_chosen(known, _U(start), _U(count), group, flip))
+        found += popcount(_selected(known, _U(start), _U(count), group, flip))
     return int(found)
 
 
 @kernel
-def choose_units(base: int, known: Words, start: int, count: int, wanted: int, out: Units) -> int:
-    """Copy those units that `count_chosen` counts to `out`, which has room for `count + GROUP`; returns how many.
+def copy_selected(base: int, known: WordArray, start: int, count: int, wanted: int, out: Units) -> int:
+    """Copy those units that `count_selected` counts to `out`, which has room for `count + GROUP`; returns how many.
 
     base: the address of unit `start`.
     """
@@ -113,11 +113,11 @@ def choose_units(base: int, known: Words, start: int, count: int, wanted: int, o
     place, first = _U(base), _U(out.ctypes.data)
     at = first
     for group in range(whole):
-        mask = _chosen(known, _U(start), _U(count), group, flip)
+        mask = _selected(known, _U(start), _U(count), group, flip)
         compress(place, mask, at)
         at += popcount(mask) << _ONE
         place += _U(2 * GROUP)
-    rest = _chosen(known, _U(start), _U(count), whole, flip) if _U(count) & _U(GROUP - 1) else _U(0)
+    rest = _selected(known, _U(start), _U(count), whole, flip) if _U(count) & _U(GROUP - 1) else _U(0)
     for k in range(_U(GROUP)):
         if (rest >> k) & _ONE:
             store(at, 0, load(place, np.int64(k), _UNIT), _UNIT)
@@ -126,10 +126,10 @@ def choose_units(base: int, known: Words, start: int, count: int, wanted: int, o
 
 
 @kernel
-def add_chosen(
-    known: Words, start: int, wanted: int, positions: NDArray[np.uint32], steps: Units, target: Units
+def add_to_selected(
+    known: WordArray, start: int, wanted: int, positions: NDArray[np.uint32], steps: Units, target: Units
 ) -> None:
-    """Add steps at rising positions of a block, all of units that `choose_units` copies, to its copy."""
+    """Add steps at rising positions of a block, all of units that `copy_selected` copies, to its copy."""
     flip, group, before = _U(wanted) - _ONE, _U(0), _U(0)
     first = _U(start) >> _U(6)
     for j in range(_U(positions.size)):
@@ -142,8 +142,8 @@ def add_chosen(
 
 
 @kernel
-def put_back(known: Words, start: int, count: int, wanted: int, positions: NDArray[np.uint32]) -> bool:
-    """Turn rising positions among the units that `choose_units` copies into those in the block, in place; False if one
+def restore_positions(known: WordArray, start: int, count: int, wanted: int, positions: NDArray[np.uint32]) -> bool:
+    """Turn rising positions among the units that `copy_selected` copies into those in the block, in place; False if one
     is beyond them."""
     groups, flip = _U(count + GROUP - 1) >> _U(6), _U(wanted) - _ONE
     group, before, end, mask = _U(0), _U(0), _U(0), _U(0)
@@ -152,7 +152,7 @@ def put_back(known: Words, start: int, count: int, wanted: int, positions: NDArr
         while place >= end:
             if group == groups:
                 return False
-            mask = _chosen(known, _U(start), _U(count), group, flip)
+            mask = _selected(known, _U(start), _U(count), group, flip)
             before = end
             end += popcount(mask)
             group += _ONE
@@ -161,7 +161,7 @@ def put_back(known: Words, start: int, count: int, wanted: int, positions: NDArr
 
 
 @kernel
-def count_both_scales(base: int, known: Words, start: int, count: int, totals: NDArray[np.int64]) -> None:
+def count_scales_by_history(base: int, known: WordArray, start: int, count: int, totals: NDArray[np.int64]) -> None:
     """Add to `totals` (2, 256) about how often each scale occurs among the other units and among those that changed
     before, by one group of 64. base: the address of unit `start`."""
     for begin in range(_U(0), _U(count), _U(GROUP * _SAMPLED)):

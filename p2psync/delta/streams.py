@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from p2psync.errors import FormatError
 
-Bytes = NDArray[np.uint8]
+ByteArray = NDArray[np.uint8]
 #: Of some bytes, one after another: what is large is put together once, where it is whole.
-Parts = Sequence[bytes | bytearray | memoryview]
+ByteParts = Sequence[bytes | bytearray | memoryview]
 
 _LEVEL = 1
 _MIN_COMPRESSED = 64
@@ -57,18 +57,18 @@ def pack_streams(streams: Sequence[bytes | bytearray]) -> bytes:
     return b"".join(packed_parts(streams))
 
 
-def packed_parts(streams: Sequence[bytes | bytearray]) -> Parts:
+def packed_parts(streams: Sequence[bytes | bytearray]) -> ByteParts:
     """`pack_streams`, in parts."""
-    head = bytearray()
+    header = bytearray()
     stored: list[bytes | bytearray] = []
     for stream in streams:
-        head += varint(len(stream))
+        header += varint(len(stream))
         if not stream:
             continue
         packed = _compress(stream)
-        head += varint(0 if packed is None else len(packed))
+        header += varint(0 if packed is None else len(packed))
         stored.append(stream if packed is None else packed)
-    return [head, *stored]
+    return [header, *stored]
 
 
 def stored_bytes(stream: bytes | bytearray) -> int:
@@ -77,7 +77,7 @@ def stored_bytes(stream: bytes | bytearray) -> int:
     return len(stream if packed is None else packed)
 
 
-def unpack_streams(data: memoryview, count: int, limit: int) -> list[Bytes]:
+def unpack_streams(data: memoryview, count: int, limit: int) -> list[ByteArray]:
     """Unpack `count` streams of at most `limit` bytes in all. Raises `FormatError` before it allocates more."""
     lengths: list[tuple[int, int]] = []
     at = total = 0
@@ -112,7 +112,7 @@ def _compress(stream: bytes | bytearray) -> bytes | None:
     return packed if len(packed) + len(packed) // 64 < len(stream) else None
 
 
-def _decompress(data: memoryview, length: int) -> Bytes:
+def _decompress(data: memoryview, length: int) -> ByteArray:
     try:
         frame = zstandard.get_frame_parameters(data)
         if frame.content_size != length or frame.window_size > max(length, 1 << 10) or frame.dict_id:

@@ -9,7 +9,8 @@ from p2psync.delta.container import ChunkEncoder, decode_chunk
 from p2psync.delta.digest import digest_units
 from p2psync.delta.fast.codec import FAST
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
-from p2psync.delta.tight.writer import TIGHT, WIDTH
+from p2psync.delta.tight.change_finder import UNIT_BYTES
+from p2psync.delta.tight.writer import TIGHT
 
 _BLOCK_UNITS = 1 << 16
 
@@ -23,7 +24,7 @@ def warm(dtypes: tuple[str, ...] = ("BF16", "U8", "F32")) -> None:
         new[::100] += 1
         for row in (Row(spec, True, True), Row(spec, False, True)):
             _go([row], old, new, FAST)
-        if spec.width == WIDTH:
+        if spec.width == UNIT_BYTES:
             # Weights of sixteen scales, of which one changes: a step that is smaller as a tight chunk.
             draw = np.random.default_rng(0).integers(64, size=_BLOCK_UNITS)
             old = (draw % 16 << 7).astype(spec.unit)

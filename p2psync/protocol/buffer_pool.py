@@ -12,17 +12,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-_Slab = NDArray[np.uint8]
+_Buffer = NDArray[np.uint8]
 
 
-class Memory:
+class BufferPool:
     """Lends memory in sizes of powers of two. What was lent comes back by itself; any thread may drop it."""
 
     def __init__(self, spare: int) -> None:
         """spare: bytes that are kept at most while nobody needs them."""
         self._spare = spare
-        self._free: dict[int, list[_Slab]] = {}
-        self._lent: dict[int, weakref.ref[_Slab]] = {}
+        self._free: dict[int, list[_Buffer]] = {}
+        self._lent: dict[int, weakref.ref[_Buffer]] = {}
 
     @property
     def lent(self) -> int:
@@ -38,7 +38,7 @@ class Memory:
         self._lent[key] = weakref.ref(lease, partial(self._back, key, kind, slab))
         return lease.data
 
-    def _reuse(self, kind: int) -> _Slab:
+    def _reuse(self, kind: int) -> _Buffer:
         try:
             slab = self._free[kind].pop()
         except (KeyError, IndexError):
@@ -46,7 +46,7 @@ class Memory:
         self._spare += len(slab)
         return slab
 
-    def _back(self, key: int, kind: int, slab: _Slab, _gone: object) -> None:
+    def _back(self, key: int, kind: int, slab: _Buffer, _gone: object) -> None:
         del self._lent[key]
         if len(slab) <= self._spare:
             self._spare -= len(slab)

@@ -12,7 +12,7 @@ States: SCRATCH (between frames, or within a small one) → CHUNK (receiving in 
 from __future__ import annotations
 
 from p2psync.errors import FormatError
-from p2psync.protocol.buffer_pool import Memory
+from p2psync.protocol.buffer_pool import BufferPool
 from p2psync.protocol.messages import (
     CHUNK_HEADER,
     CHUNK_TYPE,
@@ -31,7 +31,7 @@ _SCRATCH_BYTES = FRAME_HEADER.size + MAX_CONTROL_BYTES
 #: Room behind a chunk's data: for the next chunk's prefix, and little more, since all else that comes here is copied.
 _AHEAD = 64
 #: The chunks of all connections.
-_MEMORY = Memory(spare=16 << 20)
+_BUFFERS = BufferPool(spare=16 << 20)
 
 
 class FrameReader:
@@ -110,7 +110,7 @@ class FrameReader:
         begin = start + _CHUNK_PREFIX
         here = min(size, self._filled - begin)
         # Not cleared: each byte of it is received before anyone sees it.
-        self._chunk = _MEMORY.take(size + _AHEAD)
+        self._chunk = _BUFFERS.take(size + _AHEAD)
         self._chunk[:here] = memoryview(self._scratch)[begin : begin + here]
         self._chunk_size, self._chunk_filled = size, here
         self._chunk_name = (manifest, index, tag)

@@ -24,8 +24,8 @@ from blake3 import blake3
 
 from p2psync.errors import FormatError, StoreError
 from p2psync.protocol.manifest import MAX_BODY_BYTES, Manifest, SignedManifest, decode_body
-from p2psync.store.disk import Bytes, disk_errors, read_exactly, write_all
-from p2psync.store.staging import Staging
+from p2psync.store.disk import BytesLike, disk_errors, read_exactly, write_all
+from p2psync.store.staging import StagedPath
 
 MAGIC = b"P2PDELTA"
 _FOOTER = struct.Struct("<32sQ8s")
@@ -40,7 +40,7 @@ class DeltaFileWriter:
     def __init__(self, path: Path, *, force: bool = False) -> None:
         """Begin a file that will stand at `path`. force: replace a file there. Raises `StoreError`."""
         self.path = path
-        self._staging = Staging(path, directory=False, force=force)
+        self._staging = StagedPath(path, directory=False, force=force)
         self._file, self._size = -1, 0
         try:
             with disk_errors(path):
@@ -58,7 +58,7 @@ class DeltaFileWriter:
     ) -> None:
         self.abandon()
 
-    def append(self, data: Bytes) -> None:
+    def append(self, data: BytesLike) -> None:
         """Write the next chunk. Raises `StoreError`."""
         with disk_errors(self.path):
             self._append(data)
@@ -81,7 +81,7 @@ class DeltaFileWriter:
             self._file = -1
         self._staging.close()
 
-    def _append(self, data: Bytes) -> None:
+    def _append(self, data: BytesLike) -> None:
         write_all(self._file, data, self._size)
         self._size += memoryview(data).nbytes
 

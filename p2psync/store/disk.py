@@ -12,7 +12,7 @@ from pathlib import Path
 from p2psync.errors import StoreError
 
 #: What can be written: anything that is plain bytes in memory.
-Bytes = bytes | bytearray | memoryview
+BytesLike = bytes | bytearray | memoryview
 
 
 def free_bytes(path: Path) -> int:
@@ -37,7 +37,7 @@ def reserve(descriptor: int, size: int, path: Path, offset: int = 0) -> None:
         raise StoreError(f"{path.parent}: {missing} for {size}: free disk space there, or use another disk") from None
 
 
-def write_all(descriptor: int, data: Bytes, offset: int) -> None:
+def write_all(descriptor: int, data: BytesLike, offset: int) -> None:
     """pwrite all of `data` at `offset`; raises OSError."""
     view = memoryview(data).cast("B")
     written = os.pwrite(descriptor, view, offset)
@@ -76,18 +76,18 @@ def _sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, data: Bytes) -> None:
+def write_durably(path: Path, data: BytesLike) -> None:
     """Make `path` hold `data`: after a crash it holds the old bytes or the new ones, never a mixture."""
     _replace(path, data, durably=True)
     sync_directory(path.parent)
 
 
-def write_whole(path: Path, data: Bytes) -> None:
+def write_whole(path: Path, data: BytesLike) -> None:
     """The same for a killed process; after a power loss the file may also be empty, or missing."""
     _replace(path, data, durably=False)
 
 
-def _replace(path: Path, data: Bytes, *, durably: bool) -> None:
+def _replace(path: Path, data: BytesLike, *, durably: bool) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:

@@ -14,7 +14,7 @@ from p2psync.delta.block import Block, block_span
 from p2psync.delta.container import ChunkEncoder, EncodedChunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.extract import FoundChanges
-from p2psync.delta.history import Past
+from p2psync.delta.history import HistoryLookup
 from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.delta.tight.writer import TIGHT
@@ -34,7 +34,7 @@ SMALLEST_ANCHOR_CHUNK, LARGEST_ANCHOR_CHUNK, _ANCHOR_PART = 64 << 10, 512 << 10,
 #: about so long (seconds) at the rate that it is to be spread at, as long as there are so many of them.
 _CHUNK_TIME, _LEAST_CHUNKS = 0.0025, 256
 #: Bytes of each segment that are looked at before it is encoded: 2 to this.
-_LOOK_BITS = 17
+_SAMPLE_BITS = 17
 
 
 class ChunkSink(Protocol):
@@ -68,7 +68,7 @@ def _between(least: int, wanted: int, most: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _SegmentRow:
     """Blocks of one tensor that are in one segment; `found` holds those that were found elsewhere."""
 
     row: int
@@ -78,9 +78,9 @@ class _Part:
     found: list[FoundChanges] | None = None
     sums: ScanSums | None = None
 
-    def look(self, encoder: ChunkEncoder, every: int) -> None:
+    def add_sample(self, encoder: ChunkEncoder, every: int) -> None:
         """Have a part of it looked at."""
-        encoder.look(self.row, self.old, self.new, self.blocks, every, self.found)
+        encoder.add_sample(self.row, self.old, self.new, self.blocks, every, self.found)
 
     def code(self, encoder: ChunkEncoder) -> Iterator[EncodedChunk]:
         """Have it coded."""
@@ -90,7 +90,7 @@ class _Part:
 
 
 @dataclass(slots=True, eq=False)
-class _Coded:
+class _EncodedSegment:
     """What became of a segment: its chunks with their hashes, and what each of its parts adds to the digest."""
 
     segment: int
@@ -134,7 +134,7 @@ class Encoding:
         anchor: bool = False,
         rate: float = 0.0,
         profile: str = "fast",
-        history: Past | None = None,
+        history: HistoryLookup | None = None,
         segments: Container[int] | None = None,
         summed: bool = False,
     ) -> None:
@@ -160,10 +160,10 @@ class Encoding:
         self._first_rows: list[int] = []
         self._row_digests = [0] * len(rows) if anchor else None
         self._segments = Segments(rows, self.block_units)
-        self._parts: list[_Part] = []
+        self._parts: list[_SegmentRow] = []
         self._segment = 0
         self._calls = InOrder(self._keep)
-        self._of_blocks = _Coded(0)
+        self._of_blocks = _EncodedSegment(0)
         self._encoder = self._new_encoder()
 
     def __enter__(self) -> Encoding:
@@ -184,7 +184,7 @@ class Encoding:
             if not self._is_mine(segment):
                 continue
             self._begin(segment)
-            self._parts.append(_Part(index, old, new, blocks, sums=sums))
+            self._parts.append(_SegmentRow(index, old, new, blocks, sums=sums))
 
     def take_found(self, index: int, found: Iterable[FoundChanges], old: Callable[[], Units]) -> None:
         """Encode one row whose changes were found elsewhere, as `take` does. old: gives its old bits, where the profile
@@ -198,7 +198,7 @@ class Encoding:
                 continue
             if part is None or segment != self._segment:
                 self._begin(segment)
-                part = _Part(index, units, None, places[segment], [])
+                part = _SegmentRow(index, units, None, places[segment], [])
                 self._parts.append(part)
             assert part.found is not None
             part.found.append(one)
@@ -312,12 +312,12 @@ class Encoding:
             self._parts = []
         self._segment = segment
 
-    def _coding(self, segment: int, parts: list[_Part]) -> Callable[[], _Coded]:
-        def code() -> _Coded:
-            encoder, coded = self._new_encoder(), _Coded(segment)
-            every = max(1, self._segments.sizes[segment] >> _LOOK_BITS)
+    def _coding(self, segment: int, parts: list[_SegmentRow]) -> Callable[[], _EncodedSegment]:
+        def code() -> _EncodedSegment:
+            encoder, coded = self._new_encoder(), _EncodedSegment(segment)
+            every = max(1, self._segments.sizes[segment] >> _SAMPLE_BITS)
             for part in parts:
-                part.look(encoder, every)
+                part.add_sample(encoder, every)
             for part in parts:
                 before = encoder.digest_change
                 coded.add(part.code(encoder))
@@ -331,12 +331,12 @@ class Encoding:
     def _end_of_blocks(self) -> None:
         """What was coded from blocks goes to the sink."""
         coded, encoder = self._of_blocks, self._encoder
-        self._of_blocks, self._encoder = _Coded(0), self._new_encoder()
+        self._of_blocks, self._encoder = _EncodedSegment(0), self._new_encoder()
         coded.add(encoder.finish())
         coded.segment, coded.changed = self._segment, encoder.changed
         self._keep(coded)
 
-    def _keep(self, coded: _Coded) -> None:
+    def _keep(self, coded: _EncodedSegment) -> None:
         for chunk, fingerprint in coded.chunks:
             self._sink.append(chunk.data)
             self._sizes.append(len(chunk.data))

@@ -44,7 +44,7 @@ import msgspec
 from p2psync.errors import DamagedError, FormatError, StoreError
 from p2psync.protocol.manifest import MAX_BODY_BYTES, Manifest, SignedManifest, decode_body
 from p2psync.store.disk import (
-    Bytes,
+    BytesLike,
     disk_error,
     disk_errors,
     lock,
@@ -54,7 +54,7 @@ from p2psync.store.disk import (
     sync_file,
     write_all,
 )
-from p2psync.store.payloads import OpenPayloads, Payload
+from p2psync.store.payloads import OpenPayloads, PayloadFile
 from p2psync.store.records import clear, make_directory, read_plain, set_aside
 
 _MANIFEST, _PAYLOAD, _PART, _DONE = "manifest", "payload", "part", "done"
@@ -122,7 +122,7 @@ class Pack:
         """Bytes reserved for the payload, and those of the manifest."""
         return self.offsets[-1] + len(self.signed.body)
 
-    def write(self, index: int, data: Bytes) -> None:
+    def write(self, index: int, data: BytesLike) -> None:
         """Keep chunk `index`, verified by the caller against the manifest. Again: no effect. Raises `StoreError`."""
         view = memoryview(data).cast("B")
         if len(view) != self.manifest.sizes[index]:
@@ -195,7 +195,7 @@ class Pack:
         """Give the file back. Views that were handed out stay good."""
         self._handle.close()
 
-    def _payload(self) -> Payload:
+    def _payload(self) -> PayloadFile:
         """The open payload: to be held in a variable for as long as its descriptor is used.
 
         Raises OSError; and `DamagedError` where it is gone or no plain file: then no chunk is held any more.
@@ -208,7 +208,7 @@ class Pack:
             self._unseal()
             raise
 
-    def _payload_to_write(self) -> Payload:
+    def _payload_to_write(self) -> PayloadFile:
         """The open payload, made anew where it is gone. Raises OSError, `StoreError`."""
         try:
             return self._payload()
@@ -250,7 +250,7 @@ class Pack:
         self._unseal()
         return False
 
-    def _notice(self, payload: Payload) -> None:
+    def _notice(self, payload: PayloadFile) -> None:
         """Where someone else wrote to the payload or cut it, believe no chunk until it is hashed again."""
         seen = payload.size_and_time()
         if seen != self._seen:
@@ -273,7 +273,7 @@ class Draft:
         self._file = os.open(path / _PAYLOAD, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._size = 0
 
-    def append(self, data: Bytes) -> None:
+    def append(self, data: BytesLike) -> None:
         """Keep the next chunk. Raises `StoreError`; then call `abandon`."""
         with disk_errors(self._path.parent):
             write_all(self._file, data, self._size)

@@ -1,7 +1,7 @@
 """The files of packs that are open: those that were used last, and no others.
 
 A store of thousands of packs, in a process of weeks, holds no more descriptors than one of a few. Whoever uses a file
-holds on to its `Payload`; it is closed when nobody does, so that no thread reads by a descriptor that was given away.
+holds on to its `PayloadFile`; it is closed when nobody does, so that no thread reads by a descriptor that was given away.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2psync.errors import DamagedError
 MAX_OPEN_PAYLOADS = 32
 
 
-class Payload:
+class PayloadFile:
     """An open file, closed when nobody refers to it any more."""
 
     def __init__(self, path: Path) -> None:
@@ -55,17 +55,17 @@ class OpenPayloads:
     def __init__(self, most: int = MAX_OPEN_PAYLOADS) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._open: OrderedDict[Handle, Payload] = OrderedDict()
+        self._open: OrderedDict[PayloadHandle, PayloadFile] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def handle(self, path: Path) -> Handle:
+    def handle(self, path: Path) -> PayloadHandle:
         """A file that is opened when it is used."""
-        return Handle(self, path)
+        return PayloadHandle(self, path)
 
-    def open(self, handle: Handle) -> Payload:
-        """See `Handle.open`."""
+    def open(self, handle: PayloadHandle) -> PayloadFile:
+        """See `PayloadHandle.open`."""
         with self._lock:
             found = self._open.get(handle)
             if found is not None:
@@ -73,19 +73,19 @@ class OpenPayloads:
                 return found
             if handle.closed:
                 raise OSError(errno.EBADF, "removed while it was read")
-            found = self._open[handle] = Payload(handle.path)
+            found = self._open[handle] = PayloadFile(handle.path)
             idle = self._open.popitem(last=False)[1] if len(self._open) > self._most else None
         del idle  # closed here, where nobody waits for the lock
         return found
 
-    def close(self, handle: Handle) -> None:
-        """See `Handle.close`."""
+    def close(self, handle: PayloadHandle) -> None:
+        """See `PayloadHandle.close`."""
         with self._lock:
             handle.closed = True
             self._open.pop(handle, None)
 
 
-class Handle:
+class PayloadHandle:
     """One file, open or not."""
 
     def __init__(self, payloads: OpenPayloads, path: Path) -> None:
@@ -93,7 +93,7 @@ class Handle:
         self.closed = False
         self._payloads = payloads
 
-    def open(self) -> Payload:
+    def open(self) -> PayloadFile:
         """The open file. Who holds it may go on with it even if it is closed for all others.
 
         Raises OSError, or `DamagedError` unless there is a plain file.

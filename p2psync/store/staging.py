@@ -28,7 +28,7 @@ _AT_FDCWD = -100
 _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class Staging:
+class StagedPath:
     """Use it as a context manager: fill `path`, then `place`. Leaving it without `place` removes all that was made."""
 
     def __init__(self, target: Path, *, directory: bool, force: bool = False) -> None:
@@ -55,7 +55,7 @@ class Staging:
             self._lock = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
-    def __enter__(self) -> Staging:
+    def __enter__(self) -> StagedPath:
         return self
 
     def __exit__(

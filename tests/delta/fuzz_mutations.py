@@ -11,8 +11,8 @@ import fuzz_tight
 import numpy as np
 import zstandard
 from delta_parts import random_units
-from fuzz_values import BYTES, EXTREMES, apart, number, pack, some_stream
 from fuzz_samples import Sample, other_rows
+from fuzz_values import BYTES, EXTREMES, apart, number, pack, some_stream
 
 from p2psync.delta.container import MAX_CHUNK_BYTES
 from p2psync.delta.history import ChangeHistory, Past

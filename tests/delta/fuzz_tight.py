@@ -6,8 +6,8 @@ import functools
 import random
 from collections.abc import Sequence
 
-from fuzz_values import apart, content, number, numbers, pack, some_stream
 from fuzz_samples import Sample
+from fuzz_values import apart, content, number, numbers, pack, some_stream
 
 from p2psync.delta.container import MAX_CHUNK_BYTES
 from p2psync.delta.streams import pack_streams, read_varint, unpack_streams, varint
@@ -147,7 +147,7 @@ def put_together(found: Sequence[bytes]) -> bytes:
     """The inverse of `take_apart`."""
     done = []
     for first in range(0, len(found) // _KNOWN * _KNOWN, _KNOWN):
-        tables, heads, bits = found[first : first + 3]
-        done += [pack_streams([tables, heads]) if tables or heads else b"", bits]
+        tables, headers, bits = found[first : first + 3]
+        done += [pack_streams([tables, headers]) if tables or headers else b"", bits]
     done += found[len(found) // _KNOWN * _KNOWN :]
     return bytes((0x70, CODES[len(found) > _SIGNS])) + b"".join([*map(varint, map(len, done)), *done])

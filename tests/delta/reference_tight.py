@@ -70,9 +70,9 @@ def read_part(
     found: list[Steps] = []
     if not meta:
         return found
-    tables, heads = streams(meta)
+    tables, headers = streams(meta)
     window, shifts, owners, extra_owners = read_tables(tables)
-    for row, start, units, sizes, first, last in read_heads(heads, rows, block_units, len(shifts)):
+    for row, start, units, sizes, first, last in read_block_headers(headers, rows, block_units, len(shifts)):
         old = [int(unit) for unit in base(row)[start : start + units]]
         bits = Bits(symbols[first:last])
         while bits.take(1) == 0:
@@ -191,10 +191,10 @@ def spread(levels: list[int]) -> list[int]:
     return owners
 
 
-def read_heads(
+def read_block_headers(
     data: bytes, rows: Sequence[Row], block_units: int, classes: int
 ) -> list[tuple[int, int, int, list[int], int, int]]:
-    heads, at, row, index, sizes, end = [], 0, 0, -1, [0] * classes, 0
+    headers, at, row, index, sizes, end = [], 0, 0, -1, [0] * classes, 0
     while at < len(data):
         step, at = varint(data, at)
         offset, at = varint(data, at)
@@ -206,9 +206,9 @@ def read_heads(
         size, at = varint(data, at)
         span = min(block_units, 1 << 20)
         units = min(span, rows[row].spec.count - index * span)
-        heads.append((row, index * span, units, list(sizes), end, end + size))
+        headers.append((row, index * span, units, list(sizes), end, end + size))
         end += size
-    return heads
+    return headers
 
 
 def class_of(unit: int, window: list[int]) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from p2psync.delta.block import MAX_BLOCK_UNITS, block_span
 from p2psync.delta.kernels.block_sums import ScanSums, sum_blocks
-from p2psync.delta.kernels.unit_loops import TILE
+from p2psync.delta.kernels.unit_loops import TILE_UNITS
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.store.encoding import Encoding
 
@@ -28,9 +28,9 @@ def defined(of: TensorSpec, units: Units) -> np.ndarray:
     found = []
     for start in range(0, units.size, span):
         block = units[start : start + span]
-        padded = np.zeros(-(-block.size // TILE) * TILE, of.unit)
+        padded = np.zeros(-(-block.size // TILE_UNITS) * TILE_UNITS, of.unit)
         padded[: block.size] = block
-        tiles = padded.reshape(-1, TILE // 64, 64).sum(axis=1, dtype=of.unit)
+        tiles = padded.reshape(-1, TILE_UNITS // 64, 64).sum(axis=1, dtype=of.unit)
         weights = np.arange(len(tiles), 0, -1).astype(of.unit)[:, None]
         found.append([tiles.sum(axis=0, dtype=of.unit), (tiles * weights).sum(axis=0, dtype=of.unit)])
     return np.array(found, of.unit).reshape(-1, 2, 64)

@@ -11,7 +11,7 @@ from p2psync.delta.digest import MODULUS, digest_units
 from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.fast.codec import FAST_CODE
 from p2psync.delta.tensors import Row
-from p2psync.delta.tight import scratch as rooms
+from p2psync.delta.tight import scratch, writer
 from p2psync.delta.tight import symbols
 from p2psync.delta.tight.writer import TIGHT_CODE, _fast_rate, _gap_rate
 
@@ -101,8 +101,8 @@ def test_what_was_found_stays_where_room_grows(monkeypatch):
     usual = encode(old, new, 1 << 20)[0]
     assert len(usual) == 1
     assert usual[0][1] == TIGHT_CODE
-    monkeypatch.setattr(rooms, "_ROOM", 0)
-    monkeypatch.setattr(rooms, "_local", threading.local())
+    monkeypatch.setattr(scratch, "_KEPT_CHANGES", 0)
+    monkeypatch.setattr(scratch, "_local", threading.local())
     assert encode(old, new, 1 << 20)[0] == usual
 
 
@@ -110,12 +110,12 @@ def test_what_was_found_stays_where_room_grows(monkeypatch):
 def test_what_gaps_take_of_profile_fast_is_no_more_than_all_of_it(density, monkeypatch):
     rates = []
 
-    def surely_less(size, changed, worst, blocks, block_units):
+    def is_surely_smaller(size, changed, fast_bound, blocks, block_units):
         some = list(blocks)
         rates.append((_gap_rate(some[0][0]), _fast_rate(some, block_units)))
         return True
 
-    monkeypatch.setattr(tight, "surely_less", surely_less)
+    monkeypatch.setattr(writer, "is_surely_smaller", is_surely_smaller)
     encode(*stepped((density,) * 4, seed=3), 1 << 20)
     assert rates
     assert all(0 <= gaps <= whole for gaps, whole in rates)
@@ -133,8 +133,8 @@ def test_symbols_are_counted_and_noted_as_their_definition_says():
         for size in sizes[:, c]:
             gaps = rng.geometric(0.02, size) - 1
             steps = rng.choice([1, 65535, 2, 65534, 3, 65533, 9, 32768], size)
-            ranks = np.cumsum(gaps + 1) - 1
-            items[c, at : at + size] = ranks.astype(np.uint64) | steps.astype(np.uint64) << np.uint64(32)
+            indices = np.cumsum(gaps + 1) - 1
+            items[c, at : at + size] = indices.astype(np.uint64) | steps.astype(np.uint64) << np.uint64(32)
             at += size
             for gap, step in zip(gaps.tolist(), steps.tolist(), strict=True):
                 magnitude = min(step, 65536 - step)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2psync.delta.block import block_count
-from p2psync.delta.block_headers import MAX_BLOCKS
+from p2psync.delta.block_headers import MAX_BODY_BLOCKS
 from p2psync.delta.container import MAX_CHUNK_BYTES, PROFILES, ChunkEncoder, decode_chunk
 from p2psync.delta.streams import pack_streams
 from p2psync.delta.tensors import DTYPE_BITS, Kind, Row, TensorSpec
@@ -184,19 +184,19 @@ def many_blocks(count):
 def test_more_blocks_than_a_chunk_may_have_are_refused():
     """A block takes half a kilobyte and a hundredth of a millisecond, and next to nothing on the wire."""
     rows = [Row(spec("BF16", (1 << 40,)), True, True)]
-    assert len(decode_chunk(many_blocks(MAX_BLOCKS), rows, GRID)) == MAX_BLOCKS
-    assert len(many_blocks(MAX_BLOCKS + 1)) < 200
+    assert len(decode_chunk(many_blocks(MAX_BODY_BLOCKS), rows, GRID)) == MAX_BODY_BLOCKS
+    assert len(many_blocks(MAX_BODY_BLOCKS + 1)) < 200
     with pytest.raises(FormatError, match="more than"):
-        decode_chunk(many_blocks(MAX_BLOCKS + 1), rows, GRID)
+        decode_chunk(many_blocks(MAX_BODY_BLOCKS + 1), rows, GRID)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_no_more_blocks_are_written_to_a_chunk_than_may_be_read(profile):
-    count = MAX_BLOCKS + 9
+    count = MAX_BODY_BLOCKS + 9
     rows = [Row(TensorSpec(Kind.TENSOR, f"{k:06d}", "U8", (1,)), True, True) for k in range(count)]
     old, new = [np.zeros(1, np.uint8)] * count, [np.ones(1, np.uint8)] * count
     chunks = encode(rows, old, new, profile, chunk_bytes=4 << 20)
-    assert [chunk.blocks for chunk in chunks] == [MAX_BLOCKS, 9]
+    assert [chunk.blocks for chunk in chunks] == [MAX_BODY_BLOCKS, 9]
     assert all(len(decode_chunk(chunk.data, rows, GRID)) == chunk.blocks for chunk in chunks)
 
 

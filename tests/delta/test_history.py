@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from p2psync.delta.block import Block
 from p2psync.delta.history import (
     ChangeHistory,
-    add_chosen,
-    choose_units,
-    count_both_scales,
-    count_chosen,
-    part_changes,
-    put_back,
+    add_to_selected,
+    copy_selected,
+    count_scales_by_history,
+    count_selected,
+    restore_positions,
+    split_changes,
 )
 from p2psync.delta.kernels.unit_loops import GROUP, address
 from p2psync.delta.streams import varint
@@ -90,14 +90,14 @@ def test_units_are_parted_and_positions_among_them_put_back(
         where = np.flatnonzero(bits == wanted).astype(np.uint32)
         out = np.full(count + GROUP, 7, np.uint16)
         place = words, 64 * groups, count, wanted
-        assert count_chosen(*place) == where.size
-        assert choose_units(address(raw) + offset, *place, out) == where.size
+        assert count_selected(*place) == where.size
+        assert copy_selected(address(raw) + offset, *place, out) == where.size
         assert np.array_equal(out[: where.size], units[where])
         places = np.arange(where.size, dtype=np.uint32)
-        assert put_back(*place, places) and np.array_equal(places, where)
-        assert not put_back(*place, np.array([where.size], np.uint32))
+        assert restore_positions(*place, places) and np.array_equal(places, where)
+        assert not restore_positions(*place, np.array([where.size], np.uint32))
         steps = np.arange(1, where.size + 1).astype(np.uint16)[::2].copy()
-        add_chosen(words, 64 * groups, wanted, where[::2].copy(), steps, out)
+        add_to_selected(words, 64 * groups, wanted, where[::2].copy(), steps, out)
         changed = units[where].copy()
         changed[::2] += steps
         assert np.array_equal(out[: where.size], changed)
@@ -106,7 +106,7 @@ def test_units_are_parted_and_positions_among_them_put_back(
 def test_nothing_is_written_beyond_the_room_that_is_asked_for() -> None:
     words, units, bits = parted(1, 0, 128, 1.0)
     out = np.full(128 + 2 * GROUP, 7, np.uint16)
-    assert choose_units(address(units), words, 0, 128, 1, out) == bits.sum() == 128
+    assert copy_selected(address(units), words, 0, 128, 1, out) == bits.sum() == 128
     assert (out[128 + GROUP :] == 7).all()
 
 
@@ -114,7 +114,7 @@ def test_changes_are_parted_in_order() -> None:
     words, _, bits = parted(3, 64, UNITS, 0.4)
     where, steps = change(4)
     places, moves = np.zeros((2, where.size), np.uint32), np.zeros((2, where.size), np.uint16)
-    known = part_changes(words, 64, where, steps, places, moves)
+    known = split_changes(words, 64, where, steps, places, moves)
     for row, size in ((0, where.size - known), (1, known)):
         which = bits[where] == row
         assert np.array_equal(places[row, :size], where[which]) and np.array_equal(moves[row, :size], steps[which])
@@ -125,7 +125,7 @@ def test_scales_are_counted_apart() -> None:
     words, _, bits = parted(5, 128, count, 0.3)
     units = np.where(bits, 0x3F80, 0x0080).astype(np.uint16)
     totals = np.zeros((2, 256), np.int64)
-    count_both_scales(address(units), words, 128, count, totals)
+    count_scales_by_history(address(units), words, 128, count, totals)
     assert set(np.flatnonzero(totals[0])) == {1} and set(np.flatnonzero(totals[1])) == {127}
     assert totals.sum() == 64 * (3 * 64 + 17)
 

@@ -249,8 +249,8 @@ def test_the_most_expensive_chunk_stays_within_the_memory_promised():
     row = Row(spec("F64", (16 * count,)), True, True)
     span = block_span(8, count)
     blocks = 12
-    heads = (bytes([0, 0]) + varint(span)) * blocks
-    data = chunk_of([heads, bytes(span * blocks), bytes(span * blocks // 4)] + [b""] * 10)
+    headers = (bytes([0, 0]) + varint(span)) * blocks
+    data = chunk_of([headers, bytes(span * blocks), bytes(span * blocks // 4)] + [b""] * 10)
     assert len(data) < 5000
     tracemalloc.start()
     found = decode_chunk(data, [row], count)

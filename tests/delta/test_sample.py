@@ -9,7 +9,7 @@ from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.kernels.simd import WINDOW
 from p2psync.delta.kernels.unit_loops import address
 from p2psync.delta.tensors import Row
-from p2psync.delta.tight.class_choice import CLASSES, Classes
+from p2psync.delta.tight.class_choice import MAX_CHOSEN_CLASSES, ClassChooser
 from p2psync.delta.tight.sample import Sample, sample_blocks, sample_copies
 from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding
 
@@ -78,19 +78,19 @@ def test_the_classes_chosen_are_better_than_any_others():
         classes = window[1 + np.clip((old >> 7 & 255).astype(int) - window[0], 0, WINDOW - 1)]
         steps = (new - old).astype(np.int16)
         total = 0.0
-        for c in range(CLASSES):
+        for c in range(MAX_CHOSEN_CLASSES):
             sizes = np.minimum(np.abs(steps[classes == c]), 3)
             _, counts = np.unique(sizes, return_counts=True)
             total -= (counts * np.log2(counts / max(1, counts.sum()))).sum()
         return total
 
-    classes = Classes()
+    classes = ClassChooser()
     classes.sample(sample)
-    classes.settle()
+    classes.choose_from_sample()
     least = bits(classes.window)
     for _ in range(200):
         first = int(rng.integers(100, 115))
-        cuts = np.sort(rng.choice(np.arange(1, WINDOW), CLASSES - 1, replace=False))
+        cuts = np.sort(rng.choice(np.arange(1, WINDOW), MAX_CHOSEN_CLASSES - 1, replace=False))
         other = np.concatenate([[first], np.searchsorted(cuts, np.arange(WINDOW), side="right")]).astype(np.uint8)
         assert least < 1.002 * bits(other)
 
@@ -131,7 +131,7 @@ def test_a_look_at_all_that_comes_saves_bytes_where_the_first_tensor_tells_littl
     rows = [Row(spec("BF16", (count,), f"t{k}"), True, True) for k, count in enumerate((600, 3 * DELTA_BLOCK_UNITS))]
     old, new = zip(*(weights(row.spec.count, 0.03, k) for k, row in enumerate(rows)), strict=True)
     with_look = sum(map(len, encoded(rows, old, new)))
-    monkeypatch.setattr(ChunkEncoder, "look", lambda *_: None)
+    monkeypatch.setattr(ChunkEncoder, "add_sample", lambda *_: None)
     assert with_look < 0.99 * sum(map(len, encoded(rows, old, new)))
 
 
@@ -139,14 +139,14 @@ def test_a_look_takes_no_arrays_that_do_not_fit():
     encoder = ChunkEncoder([Row(spec("BF16", (64,)), True, True)], block_units=GRID, chunk_bytes=4096, profile="tight")
     units = np.zeros(63, np.uint16)
     with pytest.raises(ValueError, match="64 units"):
-        encoder.look(0, units, units, range(1), 1)
+        encoder.add_sample(0, units, units, range(1), 1)
 
 
 def test_a_sample_of_too_few_changes_is_forgotten():
     old, new = weights(4096, 0.02, 4)
     new = change(np.random.default_rng(0), old, 0.01, "one")
-    classes = Classes()
+    classes = ClassChooser()
     classes.sample(sample_copies(address(old), address(new), 0, 0, old.size, 1))
-    classes.settle()
+    classes.choose_from_sample()
     assert classes.window is None
     assert not any(histogram.any() for histogram in classes.histograms)

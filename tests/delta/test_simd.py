@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from p2psync.delta.container import ChunkEncoder, decode_chunk, iter_chunk
-from p2psync.delta.kernels import simd as lanes
+from p2psync.delta.kernels import simd
 from p2psync.delta.kernels.unit_loops import address, kernel
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 
@@ -63,13 +63,13 @@ def test_a_base_may_be_another_array_for_each_block():
 
 @kernel
 def _count_before(words, counts):
-    lanes.count_before(np.uint64(words), np.uint64(counts))
+    simd.count_before(np.uint64(words), np.uint64(counts))
 
 
 @kernel
 def _take_below(items, left, start, stop, tag, out):
     numbers = np.uint64(left), np.uint64(start), np.uint64(stop), np.uint64(tag)
-    return lanes.take_below(np.uint64(items), *numbers, np.uint64(out))
+    return simd.take_below(np.uint64(items), *numbers, np.uint64(out))
 
 
 def test_set_bits_before_each_word_are_counted():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from p2psync.delta.tight import ans, symbols
-from p2psync.delta.tight.tables import Tables
+from p2psync.delta.tight.tables import SymbolTables
 from p2psync.errors import FormatError
 
 UNITS = 1 << 20
@@ -37,10 +37,10 @@ def write(sizes, gaps, steps, signs=True):
     sizes = np.array(sizes, np.int64)
     items = by_class(sizes, ranks_of(sizes, gaps).astype(np.uint64) | steps.astype(np.uint64) << np.uint64(32))
     totals = np.full(sizes.shape[1], int((gaps + 1).sum()) + 1)
-    tables = Tables.choose(WINDOW, totals, sizes, items, signs)
+    tables = SymbolTables.choose(WINDOW, totals, sizes, items, signs)
     room = np.empty(symbols.most_bytes(gaps.size, len(sizes)), np.uint8)
     ends = np.empty(len(sizes), np.int64)
-    used = symbols.write_symbols(sizes, items, *tables.writers(signs), room, ends)
+    used = symbols.write_symbols(sizes, items, *tables.encode_tables(signs), room, ends)
     return tables, room[room.size - used :].copy(), ends
 
 
@@ -50,7 +50,7 @@ def read(tables, data, begins, ends, sizes, signs=True):
     spans = np.array([(begin, end, UNITS) for begin, end in zip(begins, ends, strict=True)], np.int64)
     items = np.empty(int(sizes.sum()), np.uint64)
     padded = np.concatenate([data, np.full(symbols.SLACK, 255, np.uint8)])
-    if not symbols.read_symbols(padded, spans, sizes, *tables.readers(signs), items):
+    if not symbols.read_symbols(padded, spans, sizes, *tables.decode_tables(signs), items):
         return None
     return (items & np.uint64(0xFFFFFFFF)).astype(np.int64), (items >> np.uint64(32)).astype(np.int64)
 
@@ -90,10 +90,10 @@ def test_the_sign_of_large_steps_that_mostly_grow_takes_less_than_a_bit():
 
 
 def test_tables_that_tell_signs_where_there_are_none_are_refused():
-    tables = Tables.from_bytes(np.frombuffer(with_levels((2,), (0, 2, 2)), np.uint8))
-    tables.readers(signs=True)
+    tables = SymbolTables.from_bytes(np.frombuffer(with_levels((2,), (0, 2, 2)), np.uint8))
+    tables.decode_tables(signs=True)
     with pytest.raises(FormatError, match="signs"):
-        tables.readers(signs=False)
+        tables.decode_tables(signs=False)
 
 
 def test_a_change_that_is_nearly_certain_takes_less_than_a_bit():
@@ -151,7 +151,7 @@ def test_any_bytes_and_any_levels_are_read_or_refused(seed):
         frequencies = np.empty(levels.shape, np.int64), np.empty(extra.shape, np.int64)
         if not (ans.share_all(levels, frequencies[0]) and ans.share_all(extra, frequencies[1])):
             continue
-        tables = Tables(WINDOW, rng.integers(0, 19, 1).astype(np.uint8), levels, extra, *frequencies)
+        tables = SymbolTables(WINDOW, rng.integers(0, 19, 1).astype(np.uint8), levels, extra, *frequencies)
         size = int(rng.integers(2, 200))
         data = np.frombuffer(rng.bytes(size), np.uint8)
         found = read(tables, data, (0, size // 2), (size // 2, size), [[30], [7]])
@@ -188,18 +188,18 @@ def with_levels(levels, extra=()):
     other = np.zeros((1, symbols.EXTRAS), np.uint8)
     other[0, : len(extra)] = extra
     frequencies = np.zeros(one.shape, np.int64), np.zeros(other.shape, np.int64)
-    return Tables(WINDOW * (np.arange(17) == 0), np.zeros(1, np.uint8), one, other, *frequencies).to_bytes()
+    return SymbolTables(WINDOW * (np.arange(17) == 0), np.zeros(1, np.uint8), one, other, *frequencies).to_bytes()
 
 
 @pytest.mark.parametrize(("levels", "extra"), [((50,), ()), ((3, 50), ()), ((2,), (50,)), ((1,), ()), ((2,), (1, 1))])
 def test_levels_too_high_and_symbols_of_no_weight_are_refused(levels, extra):
     with pytest.raises(FormatError, match=r"level|weight"):
-        Tables.from_bytes(np.frombuffer(with_levels(levels, extra), np.uint8))
+        SymbolTables.from_bytes(np.frombuffer(with_levels(levels, extra), np.uint8))
 
 
 @pytest.mark.parametrize(("levels", "extra"), [((49,), (49,)), ((0, 0, 2), ()), ((), ()), ((1, 2), (1, 2))])
 def test_tables_come_back_from_their_bytes(levels, extra):
     data = with_levels(levels, extra)
-    tables = Tables.from_bytes(np.frombuffer(data, np.uint8))
+    tables = SymbolTables.from_bytes(np.frombuffer(data, np.uint8))
     assert tables.to_bytes() == data
     assert tables.levels[0, : len(levels)].tolist() == list(levels)

@@ -25,7 +25,7 @@ from p2psync.delta.container import ChunkEncoder, decode_chunk, iter_chunk
 from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.streams import varint
 from p2psync.delta.tensors import Row
-from p2psync.delta.tight import scratch as rooms
+from p2psync.delta.tight import scratch
 from p2psync.delta.tight.writer import MAX_BLOCKS, WIDTH
 from p2psync.errors import FormatError
 
@@ -309,9 +309,9 @@ def test_more_blocks_than_allowed_are_refused_before_any_is_read():
     tables = taken_apart(data)[0]
     classes = max(reference_tight.read_tables(bytes(tables))[0][1:]) + 1
     huge = [Row(spec("BF16", (1 << 40,), "a"), True, True)]
-    heads = b"\0\0\2" + bytes(classes) + (b"\0\0" + bytes(classes) + b"\0") * MAX_BLOCKS
+    headers = b"\0\0\2" + bytes(classes) + (b"\0\0" + bytes(classes) + b"\0") * MAX_BLOCKS
     with pytest.raises(FormatError, match="tight blocks"):
-        decode_chunk(put_together(tables, heads, b"", b""), huge, GRID, lambda row: old[0])
+        decode_chunk(put_together(tables, headers, b"", b""), huge, GRID, lambda row: old[0])
 
 
 def test_tensors_of_other_scales_get_classes_of_their_own():
@@ -360,7 +360,7 @@ def test_old_weights_that_the_code_does_not_depend_on_are_not_read(profile, dtyp
 def test_room_for_changes_grows_with_the_chunk(monkeypatch):
     rows, old, new = mixed(7, 0.05)
     usual = encode(rows, old, new, chunk_bytes=1 << 18)[0]
-    monkeypatch.setattr(rooms, "_ROOM", 0)
+    monkeypatch.setattr(scratch, "_KEPT_CHANGES", 0)
     # Another thread has no room from before.
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(encode, rows, old, new, chunk_bytes=1 << 18).result()[0] == usual

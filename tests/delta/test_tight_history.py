@@ -215,7 +215,7 @@ def test_what_was_looked_at_before_does_not_matter() -> None:
     encoder = ChunkEncoder(
         case.rows, block_units=GRID, chunk_bytes=1 << 16, profile="tight", history=case.pasts.__getitem__
     )
-    encoder.look(0, case.old[0], case.new[0], range(4), 1)
+    encoder.add_sample(0, case.old[0], case.new[0], range(4), 1)
     made = [*encoder.add(0, case.old[0], case.new[0]), *encoder.finish()]
     assert [one.data for one in made] == case.encode()
 
@@ -330,10 +330,10 @@ def test_bounds_of_blocks_and_changes_hold_for_both_sides_together(monkeypatch: 
         return list(read_body(body, rows, GRID, 1 << 20, case.base, case.pasts.__getitem__))
 
     for most, match in (((7, MOST[1]), "more than 3 tight blocks"), ((8, changed - 1), "more or fewer changes")):
-        monkeypatch.setattr("p2psync.delta.tight.history_reader.MOST", most)
+        monkeypatch.setattr("p2psync.delta.tight.history_reader.PART_LIMITS", most)
         with pytest.raises(FormatError, match=match):
             read()
-    monkeypatch.setattr("p2psync.delta.tight.history_reader.MOST", (8, changed))
+    monkeypatch.setattr("p2psync.delta.tight.history_reader.PART_LIMITS", (8, changed))
     assert len(read()) == 4
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from p2psync.protocol.buffer_pool import Memory
+from p2psync.protocol.buffer_pool import BufferPool
 
 
 def test_what_is_lent_is_nobody_elses() -> None:
-    memory = Memory(spare=1 << 20)
+    memory = BufferPool(spare=1 << 20)
     pieces = [memory.take(1000) for _ in range(20)]
     for number, piece in enumerate(pieces):
         piece[:] = bytes([number]) * 1000
@@ -15,7 +15,7 @@ def test_what_is_lent_is_nobody_elses() -> None:
 
 
 def test_what_nobody_refers_to_is_used_again() -> None:
-    memory = Memory(spare=1 << 20)
+    memory = BufferPool(spare=1 << 20)
     first = memory.take(1000)
     first[:4] = b"left"
     del first
@@ -24,7 +24,7 @@ def test_what_nobody_refers_to_is_used_again() -> None:
 
 
 def test_a_part_of_it_keeps_it_lent() -> None:
-    memory = Memory(spare=1 << 20)
+    memory = BufferPool(spare=1 << 20)
     part = memory.take(1000)[10:20].cast("b")
     assert memory.lent == 1
     other = memory.take(1000)
@@ -35,7 +35,7 @@ def test_a_part_of_it_keeps_it_lent() -> None:
 
 
 def test_no_more_is_kept_than_may_be() -> None:
-    memory = Memory(spare=4096)
+    memory = BufferPool(spare=4096)
     pieces = [memory.take(2048) for _ in range(5)]
     for piece in pieces:
         piece[:4] = b"left"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from p2psync.delta.kernels.unit_loops import bits_of, kernel, trailing
 from p2psync.delta.tensors import Units
 
-Bytes = NDArray[np.uint8]
+ByteArray = NDArray[np.uint8]
 
 #: The gap byte that says: add this many, and go on.
 ESCAPE = 255
@@ -34,7 +34,7 @@ _ESCAPED = _U(0xAAAAAAAAAAAAAAAA)
 
 
 @kernel
-def write_gaps(positions: NDArray[np.uint32], out: Bytes) -> int:
+def write_gaps(positions: NDArray[np.uint32], out: ByteArray) -> int:
     """Code rising positions as gaps; returns bytes written, at most `positions.size + positions[-1] // 255`.
 
     `out` must hold one more.
@@ -58,7 +58,7 @@ def write_gaps(positions: NDArray[np.uint32], out: Bytes) -> int:
 
 
 @kernel
-def read_gaps(data: Bytes, sizes: NDArray[np.int64], spans: NDArray[np.int64], out: NDArray[np.uint32]) -> int:
+def read_gaps(data: ByteArray, sizes: NDArray[np.int64], spans: NDArray[np.int64], out: NDArray[np.uint32]) -> int:
     """Read `sizes[b]` positions below `spans[b]` for each block b; −1 if bytes run out or are left over, −2 if a
     position is outside its block. `out` must hold `sum(sizes) + 1` entries; no more than 2^24 bytes of `data`."""
     at = _U(0)
@@ -85,7 +85,7 @@ def read_gaps(data: Bytes, sizes: NDArray[np.int64], spans: NDArray[np.int64], o
 
 
 @kernel
-def write_steps(steps: Units, codes: Bytes, small: Bytes, wide: Units, scratch: Bytes) -> Any:
+def write_steps(steps: Units, codes: ByteArray, small: ByteArray, wide: Units, scratch: ByteArray) -> Any:
     """Code non-zero steps; returns how many bytes of `small` and units of `wide` were written.
 
     `codes` takes four steps a byte, the first in the low bits. Room wanted: `codes` 8 bytes for every 32 steps begun,
@@ -122,7 +122,7 @@ def write_steps(steps: Units, codes: Bytes, small: Bytes, wide: Units, scratch: 
 
 
 @kernel
-def read_steps(codes: Bytes, small: Bytes, wide: Bytes, sizes: NDArray[np.int64], out: Units) -> Any:
+def read_steps(codes: ByteArray, small: ByteArray, wide: ByteArray, sizes: NDArray[np.int64], out: Units) -> Any:
     """Read `sizes[b]` steps for each block b; returns the bytes used of `small` and `wide`, or (−1, −1).
 
     The caller has checked that `codes` holds (sizes[b] + 3) // 4 bytes for each block.

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.block import MAX_BLOCK_UNITS, block_count, block_span
-from p2psync.delta.digest import witness
+from p2psync.delta.digest import unit_witness
 from p2psync.delta.kernels import unit_loops
 from p2psync.delta.tensors import TensorSpec, Units
 
@@ -34,7 +34,7 @@ def sum_blocks(spec: TensorSpec, units: Units) -> BlockSums:
     span = block_span(spec.width, MAX_BLOCK_UNITS)
     found = np.empty((-(-units.size // span), 2, unit_loops.GROUP), spec.unit)
     if found.size:
-        unit_loops.sum_blocks(unit_loops.address(units), units.size, span, found, witness(spec.unit))
+        unit_loops.sum_blocks(unit_loops.address(units), units.size, span, found, unit_witness(spec.unit))
     return found
 
 

@@ -20,9 +20,9 @@ MAX_CLASSES = 8
 WINDOW = 16
 GROUP, QUAD, RUN = 64, 256, 4096
 #: Bytes from a table to the sums of the groups that are classified and compared.
-SUMS_AFTER = 64
+SUMS_OFFSET = 64
 #: Items that are looked at together, and so may be looked at after the last.
-BEYOND = 8
+READ_AHEAD_ITEMS = 8
 
 _I1, _I16, _I64, _BYTE = ir.IntType(1), ir.IntType(16), ir.IntType(64), ir.IntType(8)
 _LANES = ir.VectorType(_I64, MAX_CLASSES)
@@ -43,7 +43,7 @@ def _classifier(compare: bool) -> Any:
         old, new, table, masks, before, ends, differ = args
         first = _splat(builder, _load(builder, table, _BYTE), _BYTES)
         counts = []
-        lanes = builder.add(table, _I64(SUMS_AFTER))
+        lanes = builder.add(table, _I64(SUMS_OFFSET))
         totals = [_load(builder, builder.add(lanes, _I64(2 * GROUP * k)), _UNITS) for k in range(2 * compare)]
         for g in range(QUAD // GROUP):
             units = _load(builder, builder.add(old, _I64(2 * GROUP * g)), _UNITS)
@@ -79,7 +79,7 @@ def _classifier(compare: bool) -> Any:
         masks: for each group and class a u64, bit k for unit k. ends: for each class four u16, the number of units of
         the class up to the end of each group, counted on from the last of those at `before`. differ: for
         each group a u64, bit k for a unit k that is another than at `new`. Where units are compared, the groups
-        are added to 64 lanes of u16 that stand `SUMS_AFTER` bytes after the table, those at `new` to 64 after these.
+        are added to 64 lanes of u16 that stand `SUMS_OFFSET` bytes after the table, those at `new` to 64 after these.
         """
         return types.void(*[types.uint64] * 7), generate
 
@@ -150,7 +150,7 @@ classify, classify_pair = _classifier(False), _classifier(True)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def turn_ends(typing_context: Any, ends: Any, rows: Any) -> Any:
+def transpose_ends(typing_context: Any, ends: Any, rows: Any) -> Any:
     """Write the ends of a run, 16 quads of 8 classes of 4 groups, to `rows`: 8 classes, each 256 bytes after
     the one before, of 64 groups."""
 
@@ -175,8 +175,8 @@ def turn_ends(typing_context: Any, ends: Any, rows: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def group_of(typing_context: Any, row: Any, rank: Any) -> Any:
-    """`group_of(row, rank) -> u64`: how many of the 64 u16 at `row` are not above `rank`."""
+def group_of_index(typing_context: Any, row: Any, class_index: Any) -> Any:
+    """`group_of_index(row, class_index) -> u64`: how many of the 64 u16 at `row` are not above `class_index`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         ends = _load(builder, args[0], ir.VectorType(_I16, GROUP))
@@ -194,12 +194,14 @@ def take_below(typing_context: Any, items: Any, left: Any, start: Any, stop: Any
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         items, left, start, stop, tag, out = args
         entries = _load(builder, items, _LANES)
-        ranks = builder.and_(entries, ir.Constant(_LANES, [0xFFFFFFFF] * BEYOND))
-        below = builder.icmp_unsigned("<", ranks, _splat(builder, stop, _LANES))
-        there = builder.icmp_unsigned("<", ir.Constant(_LANES, list(range(BEYOND))), _splat(builder, left, _LANES))
+        indices = builder.and_(entries, ir.Constant(_LANES, [0xFFFFFFFF] * READ_AHEAD_ITEMS))
+        below = builder.icmp_unsigned("<", indices, _splat(builder, stop, _LANES))
+        there = builder.icmp_unsigned(
+            "<", ir.Constant(_LANES, list(range(READ_AHEAD_ITEMS))), _splat(builder, left, _LANES)
+        )
         entries = builder.sub(entries, _splat(builder, builder.sub(start, tag), _LANES))
         _store(builder, entries, out)
-        bits = builder.bitcast(builder.and_(below, there), ir.IntType(BEYOND))
+        bits = builder.bitcast(builder.and_(below, there), ir.IntType(READ_AHEAD_ITEMS))
         return _call(builder, "llvm.ctpop", _I64, [builder.zext(bits, _I64)])
 
     return types.uint64(*[types.uint64] * 6), generate
@@ -264,28 +266,28 @@ def _move_each(context: Any, builder: Any, units: Any, mask: Any, out: Any) -> A
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def select(typing_context: Any, mask: Any, rank: Any) -> Any:
-    """`select(mask, rank) -> u64`: the place of set bit number `rank` of `mask`, which has more than `rank` set."""
+def select(typing_context: Any, mask: Any, class_index: Any) -> Any:
+    """`select(mask, class_index) -> u64`: the place of set bit number `class_index` of `mask`, which has more than `class_index` set."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        mask, rank = args
+        mask, class_index = args
         if "+bmi2" not in context.codegen()._tm_features.split(","):
-            return _search(builder, mask, rank)
+            return _search(builder, mask, class_index)
         pdep = builder.module.declare_intrinsic("llvm.x86.bmi.pdep.64", [], ir.FunctionType(_I64, [_I64, _I64]))
-        only = builder.call(pdep, [builder.shl(_I64(1), rank), mask])
+        only = builder.call(pdep, [builder.shl(_I64(1), class_index), mask])
         count = builder.module.declare_intrinsic("llvm.cttz", [_I64], ir.FunctionType(_I64, [_I64, _I1]))
         return builder.call(count, [only, _I1(1)])
 
     return types.uint64(types.uint64, types.uint64), generate
 
 
-def _search(builder: Any, mask: Any, rank: Any) -> Any:
+def _search(builder: Any, mask: Any, class_index: Any) -> Any:
     """The same by halves: skip the lower half of what is left where it has too few set bits."""
     place = _I64(0)
     for half in (32, 16, 8, 4, 2, 1):
         low = _call(builder, "llvm.ctpop", _I64, [builder.and_(mask, _I64((1 << half) - 1))])
-        skip = builder.icmp_unsigned(">=", rank, low)
-        rank = builder.sub(rank, builder.select(skip, low, _I64(0)))
+        skip = builder.icmp_unsigned(">=", class_index, low)
+        class_index = builder.sub(class_index, builder.select(skip, low, _I64(0)))
         step = builder.select(skip, _I64(half), _I64(0))
         mask, place = builder.lshr(mask, step), builder.add(place, step)
     return place

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from p2psync.delta.kernels.unit_loops import kernel
 from p2psync.delta.tensors import Units
 
-Found = tuple[NDArray[np.uint32], Units, Units]
+OrderedRuns = tuple[NDArray[np.uint32], Units, Units]
 
 
-def order_runs(runs: NDArray[np.int32], positions: NDArray[np.uint32], olds: Units, steps: Units) -> Found:
+def order_runs(runs: NDArray[np.int32], positions: NDArray[np.uint32], olds: Units, steps: Units) -> OrderedRuns:
     """Copies of positions, old bits and steps, run after run. runs: (runs, 2), the first entry and the number of each.
 
     Raises `ValueError` for a run outside of the arrays.

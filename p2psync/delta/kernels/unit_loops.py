@@ -37,7 +37,7 @@ GROUP = 64
 _SCAN = 2048
 #: Units after which block sums add the lanes to the second row. It divides `_SCAN`, and is some turns of a ranking
 #: scan: a larger tile tells fewer places apart, a smaller one costs more.
-TILE = 2048
+TILE_UNITS = 2048
 #: Rows of a block's sums: lanes and weighted lanes of the old units, the same of the new ones, and the steps found.
 SUM_ROWS = 5
 #: Changed units that are added before their digest is summed: the old bits wait in the L1 cache.
@@ -272,8 +272,8 @@ def add_tiles(base: Any, count: Any, lanes: Any, like: Any) -> None:
     """
     width = bits_of(like) >> _U(3)
     weighted = _U(lanes) + _U(GROUP) * width
-    for begin in range(_U(0), _U(count), _U(TILE)):
-        size = min(_U(TILE), _U(count) - begin)
+    for begin in range(_U(0), _U(count), _U(TILE_UNITS)):
+        size = min(_U(TILE_UNITS), _U(count) - begin)
         place = _U(base) + begin * width
         groups = size // _U(GROUP)
         if groups:
@@ -440,7 +440,7 @@ def scatter_at(base: int, positions: NDArray[np.uint32], span: int, values: Unit
 
 
 @kernel
-def scatter_places(places: NDArray[np.int64], positions: NDArray[np.uint32], values: Units) -> None:
+def scatter_runs(places: NDArray[np.int64], positions: NDArray[np.uint32], values: Units) -> None:
     """Write `values` to many places by one call. places: for each an address, and how many of `positions` and `values`
     are its own; these follow on each other. The caller has checked that all of them lie where they may."""
     width = bits_of(values) >> _U(3)

@@ -90,7 +90,9 @@ def _spread(frequencies: Any, owners: Any) -> Any:
 
 
 @kernel
-def fill_reader(frequencies: NDArray[np.int64], templates: NDArray[np.uint64], table: NDArray[np.uint64]) -> None:
+def fill_decode_table(
+    frequencies: NDArray[np.int64], symbol_templates: NDArray[np.uint64], table: NDArray[np.uint64]
+) -> None:
     """For each state what its symbol's template says, and how to go on.
 
     The number of bits to be read is added to the template; from bit 32 on stands the state that follows if they are
@@ -109,15 +111,17 @@ def fill_reader(frequencies: NDArray[np.int64], templates: NDArray[np.uint64], t
         # As many as make it one of the states again.
         bits = STATE_BITS - 63 + np.int64(leading(np.uint64(place)))
         base = (place << bits) - STATES
-        table[state] = templates[symbol] + np.uint64(bits | base << 32 | ((1 << bits) - 1) << 48)
+        table[state] = symbol_templates[symbol] + np.uint64(bits | base << 32 | ((1 << bits) - 1) << 48)
 
 
 @kernel
-def fill_writer(frequencies: NDArray[np.int64], book: NDArray[np.uint64], follow: NDArray[np.uint16]) -> None:
+def fill_encode_table(
+    frequencies: NDArray[np.int64], codebook: NDArray[np.uint64], next_states: NDArray[np.uint16]
+) -> None:
     """For each symbol how to go on from a state, of 2048 to 4095, and the states that then follow.
 
-    Low half of `book`: what, added to the state, has in bits 16 on how many of the state's low bits are written. High
-    half: what, added to the state's other bits, is 2048 more than the place in `follow`. Nothing is written if there
+    Low half of `codebook`: what, added to the state, has in bits 16 on how many of the state's low bits are written. High
+    half: what, added to the state's other bits, is 2048 more than the place in `next_states`. Nothing is written if there
     are no symbols.
     """
     if frequencies.sum() != STATES:
@@ -134,17 +138,19 @@ def fill_writer(frequencies: NDArray[np.int64], book: NDArray[np.uint64], follow
                 bits += 1
             # States from frequency << bits on leave that many bits, those below one less; with 2048 there are none.
             low = max(0, (bits << 16) - (frequency << bits))
-            book[symbol] = np.uint64(low | (STATES + begin - frequency) << 32)
+            codebook[symbol] = np.uint64(low | (STATES + begin - frequency) << 32)
         places[symbol] = begin
         begin += frequency
     for state in range(STATES):
         symbol = owners[state]
-        follow[places[symbol]] = STATES + state
+        next_states[places[symbol]] = STATES + state
         places[symbol] += 1
 
 
 @kernel
-def fill_writers(frequencies: NDArray[np.int64], books: NDArray[np.uint64], follows: NDArray[np.uint16]) -> None:
-    """`fill_writer` of each row."""
+def fill_encode_tables(
+    frequencies: NDArray[np.int64], codebooks: NDArray[np.uint64], next_state_rows: NDArray[np.uint16]
+) -> None:
+    """`fill_encode_table` of each row."""
     for row in range(len(frequencies)):
-        fill_writer(frequencies[row], books[row], follows[row])
+        fill_encode_table(frequencies[row], codebooks[row], next_state_rows[row])

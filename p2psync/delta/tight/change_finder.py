@@ -17,37 +17,49 @@ from numpy.typing import NDArray
 
 from p2psync.delta.block import Block
 from p2psync.delta.digest import MODULUS, join_change, tensor_key
-from p2psync.delta.fast.codec import most_bytes_of
+from p2psync.delta.fast.codec import fast_bytes_bound_of
 from p2psync.delta.kernels.simd import MAX_CLASSES
 from p2psync.delta.kernels.unit_loops import GROUP, SUM_ROWS, kernel, scan, sum_change
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.delta.tight.class_index import SCAN_BYTES, scan_ranked
-from p2psync.delta.tight.class_choice import Classes, Counts, see
-from p2psync.delta.tight.sample import Sample
-from p2psync.delta.tight.scratch import MAX_BLOCKS, Room
+from p2psync.delta.tight.class_choice import ClassChooser, IntArray, count_block
+from p2psync.delta.tight.class_index import SCAN_BYTES, scan_class_indices
+from p2psync.delta.tight.sample import ChangeSample
+from p2psync.delta.tight.scratch import MAX_TIGHT_BLOCKS, ScratchBuffers
 
 #: Bytes of a unit that may be ranked.
-WIDTH = 2
+UNIT_BYTES = 2
 #: Where more than this share of a block changes, ranks save no bits and cost time.
-DENSE = 0.75
+MAX_SPARSE_SHARE = 0.75
 #: Most changed units in the symbols of one chunk: what decoding it takes is bounded by this.
-MAX_CHANGED = 1 << 22
+MAX_TIGHT_CHANGES = 1 << 22
 #: Bytes that a head takes, about; and that the sums of a block take.
-_HEAD_BYTES = 16
-_SUMS_BYTES = SUM_ROWS * GROUP * WIDTH
+_HEADER_BYTES = 16
+_SUMS_BYTES = SUM_ROWS * GROUP * UNIT_BYTES
 
 # Of the chunk at hand: ranked blocks, others, changes of ranked ones, bytes that all may take, and in profile `fast`.
 # Of a block that waits: whether there is one, whether it needs a chunk of its own, and the same bytes. Then the next
 # unit to look at; the changes of a dense block that begins there; and what was found since this was last asked for:
 # changes, and the digest's three sums.
-_RANKED, _OTHERS, _CHANGED, _SIZE, _WORST, _WAITING, _FRESH, _MORE_SIZE, _MORE_WORST, _AT, _APART, _FOUND, _SUMS = (
-    range(13)
-)
+(
+    _TIGHT,
+    _OTHERS,
+    _CHANGED,
+    _SIZE,
+    _FAST_BOUND,
+    _WAITING,
+    _NEEDS_NEW_CHUNK,
+    _WAITING_SIZE,
+    _WAITING_FAST_BOUND,
+    _AT,
+    _DENSE_CHANGES,
+    _FOUND,
+    _SUMS,
+) = range(13)
 _NUMBERS = _SUMS + 3
 
 
-class Stop(IntEnum):
-    """Why `_rank_blocks` ended."""
+class StopReason(IntEnum):
+    """Why `_find_tight_blocks` ended."""
 
     DONE = 0
     FULL = 1
@@ -56,16 +68,16 @@ class Stop(IntEnum):
     """The next block is found, but not to be ranked."""
     STALE = 3
     """Other classes may be better for the block that was found last; it waits."""
-    ROOM = 4
+    NO_SCRATCH = 4
     """There is too little room for what the next block may have."""
 
 
 # For compiled code, and back: to look a member up by its value takes longer.
-_DONE, _FULL, _DENSE, _STALE, _NO_ROOM = (int(stop) for stop in Stop)
-_STOPS = tuple(Stop)
+_DONE, _FULL, _DENSE, _STALE, _NO_SCRATCH = (int(stop) for stop in StopReason)
+_STOPS = tuple(StopReason)
 
 
-class Step(NamedTuple):
+class FindProgress(NamedTuple):
     """How far ranking went.
 
     at: the next unit. blocks: those taken into the chunk at hand. changed, digest_change: how many changes were found,
@@ -78,18 +90,18 @@ class Step(NamedTuple):
     changed: int
     digest_change: int
     full: bool
-    apart: Block | None
+    dense_block: Block | None
 
 
-class Ranking:
+class ChangeFinder:
     """The ranked blocks of the chunk at hand, and at most one that waits for the next chunk."""
 
     def __init__(self, limit: int, most_blocks: int) -> None:
         """limit: bytes that a chunk should not be larger than; most_blocks: blocks of any kind that it may have."""
-        self._bounds = np.array([limit, min(12 * limit, MAX_CHANGED), most_blocks], np.int64)
-        self._classes = Classes()
+        self._bounds = np.array([limit, min(12 * limit, MAX_TIGHT_CHANGES), most_blocks], np.int64)
+        self._classes = ClassChooser()
         self._dense = False
-        self._room: Room | None = None
+        self._scratch: ScratchBuffers | None = None
         self._filled = np.zeros(MAX_CLASSES, np.int64)
         self._numbers = np.zeros(_NUMBERS, np.int64)
         self._state = np.empty(SCAN_BYTES, np.uint8)
@@ -99,7 +111,7 @@ class Ranking:
     @property
     def blocks(self) -> int:
         """Ranked blocks of the chunk at hand."""
-        return int(self._numbers[_RANKED])
+        return int(self._numbers[_TIGHT])
 
     @property
     def changed(self) -> int:
@@ -107,55 +119,55 @@ class Ranking:
         return int(self._numbers[_CHANGED])
 
     @property
-    def worst(self) -> int:
+    def fast_bound(self) -> int:
         """Bytes that the chunk may take in profile `fast`."""
-        return int(self._numbers[_WORST])
+        return int(self._numbers[_FAST_BOUND])
 
     @property
-    def places(self) -> Counts:
+    def places(self) -> IntArray:
         """(blocks, 4): row, first unit, units and changes of each."""
-        assert self._room is not None
-        return self._room.places[: self.blocks]
+        assert self._scratch is not None
+        return self._scratch.places[: self.blocks]
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> IntArray:
         """(blocks, 2, 8): changes and units of each class."""
-        assert self._room is not None
-        return self._room.counts[: self.blocks]
+        assert self._scratch is not None
+        return self._scratch.counts[: self.blocks]
 
     @property
     def items(self) -> NDArray[np.uint64]:
         """(8, room): changes, class after class, as `symbols.count_symbols` wants them."""
-        assert self._room is not None
-        return self._room.items
+        assert self._scratch is not None
+        return self._scratch.items
 
     def block(self, number: int) -> Block:
         """One of the blocks; its arrays last as long as the chunk is at hand."""
-        assert self._room is not None
-        row, start, count, changed = self._room.places[number].tolist()
-        first = int(self._room.places[:number, 3].sum())
+        assert self._scratch is not None
+        row, start, count, changed = self._scratch.places[number].tolist()
+        first = int(self._scratch.places[:number, 3].sum())
         part = slice(first, first + changed)
-        return Block(row, start, count, self._room.positions[part], self._room.steps[part])
+        return Block(row, start, count, self._scratch.positions[part], self._scratch.steps[part])
 
-    def fits(self, size: int, worst: int) -> bool:
+    def fits(self, size: int, fast_bound: int) -> bool:
         """Whether the chunk at hand should take a block more of so many bytes."""
-        return bool(_fits(self._numbers, self._bounds, size, worst))
+        return bool(_fits(self._numbers, self._bounds, size, fast_bound))
 
-    def add_other(self, size: int, worst: int) -> None:
+    def add_fast_block(self, size: int, fast_bound: int) -> None:
         """Take a block into account that is not ranked."""
         self._numbers[_OTHERS] += 1
         self._numbers[_SIZE] += size
-        self._numbers[_WORST] += worst
+        self._numbers[_FAST_BOUND] += fast_bound
 
-    def look(self, sample: Sample) -> None:
+    def add_sample(self, sample: ChangeSample) -> None:
         """Take a sample of what is to be ranked into account, before any of it is."""
         # A tensor of which all changes will not be ranked; and of one that does not change nobody may tell.
-        if 0 < sample.steps.size <= DENSE * sample.size:
+        if 0 < sample.steps.size <= MAX_SPARSE_SHARE * sample.size:
             self._classes.sample(sample)
 
     def advance(
         self, spec: TensorSpec, row: int, old: int, new: int, units: tuple[int, int, int], rate: float, sums: int = 0
-    ) -> Step:
+    ) -> FindProgress:
         """Rank blocks of a tensor whose copies' first units are at these addresses, into the chunk at hand.
 
         units: the first one, the one after the last, and how many a block has. rate: bytes that a change may take.
@@ -164,149 +176,161 @@ class Ranking:
         """
         numbers, before = self._numbers, self.blocks
         numbers[_AT], numbers[_FOUND:] = units[0], 0
-        key, why = tensor_key(spec), Stop.ROOM
-        self._classes.settle()
-        while why not in (Stop.DONE, Stop.FULL, Stop.DENSE):
+        key, why = tensor_key(spec), StopReason.NO_SCRATCH
+        self._classes.choose_from_sample()
+        while why not in (StopReason.DONE, StopReason.FULL, StopReason.DENSE):
             # After a block that was too dense to be ranked another one is likely.
             plain = self._classes.window is None or self._dense
             if plain and not numbers[_WAITING]:
                 why = self._start(row, old, new, *units[1:], rate, key, sums)
             else:
-                why = self._go_on(row, old, new, *units[1:], rate, key, sums)
-        apart, digest = None, join_change(*numbers[_SUMS:].tolist())
-        self._dense = why is Stop.DENSE
+                why = self._continue(row, old, new, *units[1:], rate, key, sums)
+        dense_block, digest = None, join_change(*numbers[_SUMS:].tolist())
+        self._dense = why is StopReason.DENSE
         if self._dense:
-            apart, change = self._apart(row, min(units[2], units[1] - int(numbers[_AT])), key)
+            dense_block, change = self._take_dense_block(row, min(units[2], units[1] - int(numbers[_AT])), key)
             digest = (digest + change) % MODULUS
-        return Step(int(numbers[_AT]), self.blocks - before, int(numbers[_FOUND]), digest, why is Stop.FULL, apart)
+        return FindProgress(
+            int(numbers[_AT]), self.blocks - before, int(numbers[_FOUND]), digest, why is StopReason.FULL, dense_block
+        )
 
     def begin(self) -> None:
         """Begin a new chunk; if a block waits for it, that comes first."""
-        numbers, room = self._numbers, self._room
-        if room is not None:
+        numbers, scratch = self._numbers, self._scratch
+        if scratch is not None:
             if numbers[_WAITING]:
-                room.turn(self._filled, self.blocks, self.changed)
+                scratch.move_waiting(self._filled, self.blocks, self.changed)
             else:
-                room.give()
-                self._room = None
-        numbers[: _WORST + 1] = 0
+                scratch.give()
+                self._scratch = None
+        numbers[: _FAST_BOUND + 1] = 0
         self._filled[:] = 0
         self.window = None
         self._classes.begin()
 
-    def _go_on(
+    def _continue(
         self, row: int, old: int, new: int, stop: int, span: int, rate: float, key: NDArray[np.uint64], sums: int
-    ) -> Stop:
-        classes, room = self._classes, self._room_for(span)
+    ) -> StopReason:
+        classes, scratch = self._classes, self._scratch_for(span)
         window = classes.window
         assert window is not None
         sizes = np.array([stop, span, row, sums], np.int64)
         own = self._filled, self._numbers, self._bounds, self._state
-        arrays: tuple[Any, ...] = (window, *classes.histograms, *room.arrays, *own)
-        why = _STOPS[_rank_blocks(old, new, sizes, rate, key, *arrays)]
+        arrays: tuple[Any, ...] = (window, *classes.histograms, *scratch.arrays, *own)
+        why = _STOPS[_find_tight_blocks(old, new, sizes, rate, key, *arrays)]
         # The classes may be others by the time that the chunk is closed.
         if self.window is None and self.blocks:
             self.window = window
-        if why is Stop.STALE and classes.stale():
-            self._rank_waiting(room, old, new)
+        if why is StopReason.STALE and classes.choose_again():
+            self._index_waiting_block(scratch, old, new)
         return why
 
     def _start(
         self, row: int, old: int, new: int, stop: int, span: int, rate: float, key: NDArray[np.uint64], sums: int
-    ) -> Stop:
+    ) -> StopReason:
         """Look at a block before there are classes for it; it is left waiting."""
-        numbers, classes, room = self._numbers, self._classes, self._room_for(span)
+        numbers, classes, scratch = self._numbers, self._classes, self._scratch_for(span)
         start, first = int(numbers[_AT]), self.changed
         if start == stop:
-            return Stop.DONE
+            return StopReason.DONE
         count = min(span, stop - start)
-        positions, olds, steps = (array[first:] for array in (room.positions, room.olds, room.steps))
+        positions, olds, steps = (array[first:] for array in (scratch.positions, scratch.olds, scratch.steps))
         sums += sums and start // span * _SUMS_BYTES
-        found = scan(old + WIDTH * start, new + WIDTH * start, count, positions, olds, steps, sums)
-        if found > DENSE * count:
-            numbers[_APART] = found
-            return Stop.DENSE
+        found = scan(old + UNIT_BYTES * start, new + UNIT_BYTES * start, count, positions, olds, steps, sums)
+        if found > MAX_SPARSE_SHARE * count:
+            numbers[_DENSE_CHANGES] = found
+            return StopReason.DENSE
         self._dense = False
         numbers[_AT] += count
         if found:
             fresh = classes.window is None
-            classes.see(old + WIDTH * start, count, olds[:found], steps[:found])
+            classes.count_block(old + UNIT_BYTES * start, count, olds[:found], steps[:found])
             place = np.array([row, start, count, found], np.int64)
-            _wait(place, first, rate, key, room.positions, room.olds, room.steps, room.places, numbers)
-            self._rank_waiting(room, old, new, fresh=fresh or classes.stale())
-        return Stop.ROOM
+            _set_waiting(
+                place, first, rate, key, scratch.positions, scratch.olds, scratch.steps, scratch.places, numbers
+            )
+            self._index_waiting_block(scratch, old, new, fresh=fresh or classes.choose_again())
+        return StopReason.NO_SCRATCH
 
-    def _apart(self, row: int, count: int, key: NDArray[np.uint64]) -> tuple[Block, int]:
+    def _take_dense_block(self, row: int, count: int, key: NDArray[np.uint64]) -> tuple[Block, int]:
         """The dense block of `count` units that was found last, and what it adds to the digest."""
-        room, start, first = self._room, int(self._numbers[_AT]), self.changed
-        assert room is not None
+        scratch, start, first = self._scratch, int(self._numbers[_AT]), self.changed
+        assert scratch is not None
         self._numbers[_AT] += count
-        part = slice(first, first + int(self._numbers[_APART]))
-        positions, olds, steps = room.positions[part], room.olds[part], room.steps[part]
+        part = slice(first, first + int(self._numbers[_DENSE_CHANGES]))
+        positions, olds, steps = scratch.positions[part], scratch.olds[part], scratch.steps[part]
         change = join_change(*sum_change(positions, olds, steps, steps.size, start, key))
         return Block(row, start, count, None if steps.size == count else positions.copy(), steps.copy()), change
 
-    def _rank_waiting(self, room: Room, old: int, new: int, *, fresh: bool = True) -> None:
+    def _index_waiting_block(self, scratch: ScratchBuffers, old: int, new: int, *, fresh: bool = True) -> None:
         """Rank the block that waits, by the classes as they are now. fresh: they are not those of the chunk at hand."""
         window, number = self._classes.window, self.blocks
         assert window is not None
-        start, count = room.places[number, 1:3].tolist()
-        found = room.positions, room.olds, room.steps, self.changed, room.counts[number], room.items, self._filled
-        scan_ranked(old + WIDTH * start, new + WIDTH * start, count, window, *found, self._state, 0)
-        self._numbers[_FRESH] = fresh
+        start, count = scratch.places[number, 1:3].tolist()
+        found = (
+            scratch.positions,
+            scratch.olds,
+            scratch.steps,
+            self.changed,
+            scratch.counts[number],
+            scratch.items,
+            self._filled,
+        )
+        scan_class_indices(old + UNIT_BYTES * start, new + UNIT_BYTES * start, count, window, *found, self._state, 0)
+        self._numbers[_NEEDS_NEW_CHUNK] = fresh
 
-    def _room_for(self, count: int) -> Room:
-        if self._room is None:
-            self._room = Room.take()
+    def _scratch_for(self, count: int) -> ScratchBuffers:
+        if self._scratch is None:
+            self._scratch = ScratchBuffers.take()
         kept = self._filled
         if self._numbers[_WAITING]:
-            kept = kept + self._room.counts[self.blocks, 0]
-        self._room.grow(kept, self.changed, count)
-        return self._room
+            kept = kept + self._scratch.counts[self.blocks, 0]
+        self._scratch.grow(kept, self.changed, count)
+        return self._scratch
 
 
 @kernel
-def _fits(numbers: Counts, bounds: Counts, size: int, worst: int) -> bool:
+def _fits(numbers: IntArray, bounds: IntArray, size: int, fast_bound: int) -> bool:
     """Whether the chunk at hand, which has blocks, should take one more of so many bytes."""
-    ranked, others = numbers[_RANKED], numbers[_OTHERS]
-    if ranked == MAX_BLOCKS or ranked + others == bounds[2]:
+    tight, others = numbers[_TIGHT], numbers[_OTHERS]
+    if tight == MAX_TIGHT_BLOCKS or tight + others == bounds[2]:
         return False
     # What profile `fast` would take at most: no chunk ever takes more.
-    return bool(numbers[_SIZE] + size <= bounds[0] and numbers[_WORST] + worst <= bounds[1])
+    return bool(numbers[_SIZE] + size <= bounds[0] and numbers[_FAST_BOUND] + fast_bound <= bounds[1])
 
 
 @kernel
-def _take(numbers: Counts, bounds: Counts, filled: Counts, places: Counts, counts: Counts) -> bool:
+def _take_waiting(numbers: IntArray, bounds: IntArray, filled: IntArray, places: IntArray, counts: IntArray) -> bool:
     """Take the block that waits into the chunk at hand, if it should take it."""
-    number, size, worst = numbers[_RANKED], numbers[_MORE_SIZE], numbers[_MORE_WORST]
-    if number and numbers[_FRESH]:
+    number, size, fast_bound = numbers[_TIGHT], numbers[_WAITING_SIZE], numbers[_WAITING_FAST_BOUND]
+    if number and numbers[_NEEDS_NEW_CHUNK]:
         return False
-    if number + numbers[_OTHERS] and not _fits(numbers, bounds, size, worst):
+    if number + numbers[_OTHERS] and not _fits(numbers, bounds, size, fast_bound):
         return False
     for c in range(MAX_CLASSES):
         filled[c] += counts[number, 0, c]
-    numbers[_RANKED] += 1
+    numbers[_TIGHT] += 1
     numbers[_CHANGED] += places[number, 3]
     numbers[_SIZE] += size
-    numbers[_WORST] += worst
-    numbers[_WAITING] = numbers[_FRESH] = 0
+    numbers[_FAST_BOUND] += fast_bound
+    numbers[_WAITING] = numbers[_NEEDS_NEW_CHUNK] = 0
     return True
 
 
 @kernel
-def _wait(
-    place: Counts,
+def _set_waiting(
+    place: IntArray,
     first: int,
     rate: float,
     key: NDArray[np.uint64],
     positions: NDArray[np.uint32],
     olds: Units,
     steps: Units,
-    places: Counts,
-    numbers: Counts,
+    places: IntArray,
+    numbers: IntArray,
 ) -> None:
     """Let a block wait whose changes are found: row, first unit, units, changes."""
-    places[numbers[_RANKED]] = place
+    places[numbers[_TIGHT]] = place
     start, count, found = place[1], place[2], place[3]
     part = slice(first, first + found)
     sums = sum_change(positions[part], olds[part], steps[part], found, start, key)
@@ -314,62 +338,64 @@ def _wait(
     numbers[_SUMS + 1] += sums[1]
     numbers[_SUMS + 2] += np.int64(sums[2])
     numbers[_FOUND] += found
-    numbers[_MORE_SIZE] = _HEAD_BYTES + int(rate * found)
-    numbers[_MORE_WORST] = most_bytes_of(count, found, WIDTH)
+    numbers[_WAITING_SIZE] = _HEADER_BYTES + int(rate * found)
+    numbers[_WAITING_FAST_BOUND] = fast_bytes_bound_of(count, found, UNIT_BYTES)
     numbers[_WAITING] = 1
 
 
 @kernel
-def _rank_blocks(
+def _find_tight_blocks(
     old: int,
     new: int,
-    sizes: Counts,
+    sizes: IntArray,
     rate: float,
     key: NDArray[np.uint64],
     window: NDArray[np.uint8],
-    units: Counts,
-    changes: Counts,
-    seen: Counts,
+    units: IntArray,
+    changes: IntArray,
+    seen: IntArray,
     positions: NDArray[np.uint32],
     olds: Units,
     steps: Units,
     items: NDArray[np.uint64],
-    places: Counts,
-    counts: Counts,
-    filled: Counts,
-    numbers: Counts,
-    bounds: Counts,
+    places: IntArray,
+    counts: IntArray,
+    filled: IntArray,
+    numbers: IntArray,
+    bounds: IntArray,
     state: NDArray[np.uint8],
 ) -> int:
     """Take the block that waits, then find, rank, count and sum up one after another, until something is to be decided.
 
-    sizes: the unit after the last, units of a block, the row, the address of the tensor's sums or 0. Returns a `Stop`.
+    sizes: the unit after the last, units of a block, the row, the address of the tensor's sums or 0. Returns a `StopReason`.
     """
     stop, span = sizes[0], sizes[1]
     place = np.empty(4, np.int64)
     place[0] = sizes[2]
     while True:
-        if numbers[_WAITING] and not _take(numbers, bounds, filled, places, counts):
+        if numbers[_WAITING] and not _take_waiting(numbers, bounds, filled, places, counts):
             return _FULL
         start, first = numbers[_AT], numbers[_CHANGED]
         if start == stop:
             return _DONE
         count = min(span, stop - start)
         if items.shape[1] < first + count or positions.size < first + count + GROUP:
-            return _NO_ROOM
-        left, right = old + WIDTH * start, new + WIDTH * start
-        mine = counts[numbers[_RANKED]]
+            return _NO_SCRATCH
+        left, right = old + UNIT_BYTES * start, new + UNIT_BYTES * start
+        mine = counts[numbers[_TIGHT]]
         sums = sizes[3]
         if sums:
             sums += start // span * _SUMS_BYTES
-        found = scan_ranked(left, right, count, window, positions, olds, steps, first, mine, items, filled, state, sums)
-        if found > DENSE * count:
-            numbers[_APART] = found
+        found = scan_class_indices(
+            left, right, count, window, positions, olds, steps, first, mine, items, filled, state, sums
+        )
+        if found > MAX_SPARSE_SHARE * count:
+            numbers[_DENSE_CHANGES] = found
             return _DENSE
         numbers[_AT] += count
         if found:
             place[1], place[2], place[3] = start, count, found
-            _wait(place, first, rate, key, positions, olds, steps, places, numbers)
+            _set_waiting(place, first, rate, key, positions, olds, steps, places, numbers)
             part = slice(first, first + found)
-            if see(left, count, olds[part], steps[part], units, changes, seen):
+            if count_block(left, count, olds[part], steps[part], units, changes, seen):
                 return _STALE

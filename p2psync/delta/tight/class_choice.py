@@ -14,27 +14,27 @@ from p2psync.delta.kernels.simd import WINDOW
 from p2psync.delta.kernels.unit_loops import kernel
 from p2psync.delta.tensors import Units
 from p2psync.delta.tight.class_index import count_scales
-from p2psync.delta.tight.sample import Sample
-from p2psync.delta.tight.symbols import LENGTHS, length_of, magnitude_of
+from p2psync.delta.tight.sample import ChangeSample
+from p2psync.delta.tight.symbols import MAGNITUDE_LENGTHS, length_of, magnitude_of
 
 #: Kinds of steps that the choice tells apart: ±1, ±2, and those of each length beyond.
-_KINDS = 2 + LENGTHS
+_KINDS = 2 + MAGNITUDE_LENGTHS
 _BATCH = 512
 #: Classes in use: one more would save less than 0.02 bits a change, and costs time in each 64 units.
-CLASSES = 8
+MAX_CHOSEN_CLASSES = 8
 #: A choice is looked at again when twice as many changes are known, and given up if another saves this share.
-_BETTER = 0.015
+_MIN_SAVING = 0.015
 #: So many changes tell enough to look at a part of those that come then.
-_PLENTY = 1 << 15
+_MANY_CHANGES = 1 << 15
 #: So many changes of a sample of all that is to come are enough to settle on classes; how that is noted.
-_ENOUGH, _SETTLED = 256, 1 << 60
+_MIN_SAMPLE_CHANGES, _FINAL = 256, 1 << 60
 
 _U = np.uint64
-Counts = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 
 
 @kernel
-def count_steps(olds: Units, steps: Units, counts: Counts) -> None:
+def count_steps(olds: Units, steps: Units, counts: IntArray) -> None:
     """Add changes to `counts` (256 scales, 17 kinds of steps)."""
     # To find places takes vectors, to count at them none: each is done for some changes at a time.
     places, flat = np.empty(_BATCH, np.uint16), counts.ravel()
@@ -51,15 +51,17 @@ def count_steps(olds: Units, steps: Units, counts: Counts) -> None:
 
 
 @kernel
-def see(base: int, count: int, olds: Units, steps: Units, units: Counts, changes: Counts, seen: Counts) -> bool:
+def count_block(
+    base: int, count: int, olds: Units, steps: Units, units: IntArray, changes: IntArray, seen: IntArray
+) -> bool:
     """Add a block of `count` units at address `base`, and its changes, to two histograms; of many, one in four.
 
     seen: blocks, changes, and changes when classes were last chosen. Returns whether to look at the choice again.
     """
-    if seen[2] == _SETTLED:
+    if seen[2] == _FINAL:
         return False
     seen[0] += 1
-    if seen[1] <= _PLENTY or seen[0] % 4 == 0:
+    if seen[1] <= _MANY_CHANGES or seen[0] % 4 == 0:
         count_scales(base, count, units, olds)
         count_steps(olds, steps, changes)
         seen[1] += steps.size
@@ -88,7 +90,7 @@ def _bits(sums: NDArray[np.float64], low: int, high: int) -> float:
 
 
 @kernel
-def _sum_up(units: Counts, changes: Counts, sums: NDArray[np.float64]) -> None:
+def _sum_up(units: IntArray, changes: IntArray, sums: NDArray[np.float64]) -> None:
     """Of all scales below each, units (column 0) and changes of each kind: (257, 1 + kinds)."""
     sums[0] = 0
     for scale in range(256):
@@ -116,17 +118,17 @@ def _best_cut(sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
     window[:] = 0
     least = _bits(sums, 0, 256)
     # Of so many classes that end at the first cut and so many scales: the bits, and where the last of them begins.
-    cost, back = np.empty((CLASSES, reach + 1)), np.empty((CLASSES, reach + 1), np.int64)
+    cost, back = np.empty((MAX_CHOSEN_CLASSES, reach + 1)), np.empty((MAX_CHOSEN_CLASSES, reach + 1), np.int64)
     for first in range(low + 1, high):
         cost[:] = np.inf
         cost[1, 0] = _bits(sums, 0, first)
         for at in range(min(reach, high - 1 - first) + 1):
             above = _bits(sums, first + at, 256)
-            for k in range(1, CLASSES):
+            for k in range(1, MAX_CHOSEN_CLASSES):
                 if cost[k, at] + above < least:
                     least = cost[k, at] + above
                     _note_cut(first, k, at, back, window)
-                if k + 1 < CLASSES:
+                if k + 1 < MAX_CHOSEN_CLASSES:
                     for stop in range(at + 1, min(reach, high - 1 - first) + 1):
                         total = cost[k, at] + bits[first + at, stop - at]
                         if total < cost[k + 1, stop]:
@@ -135,7 +137,7 @@ def _best_cut(sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
 
 
 @kernel
-def _note_cut(first: int, classes: int, last: int, back: Counts, window: NDArray[np.uint8]) -> None:
+def _note_cut(first: int, classes: int, last: int, back: IntArray, window: NDArray[np.uint8]) -> None:
     """Write down the classes: all below `first`, those that are cut up to `last` after it, and all from there on."""
     start = min(first - 1, 256 - WINDOW)
     window[0], window[1:] = start, classes
@@ -159,7 +161,7 @@ def _cost(sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
 
 
 @kernel
-def _choose(units: Counts, changes: Counts, sums: NDArray[np.float64], window: NDArray[np.uint8]) -> None:
+def _choose(units: IntArray, changes: IntArray, sums: NDArray[np.float64], window: NDArray[np.uint8]) -> None:
     """Choose classes by histograms of units and of changes. `sums` is scratch."""
     _sum_up(units, changes, sums)
     _best_cut(sums, window)
@@ -167,23 +169,23 @@ def _choose(units: Counts, changes: Counts, sums: NDArray[np.float64], window: N
 
 @kernel
 def _choose_other(
-    units: Counts,
-    changes: Counts,
+    units: IntArray,
+    changes: IntArray,
     sums: NDArray[np.float64],
     window: NDArray[np.uint8],
     other: NDArray[np.uint8],
 ) -> bool:
     """`_choose` other classes than those of `window`; returns whether they are worth a chunk of their own."""
     _sum_up(units, changes, sums)
-    return bool(_cost(sums, window) > (1 + _BETTER) * _best_cut(sums, other) + 4096)
+    return bool(_cost(sums, window) > (1 + _MIN_SAVING) * _best_cut(sums, other) + 4096)
 
 
-def empty_changes() -> Counts:
+def empty_changes() -> IntArray:
     """A histogram of changes: (256 scales, 17 kinds of steps)."""
     return np.zeros((256, _KINDS), np.int64)
 
 
-def best_window(units: Counts, changes: Counts) -> NDArray[np.uint8]:
+def best_window(units: IntArray, changes: IntArray) -> NDArray[np.uint8]:
     """The classes that suit histograms of units (256 scales) and of changes best: a scale, and the classes of it and
     the next 15."""
     window = np.empty(1 + WINDOW, np.uint8)
@@ -191,7 +193,7 @@ def best_window(units: Counts, changes: Counts) -> NDArray[np.uint8]:
     return window
 
 
-class Classes:
+class ClassChooser:
     """The classes in use, and the histograms that they come from: one for each encoder.
 
     window: a scale, and the classes of it and the next 15; scales below and above count as the first and the last.
@@ -204,34 +206,34 @@ class Classes:
         self._sums = np.empty((257, 1 + _KINDS))
 
     @property
-    def histograms(self) -> tuple[Counts, Counts, Counts]:
-        """What `see` adds to."""
+    def histograms(self) -> tuple[IntArray, IntArray, IntArray]:
+        """What `count_block` adds to."""
         return self._units, self._changes, self._seen
 
-    def sample(self, sample: Sample) -> None:
+    def sample(self, sample: ChangeSample) -> None:
         """Take a sample of what is to come into account."""
         self._units += sample.units
         count_steps(sample.olds, sample.steps, self._changes)
         self._seen[1] += sample.steps.size
 
-    def settle(self) -> None:
+    def choose_from_sample(self) -> None:
         """Choose classes by the sample, once and for all; forget it if it is too small."""
         if self.window is not None or not self._seen[1]:
             return
-        if self._seen[1] < _ENOUGH:
+        if self._seen[1] < _MIN_SAMPLE_CHANGES:
             self._units[:], self._changes[:], self._seen[:] = 0, 0, 0
             return
         self._take_best()
-        self._seen[2] = _SETTLED
+        self._seen[2] = _FINAL
 
-    def see(self, base: int, count: int, olds: Units, steps: Units) -> None:
+    def count_block(self, base: int, count: int, olds: Units, steps: Units) -> None:
         """Take a block of `count` units at address `base` into account, and choose classes if there are none."""
-        see(base, count, olds, steps, *self.histograms)
+        count_block(base, count, olds, steps, *self.histograms)
         if self.window is None:
             self._seen[2] = self._seen[1]
             self._take_best()
 
-    def stale(self) -> bool:
+    def choose_again(self) -> bool:
         """Whether other classes are worth a chunk of their own; if so they are chosen."""
         if self.window is None or self._seen[1] < 2 * self._seen[2]:
             return False
@@ -244,7 +246,7 @@ class Classes:
 
     def begin(self) -> None:
         """A new chunk: what was seen long ago counts less."""
-        if self._seen[2] == _SETTLED:
+        if self._seen[2] == _FINAL:
             return
         self._units >>= 1
         self._changes >>= 1

@@ -18,24 +18,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.kernels.simd import (
-    BEYOND,
     GROUP,
     MAX_CLASSES,
     QUAD,
+    READ_AHEAD_ITEMS,
     RUN,
-    SUMS_AFTER,
+    SUMS_OFFSET,
     WINDOW,
     classify,
     classify_pair,
     count_before,
-    group_of,
+    group_of_index,
     select,
     take_below,
-    turn_ends,
+    transpose_ends,
 )
 from p2psync.delta.kernels.unit_loops import (
     SUM_ROWS,
-    TILE,
+    TILE_UNITS,
     add_groups,
     clear_sums,
     kernel,
@@ -64,7 +64,7 @@ _WORD, _LONG = np.empty(0, np.uint32), np.empty(0, np.uint64)
 _NEXT, _START, _STOP, _TABLE = 0, 64, 128, 192
 _PADS = 256
 # Of a scan: what `lanes` sums up of both copies, in rows of so many bytes.
-_SUMS, _LANES = _TABLE + SUMS_AFTER, 2 * GROUP
+_SUMS, _LANES = _TABLE + SUMS_OFFSET, 2 * GROUP
 # Of a scan: for each scale 8 times its class; what differs; masks and ends of a turn; both copies of a short one.
 _CLASS, _DIFFER, _MASKS = 1280, 1536, 1536 + _TURN // 8
 _ENDS = _MASKS + _TURN
@@ -78,7 +78,7 @@ _PLACES = _BITS + RUN // 8
 _RUN_MASKS = _PLACES + RUN // 8
 _LINES = _RUN_MASKS + 2 * RUN
 _TAKEN = _LINES + 64 + RUN // 4
-PLACE_BYTES = _TAKEN + 8 * (RUN + BEYOND)
+LOCATE_BYTES = _TAKEN + 8 * (RUN + READ_AHEAD_ITEMS)
 
 
 @kernel
@@ -105,7 +105,7 @@ def count_scales(base: int, count: int, totals: NDArray[np.int64], like: Units) 
 
 
 @kernel
-def scan_ranked(
+def scan_class_indices(
     old: int,
     new: int,
     count: int,
@@ -155,11 +155,11 @@ def scan_ranked(
         _classify_turn(left, right, quads, at)
         known = found
         found = _emit(at + _U(_DIFFER), quads << _U(2), begin, found, place_at, left - begin - begin, right - left)
-        _rank_turn(left - begin - begin, right - begin - begin, known, found, place_at, old_at, step_at, at)
+        _index_turn(left - begin - begin, right - begin - begin, known, found, place_at, old_at, step_at, at)
         if sums:
             for j in range(np.int64(known), np.int64(found)):
                 moved += load(step_at, j, _UNIT)
-            if begin & _U(TILE - 1) == _U(TILE - _TURN) or begin + size == total:
+            if begin & _U(TILE_UNITS - 1) == _U(TILE_UNITS - _TURN) or begin + size == total:
                 add_groups(at + _U(_SUMS), 1, _U(sums) + _U(_LANES), _UNIT)
                 add_groups(at + _U(_SUMS + _LANES), 1, _U(sums) + _U(3 * _LANES), _UNIT)
         # Ranks of the next turn are counted from the last ends of this one.
@@ -195,7 +195,7 @@ def _classify_turn(left: Any, right: Any, quads: Any, at: Any) -> None:
 
 
 @kernel
-def _rank_turn(a: Any, b: Any, first: Any, found: Any, place_at: Any, old_at: Any, step_at: Any, at: Any) -> None:
+def _index_turn(a: Any, b: Any, first: Any, found: Any, place_at: Any, old_at: Any, step_at: Any, at: Any) -> None:
     """Old bits, steps and items of changes `first` to `found`, all in this turn; `a` and `b` stand for position 0."""
     for j in range(np.int64(first), np.int64(found)):
         place = load(place_at, j, _WORD)
@@ -207,9 +207,9 @@ def _rank_turn(a: Any, b: Any, first: Any, found: Any, place_at: Any, old_at: An
         group = (place & _U(_TURN - 1)) >> _U(6)
         mask = load(mine + _U(_MASKS) + (group << _U(6)), 0, _LONG)
         end = load(mine + _U(_ENDS) + ((group >> _U(2)) << _U(6)), np.int64(group & _U(3)), _UNIT)
-        rank = load(mine + _U(_START), 0, _LONG) + end - popcount(mask >> (place & _U(63)))
+        index = load(mine + _U(_START), 0, _LONG) + end - popcount(mask >> (place & _U(63)))
         out = load(mine + _U(_NEXT), 0, _LONG)
-        store(out, 0, rank | step << _U(32), _LONG)
+        store(out, 0, index | step << _U(32), _LONG)
         store(mine + _U(_NEXT), 0, out + _U(8), _LONG)
 
 
@@ -257,7 +257,7 @@ def _emit(bits: Any, groups: Any, begin: Any, filled: Any, out: Any, units: Any,
 
 
 @kernel
-def place_changes(
+def locate_changes(
     base: int,
     count: int,
     window: NDArray[np.uint8],
@@ -269,8 +269,8 @@ def place_changes(
 ) -> bool:
     """The inverse: of each class `sizes[c]` changes, one after another, tell ranks, strictly rising, and steps.
 
-    An item is a rank, and from bit 32 on a step; `BEYOND` more may be read after the last. False if a rank is not below
-    its class's total. state: `PLACE_BYTES` of any contents, the caller's as in `scan_ranked`.
+    An item is a rank, and from bit 32 on a step; `READ_AHEAD_ITEMS` more may be read after the last. False if a rank is not below
+    its class's total. state: `LOCATE_BYTES` of any contents, the caller's as in `scan_class_indices`.
     """
     at = _U(state.ctypes.data)
     _table(window, state[_TABLE:])
@@ -307,8 +307,8 @@ def place_changes(
                 load(at + _U(_ROWS - 2 + _ROW // 2) + c * _U(_ROW), 0, _UNIT),
             )
             item, stop = load(mine + _U(_NEXT), 0, _LONG), load(mine + _U(_STOP), 0, _LONG)
-            some = _U(BEYOND)
-            while some == _U(BEYOND):
+            some = _U(READ_AHEAD_ITEMS)
+            while some == _U(READ_AHEAD_ITEMS):
                 some = take_below(item, (stop - item) >> _U(3), start, start + end, c << _U(24), taken)
                 taken += some << _U(3)
                 item += some << _U(3)
@@ -320,11 +320,11 @@ def place_changes(
             prefetch(fetched)
             fetched += _U(64)
             entry = load(place, 0, _LONG)
-            c, rank = (entry >> _U(24)) & _U(MAX_CLASSES - 1), entry & _U(0xFFFFFF)
+            c, index = (entry >> _U(24)) & _U(MAX_CLASSES - 1), entry & _U(0xFFFFFF)
             row = at + _U(_ROWS) + c * _U(_ROW)
-            g = group_of(row, rank)
+            g = group_of_index(row, index)
             mask = load(before + (g << _U(6)) + (c << _U(3)), 0, _LONG)
-            bit = select(mask, rank - load(row, np.int64(g) - 1, _UNIT))
+            bit = select(mask, index - load(row, np.int64(g) - 1, _UNIT))
             word = at + _U(_BITS) + (g << _U(3))
             store(word, 0, load(word, 0, _LONG) | _ONE << bit, _LONG)
             store(place, 0, (entry >> _U(32)) << _U(32) | g << _U(6) | bit, _LONG)
@@ -348,5 +348,5 @@ def place_changes(
         # What a short run lacks ends where its last unit does.
         for k in range(np.int64(quads) * 32, RUN // 8):
             store(at + _U(_LINES + 64), k, load(at + _U(_LINES), k | 3, _UNIT), _UNIT)
-        turn_ends(at + _U(_LINES + 64), at + _U(_ROWS))
+        transpose_ends(at + _U(_LINES + 64), at + _U(_ROWS))
     return bool(filled == _U(items.size) and _U(positions[items.size - 1]) < total)

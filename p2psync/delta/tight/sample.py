@@ -18,7 +18,7 @@ from p2psync.delta.kernels.unit_loops import GROUP, differ, inline, kernel, load
 from p2psync.delta.tensors import Units
 
 #: Units of a piece. Scales are counted of one unit in four of them: changes are rare, and tell less exactly anyway.
-PIECE, _COUNTED = 256, 4
+PIECE_UNITS, _COUNTED = 256, 4
 #: Memory is fetched so many pieces ahead.
 _AHEAD = 2
 
@@ -29,7 +29,7 @@ _UNIT = np.empty(0, np.uint16)
 _GOLDEN = _U(0x9E3779B97F4A7C15)
 
 
-class Sample(NamedTuple):
+class ChangeSample(NamedTuple):
     """units: i64 (256), about how often each scale occurs; size: how many units that are; changes' old bits, steps."""
 
     units: NDArray[np.int64]
@@ -38,12 +38,12 @@ class Sample(NamedTuple):
     steps: Units
 
 
-def sample_copies(old: int, new: int, row: int, first: int, stop: int, every: int) -> Sample:
+def sample_copies(old: int, new: int, row: int, first: int, stop: int, every: int) -> ChangeSample:
     """Of units `first` to `stop` of a row whose copies' first units are at these addresses; `first` begins a piece."""
-    return Sample(*_both(old, new, row, first, stop, every))
+    return ChangeSample(*_both(old, new, row, first, stop, every))
 
 
-def sample_blocks(old: int, row: int, first: int, stop: int, every: int, blocks: Iterable[Block]) -> Sample:
+def sample_blocks(old: int, row: int, first: int, stop: int, every: int, blocks: Iterable[Block]) -> ChangeSample:
     """The same, where all changes of these units are in `blocks`."""
     units, size = _scales(old, row, first, stop, every)
     olds, steps = np.empty(size, np.uint16), np.empty(size, np.uint16)
@@ -53,7 +53,7 @@ def sample_blocks(old: int, row: int, first: int, stop: int, every: int, blocks:
         if positions is None:
             positions = np.arange(block.count, dtype=np.uint32)
         found = _pick(old, row, block.start, every, positions, block.steps, olds, steps, found)
-    return Sample(units, size, olds[:found], steps[:found])
+    return ChangeSample(units, size, olds[:found], steps[:found])
 
 
 @inline
@@ -66,8 +66,8 @@ def _piece(row: Any, stretch: Any, every: Any) -> Any:
 @inline
 def _fetch(base: Any, piece: Any) -> Any:
     """Have a piece fetched from memory."""
-    for line in range(_U(0), _U(2 * PIECE), _U(64)):
-        prefetch(_U(base) + _U(2 * PIECE) * piece + line)
+    for line in range(_U(0), _U(2 * PIECE_UNITS), _U(64)):
+        prefetch(_U(base) + _U(2 * PIECE_UNITS) * piece + line)
 
 
 @kernel
@@ -75,12 +75,12 @@ def _scales(old: int, row: int, first: int, stop: int, every: int) -> tuple[NDAr
     # A count that has just been stored is slow to load, so neighbours are counted apart.
     begin: Any
     tallies, size = np.zeros((4, 256), np.int64), 0
-    for stretch in range(first // (PIECE * every), (stop - 1) // (PIECE * every) + 1):
-        begin = PIECE * np.int64(_piece(_U(row), _U(stretch), _U(every)))
+    for stretch in range(first // (PIECE_UNITS * every), (stop - 1) // (PIECE_UNITS * every) + 1):
+        begin = PIECE_UNITS * np.int64(_piece(_U(row), _U(stretch), _U(every)))
         _fetch(old, _piece(_U(row), _U(stretch + _AHEAD), _U(every)))
         if begin < first or begin >= stop:
             continue
-        end = min(begin + PIECE, stop)
+        end = min(begin + PIECE_UNITS, stop)
         size += end - begin
         for i in range(begin + stretch % _COUNTED, end, _COUNTED):
             tallies[i // _COUNTED & 3, (load(old, i, _UNIT) >> _U(7)) & _U(255)] += _COUNTED
@@ -91,12 +91,12 @@ def _scales(old: int, row: int, first: int, stop: int, every: int) -> tuple[NDAr
 def _changes(old: int, new: int, row: int, first: int, stop: int, every: int, olds: Units, steps: Units) -> int:
     begin: Any
     found = 0
-    for stretch in range(first // (PIECE * every), (stop - 1) // (PIECE * every) + 1):
-        begin = PIECE * np.int64(_piece(_U(row), _U(stretch), _U(every)))
+    for stretch in range(first // (PIECE_UNITS * every), (stop - 1) // (PIECE_UNITS * every) + 1):
+        begin = PIECE_UNITS * np.int64(_piece(_U(row), _U(stretch), _U(every)))
         _fetch(new, _piece(_U(row), _U(stretch + _AHEAD), _U(every)))
         if begin < first:
             continue
-        for at in range(begin, min(begin + PIECE, stop), GROUP):
+        for at in range(begin, min(begin + PIECE_UNITS, stop), GROUP):
             rest = _U(0)
             if at + GROUP <= stop:
                 rest = differ(old, new, at, _UNIT)
@@ -136,7 +136,7 @@ def _pick(
 ) -> int:
     for j in range(positions.size):
         place = start + np.int64(positions[j])
-        piece = _U(place // PIECE)
+        piece = _U(place // PIECE_UNITS)
         if piece == _piece(_U(row), piece // _U(every), _U(every)):
             olds[found], steps[found] = load(old, place, _UNIT), given[j]
             found += 1

@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from p2psync.delta.kernels.simd import MAX_CLASSES
 from p2psync.delta.kernels.unit_loops import GROUP
 from p2psync.delta.tensors import Units
-from p2psync.delta.tight.class_choice import Counts
+from p2psync.delta.tight.class_choice import IntArray
 
 #: Most ranked blocks of one chunk.
-MAX_BLOCKS = 1 << 14
+MAX_TIGHT_BLOCKS = 1 << 14
 #: Changes that room is kept for, and what is added so that rows lie apart: rows of a power of two would meet in the
 #: same lines of a cache.
-_ROOM, _SHIFTED = 3 << 20, 72
+_KEPT_CHANGES, _ROW_PADDING = 3 << 20, 72
 _local = threading.local()
 
 
-class Room:
+class ScratchBuffers:
     """Blocks one after another, each with its changes, and the changes class after class.
 
     positions, olds, steps: changes of all blocks. items: (8, room), the changes of each class. places: (blocks, 4),
@@ -33,15 +33,15 @@ class Room:
     """
 
     def __init__(self) -> None:
-        self.items = np.empty((MAX_CLASSES, _ROOM + _SHIFTED), np.uint64)
-        self.positions, self.olds, self.steps = _found(_ROOM)
-        self.places = np.empty((MAX_BLOCKS + 1, 4), np.int64)
-        self.counts = np.empty((MAX_BLOCKS + 1, 2, MAX_CLASSES), np.int64)
+        self.items = np.empty((MAX_CLASSES, _KEPT_CHANGES + _ROW_PADDING), np.uint64)
+        self.positions, self.olds, self.steps = _found(_KEPT_CHANGES)
+        self.places = np.empty((MAX_TIGHT_BLOCKS + 1, 4), np.int64)
+        self.counts = np.empty((MAX_TIGHT_BLOCKS + 1, 2, MAX_CLASSES), np.int64)
 
     @classmethod
-    def take(cls) -> Room:
+    def take(cls) -> ScratchBuffers:
         """What this thread has kept, or else a new one."""
-        kept: Room | None = _local.__dict__.pop("room", None)
+        kept: ScratchBuffers | None = _local.__dict__.pop("room", None)
         return cls() if kept is None else kept
 
     def give(self) -> None:
@@ -53,14 +53,14 @@ class Room:
         """All of them: positions, olds, steps, items, places, counts."""
         return self.positions, self.olds, self.steps, self.items, self.places, self.counts
 
-    def grow(self, kept: Counts, changed: int, count: int) -> None:
+    def grow(self, kept: IntArray, changed: int, count: int) -> None:
         """Make room for `count` more changes, in any class, than there are and than may wait.
 
         changed: how many there are; kept: how many of each class, those that wait included.
         """
         wanted = changed + 2 * count
         if self.items.shape[1] < wanted:
-            items = np.empty((MAX_CLASSES, 2 * wanted + _SHIFTED), np.uint64)
+            items = np.empty((MAX_CLASSES, 2 * wanted + _ROW_PADDING), np.uint64)
             for to, row, size in zip(items, self.items, kept, strict=True):
                 to[:size] = row[:size]
             self.items = items
@@ -70,7 +70,7 @@ class Room:
             for old, new in zip(before, after, strict=True):
                 new[: old.size] = old
 
-    def turn(self, filled: Counts, blocks: int, changed: int) -> None:
+    def move_waiting(self, filled: IntArray, blocks: int, changed: int) -> None:
         """Leave only the block that comes after the first ones, which have so many changes, `filled[c]` of class c."""
         self.places[0], self.counts[0] = self.places[blocks], self.counts[blocks]
         for row, first, size in zip(self.items, filled, self.counts[0, 0], strict=True):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.history import Bytes, ChangeHistory, Words
+from p2psync.delta.history import ByteArray, ChangeHistory, WordArray
 from p2psync.delta.kernels.unit_loops import kernel
 from p2psync.delta.streams import read_varint, varint
 from p2psync.delta.tensors import Units
@@ -25,11 +25,11 @@ _ONE = _U(1)
 MAX_RICE = 20
 
 
-class SignWriter:
+class SignResidualWriter:
     """Collects the signs of changes, block after block."""
 
     def __init__(self) -> None:
-        self._same: list[Bytes] = []
+        self._same: list[ByteArray] = []
 
     def add(self, history: ChangeHistory, start: int, positions: NDArray[np.uint32], steps: Units) -> None:
         """Take steps, u16, of one block that begins at unit `start`, all of units that changed before."""
@@ -39,36 +39,36 @@ class SignWriter:
     def finish(self) -> bytes:
         """What tells all signs."""
         same = np.concatenate(self._same) if self._same else np.empty(0, np.uint8)
-        usual = int(2 * np.count_nonzero(same) >= same.size)
-        gaps = np.diff(np.flatnonzero(same != usual), prepend=-1) - 1
+        continues = int(2 * np.count_nonzero(same) >= same.size)
+        gaps = np.diff(np.flatnonzero(same != continues), prepend=-1) - 1
         rice = _parameter(int(gaps.sum()), gaps.size)
-        return bytes([2 * rice + usual]) + varint(gaps.size) + _rice_bytes(gaps, rice)
+        return bytes([2 * rice + continues]) + varint(gaps.size) + _rice_bytes(gaps, rice)
 
 
-class SignReader:
+class SignResidualReader:
     """Gives the signs of changes, block after block."""
 
     def __init__(self, data: memoryview, changed: int) -> None:
         """data: what tells the signs of `changed` steps, those of all blocks together. Raises `FormatError`."""
         if not data:
             raise FormatError("a chunk has no signs")
-        surprises, at = read_varint(data, 1)
-        rice, self._usual = data[0] >> 1, data[0] & 1
-        if rice > MAX_RICE or surprises > min(changed, 8 * (len(data) - at)):
+        residuals, at = read_varint(data, 1)
+        rice, self._continues = data[0] >> 1, data[0] & 1
+        if rice > MAX_RICE or residuals > min(changed, 8 * (len(data) - at)):
             raise FormatError("a chunk has signs that nothing could have")
-        self._places = np.full(surprises + 1, -1, np.int64)
-        if not _read_rice(np.array(data[at:]), rice, changed, self._places[:-1]):
+        self._residuals = np.full(residuals + 1, -1, np.int64)
+        if not _read_rice(np.array(data[at:]), rice, changed, self._residuals[:-1]):
             raise FormatError("a chunk has broken signs")
         #: Steps passed, and surprises among them.
         self._at = np.zeros(2, np.int64)
 
     def apply(self, history: ChangeHistory, start: int, positions: NDArray[np.uint32], steps: Units) -> None:
         """Negate the steps of one block that begins at unit `start`, which are all upwards, where they should be."""
-        _apply(history.down, start, positions, self._usual, self._places, self._at, steps)
+        _apply(history.down, start, positions, self._continues, self._residuals, self._at, steps)
 
 
 @kernel
-def _compare(down: Words, start: int, positions: NDArray[np.uint32], steps: Units, same: Bytes) -> None:
+def _compare(down: WordArray, start: int, positions: NDArray[np.uint32], steps: Units, same: ByteArray) -> None:
     """Whether each step goes the way that its unit went last."""
     for j in range(_U(positions.size)):
         place = _U(start) + _U(positions[j])
@@ -77,22 +77,22 @@ def _compare(down: Words, start: int, positions: NDArray[np.uint32], steps: Unit
 
 @kernel
 def _apply(
-    down: Words,
+    down: WordArray,
     start: int,
     positions: NDArray[np.uint32],
-    usual: int,
-    places: NDArray[np.int64],
+    continues: int,
+    residuals: NDArray[np.int64],
     at: NDArray[np.int64],
     steps: Units,
 ) -> None:
     passed, next_one = at[0], at[1]
     for j in range(_U(positions.size)):
         place = _U(start) + _U(positions[j])
-        surprise = _U(places[next_one] == passed)
-        next_one += np.int64(surprise)
+        residual = _U(residuals[next_one] == passed)
+        next_one += np.int64(residual)
         passed += 1
         last = (down[place >> _U(6)] >> (place & _U(63))) & _ONE
-        if last ^ surprise ^ _U(1 - usual):
+        if last ^ residual ^ _U(1 - continues):
             steps[j] = _U(65536) - _U(steps[j])
     at[0], at[1] = passed, next_one
 
@@ -110,7 +110,7 @@ def _rice_bytes(gaps: NDArray[np.int64], rice: int) -> bytes:
 
 
 @kernel
-def _write_rice(gaps: NDArray[np.int64], rice: int, out: Bytes) -> None:
+def _write_rice(gaps: NDArray[np.int64], rice: int, out: ByteArray) -> None:
     """Of each gap the high part in ones, a zero, and the low bits, lowest first."""
     at = 0
     for gap in gaps:
@@ -124,10 +124,10 @@ def _write_rice(gaps: NDArray[np.int64], rice: int, out: Bytes) -> None:
 
 
 @kernel
-def _read_rice(data: Bytes, rice: int, limit: int, places: NDArray[np.int64]) -> bool:
+def _read_rice(data: ByteArray, rice: int, limit: int, residuals: NDArray[np.int64]) -> bool:
     """The places of the surprises, all below `limit`; False if the code is broken, or not as long as the data."""
     at, end, place = 0, 8 * data.size, -1
-    for found in range(places.size):
+    for found in range(residuals.size):
         high = 0
         while at < end and (data[at >> 3] >> (at & 7)) & 1:
             high += 1
@@ -142,5 +142,5 @@ def _read_rice(data: Bytes, rice: int, limit: int, places: NDArray[np.int64]) ->
         place += (high << rice) + low + 1
         if place >= limit:
             return False
-        places[found] = place
+        residuals[found] = place
     return end - at < 8

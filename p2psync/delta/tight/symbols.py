@@ -30,8 +30,8 @@ from p2psync.delta.tight.ans import STATE_BITS, STATES
 
 BUCKETS, KINDS = 48, 3
 #: Different b of large magnitudes; and extra symbols.
-LENGTHS = 15
-EXTRAS = 2 * LENGTHS - 1
+MAGNITUDE_LENGTHS = 15
+EXTRAS = 2 * MAGNITUDE_LENGTHS - 1
 SYMBOLS = KINDS * BUCKETS
 FAR_BITS = 20
 #: Kinds and extra symbols, told together.
@@ -43,7 +43,7 @@ MAX_SHIFT = 18
 #: How many bytes of items ahead the writer fetches memory.
 _FETCHED = 512
 #: Bytes that the reader may look at after the last that holds bits.
-SLACK = 16
+READ_SLACK_BYTES = 16
 
 _U = np.uint64
 _ONE = _U(1)
@@ -82,7 +82,7 @@ def count_symbols(
     """
     # To find out what a change is takes vectors; to count it takes none. So each is done for some changes at a time. A
     # count that has just been stored is slow to load, so neighbours are counted apart.
-    lead, kinds, tallies = _U(signs), np.empty(_BATCH, np.uint16), np.empty((4, BUCKETS * _ALL_KINDS), np.uint32)
+    sign_bits, kinds, tallies = _U(signs), np.empty(_BATCH, np.uint16), np.empty((4, BUCKETS * _ALL_KINDS), np.uint32)
     for c in range(_U(shifts.size)):
         shift, row, end = _U(shifts[c]), items[c], _U(0)
         tallies[:] = 0
@@ -91,7 +91,7 @@ def count_symbols(
             end += _U(sizes[block, c])
             while begin != end:
                 size = min(end - begin, _U(_BATCH))
-                after = _note(row, begin, size, after, shift, lead, kinds)
+                after = _note(row, begin, size, after, shift, sign_bits, kinds)
                 for j in range(size):
                     tallies[j & _U(3), kinds[j]] += 1
                 begin += size
@@ -107,23 +107,23 @@ def count_symbols(
 
 
 @kernel
-def _note(items: Any, begin: Any, size: Any, after: Any, shift: Any, lead: Any, kinds: Any) -> Any:
+def _note(items: Any, begin: Any, size: Any, after: Any, shift: Any, sign_bits: Any, kinds: Any) -> Any:
     """Note the symbols of some items of a block, and tell bucket and kind of each: ±1, ±2, or one of the extra symbols.
 
     after: one more than the rank of the last item before these; returned is that of the last of these.
     """
     for j in range(size):
         item = items[begin + j]
-        rank, step = item & _GAP, item >> _STEP
-        gap, after = rank - after, rank + _ONE
+        index, step = item & _GAP, item >> _STEP
+        gap, after = index - after, index + _ONE
         magnitude = magnitude_of(step)
         bucket, kind = min(gap >> shift, _LAST), min(magnitude, _U(3)) - _ONE
         symbol, sign = bucket + _U(BUCKETS) * kind, step >> _U(15)
         # Of magnitudes up to 3 the last term is 0: no branch that nobody can predict.
         length = length_of(max(magnitude, _U(3)))
-        kinds[j] = symbol + _U(BUCKETS) * (max(length + length + (sign & lead), _ONE) - _ONE)
-        front = step & _ONE if magnitude > _U(3) else sign
-        items[begin + j] = front | gap << _ONE | symbol << _SYMBOL | step << _STEP
+        kinds[j] = symbol + _U(BUCKETS) * (max(length + length + (sign & sign_bits), _ONE) - _ONE)
+        front_bit = step & _ONE if magnitude > _U(3) else sign
+        items[begin + j] = front_bit | gap << _ONE | symbol << _SYMBOL | step << _STEP
     return after
 
 
@@ -133,22 +133,22 @@ def write_symbols(
     items: NDArray[np.uint64],
     shifts: NDArray[np.uint8],
     signs: bool,
-    book: NDArray[np.uint64],
-    follow: NDArray[np.uint16],
-    extra_book: NDArray[np.uint64],
-    extra_follow: NDArray[np.uint16],
+    codebook: NDArray[np.uint64],
+    next_states: NDArray[np.uint16],
+    extra_codebook: NDArray[np.uint64],
+    extra_next_states: NDArray[np.uint16],
     out: NDArray[np.uint8],
     ends: NDArray[np.int64],
 ) -> int:
     """Write the changes of some blocks; returns how many bytes, which are the last of `out`.
 
-    That must hold `most_bytes` of them. Items are as `count_symbols` leaves them; `ends` is told where each block's
-    bytes end. For (class, symbol) and (class, extra symbol), books and states to follow are what `ans.fill_writer`
+    That must hold `symbol_bytes_bound` of them. Items are as `count_symbols` leaves them; `ends` is told where each block's
+    bytes end. For (class, symbol) and (class, extra symbol), books and states to follow are what `ans.fill_encode_table`
     makes. Without `signs` all steps count as positive.
 
     What is read last is written first, so all this goes backwards.
     """
-    classes, lead = shifts.size, _U(signs)
+    classes, sign_bits = shifts.size, _U(signs)
     places = np.empty(classes, np.uint64)
     for c in range(classes):
         places[c] = _U(items[c].ctypes.data) + (_U(sizes[:, c].sum()) << _U(3))
@@ -157,9 +157,9 @@ def write_symbols(
         fill, word, state = _U(0), _U(0), _U(STATES)
         for c in range(classes - 1, -1, -1):
             shift = _U(shifts[c])
-            head = shift + lead
-            mine, nexts = _U(book[c].ctypes.data), _U(follow[c].ctypes.data)
-            extras, extra_nexts = _U(extra_book[c].ctypes.data), _U(extra_follow[c].ctypes.data)
+            head = shift + sign_bits
+            mine, next_states_at = _U(codebook[c].ctypes.data), _U(next_states[c].ctypes.data)
+            extras, extra_next_states_at = _U(extra_codebook[c].ctypes.data), _U(extra_next_states[c].ctypes.data)
             place = places[c]
             first = places[c] = place - (_U(sizes[block, c]) << _U(3))
             # What comes next has long left the nearest caches, and nothing else asks for what is read backwards.
@@ -172,10 +172,10 @@ def write_symbols(
                 symbol = (item >> _SYMBOL) & _U(255)
                 bits, size = _U(0), _U(0)
                 if symbol >= _LAST:
-                    state, bits, size = _write_rare(item, symbol, state, shift, lead, extras, extra_nexts)
-                state, count, code = _write_state(state, load(mine, np.int64(symbol), _LONG), nexts)
+                    state, bits, size = _write_rare(item, symbol, state, shift, sign_bits, extras, extra_next_states_at)
+                state, count, code = _write_state(state, load(mine, np.int64(symbol), _LONG), next_states_at)
                 # What is raw: the gap's low bits, and before them the sign, which is left out where it is not told.
-                bits = (bits << count | code) << head | (item >> (_ONE - lead)) & ((_ONE << head) - _ONE)
+                bits = (bits << count | code) << head | (item >> (_ONE - sign_bits)) & ((_ONE << head) - _ONE)
                 size += head + count
                 word = word << size | bits
                 fill += size
@@ -198,16 +198,16 @@ def write_symbols(
 
 
 @inline
-def _write_rare(item: Any, symbol: Any, state: Any, shift: Any, lead: Any, extras: Any, follow: Any) -> Any:
+def _write_rare(item: Any, symbol: Any, state: Any, shift: Any, sign_bits: Any, extras: Any, next_states: Any) -> Any:
     """What is read after the symbol of a change that is not of the usual kind: the state before, bits, how many."""
     bits, size = _U(0), _U(0)
     if symbol >= _U(2 * BUCKETS):
         step = item >> _STEP
         magnitude = magnitude_of(step)
         length = length_of(magnitude)
-        extra = max(length + length + ((step >> _U(15)) & lead), _ONE) - _ONE
-        state, size, bits = _write_state(state, load(extras, np.int64(extra), _LONG), follow)
-        told = min(length, lead)
+        extra = max(length + length + ((step >> _U(15)) & sign_bits), _ONE) - _ONE
+        state, size, bits = _write_state(state, load(extras, np.int64(extra), _LONG), next_states)
+        told = min(length, sign_bits)
         bits |= ((magnitude - _U(2) - (_ONE << length)) >> told) << size
         size += length - told
     if symbol == _LAST or symbol == _LAST + _U(BUCKETS) or symbol == _LAST + _U(2 * BUCKETS):
@@ -217,18 +217,18 @@ def _write_rare(item: Any, symbol: Any, state: Any, shift: Any, lead: Any, extra
     return state, bits, size
 
 
-def most_bytes(changes: int, blocks: int) -> int:
+def symbol_bytes_bound(changes: int, blocks: int) -> int:
     """Bytes that `write_symbols` may need of its output."""
-    return 8 * changes + 3 * blocks + SLACK
+    return 8 * changes + 3 * blocks + READ_SLACK_BYTES
 
 
 @inline
-def _write_state(state: Any, entry: Any, follow: Any) -> Any:
+def _write_state(state: Any, entry: Any, next_states: Any) -> Any:
     """Write a symbol: the state before it, how many bits that takes, and these bits."""
     count = (state + (entry & _U(0xFFFFFFFF))) >> _U(16)
     # Places are told with so many added that they are never negative.
     place = (state >> count) + (entry >> _U(32))
-    return load(follow - _U(2 * STATES), np.int64(place), _SHORT), count, state & ((_ONE << count) - _ONE)
+    return load(next_states - _U(2 * STATES), np.int64(place), _SHORT), count, state & ((_ONE << count) - _ONE)
 
 
 @kernel
@@ -247,11 +247,11 @@ def read_symbols(
     `sizes[k, c]` changes of block k are of class c, their ranks below `spans[k, 2]`. An item becomes a rank, and from
     bit 32 on a step: first those of block 0, then those of block 1. Without `signs` all steps are positive. False
     unless the symbols are known, bits and states end where they should, and the ranks are below their bound. The tables
-    hold, for (class, state), what `ans.fill_reader` makes of `templates` and `extra_templates`.
+    hold, for (class, state), what `ans.fill_decode_table` makes of `symbol_templates` and `extra_templates`.
 
     A processor spends most of its time here in waiting for one change's state, so it reads two at once.
     """
-    base, lead = _U(data.ctypes.data), _U(signs)
+    base, sign_bits = _U(data.ctypes.data), _U(signs)
     at_a, state_a = _begin(base, _U(spans[0, 0]), sizes[0].any())
     at_b, state_b = _begin(base, _U(spans[1, 0]), sizes[1].any())
     stop_a, stop_b = _U(spans[0, 1]) << _U(3), _U(spans[1, 1]) << _U(3)
@@ -262,39 +262,39 @@ def read_symbols(
     for c in range(_U(shifts.size)):
         shift = _U(shifts[c])
         table, extra = _U(tables[c].ctypes.data), _U(extra_tables[c].ctypes.data)
-        rank_a, rank_b = ~_U(0), ~_U(0)
+        index_a, index_b = ~_U(0), ~_U(0)
         both = min(_U(sizes[0, c]), _U(sizes[1, c]))
         # The bits of two changes that tell nothing unusual are in one word.
-        twice = both >> _ONE if shift + lead + _U(STATE_BITS) <= _U(28) else _U(0)
+        twice = both >> _ONE if shift + sign_bits + _U(STATE_BITS) <= _U(28) else _U(0)
         for _ in range(twice):
             word_a, word_b = _bits_at(base, at_a), _bits_at(base, at_b)
             for k in range(2):
-                at_a, word_a, state_a, rank_a, step_a = _read_change(
-                    base, at_a, stop_a, word_a, state_a, rank_a, shift, lead, table, extra
+                at_a, word_a, state_a, index_a, step_a = _read_change(
+                    base, at_a, stop_a, word_a, state_a, index_a, shift, sign_bits, table, extra
                 )
-                at_b, word_b, state_b, rank_b, step_b = _read_change(
-                    base, at_b, stop_b, word_b, state_b, rank_b, shift, lead, table, extra
+                at_b, word_b, state_b, index_b, step_b = _read_change(
+                    base, at_b, stop_b, word_b, state_b, index_b, shift, sign_bits, table, extra
                 )
-                store(out_a, k, rank_a | step_a, _LONG)
-                store(out_b, k, rank_b | step_b, _LONG)
+                store(out_a, k, index_a | step_a, _LONG)
+                store(out_b, k, index_b | step_b, _LONG)
             if (at_a > stop_a) | (at_b > stop_b):
                 return False
             out_a += _U(16)
             out_b += _U(16)
         both = twice << _ONE
         for k in range(2):
-            at, state, rank, out, stop = (
-                (at_b, state_b, rank_b, out_b, stop_b) if k else (at_a, state_a, rank_a, out_a, stop_a)
+            at, state, index, out, stop = (
+                (at_b, state_b, index_b, out_b, stop_b) if k else (at_a, state_a, index_a, out_a, stop_a)
             )
             for _ in range(both, _U(sizes[k, c])):
-                at, _, state, rank, step = _read_change(
-                    base, at, stop, _bits_at(base, at), state, rank, shift, lead, table, extra
+                at, _, state, index, step = _read_change(
+                    base, at, stop, _bits_at(base, at), state, index, shift, sign_bits, table, extra
                 )
                 if at > stop:
                     return False
-                store(out, 0, rank | step, _LONG)
+                store(out, 0, index | step, _LONG)
                 out += _U(8)
-            if sizes[k, c] and rank >= _U(spans[k, 2]):
+            if sizes[k, c] and index >= _U(spans[k, 2]):
                 return False
             if k:
                 at_b, state_b, out_b = at, state, out
@@ -322,7 +322,7 @@ def _bits_at(base: Any, at: Any) -> Any:
 
 @inline
 def _read_change(
-    base: Any, at: Any, stop: Any, word: Any, state: Any, rank: Any, shift: Any, lead: Any, table: Any, extra: Any
+    base: Any, at: Any, stop: Any, word: Any, state: Any, index: Any, shift: Any, sign_bits: Any, table: Any, extra: Any
 ) -> Any:
     """The next change at bit `at` after address `base`: the bit after it, state, rank, and the step at bit 32.
 
@@ -331,27 +331,27 @@ def _read_change(
     `stop` at the latest.
     """
     entry = load(table, np.int64(state), _LONG)
-    state = ((entry >> _U(32)) & _U(STATES - 1)) + ((word >> (shift + lead)) & (entry >> _U(48)))
+    state = ((entry >> _U(32)) & _U(STATES - 1)) + ((word >> (shift + sign_bits)) & (entry >> _U(48)))
     magnitude = (entry >> _U(6)) & _U(3)
-    rank += _ONE + ((word >> lead) & ((_ONE << shift) - _ONE))
-    sign = word & lead
+    index += _ONE + ((word >> sign_bits) & ((_ONE << shift) - _ONE))
+    sign = word & sign_bits
     if magnitude != _U(0):
-        rank += (entry >> _U(8)) & _U(0xFFFFFF)
+        index += (entry >> _U(8)) & _U(0xFFFFFF)
         at += entry & _U(63)
         word >>= entry & _U(63)
     else:
-        more, state, over, magnitude, sign = _look_closer(
-            _bits_at(base, min(at, stop)) >> (entry & _U(63)), entry, state, shift, lead, sign, extra
+        more, state, over, magnitude, sign = _read_rare(
+            _bits_at(base, min(at, stop)) >> (entry & _U(63)), entry, state, shift, sign_bits, sign, extra
         )
         at += (entry & _U(63)) + more
-        rank += over
+        index += over
         word = _bits_at(base, min(at, stop))
     step = ((magnitude ^ (~sign + _ONE)) + sign) & _U(0xFFFF)
-    return at, word, state, rank, step << _STEP
+    return at, word, state, index, step << _STEP
 
 
 @kernel
-def _look_closer(bits: Any, entry: Any, state: Any, shift: Any, lead: Any, front: Any, extra: Any) -> Any:
+def _read_rare(bits: Any, entry: Any, state: Any, shift: Any, sign_bits: Any, front_bit: Any, extra: Any) -> Any:
     """What an entry does not tell at once: bits used beyond those it tells of, state, gap less low part, magnitude, and
     the sign; front: what stands in its place."""
     symbol = (entry >> _U(8)) & _U(255)
@@ -368,16 +368,16 @@ def _look_closer(bits: Any, entry: Any, state: Any, shift: Any, lead: Any, front
         unknown = entry == _U(0)
         state = ((entry >> _U(32)) & _U(STATES - 1)) + (bits & (entry >> _U(48)))
         count, length = entry & _U(15), (entry >> _U(8)) & _U(15)
-        told = min(length, lead)
+        told = min(length, sign_bits)
         low = (bits >> count) & ((_ONE << (length - told)) - _ONE)
-        magnitude = _U(2) + (_ONE << length) + (low << told | front & told)
+        magnitude = _U(2) + (_ONE << length) + (low << told | front_bit & told)
         more += count + length - told
-        front = (entry >> _U(12)) & _ONE if told else front
-    return (_ONE << _U(62) if unknown else more), state, bucket << shift, magnitude, front
+        front_bit = (entry >> _U(12)) & _ONE if told else front_bit
+    return (_ONE << _U(62) if unknown else more), state, bucket << shift, magnitude, front_bit
 
 
 @kernel
-def templates(shift: int, signs: bool, out: NDArray[np.uint64]) -> None:
+def symbol_templates(shift: int, signs: bool, out: NDArray[np.uint64]) -> None:
     """What `read_symbols` wants to know of each symbol of a class.
 
     6 bits: what comes before the state's bits. 2 bits: the magnitude, if it and the bucket say all. Then, in 24 bits,

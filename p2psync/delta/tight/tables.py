@@ -21,25 +21,27 @@ from numpy.typing import NDArray
 
 from p2psync.delta.kernels.simd import MAX_CLASSES, WINDOW
 from p2psync.delta.kernels.unit_loops import kernel, plain
-from p2psync.delta.streams import Bytes
+from p2psync.delta.streams import ByteArray
 from p2psync.delta.tight import ans, symbols
 from p2psync.delta.tight.ans import MAX_LEVEL, STATES
-from p2psync.delta.tight.class_choice import Counts
+from p2psync.delta.tight.class_choice import IntArray
 from p2psync.delta.tight.symbols import BUCKETS, EXTRAS, KINDS, MAX_SHIFT, SYMBOLS
 from p2psync.errors import FormatError
 
 #: Gaps are cut into buckets that are at most this share of the mean gap, and more than half of it.
 _BUCKET = 0.36
 #: Shifts, whether there are signs, and for each class the tables of `symbols.read_symbols`.
-Readers = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint64]]
+DecodeTables = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint64]]
 #: Memory for the tables of `symbols.read_symbols`.
-ReaderRoom = tuple[NDArray[np.uint64], NDArray[np.uint64]]
+DecodeTableBuffers = tuple[NDArray[np.uint64], NDArray[np.uint64]]
 #: The same for `symbols.write_symbols`: books and states to follow, of symbols and of extra symbols.
-Writers = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint64], NDArray[np.uint16]]
+EncodeTables = tuple[
+    NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint64], NDArray[np.uint16]
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tables:
+class SymbolTables:
     """Classes and codes of one chunk.
 
     window: u8 (17). shifts: u8 (classes). levels: u8 (classes, SYMBOLS) and (classes, EXTRAS); the frequencies that
@@ -55,8 +57,8 @@ class Tables:
 
     @classmethod
     def choose(
-        cls, window: NDArray[np.uint8], totals: Counts, sizes: Counts, items: NDArray[np.uint64], signs: bool
-    ) -> Tables:
+        cls, window: NDArray[np.uint8], totals: IntArray, sizes: IntArray, items: NDArray[np.uint64], signs: bool
+    ) -> SymbolTables:
         """The tables that suit blocks best; totals: units of each class; sizes: changes, (blocks, classes).
 
         signs: whether symbols tell them. Items, the changes of all blocks, class after class, are left as
@@ -77,7 +79,7 @@ class Tables:
         return out[: _pack(self.window, self.shifts, self.levels, self.extra_levels, out)].tobytes()
 
     @classmethod
-    def from_bytes(cls, data: Bytes) -> Tables:
+    def from_bytes(cls, data: ByteArray) -> SymbolTables:
         """The inverse of `to_bytes`. Raises `FormatError`."""
         window = np.empty(1 + WINDOW, np.uint8)
         shifts = np.empty(MAX_CLASSES, np.uint8)
@@ -85,33 +87,33 @@ class Tables:
         frequencies, others = np.empty(levels.shape, np.int64), np.empty(extras.shape, np.int64)
         classes = _parse(plain(data), window, shifts, levels, extras, frequencies, others)
         if classes < 0:
-            raise FormatError(f"a chunk's tables {_WRONG[~classes]}")
+            raise FormatError(f"a chunk's tables {_TABLE_ERRORS[~classes]}")
         used = slice(classes)
         return cls(window, shifts[used], levels[used], extras[used], frequencies[used], others[used])
 
-    def readers(self, signs: bool, room: ReaderRoom | None = None) -> Readers:
+    def decode_tables(self, signs: bool, buffers: DecodeTableBuffers | None = None) -> DecodeTables:
         """What the reading loop needs; room: memory for it, which must not be in use. Raises `FormatError` where there
         are to be no signs, and extra symbols tell some."""
         if not signs and self.extra_levels[:, 2::2].any():
             raise FormatError("a chunk's tables tell signs where there are none")
-        tables, extra_tables = reader_room() if room is None else room
-        _fill_readers(self.shifts, signs, self.frequencies, self.extra_frequencies, tables, extra_tables)
+        tables, extra_tables = decode_table_buffers() if buffers is None else buffers
+        _fill_decode_tables(self.shifts, signs, self.frequencies, self.extra_frequencies, tables, extra_tables)
         return self.shifts, signs, tables, extra_tables
 
-    def writers(self, signs: bool) -> Writers:
+    def encode_tables(self, signs: bool) -> EncodeTables:
         """What the writing loop needs."""
-        own, extra = _writer_room(self.frequencies), _writer_room(self.extra_frequencies)
-        _fill_writers(self.frequencies, self.extra_frequencies, *own, *extra)
+        own, extra = _encode_table_buffers(self.frequencies), _encode_table_buffers(self.extra_frequencies)
+        _fill_encode_tables(self.frequencies, self.extra_frequencies, *own, *extra)
         return self.shifts, signs, *own, *extra
 
 
-def _writer_room(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint16]]:
+def _encode_table_buffers(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint16]]:
     return np.empty(frequencies.shape, np.uint64), np.empty((len(frequencies), STATES), np.uint16)
 
 
 @kernel
 def _choose(
-    sizes: Counts,
+    sizes: IntArray,
     items: NDArray[np.uint64],
     shifts: NDArray[np.uint8],
     signs: bool,
@@ -134,17 +136,17 @@ def _choose(
 
 
 @kernel
-def _fill_writers(
+def _fill_encode_tables(
     frequencies: NDArray[np.int64],
     extra_frequencies: NDArray[np.int64],
-    book: NDArray[np.uint64],
-    follow: NDArray[np.uint16],
-    extra_book: NDArray[np.uint64],
-    extra_follow: NDArray[np.uint16],
+    codebook: NDArray[np.uint64],
+    next_states: NDArray[np.uint16],
+    extra_codebook: NDArray[np.uint64],
+    extra_next_states: NDArray[np.uint16],
 ) -> None:
-    """`ans.fill_writers`, of symbols and of extra symbols."""
-    ans.fill_writers(frequencies, book, follow)
-    ans.fill_writers(extra_frequencies, extra_book, extra_follow)
+    """`ans.fill_encode_tables`, of symbols and of extra symbols."""
+    ans.fill_encode_tables(frequencies, codebook, next_states)
+    ans.fill_encode_tables(extra_frequencies, extra_codebook, extra_next_states)
 
 
 @kernel
@@ -183,37 +185,37 @@ def _pack(
     return at
 
 
-def write_heads(places: Counts, sizes: Counts, ends: Counts) -> bytes:
+def write_tight_headers(places: IntArray, sizes: IntArray, ends: IntArray) -> bytes:
     """The heads of blocks; places: (blocks, 2), row and index on the grid; sizes: (blocks, classes), changes of each
     class; ends: where the bytes of each block end."""
-    heads = np.empty((len(places), 3 + sizes.shape[1]), np.int64)
-    _rises(places, sizes, ends, heads)
-    data = np.empty(5 * heads.size, np.uint8)
-    return data[: _write_varints(heads.ravel(), data)].tobytes()
+    headers = np.empty((len(places), 3 + sizes.shape[1]), np.int64)
+    _rises(places, sizes, ends, headers)
+    data = np.empty(5 * headers.size, np.uint8)
+    return data[: _write_varints(headers.ravel(), data)].tobytes()
 
 
 @kernel
-def _rises(places: Counts, sizes: Counts, ends: Counts, heads: Counts) -> None:
+def _rises(places: IntArray, sizes: IntArray, ends: IntArray, headers: IntArray) -> None:
     """Of each block what its head tells: how it differs from the block before."""
-    for k in range(len(heads)):
+    for k in range(len(headers)):
         first = k == 0
         row = 0 if first else places[k - 1, 0]
-        heads[k, 0] = places[k, 0] - row
+        headers[k, 0] = places[k, 0] - row
         index = -1 if first else places[k - 1, 1]
-        heads[k, 1] = places[k, 1] - (index + 1 if places[k, 0] == row else 0)
+        headers[k, 1] = places[k, 1] - (index + 1 if places[k, 0] == row else 0)
         for c in range(sizes.shape[1]):
             change = sizes[k, c] - (0 if first else sizes[k - 1, c])
-            heads[k, 2 + c] = 2 * change if change >= 0 else -2 * change - 1
-        heads[k, 2 + sizes.shape[1]] = ends[k] - (0 if first else ends[k - 1])
+            headers[k, 2 + c] = 2 * change if change >= 0 else -2 * change - 1
+        headers[k, 2 + sizes.shape[1]] = ends[k] - (0 if first else ends[k - 1])
 
 
-def reader_room() -> ReaderRoom:
-    """For `Tables.readers`."""
+def decode_table_buffers() -> DecodeTableBuffers:
+    """For `SymbolTables.decode_tables`."""
     return np.empty((MAX_CLASSES, STATES), np.uint64), np.empty((MAX_CLASSES, STATES), np.uint64)
 
 
 #: What can be wrong with the bytes of tables.
-_WRONG = (
+_TABLE_ERRORS = (
     "are cut off",
     f"have more than {MAX_CLASSES} classes",
     "have a class of too many buckets",
@@ -235,7 +237,7 @@ def _parse(
 ) -> int:
     """Read tables into arrays for the most classes that there may be; `levels` and `extras` are zeros.
 
-    Returns how many classes there are, or the complement of a place in `_WRONG`, which is less than 0.
+    Returns how many classes there are, or the complement of a place in `_TABLE_ERRORS`, which is less than 0.
     """
     at = 1 + WINDOW // 2
     if data.size < at:
@@ -283,7 +285,7 @@ def _parse(
 
 
 @kernel
-def _fill_readers(
+def _fill_decode_tables(
     shifts: NDArray[np.uint8],
     signs: bool,
     frequencies: NDArray[np.int64],
@@ -291,16 +293,18 @@ def _fill_readers(
     tables: NDArray[np.uint64],
     extra_tables: NDArray[np.uint64],
 ) -> None:
-    templates, extra_templates = np.empty(SYMBOLS, np.uint64), np.empty(EXTRAS, np.uint64)
+    symbol_templates, extra_templates = np.empty(SYMBOLS, np.uint64), np.empty(EXTRAS, np.uint64)
     symbols.extra_templates(extra_templates)
     for c in range(shifts.size):
-        symbols.templates(int(shifts[c]), signs, templates)
-        ans.fill_reader(frequencies[c], templates, tables[c])
-        ans.fill_reader(extra_frequencies[c], extra_templates, extra_tables[c])
+        symbols.symbol_templates(int(shifts[c]), signs, symbol_templates)
+        ans.fill_decode_table(frequencies[c], symbol_templates, tables[c])
+        ans.fill_decode_table(extra_frequencies[c], extra_templates, extra_tables[c])
 
 
-def read_heads(data: Bytes, classes: int, most: int, most_changed: int) -> tuple[Counts, Counts, Counts]:
-    """What `write_heads` wrote of `most` blocks and `most_changed` changes at most.
+def read_tight_headers(
+    data: ByteArray, classes: int, most: int, most_changed: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    """What `write_tight_headers` wrote of `most` blocks and `most_changed` changes at most.
 
     Row steps, indices and bytes as the bytes tell them, (blocks, 3); changes of each class, (blocks + 1, classes), of
     which the last are zeros; changes of each block. Raises `FormatError`.
@@ -315,13 +319,13 @@ def read_heads(data: Bytes, classes: int, most: int, most_changed: int) -> tuple
     blocks = found // width
     places, changed = np.empty((blocks, 3), np.int64), np.empty(blocks, np.int64)
     sizes = np.empty((blocks + 1, classes), np.int64)
-    if not _sum_heads(values, places, sizes, changed, most_changed):
+    if not _sum_headers(values, places, sizes, changed, most_changed):
         raise FormatError("a chunk has a block of more or fewer changes than it can have")
     return places, sizes, changed
 
 
 @kernel
-def _sum_heads(values: Counts, places: Counts, sizes: Counts, changed: Counts, most: int) -> bool:
+def _sum_headers(values: IntArray, places: IntArray, sizes: IntArray, changed: IntArray, most: int) -> bool:
     """Sum up the changes that heads tell; False if some are less than 0, a block has none, or there are too many."""
     blocks, classes = len(changed), sizes.shape[1]
     at, total = 0, 0
@@ -346,7 +350,7 @@ def _sum_heads(values: Counts, places: Counts, sizes: Counts, changed: Counts, m
 
 
 @kernel
-def _read_varints(data: NDArray[np.uint8], values: Counts) -> int:
+def _read_varints(data: NDArray[np.uint8], values: IntArray) -> int:
     """The varints that `data` is made of, until `values` is full; returns how many, or −1 where it is made of none."""
     count, value, size = 0, 0, 0
     for byte in data:
@@ -365,7 +369,7 @@ def _read_varints(data: NDArray[np.uint8], values: Counts) -> int:
 
 
 @kernel
-def _write_varints(values: Counts, out: NDArray[np.uint8]) -> int:
+def _write_varints(values: IntArray, out: NDArray[np.uint8]) -> int:
     """Varints of values below 2^35; returns how many bytes they take."""
     at = 0
     for value in values:
