@@ -1,4 +1,4 @@
-"""Block heads: where the blocks of a chunk lie in the table, and how each is coded.
+"""Block headers: where the blocks of a chunk lie in the table, and how each is coded.
 
 For each block, varints: `4 · (row − previous row) + mode`, the previous row being 0 at first; its index on the grid,
 less the previous block's index and 1 if that is of the same row; and, unless it is dense, the number of its positions.
@@ -15,7 +15,7 @@ from p2psync.delta.streams import ByteArray, read_varint, varint
 from p2psync.delta.tensors import Row
 from p2psync.errors import FormatError
 
-#: Most blocks of one body: a block takes some bytes on the wire before compression, and half a kilobyte in memory.
+#: Blocks of one body, at most: a block takes a few bytes on the wire, and half a kilobyte in memory.
 MAX_BODY_BLOCKS = 1 << 15
 
 
@@ -34,7 +34,10 @@ _MODES = tuple(BlockMode)
 
 
 class BlockHeader(NamedTuple):
-    """A head that was read and checked against the table. `units`: what the block spans; `size`: its steps."""
+    """A header that was read and checked against the table.
+
+    row: in the table. start: first unit. units: units of the block. width: bytes of a unit. size: number of steps.
+    """
 
     row: int
     start: int
@@ -45,7 +48,7 @@ class BlockHeader(NamedTuple):
 
 
 class BlockHeaderWriter:
-    """Writes the heads of one chunk, whose blocks come in rising order."""
+    """Writes the headers of one chunk's blocks, which come in rising order."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -54,7 +57,7 @@ class BlockHeaderWriter:
         self._index = -1
 
     def add(self, block: Block, span: int, mode: BlockMode) -> None:
-        """Append the head of a block that is coded in `mode`; `span` is that of its tensor's grid."""
+        """Append the header of a block that is coded in `mode`; `span`: units of a full block of its tensor."""
         index = block.start // span
         step = block.row - self._row
         self.data += varint(4 * step + mode)
@@ -66,8 +69,11 @@ class BlockHeaderWriter:
 
 
 def read_block_headers(data: ByteArray, rows: Sequence[Row], block_units: int) -> list[BlockHeader]:
-    """Read all heads and check them: rows and indices rising, within the table and the tensors' grids, sizes within
-    the blocks. Raises `FormatError`."""
+    """Read and check all headers of a body.
+
+    Raises `FormatError` unless rows and indices rise, within the table and the tensors' grids, and sizes lie within
+    the blocks.
+    """
     view = memoryview(data.data)
     headers: list[BlockHeader] = []
     row, index, at = 0, -1, 0

@@ -7,7 +7,7 @@ has an index i in the flat tensor and bits b (zero-extended to 64 bits).
                   + 2^64 · high(id div 2^64 + i·0xD1B54A32D192ED03 + b·0x85EBCA77 mod 2^64)
     digest = Σ mix over all units of all tensors, mod 2^128
 
-`low` and `high` are bijections of 64 bits, three xor-shifts and two multiplications each (`kernels`). Within a tensor
+`low` and `high` are bijections of 64 bits, three xor-shifts and two multiplications each (`kernels.unit_loops`). Within a tensor
 (i, b) → mix is injective: both linear forms agree on two pairs only if the pairs are equal, or if their indices are
 2^60 or more apart.
 
@@ -35,7 +35,7 @@ from p2psync.delta.tensors import DIGEST_BYTES, TensorSpec, Units
 #: The digest is a sum modulo this.
 MODULUS = 1 << 128
 _CONTEXT = b"p2psync tensor v1\0"
-# The kernels add 32-bit halves in 64-bit sums: fewer than 2^31 units in one call keep even signed sums exact.
+# The loops add 32-bit halves in 64-bit sums: fewer than 2^31 units in one call keep even signed sums exact.
 _SPAN = 1 << 30
 
 
@@ -119,5 +119,5 @@ def check_units(spec: TensorSpec, units: Units) -> None:
 
 @functools.cache
 def unit_witness(unit: np.dtype[np.unsignedinteger]) -> Units:
-    """An empty array that tells a kernel the unit."""
+    """An empty array whose dtype tells a compiled loop the unit."""
     return np.empty(0, unit)

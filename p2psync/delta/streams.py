@@ -1,6 +1,6 @@
-"""Byte streams, packed one after another, each compressed if that pays.
+"""Byte streams, packed one after another, each compressed if that saves bytes.
 
-    for each stream: length in bytes (varint); if it is not 0: stored length (varint), 0 where it is stored as it is
+    for each stream: length in bytes (varint); if it is not 0: stored length (varint), 0 if it is not compressed
     then the stored bytes of each stream, in order, and nothing after them
 
 A compressed stream is one zstandard frame that states its content size. Varints are LEB128, at most 5 bytes.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from p2psync.errors import FormatError
 
 ByteArray = NDArray[np.uint8]
-#: Of some bytes, one after another: what is large is put together once, where it is whole.
+#: Consecutive parts of a byte string, joined only once, where the whole is known.
 ByteParts = Sequence[bytes | bytearray | memoryview]
 
 _LEVEL = 1
@@ -38,7 +38,10 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """(value, index after it); raises `FormatError` where it is cut off, too long, or not the shortest form."""
+    """Read a varint at index `at`: (value, index after it).
+
+    Raises `FormatError` if it is cut off, too long, or not in its shortest form.
+    """
     value = 0
     for k in range(_MAX_VARINT_BYTES):
         if at + k >= len(data):
@@ -58,7 +61,7 @@ def pack_streams(streams: Sequence[bytes | bytearray]) -> bytes:
 
 
 def packed_parts(streams: Sequence[bytes | bytearray]) -> ByteParts:
-    """`pack_streams`, in parts."""
+    """The same bytes as `pack_streams`, in parts."""
     header = bytearray()
     stored: list[bytes | bytearray] = []
     for stream in streams:
@@ -72,7 +75,7 @@ def packed_parts(streams: Sequence[bytes | bytearray]) -> ByteParts:
 
 
 def stored_bytes(stream: bytes | bytearray) -> int:
-    """Bytes that a stream takes once it is packed, but for its lengths."""
+    """Bytes that a stream takes once it is packed, without its lengths."""
     packed = _compress(stream)
     return len(stream if packed is None else packed)
 

@@ -1,7 +1,7 @@
-"""Memory for the chunks that come: lent out, and used again once nobody refers to it.
+"""Receive buffers for chunks, reused once nobody refers to them.
 
-Fresh memory of a chunk's size costs more than what is done with the chunk afterwards: the kernel gives it page by page,
-cleared, and the allocator gives it back at once.
+Fresh memory of a chunk's size costs more than what is done with the chunk afterwards: the kernel hands it out page by
+page, cleared, and the allocator returns it at once.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ _Buffer = NDArray[np.uint8]
 
 
 class BufferPool:
-    """Lends memory in sizes of powers of two. What was lent comes back by itself; any thread may drop it."""
+    """Leases buffers in sizes of powers of two. A lease ends when its last view is dropped, by any thread."""
 
-    def __init__(self, spare: int) -> None:
-        """spare: bytes that are kept at most while nobody needs them."""
-        self._spare = spare
-        self._free: dict[int, list[_Buffer]] = {}
-        self._lent: dict[int, weakref.ref[_Buffer]] = {}
+    def __init__(self, max_idle_bytes: int) -> None:
+        """max_idle_bytes: bytes of idle buffers that the pool keeps at most."""
+        self._idle_bytes_left = max_idle_bytes
+        self._idle: dict[int, list[_Buffer]] = {}
+        self._leases: dict[int, weakref.ref[_Buffer]] = {}
 
     @property
-    def lent(self) -> int:
-        """How many pieces are in use."""
-        return len(self._lent)
+    def leased(self) -> int:
+        """Number of buffers in use."""
+        return len(self._leases)
 
     def take(self, size: int) -> memoryview:
-        """So many writable bytes, not cleared; they are lent as long as this view, or one of it, lives."""
-        kind = (size - 1).bit_length()
-        slab = self._reuse(kind)
-        lease = slab[:size]
+        """Lease `size` writable bytes, not cleared, for as long as this view, or a view of it, lives."""
+        size_bits = (size - 1).bit_length()
+        buffer = self._take_idle(size_bits)
+        lease = buffer[:size]
         key = id(lease)
-        self._lent[key] = weakref.ref(lease, partial(self._back, key, kind, slab))
+        self._leases[key] = weakref.ref(lease, partial(self._end_lease, key, size_bits, buffer))
         return lease.data
 
-    def _reuse(self, kind: int) -> _Buffer:
+    def _take_idle(self, size_bits: int) -> _Buffer:
         try:
-            slab = self._free[kind].pop()
+            buffer = self._idle[size_bits].pop()
         except (KeyError, IndexError):
-            return np.empty(1 << kind, np.uint8)
-        self._spare += len(slab)
-        return slab
+            return np.empty(1 << size_bits, np.uint8)
+        self._idle_bytes_left += len(buffer)
+        return buffer
 
-    def _back(self, key: int, kind: int, slab: _Buffer, _gone: object) -> None:
-        del self._lent[key]
-        if len(slab) <= self._spare:
-            self._spare -= len(slab)
-            self._free.setdefault(kind, []).append(slab)
+    def _end_lease(self, key: int, size_bits: int, buffer: _Buffer, _lease: object) -> None:
+        del self._leases[key]
+        if len(buffer) <= self._idle_bytes_left:
+            self._idle_bytes_left -= len(buffer)
+            self._idle.setdefault(size_bits, []).append(buffer)

@@ -1,4 +1,4 @@
-"""Which way leads to a version: the fewest bytes over anchors and deltas, resolved whole before anything is touched."""
+"""The graph of announced versions, and the path of fewest bytes through its anchors and deltas."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import TypeAlias
 
 from p2psync.membership.records import Announcement
 
-#: A version as a place in the graph: its number and digest (hex). Two forks of one number are two places.
+#: A version as a node of the graph: its number and digest (hex). Two forks of one number are two nodes.
 VersionKey: TypeAlias = tuple[int, str]
 
 
 def target_key(announcement: Announcement) -> VersionKey:
-    """Where an announced manifest leads."""
+    """The version that an announced manifest leads to."""
     return (announcement.version, announcement.digest)
 
 
 def base_key(announcement: Announcement) -> VersionKey | None:
-    """Where an announced manifest leads from; None: an anchor leads from nothing."""
+    """The version that an announced delta starts from; None for an anchor."""
     return None if announcement.base is None else (announcement.base, announcement.base_digest)
 
 
 def newest_announcement(lineage: Iterable[Announcement]) -> Announcement | None:
-    """The announcement of the newest version: highest epoch, then version; the cheapest manifest that leads there."""
+    """The announcement of the newest version (highest epoch, then version) with the smallest payload; None if empty."""
     return max(lineage, key=lambda a: (a.epoch, a.version, -a.payload_bytes), default=None)
 
 
 def newest_reachable(lineage: Iterable[Announcement], start: VersionKey | None) -> Announcement | None:
-    """The announcement of the newest version that some path leads to, from an anchor or from `start`; None: of none."""
+    """The announcement of the newest version that a path from an anchor or from `start` reaches; None if none does."""
     reached = set() if start is None else {start}
     ends = []
     for announcement in sorted(lineage, key=lambda a: a.version):  # a base comes before what it leads to
@@ -41,12 +41,12 @@ def newest_reachable(lineage: Iterable[Announcement], start: VersionKey | None) 
 
 
 def is_squash(announcement: Announcement) -> bool:
-    """Whether it goes over several versions at once: a trainer publishes a delta from each version to the next."""
+    """Whether a delta covers more than one version step."""
     return announcement.base is not None and announcement.version - announcement.base > 1
 
 
 def missing_bytes(path: Iterable[Announcement], held: Mapping[str, int]) -> int:
-    """Payload bytes of a path that are not at hand. held: bytes at hand, by the manifest's id (hex)."""
+    """Payload bytes of a path that are still to be fetched. held: bytes held already, by manifest id (hex)."""
     return sum(max(0, a.payload_bytes - held.get(a.id, 0)) for a in path)
 
 
@@ -56,17 +56,17 @@ def resolve(
     target: VersionKey,
     held: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Announcement] | None:
-    """The path of fewest `missing_bytes` from `start` (None: nothing at hand) to `target`, or None if there is none.
+    """The path of fewest `missing_bytes` from `start` (None: no weights yet) to `target`, or None if there is none.
 
     Every path is either deltas only, from `start`, or one anchor and then deltas. Dijkstra's algorithm over the
-    announced manifests, squashes among them; ties go to fewer manifests. An empty path: `start` is the target.
+    announced manifests, squashes among them; ties go to fewer manifests. The path is empty if `start` is the target.
     """
     if start == target:
         return []
     leaving: dict[VersionKey | None, list[Announcement]] = {}
     for announcement in lineage:
         leaving.setdefault(base_key(announcement), []).append(announcement)
-    # Who has something at hand may begin with an anchor as well: both are steps from nothing.
+    # A node with weights may start with an anchor as well, so both starts are queued.
     order = itertools.count()
     queue: list[tuple[int, int, int, VersionKey | None, Announcement | None]] = [(0, 0, next(order), None, None)]
     if start is not None:

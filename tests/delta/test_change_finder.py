@@ -11,8 +11,7 @@ from p2psync.delta.digest import MODULUS, digest_units
 from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.fast.codec import FAST_CODE
 from p2psync.delta.tensors import Row
-from p2psync.delta.tight import scratch, writer
-from p2psync.delta.tight import symbols
+from p2psync.delta.tight import scratch, symbols, writer
 from p2psync.delta.tight.writer import TIGHT_CODE, _fast_rate, _gap_rate
 
 #: Of each block the share of units that change: none, few, nearly all, all, and so that classes shift.

@@ -26,7 +26,8 @@ from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.streams import varint
 from p2psync.delta.tensors import Row
 from p2psync.delta.tight import scratch
-from p2psync.delta.tight.writer import MAX_BLOCKS, WIDTH
+from p2psync.delta.tight.change_finder import UNIT_BYTES
+from p2psync.delta.tight.scratch import MAX_TIGHT_BLOCKS
 from p2psync.errors import FormatError
 
 HERE = Path(__file__).parent
@@ -309,7 +310,7 @@ def test_more_blocks_than_allowed_are_refused_before_any_is_read():
     tables = taken_apart(data)[0]
     classes = max(reference_tight.read_tables(bytes(tables))[0][1:]) + 1
     huge = [Row(spec("BF16", (1 << 40,), "a"), True, True)]
-    headers = b"\0\0\2" + bytes(classes) + (b"\0\0" + bytes(classes) + b"\0") * MAX_BLOCKS
+    headers = b"\0\0\2" + bytes(classes) + (b"\0\0" + bytes(classes) + b"\0") * MAX_TIGHT_BLOCKS
     with pytest.raises(FormatError, match="tight blocks"):
         decode_chunk(put_together(tables, headers, b"", b""), huge, GRID, lambda row: old[0])
 
@@ -371,7 +372,7 @@ def digest_of_chunks() -> str:
     digest = hashlib.sha256()
     for seed in range(2):
         rows, old, new = mixed(seed)
-        half = [k for k, row in enumerate(rows) if row.spec.width == WIDTH]
+        half = [k for k, row in enumerate(rows) if row.spec.width == UNIT_BYTES]
         for data in round_trip(*([part[k] for k in half] for part in (rows, old, new)), chunk_bytes=5000):
             digest.update(data)
     case = drifting(GRID + 77)

@@ -6,5 +6,10 @@ from p2psync.delta.warm import warm
 
 def test_a_tight_chunk_is_written_and_read(compiled):
     warm(("BF16",))
-    for kernel in (class_index.scan_class_indices, symbols.write_symbols, symbols.read_symbols, class_index.locate_changes):
+    for kernel in (
+        class_index.scan_class_indices,
+        symbols.write_symbols,
+        symbols.read_symbols,
+        class_index.locate_changes,
+    ):
         assert kernel.signatures

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from store_parts import make_pack
 
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 
 SIZES = [10_000, 20_000, 5_000]
 
@@ -94,7 +95,7 @@ def test_a_store_opens_whatever_befell_a_pack_and_the_pack_can_be_had_anew(
         signed, manifest, chunks = make_pack(1, SIZES)
     damage(tmp_path / signed.id.hex() / name)
     with Store(tmp_path) as store:
-        assert all("\n" not in line for line in store.remarks)
+        assert all("\n" not in line for line in store.diagnostics)
         pack = store.add(signed, manifest)
         for index, chunk in enumerate(chunks):
             given = pack.read(index)
@@ -123,7 +124,7 @@ def test_something_else_in_a_packs_place_does_not_keep_it_from_being_had(tmp_pat
             other = store.add(*make_pack(2, SIZES)[:2])
         other.path.rename(place)
     with Store(tmp_path) as store:
-        (line,) = store.remarks
+        (line,) = store.diagnostics
         assert signed.id.hex() in line
         pack = store.add(signed, manifest)
         pack.write(0, chunks[0])

@@ -10,7 +10,8 @@ import pytest
 from store_parts import make_pack
 
 from p2psync.errors import StoreError
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.store.payloads import MAX_OPEN_PAYLOADS
 
 PACKS = 3 * MAX_OPEN_PAYLOADS

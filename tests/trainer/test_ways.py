@@ -16,7 +16,7 @@ from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.membership.records import Announcement
 from p2psync.protocol.lineage import VersionKey, is_squash, resolve, target_key
-from p2psync.store.packs import Pack
+from p2psync.store.pack import Pack
 from p2psync.trainer.squash.planner import Plan, SquashPlanner
 from p2psync.trainer.squash.squasher import Squasher
 from p2psync.trainer.versions.builder import announcement_of

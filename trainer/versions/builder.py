@@ -37,8 +37,10 @@ from p2psync.protocol.manifest import Manifest, SignedManifest, sign
 from p2psync.protocol.messages import NO_VERSION
 from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, write_durably
+from p2psync.store.draft import Draft
 from p2psync.store.encoding import Encoding, rows_between
-from p2psync.store.packs import Draft, Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.trainer.versions.bit_record import Scans
 from p2psync.trainer.versions.pack_reading import UnreadableError, compare_whole, name_of, reader
 from p2psync.trainer.versions.snapshot import Keeper, Snapshot

@@ -22,7 +22,8 @@ from p2psync.errors import P2PSyncError, StoreError
 from p2psync.store.deltafile import DeltaFile, DeltaFileWriter
 from p2psync.store.disk import disk_errors
 from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.store.records import clear, make_directory
 
 _NAME = re.compile(r"[0-9a-f]{64}")

@@ -2,14 +2,14 @@
 
 A chunk's body is 13 byte streams (`streams`), which the blocks fill one after another:
 
-    0 heads    where each block lies and how it is coded (`headers`)
+    0 headers  where each block lies and how it is coded (`block_headers`)
     1 gaps     modes CODES, PLANES: positions; 255 means add 255 and go on
     2 codes    mode CODES: two bits a step, each block filled up to a whole byte
     3 small    mode CODES: zigzag of the step, less 3
     4 wide     mode CODES: the step, a whole unit
     5…12       modes PLANES, DENSE: byte planes, the most significant byte of each unit in stream 5
 
-A block is coded in the mode that takes fewest bytes before compression, so that nothing is ever larger than sent whole.
+A block is coded in the mode that takes the fewest bytes before compression, so no block is larger than its units.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FAST = "fast"
 FAST_CODE = 1
 _PLANES = 8
 _STREAMS = 5 + _PLANES
-#: No head takes more bytes than this.
-_HEADER_BYTES = 15
+#: Bytes of one block header, at most.
+_MAX_HEADER_BYTES = 15
 
 
 class CodedBlock(NamedTuple):
@@ -45,15 +45,15 @@ class CodedBlock(NamedTuple):
     mode: BlockMode
     changed: int
     size: int
-    """Bytes that it adds to a chunk before compression, at most."""
+    """Bytes that the block adds to a chunk before compression, at most."""
     parts: tuple[bytes, ...] = ()
-    """Of mode CODES: gaps, codes, small, wide; of mode PLANES: gaps."""
+    """In mode CODES: gaps, codes, small, wide; in mode PLANES: gaps."""
     planes: NDArray[np.uint8] | None = None
-    """Of the other modes: (width, steps)."""
+    """In modes PLANES and DENSE: u8 (bytes of a unit, steps)."""
 
 
 def code_block(block: Block, row: Row) -> CodedBlock:
-    """Code one block in the mode that takes fewest bytes."""
+    """Code one block in the mode that takes the fewest bytes before compression."""
     if block.positions is not None:
         whole = block.count * block.steps.itemsize
         n = block.positions.size
@@ -63,41 +63,48 @@ def code_block(block: Block, row: Row) -> CodedBlock:
                 return sparse
         block = Block(block.row, block.start, block.count, None, densify(block))
     return CodedBlock(
-        block, BlockMode.DENSE, block.changed, _HEADER_BYTES + block.steps.nbytes, (), _cut(block.steps, row)
+        block,
+        BlockMode.DENSE,
+        block.changed,
+        _MAX_HEADER_BYTES + block.steps.nbytes,
+        (),
+        _byte_planes(block.steps, row),
     )
 
 
 def fast_bytes_bound(block: Block) -> int:
-    """No less than the `size` that `code_block` finds, without coding: the block whole, or a byte or so and a unit for
-    each change."""
+    """An upper bound of the `size` that `code_block` finds, in bytes, computed without coding.
+
+    Either the whole block, or about a byte and a unit for each change.
+    """
     changed = block.count if block.positions is None else block.steps.size
     return fast_bytes_bound_of(block.count, changed, block.steps.itemsize)
 
 
 @kernel
 def fast_bytes_bound_of(count: int, changed: int, width: int) -> int:
-    """`fast_bytes_bound` of a block of `count` units of `width` bytes."""
-    return _HEADER_BYTES + min(count * width, changed + count // byte_loops.ESCAPE + changed * width)
+    """`fast_bytes_bound` of a block of `count` units of `width` bytes, of which `changed` are changed."""
+    return _MAX_HEADER_BYTES + min(count * width, changed + count // byte_loops.ESCAPE + changed * width)
 
 
 def may_be_dense(block: Block) -> bool:
-    """Whether a block may be coded without positions."""
-    return fast_bytes_bound(block) == _HEADER_BYTES + block.count * block.steps.itemsize
+    """Whether `code_block` may choose mode DENSE for a block."""
+    return fast_bytes_bound(block) == _MAX_HEADER_BYTES + block.count * block.steps.itemsize
 
 
 def gap_bytes(block: Block) -> int:
-    """Bytes that the positions of a block take that is alone in a body and not dense."""
+    """Bytes that the positions of a sparse block take if it is alone in a body."""
     assert block.positions is not None
     return stored_bytes(_gaps(block, block.positions))
 
 
 def _gaps(block: Block, positions: NDArray[np.uint32]) -> bytes:
-    room = np.empty(positions.size + block.count // byte_loops.ESCAPE + 2, np.uint8)
-    return room[: byte_loops.write_gaps(plain(positions), room)].tobytes()
+    out = np.empty(positions.size + block.count // byte_loops.ESCAPE + 2, np.uint8)
+    return out[: byte_loops.write_gaps(plain(positions), out)].tobytes()
 
 
 def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row, whole: int) -> CodedBlock | None:
-    """With positions, if that takes fewer bytes than `whole`."""
+    """Code a block with positions; None unless that takes fewer bytes than `whole`."""
     steps = plain(block.steps)
     n, width = steps.size, steps.itemsize
     gaps = _gaps(block, positions)
@@ -110,29 +117,35 @@ def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row, whole: i
     if len(gaps) + min(size, n * width) >= whole:
         return None
     if size > n * width:
-        return CodedBlock(block, BlockMode.PLANES, n, _HEADER_BYTES + len(gaps) + n * width, (gaps,), _cut(steps, row))
+        return CodedBlock(
+            block, BlockMode.PLANES, n, _MAX_HEADER_BYTES + len(gaps) + n * width, (gaps,), _byte_planes(steps, row)
+        )
     parts = (gaps, codes[:packed].tobytes(), small[:smalls].tobytes(), wide[:wides].tobytes())
-    return CodedBlock(block, BlockMode.CODES, n, _HEADER_BYTES + len(gaps) + size, parts)
+    return CodedBlock(block, BlockMode.CODES, n, _MAX_HEADER_BYTES + len(gaps) + size, parts)
 
 
-def _cut(steps: Units, row: Row) -> NDArray[np.uint8]:
+def _byte_planes(steps: Units, row: Row) -> NDArray[np.uint8]:
     planes = np.empty((steps.itemsize, steps.size), np.uint8)
-    byte_loops.write_planes(plain(steps), _turn(row), planes)
+    byte_loops.write_planes(plain(steps), _transform(row), planes)
     return planes
 
 
-def _turn(row: Row) -> int:
-    """Weights that come or go are rotated, so that the sign leaves the exponent's byte alone; changes are zigzagged."""
+def _transform(row: Row) -> int:
+    """The transform of a row's steps before they are cut into byte planes.
+
+    Steps of tensors in both versions are zigzagged. Units of added or removed tensors are rotated, so that the sign bit
+    stands apart from the exponent's byte.
+    """
     if row.before and row.after:
         return byte_loops.ZIGZAG
     return byte_loops.ROTATED if row.after else byte_loops.NEGATED
 
 
 class FastWriter:
-    """The body of one chunk in the making. Blocks come in rising order."""
+    """Collects blocks, in rising order, and writes the bodies of chunks."""
 
     def __init__(self, block_units: int, limit: int = 0) -> None:
-        """limit: bytes, before compression, that `fits` goes by."""
+        """limit: bytes of a body before compression, as `fits` checks them."""
         self._block_units, self._limit = block_units, limit
         self._begin()
 
@@ -146,7 +159,7 @@ class FastWriter:
         return code_block(block, row)
 
     def fits(self, coded: CodedBlock) -> bool:
-        """Whether the chunk at hand, which has blocks, should take one more."""
+        """Whether the current chunk, which has blocks, should take one more."""
         return self._size + coded.size <= self._limit and self._headers.count < MAX_BODY_BLOCKS
 
     def add(self, coded: CodedBlock) -> None:
@@ -161,7 +174,7 @@ class FastWriter:
                 stream += plane.data
 
     def close(self) -> tuple[int, ByteParts]:
-        """The profile's code, and the parts of the body of the chunk at hand; a new one begins."""
+        """End the current chunk: returns the profile's code and the parts of the body."""
         parts = packed_parts([self._headers.data, *self._streams])
         self._begin()
         return FAST_CODE, parts
@@ -174,7 +187,7 @@ def read_fast_body(
     limit: int,
     base: Callable[[int], Units] | None = None,
 ) -> list[Block]:
-    """Decode a body of at most `limit` bytes before compression; `base` is not used. Raises `FormatError`."""
+    """Decode a body of at most `limit` bytes before compression. `base` is not used. Raises `FormatError`."""
     streams = unpack_streams(data, _STREAMS, limit)
     headers = read_block_headers(streams[0], rows, block_units)
     positions = _read_positions(streams[1], [header for header in headers if header.mode is not BlockMode.DENSE])
@@ -244,7 +257,7 @@ def _read_planes(header: BlockHeader, row: Row, streams: list[ByteArray], at: li
         if parts[-1].size != header.size:
             raise FormatError("a chunk has fewer steps than positions")
     out = np.empty(header.size, row.spec.unit)
-    byte_loops.read_planes(np.stack(parts), _turn(row), out)
+    byte_loops.read_planes(np.stack(parts), _transform(row), out)
     if header.mode is BlockMode.PLANES and not out.all():
         raise FormatError("a chunk has a step of zero")
     return out

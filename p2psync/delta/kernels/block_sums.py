@@ -1,4 +1,4 @@
-"""Block sums: a checksum of each block's bits that a scan takes on its way, at nearly the cost of the scan alone.
+"""Block sums: a checksum of each block's bits, computed during a scan at nearly the cost of the scan alone.
 
 Definition. A block of units of width w is cut into tiles of 2048 units. All arithmetic is mod 2^w. Lane k (of 64) is
 the sum of the units i with i mod 64 = k. Weighted lane k is the same sum, where a unit counts once for each tile that
@@ -8,8 +8,8 @@ What the sums detect. Any single unit that differs, so any single flipped bit; a
 some lane holds exactly one of them. Two flipped bits in one block go unseen only if they are bit k of two units of one
 lane, flip in opposite directions, and lie a multiple of 2^(w-k) tiles apart (the highest bit: in any, an even
 number of tiles apart): of random pairs in one block of 16-bit units, one in about 1,400. What they do not detect: units
-of one tile that changed places within their lane, and anybody who chooses the bits. The digest (`digest`) detects all
-of these, at some ten times the cost.
+of one tile that swap places within their lane, and changes by an adversary. The digest detects swaps too, at some ten
+times the cost.
 """
 
 from __future__ import annotations
@@ -39,18 +39,15 @@ def sum_blocks(spec: TensorSpec, units: Units) -> BlockSums:
 
 
 class ScanSums:
-    """What one scan of a tensor's old and new units summed up, block by block; filled by the kernels.
-
-    A block that was not scanned has zeros.
-    """
+    """The block sums of a tensor's old and new units, filled by compiled scans. A block that was not scanned has zeros."""
 
     def __init__(self, spec: TensorSpec) -> None:
-        """Room for all blocks of a tensor on the largest grid."""
+        """Make zeroed sums for all blocks of a tensor on the largest grid."""
         self._rows = np.zeros((block_count(spec, MAX_BLOCK_UNITS), unit_loops.SUM_ROWS, unit_loops.GROUP), spec.unit)
 
     @property
     def address(self) -> int:
-        """Where the kernels write; 0 for a tensor of no units. The object must outlive the scan."""
+        """The address that scans write to; 0 for a tensor of no units. The object must outlive the scan."""
         return unit_loops.address(self._rows) if self._rows.size else 0
 
     @property
@@ -64,10 +61,10 @@ class ScanSums:
         return self._rows[:, 2:4]
 
     def missed(self) -> list[int]:
-        """Blocks whose steps, as the scan found them, do not add up to the difference of old and new units."""
+        """Indices of blocks whose found steps do not add up to the difference of new and old units."""
         unit = self._rows.dtype
-        gone = self._rows[:, 2].sum(axis=1, dtype=unit) - self._rows[:, 0].sum(axis=1, dtype=unit)
-        return [int(index) for index in np.flatnonzero(gone != self._rows[:, 4, 0])]
+        difference = self._rows[:, 2].sum(axis=1, dtype=unit) - self._rows[:, 0].sum(axis=1, dtype=unit)
+        return [int(index) for index in np.flatnonzero(difference != self._rows[:, 4, 0])]
 
 
 def address_of_block(sums: int, spec_width: int, index: int) -> int:
