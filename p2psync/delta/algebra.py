@@ -102,8 +102,8 @@ def split_block(block: Block, span: int) -> Iterator[Block]:
 def merge_blocks(parts: Sequence[Block], start: int, count: int) -> Block:
     """Merge one or more blocks of one row into one block over units [start, start + count).
 
-    The parts rise, are disjoint and lie within the range; else raises `ValueError`. The result is dense if all parts are
-    dense and leave no gap.
+    The parts rise, are disjoint and lie within the range; else raises `ValueError`. The result is dense if all parts
+    are dense and leave no gap.
     """
     row = parts[0].row
     end = start

@@ -82,8 +82,8 @@ class ChunkEncoder:
         """history: looks up a row's change history, for profile `tight`; all receivers must have the same histories.
         With it, the encoder reads histories, old units and found blocks until `finish` has run to its end.
 
-        Raises `FormatError` for an impossible block size or an unknown profile, `ValueError` for a `chunk_bytes` outside
-        [MIN_TARGET_BYTES, MAX_TARGET_BYTES].
+        Raises `FormatError` for an impossible block size or an unknown profile, `ValueError` for a `chunk_bytes`
+        outside [MIN_TARGET_BYTES, MAX_TARGET_BYTES].
         """
         check_block_units(block_units)
         if profile not in PROFILES:
@@ -176,8 +176,8 @@ class ChunkEncoder:
         """Code one tensor of both versions from its changes, found elsewhere, in rising order.
 
         Gives the same bytes, digest and counts as `add`. old: the old bits of the whole tensor, which profile `tight`
-        needs. Run the iterator to its end. Raises `ValueError` for blocks that do not fit the row, `old` missing, or rows out of
-        order.
+        needs. Run the iterator to its end. Raises `ValueError` for blocks that do not fit the row, `old` missing, or
+        rows out of order.
         """
         row = self._rows[row_index]
         if row_index <= self._end[0] or not (row.before and row.after):

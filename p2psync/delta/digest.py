@@ -7,9 +7,9 @@ has an index i in the flat tensor and bits b (zero-extended to 64 bits).
                   + 2^64 · high(id div 2^64 + i·0xD1B54A32D192ED03 + b·0x85EBCA77 mod 2^64)
     digest = Σ mix over all units of all tensors, mod 2^128
 
-`low` and `high` are bijections of 64 bits, three xor-shifts and two multiplications each (`kernels.unit_loops`). Within a tensor
-(i, b) → mix is injective: both linear forms agree on two pairs only if the pairs are equal, or if their indices are
-2^60 or more apart.
+`low` and `high` are bijections of 64 bits, three xor-shifts and two multiplications each (`kernels.unit_loops`). Within
+a tensor (i, b) → mix is injective: both linear forms agree on two pairs only if the pairs are equal, or if their
+indices are 2^60 or more apart.
 
 What it protects against. Accidents: a flipped bit (a single unit that differs always changes the digest, because the
 mix is injective), a wrong base, a block that was missed, applied twice, or applied to the wrong tensor or place, units

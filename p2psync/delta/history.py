@@ -1,8 +1,8 @@
 """The change history of a tensor, and loops that select a block's units by it.
 
 With Adam a weight drifts: an element that changed before is likely to change again, and mostly in the same direction. A
-receiver of the same deltas has the same history. So a chunk may code the changes of *known* units, which changed before,
-apart from those of the others, each by frequencies of their own (`tight.history_writer`).
+receiver of the same deltas has the same history. So a chunk may code the changes of *known* units, which changed
+before, apart from those of the others, each by frequencies of their own (`tight.history_writer`).
 
 A history is counted from some version on and takes two bits a unit of a tensor of 16-bit units.
 
@@ -34,8 +34,8 @@ _SAMPLED_GROUPS = 64
 class ChangeHistory:
     """The direction of the last change of each unit of one tensor, counted from some version on.
 
-    known, down: u64 (ceil(count / 64)). Bit k of word i of `known` is set if unit 64·i + k has changed, and of `down` if
-    its last step was negative.
+    known, down: u64 (ceil(count / 64)). Bit k of word i of `known` is set if unit 64·i + k has changed, and of `down`
+    if its last step was negative.
     """
 
     def __init__(self, count: int) -> None:
@@ -44,7 +44,7 @@ class ChangeHistory:
         self.down = np.zeros_like(self.known)
 
     def record(self, block: Block) -> None:
-        """Record a block's steps. Raises `ValueError` for a block outside the tensor, or of units that are not 16 bits."""
+        """Record a block's steps. Raises `ValueError` for a block outside the tensor or not of 16-bit units."""
         if block.steps.dtype != np.uint16 or not 0 <= block.start <= block.start + block.count <= self.count:
             raise ValueError("the block does not belong to this tensor")
         positions = block.positions
@@ -62,30 +62,35 @@ HistoryLookup = Callable[[int], ChangeHistory | None]
 @kernel
 def _record(known: WordArray, down: WordArray, start: int, positions: NDArray[np.uint32], steps: Units) -> None:
     for j in range(_U(positions.size)):
-        place = _U(start) + _U(positions[j])
+        unit = _U(start) + _U(positions[j])
         if steps[j] != 0:
-            bit = _ONE << (place & _U(63))
-            known[place >> _U(6)] |= bit
+            bit = _ONE << (unit & _U(63))
+            known[unit >> _U(6)] |= bit
             if steps[j] >> 15:
-                down[place >> _U(6)] |= bit
+                down[unit >> _U(6)] |= bit
             else:
-                down[place >> _U(6)] &= ~bit
+                down[unit >> _U(6)] &= ~bit
 
 
 @kernel
 def split_changes(
-    known: WordArray, start: int, positions: NDArray[np.uint32], steps: Units, places: NDArray[np.uint32], moves: Units
+    known: WordArray,
+    start: int,
+    positions: NDArray[np.uint32],
+    steps: Units,
+    split_positions: NDArray[np.uint32],
+    split_steps: Units,
 ) -> int:
     """Split the changes of a block that begins at unit `start` by whether their units are known.
 
-    Writes positions to `places` and steps to `moves`, (2, changes) each: changes of other units to row 0, changes of
-    known units to row 1. Returns the number of changes of known units.
+    Writes positions and steps to `split_positions` and `split_steps`, (2, changes) each: changes of other units to row
+    0, changes of known units to row 1. Returns the number of changes of known units.
     """
     counts = np.zeros(2, np.uint64)
     for j in range(_U(positions.size)):
-        place = _U(start) + _U(positions[j])
-        bit = (known[place >> _U(6)] >> (place & _U(63))) & _ONE
-        places[bit, counts[bit]], moves[bit, counts[bit]] = positions[j], steps[j]
+        unit = _U(start) + _U(positions[j])
+        bit = (known[unit >> _U(6)] >> (unit & _U(63))) & _ONE
+        split_positions[bit, counts[bit]], split_steps[bit, counts[bit]] = positions[j], steps[j]
         counts[bit] += _ONE
     return int(counts[1])
 
@@ -114,17 +119,17 @@ def copy_selected(base: int, known: WordArray, start: int, count: int, wanted: i
     base: address of unit `start`. out: u16, at least `count + GROUP` entries.
     """
     flip, whole = _U(wanted) - _ONE, _U(count) >> _U(6)
-    place, first = _U(base), _U(out.ctypes.data)
+    source, first = _U(base), _U(out.ctypes.data)
     at = first
     for group in range(whole):
         mask = _selected(known, _U(start), _U(count), group, flip)
-        compress(place, mask, at)
+        compress(source, mask, at)
         at += popcount(mask) << _ONE
-        place += _U(2 * GROUP)
+        source += _U(2 * GROUP)
     rest = _selected(known, _U(start), _U(count), whole, flip) if _U(count) & _U(GROUP - 1) else _U(0)
     for k in range(_U(GROUP)):
         if (rest >> k) & _ONE:
-            store(at, 0, load(place, np.int64(k), _UNIT), _UNIT)
+            store(at, 0, load(source, np.int64(k), _UNIT), _UNIT)
             at += _U(2)
     return int((at - first) >> _ONE)
 
@@ -133,15 +138,15 @@ def copy_selected(base: int, known: WordArray, start: int, count: int, wanted: i
 def add_to_selected(
     known: WordArray, start: int, wanted: int, positions: NDArray[np.uint32], steps: Units, target: Units
 ) -> None:
-    """Add steps to the copy that `copy_selected` made; `positions` are rising positions in the block of copied units."""
+    """Add steps to the copy that `copy_selected` made. positions: rising, in the block, all of copied units."""
     flip, group, before = _U(wanted) - _ONE, _U(0), _U(0)
     first = _U(start) >> _U(6)
     for j in range(_U(positions.size)):
-        place = _U(positions[j])
-        while group < place >> _U(6):
+        position = _U(positions[j])
+        while group < position >> _U(6):
             before += popcount(known[first + group] ^ flip)
             group += _ONE
-        below = (_ONE << (place & _U(63))) - _ONE
+        below = (_ONE << (position & _U(63))) - _ONE
         target[before + popcount((known[first + group] ^ flip) & below)] += steps[j]
 
 
@@ -154,15 +159,15 @@ def restore_positions(known: WordArray, start: int, count: int, wanted: int, pos
     groups, flip = _U(count + GROUP - 1) >> _U(6), _U(wanted) - _ONE
     group, before, end, mask = _U(0), _U(0), _U(0), _U(0)
     for j in range(_U(positions.size)):
-        place = _U(positions[j])
-        while place >= end:
+        position = _U(positions[j])
+        while position >= end:
             if group == groups:
                 return False
             mask = _selected(known, _U(start), _U(count), group, flip)
             before = end
             end += popcount(mask)
             group += _ONE
-        positions[j] = ((group - _ONE) << _U(6)) + select(mask, place - before)
+        positions[j] = ((group - _ONE) << _U(6)) + select(mask, position - before)
     return True
 
 

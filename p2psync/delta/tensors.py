@@ -1,9 +1,9 @@
 """Tensors as the codec sees them: a name, a dtype and a shape over a flat array of units.
 
-A *unit* is the unsigned integer of one element's bits (1, 2, 4 or 8 bytes); elements smaller than a byte are packed, and
-their unit is a byte. Everything a checkpoint holds is a tensor here. Besides weights there are two kinds of byte blobs: `header`, the raw
-header of a safetensors file (its length field and JSON, byte for byte), and `file`, any other file (configuration,
-tokenizer). Both are one-dimensional U8 tensors, so the same deltas, chunks and digest carry them.
+A *unit* is the unsigned integer of one element's bits (1, 2, 4 or 8 bytes); elements smaller than a byte are packed,
+and their unit is a byte. Everything a checkpoint holds is a tensor here. Besides weights there are two kinds of byte
+blobs: `header`, the raw header of a safetensors file (its length field and JSON, byte for byte), and `file`, any other
+file (configuration, tokenizer). Both are one-dimensional U8 tensors, so the same deltas, chunks and digest carry them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ MANIFEST, PAYLOAD, PART, DONE = "manifest", "payload", "part", "done"
 
 
 def reserve_payload(path: Path, size: int) -> None:
-    """Make a payload file of `size` bytes of real disk blocks. Raises `StoreError` where they are missing, else OSError."""
+    """Make a payload file with `size` bytes reserved on disk. Raises `StoreError` if the disk is full, else OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         reserve(descriptor, size, path)

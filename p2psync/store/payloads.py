@@ -1,7 +1,8 @@
 """The files of packs that are open: those that were used last, and no others.
 
 A store of thousands of packs, in a process of weeks, holds no more descriptors than one of a few. Whoever uses a file
-holds on to its `PayloadFile`; it is closed when nobody does, so that no thread reads by a descriptor that was given away.
+holds on to its `PayloadFile`; it is closed when nobody does, so that no thread reads by a descriptor that was given
+away.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def read_gaps(data: ByteArray, sizes: NDArray[np.int64], spans: NDArray[np.int64
         position = _BEFORE
         while filled < end:
             # As many bytes as positions are wanted can be read without passing the end of either.
-            turn = min(end - filled, _U(data.size) - at)
-            if transform == _U(0):
+            batch = min(end - filled, _U(data.size) - at)
+            if batch == _U(0):
                 return -1
             for k in range(at, at + batch):
                 byte = np.uint32(data[k])

@@ -39,7 +39,7 @@ def sum_blocks(spec: TensorSpec, units: Units) -> BlockSums:
 
 
 class ScanSums:
-    """The block sums of a tensor's old and new units, filled by compiled scans. A block that was not scanned has zeros."""
+    """Block sums of a tensor's old and new units, filled by compiled scans; zeros for a block that was not scanned."""
 
     def __init__(self, spec: TensorSpec) -> None:
         """Make zeroed sums for all blocks of a tensor on the largest grid."""

@@ -22,7 +22,7 @@ def round_bf16(masters: NDArray[np.float32], out: NDArray[np.uint16], nan: int =
     Raises `ValueError` for other arrays, or if `nan` is not a NaN.
     """
     if masters.dtype != np.float32 or out.dtype != np.uint16 or masters.ndim != 1 or masters.shape != out.shape:
-        raise ValueError("masters must be flat fp32, with as many 16-bit units")
+        raise ValueError("flat fp32 masters and as many 16-bit units are wanted")
     if not (masters.flags.carray and out.flags.carray):
         raise ValueError("masters and units must be contiguous and aligned")
     if not 0 <= nan <= 0xFFFF or nan & 0x7FFF <= 0x7F80:

@@ -197,8 +197,8 @@ def bits_of(typing_context: Any, like: Any) -> Any:
     return types.uint64(like), generate
 
 
-# The mix of the digest. Two lanes, each linear in (index, bits) and then scrambled by a bijection of 64 bits. The scramblers are
-# published finalizers: low lane "moremur" (P. Evensen 2019), high lane "mix13" (D. Stafford 2011).
+# The mix of the digest. Two lanes, each linear in (index, bits) and then scrambled by a bijection of 64 bits. The
+# scramblers are published finalizers: low lane "moremur" (P. Evensen 2019), high lane "mix13" (D. Stafford 2011).
 INDEX_LOW = _U(0x9E3779B97F4A7C15)
 INDEX_HIGH = _U(0xD1B54A32D192ED03)
 BITS_LOW = _U(0x9E3779B1)
@@ -266,9 +266,9 @@ def sum_change(
 def add_tiles(base: Any, count: Any, lanes: Any, like: Any) -> None:
     """Add `count` units to a block's sums: 64 lanes at address `lanes`, and 64 weighted lanes after them.
 
-    Unit i is added to lane i mod 64. At the end of each tile the lanes are added to the weighted lanes, so a unit counts
-    once for each tile that ends after it. All mod 2^width. Several calls continue one block if all but the last add
-    whole tiles.
+    Unit i is added to lane i mod 64. At the end of each tile the lanes are added to the weighted lanes, so a unit
+    counts once for each tile that ends after it. All mod 2^width. Several calls continue one block if all but the last
+    add whole tiles.
     """
     width = bits_of(like) >> _U(3)
     weighted = _U(lanes) + _U(GROUP) * width
@@ -477,7 +477,7 @@ def merge_sums(
     positions: NDArray[np.uint32],
     steps: Units,
 ) -> int:
-    """Merge two rising lists of changes: add the steps of common positions, drop zeros; returns the number of changes."""
+    """Merge two rising lists of changes: add steps at common positions, drop zeros. Returns the number of changes."""
     i = j = n = 0
     while i < a.size or j < b.size:
         at = np.uint32(0)

@@ -1,8 +1,8 @@
-"""Which scales of the old weight are told apart, chosen from what is seen to change.
+"""Choice of the classes of old weights, from histograms of units and changes.
 
-An element changes with a probability that about halves with every step of its exponent, and by steps that shrink too.
-Positions and steps, coded for each class alone, take the fewest bits if classes are runs of scales that behave alike:
-dynamic programming over 16 scales in a row finds the best cut into so many classes, from a histogram.
+An element changes with a probability that about halves with every step of its exponent, and its steps shrink too.
+Positions and steps, coded for each class alone, take the fewest bits if a class is a run of scales that behave alike.
+Dynamic programming over 16 consecutive scales finds the best cut into classes.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from p2psync.delta.tight.class_index import count_scales
 from p2psync.delta.tight.sample import ChangeSample
 from p2psync.delta.tight.symbols import MAGNITUDE_LENGTHS, length_of, magnitude_of
 
-#: Kinds of steps that the choice tells apart: ±1, ±2, and those of each length beyond.
+#: Kinds of steps in the histogram: ±1, ±2, and each length of larger magnitudes.
 _KINDS = 2 + MAGNITUDE_LENGTHS
 _BATCH = 512
-#: Classes in use: one more would save less than 0.02 bits a change, and costs time in each 64 units.
+#: Classes, at most. One more would save less than 0.02 bits a change, and would cost time in each 64 units.
 MAX_CHOSEN_CLASSES = 8
-#: A choice is looked at again when twice as many changes are known, and given up if another saves this share.
+#: The choice is made again when the histogram has doubled; other classes are taken if they save this share of bits.
 _MIN_SAVING = 0.015
-#: So many changes tell enough to look at a part of those that come then.
+#: Counted changes after which only one block in four is counted.
 _MANY_CHANGES = 1 << 15
-#: So many changes of a sample of all that is to come are enough to settle on classes; how that is noted.
-_MIN_SAMPLE_CHANGES, _FINAL = 256, 1 << 60
+#: Changes that a sample must have for a final choice of classes.
+_MIN_SAMPLE_CHANGES = 256
+#: Stands in `seen[2]` once the choice is final.
+_FINAL = 1 << 60
 
 _U = np.uint64
 IntArray = NDArray[np.int64]
@@ -35,28 +37,29 @@ IntArray = NDArray[np.int64]
 
 @kernel
 def count_steps(olds: Units, steps: Units, counts: IntArray) -> None:
-    """Add changes to `counts` (256 scales, 17 kinds of steps)."""
-    # To find places takes vectors, to count at them none: each is done for some changes at a time.
-    places, flat = np.empty(_BATCH, np.uint16), counts.ravel()
+    """Add changes to the histogram `counts` (256 scales, 17 kinds of steps)."""
+    # Computing indices vectorizes, counting does not, so both go batch by batch.
+    indices, flat = np.empty(_BATCH, np.uint16), counts.ravel()
     for begin in range(_U(0), _U(steps.size), _U(_BATCH)):
         size = min(_U(_BATCH), _U(steps.size) - begin)
         for j in range(size):
             scale = (_U(olds[begin + j]) >> _U(7)) & _U(255)
             magnitude = magnitude_of(_U(steps[begin + j]))
-            # Of 1 and 2 the last term is 0: no branch that nobody can predict.
+            # For magnitudes 1 and 2 the last term is 0, which avoids an unpredictable branch.
             kind = min(magnitude, _U(3)) - _U(1) + length_of(max(magnitude, _U(3)))
-            places[j] = scale * _U(_KINDS) + kind
+            indices[j] = scale * _U(_KINDS) + kind
         for j in range(size):
-            flat[places[j]] += 1
+            flat[indices[j]] += 1
 
 
 @kernel
 def count_block(
     base: int, count: int, olds: Units, steps: Units, units: IntArray, changes: IntArray, seen: IntArray
 ) -> bool:
-    """Add a block of `count` units at address `base`, and its changes, to two histograms; of many, one in four.
+    """Add a block of `count` units at address `base`, and its changes, to the two histograms.
 
-    seen: blocks, changes, and changes when classes were last chosen. Returns whether to look at the choice again.
+    After `_MANY_CHANGES` only one block in four is counted. seen: blocks, changes, and changes when classes were last
+    chosen. Returns whether to choose again.
     """
     if seen[2] == _FINAL:
         return False
@@ -70,9 +73,11 @@ def count_block(
 
 @kernel
 def _bits(sums: NDArray[np.float64], low: int, high: int) -> float:
-    """Bits that positions and kinds of steps take in a class of scales `low` to `high - 1`: by entropy, and what it
-    takes to learn each kind's frequency, half of log2(changes) (J. Rissanen 1978). Without that, scales of which hardly
-    any change was seen would seem to cost nothing."""
+    """Bits of the positions and kinds of steps in a class of scales `low` to `high - 1`.
+
+    The entropy, plus half of log2(changes) for each kind, the cost of learning its frequency (J. Rissanen 1978).
+    Without the second term scales with hardly any change would seem to cost nothing.
+    """
     changed, kinds, bits = 0.0, 0, 0.0
     for kind in range(1, sums.shape[1]):
         count = sums[high, kind] - sums[low, kind]
@@ -91,7 +96,7 @@ def _bits(sums: NDArray[np.float64], low: int, high: int) -> float:
 
 @kernel
 def _sum_up(units: IntArray, changes: IntArray, sums: NDArray[np.float64]) -> None:
-    """Of all scales below each, units (column 0) and changes of each kind: (257, 1 + kinds)."""
+    """Set `sums` (257, 1 + kinds) to the units (column 0) and changes of each kind of all lower scales."""
     sums[0] = 0
     for scale in range(256):
         sums[scale + 1, 0] = sums[scale, 0] + units[scale]
@@ -101,7 +106,7 @@ def _sum_up(units: IntArray, changes: IntArray, sums: NDArray[np.float64]) -> No
 
 @kernel
 def _best_cut(sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
-    """The window and the classes at which positions and steps take the fewest bits; returns how many.
+    """Choose the window and classes with the fewest bits; returns these bits.
 
     Classes are cut where scales begin: at a first one, and at up to six more among the 14 scales after it.
     """
@@ -117,7 +122,7 @@ def _best_cut(sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
             bits[cut, size] = _bits(sums, cut, cut + size)
     window[:] = 0
     least = _bits(sums, 0, 256)
-    # Of so many classes that end at the first cut and so many scales: the bits, and where the last of them begins.
+    # By number of classes, and by the last class's end in scales from the first cut: bits, and the last class's start.
     cost, back = np.empty((MAX_CHOSEN_CLASSES, reach + 1)), np.empty((MAX_CHOSEN_CLASSES, reach + 1), np.int64)
     for first in range(low + 1, high):
         cost[:] = np.inf
@@ -138,7 +143,7 @@ def _best_cut(sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
 
 @kernel
 def _note_cut(first: int, classes: int, last: int, back: IntArray, window: NDArray[np.uint8]) -> None:
-    """Write down the classes: all below `first`, those that are cut up to `last` after it, and all from there on."""
+    """Write the classes to `window`: scales below `first`, the cuts up to `last` scales after it, scales from there."""
     start = min(first - 1, 256 - WINDOW)
     window[0], window[1:] = start, classes
     while classes:
@@ -150,11 +155,11 @@ def _note_cut(first: int, classes: int, last: int, back: IntArray, window: NDArr
 
 @kernel
 def _cost(sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
-    """Bits that given classes take."""
+    """Bits at the classes of `window`."""
     bits, low = 0.0, 0
-    for place in range(1, WINDOW + 1):
-        if place == WINDOW or window[1 + place] != window[place]:
-            high = 256 if place == WINDOW else window[0] + place
+    for k in range(1, WINDOW + 1):
+        if k == WINDOW or window[1 + k] != window[k]:
+            high = 256 if k == WINDOW else window[0] + k
             bits += _bits(sums, low, high)
             low = high
     return bits
@@ -162,7 +167,7 @@ def _cost(sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
 
 @kernel
 def _choose(units: IntArray, changes: IntArray, sums: NDArray[np.float64], window: NDArray[np.uint8]) -> None:
-    """Choose classes by histograms of units and of changes. `sums` is scratch."""
+    """Choose classes by histograms of units and of changes. sums: scratch."""
     _sum_up(units, changes, sums)
     _best_cut(sums, window)
 
@@ -175,28 +180,31 @@ def _choose_other(
     window: NDArray[np.uint8],
     other: NDArray[np.uint8],
 ) -> bool:
-    """`_choose` other classes than those of `window`; returns whether they are worth a chunk of their own."""
+    """Choose classes into `other`; returns whether they save enough over `window` for a new chunk."""
     _sum_up(units, changes, sums)
     return bool(_cost(sums, window) > (1 + _MIN_SAVING) * _best_cut(sums, other) + 4096)
 
 
 def empty_changes() -> IntArray:
-    """A histogram of changes: (256 scales, 17 kinds of steps)."""
+    """An empty histogram of changes: i64 (256 scales, 17 kinds of steps)."""
     return np.zeros((256, _KINDS), np.int64)
 
 
 def best_window(units: IntArray, changes: IntArray) -> NDArray[np.uint8]:
-    """The classes that suit histograms of units (256 scales) and of changes best: a scale, and the classes of it and
-    the next 15."""
+    """The best window of classes for histograms of units (256 scales) and of changes: u8 (17).
+
+    Entry 0 is a scale, entries 1 to 16 the classes of this scale and the next 15.
+    """
     window = np.empty(1 + WINDOW, np.uint8)
     _choose(units, changes, np.empty((257, 1 + _KINDS)), window)
     return window
 
 
 class ClassChooser:
-    """The classes in use, and the histograms that they come from: one for each encoder.
+    """An encoder's current classes, and the histograms that they are chosen from.
 
-    window: a scale, and the classes of it and the next 15; scales below and above count as the first and the last.
+    window: as of `best_window`; lower scales count as the window's first, higher ones as its last. None before the
+    first choice.
     """
 
     def __init__(self) -> None:
@@ -207,17 +215,17 @@ class ClassChooser:
 
     @property
     def histograms(self) -> tuple[IntArray, IntArray, IntArray]:
-        """What `count_block` adds to."""
+        """The arrays that `count_block` updates: units, changes, seen."""
         return self._units, self._changes, self._seen
 
     def sample(self, sample: ChangeSample) -> None:
-        """Take a sample of what is to come into account."""
+        """Add a sample of the changes to come to the histograms."""
         self._units += sample.units
         count_steps(sample.olds, sample.steps, self._changes)
         self._seen[1] += sample.steps.size
 
     def choose_from_sample(self) -> None:
-        """Choose classes by the sample, once and for all; forget it if it is too small."""
+        """Choose classes by the samples, finally; discard the samples if they have too few changes."""
         if self.window is not None or not self._seen[1]:
             return
         if self._seen[1] < _MIN_SAMPLE_CHANGES:
@@ -227,14 +235,14 @@ class ClassChooser:
         self._seen[2] = _FINAL
 
     def count_block(self, base: int, count: int, olds: Units, steps: Units) -> None:
-        """Take a block of `count` units at address `base` into account, and choose classes if there are none."""
+        """Count a block of `count` units at address `base`, and choose classes if there are none."""
         count_block(base, count, olds, steps, *self.histograms)
         if self.window is None:
             self._seen[2] = self._seen[1]
             self._take_best()
 
     def choose_again(self) -> bool:
-        """Whether other classes are worth a chunk of their own; if so they are chosen."""
+        """Choose classes again if the histogram has doubled; returns whether they changed."""
         if self.window is None or self._seen[1] < 2 * self._seen[2]:
             return False
         self._seen[2] = self._seen[1]
@@ -244,8 +252,8 @@ class ClassChooser:
         self.window = other
         return True
 
-    def begin(self) -> None:
-        """A new chunk: what was seen long ago counts less."""
+    def begin_chunk(self) -> None:
+        """Begin a new chunk: halve the histograms, so that older blocks count less."""
         if self._seen[2] == _FINAL:
             return
         self._units >>= 1

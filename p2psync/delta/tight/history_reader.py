@@ -1,4 +1,4 @@
-"""Reading profile `tight` with a history: a chunk's body (`tight_past` says what it is made of), back to blocks."""
+"""Decodes history-conditioned bodies of profile `tight` (`history_writer` describes them), back to blocks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from p2psync.errors import FormatError
 def read_history_body(
     data: memoryview, rows: Sequence[Row], block_units: int, limit: int, base: BaseLookup | None, history: HistoryLookup
 ) -> Iterator[Block]:
-    """As `tight_read.read_history_body`, against the history that the body was made with. Raises `FormatError`.
+    """`reader.read_tight_body` against the history that the body was coded with. Raises `FormatError`.
 
-    What has come may be recorded in the history, too, before the next block is asked for.
+    The caller may also record a block in the history before it asks for the next.
     """
     meta, bits, known_meta, known_bits, signs, rest = split_parts(data, 0, 6)
     given, bounds = (rows, block_units, limit), PART_LIMITS
@@ -40,18 +40,18 @@ def read_history_body(
         else None
     )
     if known is None and (other is None or signs):
-        raise FormatError("a chunk's blocks are not what its symbols are for")
+        raise FormatError("a chunk's headers do not match its symbols")
     blocks = iter(()) if other is None else other.blocks(base)
     if known is not None:
-        more = known.blocks(base, signs=not signs)
-        blocks = _compose_both(
-            blocks, _with_signs(more, SignResidualReader(signs, known.size[1]), history) if signs else more
-        )
+        known_blocks = known.blocks(base, signs=not signs)
+        if signs:
+            known_blocks = _with_signs(known_blocks, SignResidualReader(signs, known.size[1]), history)
+        blocks = _compose_both(blocks, known_blocks)
     return merge_rest(blocks, rest, rows, block_units, limit)
 
 
 def _with_signs(blocks: Iterator[Block], signs: SignResidualReader, history: HistoryLookup) -> Iterator[Block]:
-    """Blocks of known units, with their signs."""
+    """Apply the signs to the blocks of known units."""
     for block in blocks:
         row_history = history(block.row)
         assert row_history is not None and block.positions is not None
@@ -60,7 +60,7 @@ def _with_signs(blocks: Iterator[Block], signs: SignResidualReader, history: His
 
 
 def _compose_both(others: Iterator[Block], known: Iterator[Block]) -> Iterator[Block]:
-    """What changes among both sides, as one block where it is of one block; in rising order."""
+    """Merge the changes of both sequences in rising order, composing those of one block into one."""
     waiting: Block | None = None
     for block in heapq.merge(others, known, key=block_key):
         if waiting is not None and block_key(waiting) == block_key(block):

@@ -1,15 +1,17 @@
-"""What stands before the symbols of a `tight` chunk: the classes, and the symbols of each.
+"""The tables and headers in front of the symbols of a `tight` chunk.
+
+Tables: the classes, and the symbols of each class.
 
     1 byte    the first scale of the window
     8 bytes   the classes of its 16 scales, four bits each, the first in the low bits
     then, for each class from 0 to the highest of those:
     1 byte    its shift
-    1 byte    how many buckets have a level at all, then for each kind and each of these buckets its level less that of
-              the bucket before it, mod 256
-    1 byte    how many extra symbols have a level at all, then for each of these its level
+    1 byte    number of buckets up to the last with a level, then for each kind and each of these buckets its level less
+              that of the bucket before it, mod 256
+    1 byte    number of extra symbols up to the last with a level, then the level of each
 
-A level tells how often a symbol occurs (`ans`). Levels fall at an even pace from bucket to bucket, as gaps are nearly
-geometric, and so do the bytes of their differences repeat.
+A level stands for a symbol's frequency (`ans`). Gaps are nearly geometric, so levels fall evenly from bucket to bucket,
+and the bytes of their differences repeat.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ from p2psync.delta.tight.class_choice import IntArray
 from p2psync.delta.tight.symbols import BUCKETS, EXTRAS, KINDS, MAX_SHIFT, SYMBOLS
 from p2psync.errors import FormatError
 
-#: Gaps are cut into buckets that are at most this share of the mean gap, and more than half of it.
-_BUCKET = 0.36
-#: Shifts, whether there are signs, and for each class the tables of `symbols.read_symbols`.
+#: The width of a bucket is at most this share of the mean gap, and more than half of this share.
+_BUCKET_SHARE = 0.36
+#: For `symbols.read_symbols`: shifts, whether symbols include signs, tables, extra tables.
 DecodeTables = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint64]]
-#: Memory for the tables of `symbols.read_symbols`.
+#: Buffers for the tables and extra tables of `symbols.read_symbols`.
 DecodeTableBuffers = tuple[NDArray[np.uint64], NDArray[np.uint64]]
-#: The same for `symbols.write_symbols`: books and states to follow, of symbols and of extra symbols.
+#: For `symbols.write_symbols`: shifts, whether symbols include signs, codebook and next states of symbols and of extra
+#: symbols.
 EncodeTables = tuple[
     NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint64], NDArray[np.uint16]
 ]
@@ -42,10 +45,10 @@ EncodeTables = tuple[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SymbolTables:
-    """Classes and codes of one chunk.
+    """The classes and symbol frequencies of one chunk.
 
-    window: u8 (17). shifts: u8 (classes). levels: u8 (classes, SYMBOLS) and (classes, EXTRAS); the frequencies that
-    follow from them: i64 of the same shapes.
+    window: u8 (17), see `class_choice.best_window`. shifts: u8 (classes). levels: u8 (classes, SYMBOLS). extra_levels:
+    u8 (classes, EXTRAS). frequencies, extra_frequencies: i64 of the same shapes, computed from the levels.
     """
 
     window: NDArray[np.uint8]
@@ -59,14 +62,14 @@ class SymbolTables:
     def choose(
         cls, window: NDArray[np.uint8], totals: IntArray, sizes: IntArray, items: NDArray[np.uint64], signs: bool
     ) -> SymbolTables:
-        """The tables that suit blocks best; totals: units of each class; sizes: changes, (blocks, classes).
+        """Choose the tables for some blocks, and prepare their items for `symbols.write_symbols`.
 
-        signs: whether symbols tell them. Items, the changes of all blocks, class after class, are left as
-        `write_symbols` wants them.
+        totals: units of each class. sizes: i64 (blocks, classes), changes of each block. items: u64 (8, capacity), the
+        changes of each class. signs: whether symbols include signs.
         """
         classes = totals.size
         # Over many blocks the mean gap of a class may be larger than any block, and so than any gap.
-        gaps = np.clip(_BUCKET * totals / np.maximum(sizes.sum(axis=0), 1), 1, 1 << MAX_SHIFT)
+        gaps = np.clip(_BUCKET_SHARE * totals / np.maximum(sizes.sum(axis=0), 1), 1, 1 << MAX_SHIFT)
         shifts = np.log2(gaps).astype(np.uint8)
         levels, extra_levels = np.empty((classes, SYMBOLS), np.uint8), np.empty((classes, EXTRAS), np.uint8)
         frequencies = np.empty(levels.shape, np.int64), np.empty(extra_levels.shape, np.int64)
@@ -74,13 +77,13 @@ class SymbolTables:
         return cls(window, shifts, levels, extra_levels, *frequencies)
 
     def to_bytes(self) -> bytes:
-        """The wire form."""
+        """Encode the tables."""
         out = np.empty(self.window.size + self.shifts.size * (SYMBOLS + EXTRAS + 3), np.uint8)
         return out[: _pack(self.window, self.shifts, self.levels, self.extra_levels, out)].tobytes()
 
     @classmethod
     def from_bytes(cls, data: ByteArray) -> SymbolTables:
-        """The inverse of `to_bytes`. Raises `FormatError`."""
+        """Decode tables. Raises `FormatError`."""
         window = np.empty(1 + WINDOW, np.uint8)
         shifts = np.empty(MAX_CLASSES, np.uint8)
         levels, extras = np.zeros((MAX_CLASSES, SYMBOLS), np.uint8), np.zeros((MAX_CLASSES, EXTRAS), np.uint8)
@@ -92,16 +95,19 @@ class SymbolTables:
         return cls(window, shifts[used], levels[used], extras[used], frequencies[used], others[used])
 
     def decode_tables(self, signs: bool, buffers: DecodeTableBuffers | None = None) -> DecodeTables:
-        """What the reading loop needs; room: memory for it, which must not be in use. Raises `FormatError` where there
-        are to be no signs, and extra symbols tell some."""
+        """The tables that `symbols.read_symbols` takes.
+
+        buffers: written to; not in use elsewhere. Raises `FormatError` if `signs` is False and an extra symbol has a
+        sign.
+        """
         if not signs and self.extra_levels[:, 2::2].any():
-            raise FormatError("a chunk's tables tell signs where there are none")
+            raise FormatError("a chunk's tables have signs, which must be coded apart")
         tables, extra_tables = decode_table_buffers() if buffers is None else buffers
         _fill_decode_tables(self.shifts, signs, self.frequencies, self.extra_frequencies, tables, extra_tables)
         return self.shifts, signs, tables, extra_tables
 
     def encode_tables(self, signs: bool) -> EncodeTables:
-        """What the writing loop needs."""
+        """The tables that `symbols.write_symbols` takes."""
         own, extra = _encode_table_buffers(self.frequencies), _encode_table_buffers(self.extra_frequencies)
         _fill_encode_tables(self.frequencies, self.extra_frequencies, *own, *extra)
         return self.shifts, signs, *own, *extra
@@ -122,17 +128,18 @@ def _choose(
     frequencies: NDArray[np.int64],
     extra_frequencies: NDArray[np.int64],
 ) -> None:
-    """Count the symbols of changes, note them, and tell the levels that suit them, with the frequencies that follow.
+    """Count the symbols of changes, put them into the items, and choose levels and frequencies.
 
-    One call, since the interpreter finds nothing of its own in the caches here; see `ranking` on loops of other files.
+    One compiled call, since the interpreter would find none of its data in the caches; see `change_finder` on loops of
+    other files.
     """
     counts, extras = np.zeros(levels.shape, np.int64), np.zeros(extra_levels.shape, np.int64)
     symbols.count_symbols(sizes, items, shifts, signs, counts, extras)
-    ans.choose_all(counts, levels)
-    ans.choose_all(extras, extra_levels)
-    # The most frequent symbol always has a weight.
-    ans.share_all(levels, frequencies)
-    ans.share_all(extra_levels, extra_frequencies)
+    ans.choose_level_rows(counts, levels)
+    ans.choose_level_rows(extras, extra_levels)
+    # The result needs no check: the most frequent symbol always has a weight.
+    ans.frequency_rows(levels, frequencies)
+    ans.frequency_rows(extra_levels, extra_frequencies)
 
 
 @kernel
@@ -144,7 +151,7 @@ def _fill_encode_tables(
     extra_codebook: NDArray[np.uint64],
     extra_next_states: NDArray[np.uint16],
 ) -> None:
-    """`ans.fill_encode_tables`, of symbols and of extra symbols."""
+    """Fill the encode tables of symbols and of extra symbols."""
     ans.fill_encode_tables(frequencies, codebook, next_states)
     ans.fill_encode_tables(extra_frequencies, extra_codebook, extra_next_states)
 
@@ -157,7 +164,7 @@ def _pack(
     extras: NDArray[np.uint8],
     out: NDArray[np.uint8],
 ) -> int:
-    """Write the tables; returns how many bytes they take."""
+    """Write the tables; returns the number of bytes."""
     out[0] = window[0]
     for k in range(WINDOW // 2):
         out[1 + k] = window[1 + 2 * k] | window[2 + 2 * k] << 4
@@ -185,24 +192,27 @@ def _pack(
     return at
 
 
-def write_tight_headers(places: IntArray, sizes: IntArray, ends: IntArray) -> bytes:
-    """The heads of blocks; places: (blocks, 2), row and index on the grid; sizes: (blocks, classes), changes of each
-    class; ends: where the bytes of each block end."""
-    headers = np.empty((len(places), 3 + sizes.shape[1]), np.int64)
-    _rises(places, sizes, ends, headers)
+def write_tight_headers(block_keys: IntArray, sizes: IntArray, ends: IntArray) -> bytes:
+    """Encode the headers of tight blocks.
+
+    block_keys: i64 (blocks, 2), row and index on the grid. sizes: i64 (blocks, classes), changes of each class. ends:
+    i64 (blocks), end of each block's symbol bytes.
+    """
+    headers = np.empty((len(block_keys), 3 + sizes.shape[1]), np.int64)
+    _subtract_previous(block_keys, sizes, ends, headers)
     data = np.empty(5 * headers.size, np.uint8)
     return data[: _write_varints(headers.ravel(), data)].tobytes()
 
 
 @kernel
-def _rises(places: IntArray, sizes: IntArray, ends: IntArray, headers: IntArray) -> None:
-    """Of each block what its head tells: how it differs from the block before."""
+def _subtract_previous(block_keys: IntArray, sizes: IntArray, ends: IntArray, headers: IntArray) -> None:
+    """Set each block's header values: the differences to the previous block."""
     for k in range(len(headers)):
         first = k == 0
-        row = 0 if first else places[k - 1, 0]
-        headers[k, 0] = places[k, 0] - row
-        index = -1 if first else places[k - 1, 1]
-        headers[k, 1] = places[k, 1] - (index + 1 if places[k, 0] == row else 0)
+        row = 0 if first else block_keys[k - 1, 0]
+        headers[k, 0] = block_keys[k, 0] - row
+        index = -1 if first else block_keys[k - 1, 1]
+        headers[k, 1] = block_keys[k, 1] - (index + 1 if block_keys[k, 0] == row else 0)
         for c in range(sizes.shape[1]):
             change = sizes[k, c] - (0 if first else sizes[k - 1, c])
             headers[k, 2 + c] = 2 * change if change >= 0 else -2 * change - 1
@@ -210,11 +220,11 @@ def _rises(places: IntArray, sizes: IntArray, ends: IntArray, headers: IntArray)
 
 
 def decode_table_buffers() -> DecodeTableBuffers:
-    """For `SymbolTables.decode_tables`."""
+    """New buffers for `SymbolTables.decode_tables`."""
     return np.empty((MAX_CLASSES, STATES), np.uint64), np.empty((MAX_CLASSES, STATES), np.uint64)
 
 
-#: What can be wrong with the bytes of tables.
+#: The errors of `_parse`, as the rest of a sentence about a chunk's tables.
 _TABLE_ERRORS = (
     "are cut off",
     f"have more than {MAX_CLASSES} classes",
@@ -235,9 +245,9 @@ def _parse(
     frequencies: NDArray[np.int64],
     extra_frequencies: NDArray[np.int64],
 ) -> int:
-    """Read tables into arrays for the most classes that there may be; `levels` and `extras` are zeros.
+    """Read tables into arrays for `MAX_CLASSES` classes; `levels` and `extras` must be zeros.
 
-    Returns how many classes there are, or the complement of a place in `_TABLE_ERRORS`, which is less than 0.
+    Returns the number of classes, or the complement of an index in `_TABLE_ERRORS`, which is less than 0.
     """
     at = 1 + WINDOW // 2
     if data.size < at:
@@ -279,7 +289,7 @@ def _parse(
     if at != data.size or highest > MAX_LEVEL:
         return -5
     for c in range(classes):
-        if not (ans.share_states(levels[c], frequencies[c]) and ans.share_states(extras[c], extra_frequencies[c])):
+        if not (ans.frequencies_of(levels[c], frequencies[c]) and ans.frequencies_of(extras[c], extra_frequencies[c])):
             return -6
     return classes
 
@@ -304,10 +314,10 @@ def _fill_decode_tables(
 def read_tight_headers(
     data: ByteArray, classes: int, most: int, most_changed: int
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """What `write_tight_headers` wrote of `most` blocks and `most_changed` changes at most.
+    """Decode the headers of at most `most` tight blocks with at most `most_changed` changes.
 
-    Row steps, indices and bytes as the bytes tell them, (blocks, 3); changes of each class, (blocks + 1, classes), of
-    which the last are zeros; changes of each block. Raises `FormatError`.
+    Returns, as i64: (blocks, 3), row difference, index or its difference, and symbol bytes, as they are coded; (blocks
+    + 1, classes), changes of each class, and zeros; (blocks), changes of each block. Raises `FormatError`.
     """
     width = 3 + classes
     values = np.empty(min(data.size, most * width + 1), np.int64)
@@ -315,43 +325,43 @@ def read_tight_headers(
     if found > most * width:
         raise FormatError(f"a chunk has more than {most} tight blocks")
     if found < 0 or found % width:
-        raise FormatError("a chunk's heads are cut off or have a number that is not in its shortest form")
+        raise FormatError("a chunk's block headers are cut off or have a number that is not in its shortest form")
     blocks = found // width
-    places, changed = np.empty((blocks, 3), np.int64), np.empty(blocks, np.int64)
+    coded, changed = np.empty((blocks, 3), np.int64), np.empty(blocks, np.int64)
     sizes = np.empty((blocks + 1, classes), np.int64)
-    if not _sum_headers(values, places, sizes, changed, most_changed):
+    if not _sum_headers(values, coded, sizes, changed, most_changed):
         raise FormatError("a chunk has a block of more or fewer changes than it can have")
-    return places, sizes, changed
+    return coded, sizes, changed
 
 
 @kernel
-def _sum_headers(values: IntArray, places: IntArray, sizes: IntArray, changed: IntArray, most: int) -> bool:
-    """Sum up the changes that heads tell; False if some are less than 0, a block has none, or there are too many."""
+def _sum_headers(values: IntArray, coded: IntArray, sizes: IntArray, changed: IntArray, most: int) -> bool:
+    """Sum up the coded changes; False if a class has less than 0, a block has none, or there are more than `most`."""
     blocks, classes = len(changed), sizes.shape[1]
     at, total = 0, 0
     for c in range(classes):
         sizes[blocks, c] = 0
     for k in range(blocks):
-        places[k, 0], places[k, 1], places[k, 2] = values[at], values[at + 1], values[at + 2 + classes]
-        here = 0
+        coded[k, 0], coded[k, 1], coded[k, 2] = values[at], values[at + 1], values[at + 2 + classes]
+        block_changes = 0
         for c in range(classes):
             value = values[at + 2 + c]
             size = (sizes[k - 1, c] if k else 0) + (-((value + 1) >> 1) if value & 1 else value >> 1)
             if size < 0:
                 return False
             sizes[k, c] = size
-            here += size
-        changed[k] = here
-        total += here
+            block_changes += size
+        changed[k] = block_changes
+        total += block_changes
         at += 3 + classes
-        if here < 1 or total > most:
+        if block_changes < 1 or total > most:
             return False
     return True
 
 
 @kernel
 def _read_varints(data: NDArray[np.uint8], values: IntArray) -> int:
-    """The varints that `data` is made of, until `values` is full; returns how many, or −1 where it is made of none."""
+    """Decode varints into `values`; returns their number, one more if it is full too early, −1 if one is malformed."""
     count, value, size = 0, 0, 0
     for byte in data:
         value |= (int(byte) & 0x7F) << (7 * size)
@@ -370,7 +380,7 @@ def _read_varints(data: NDArray[np.uint8], values: IntArray) -> int:
 
 @kernel
 def _write_varints(values: IntArray, out: NDArray[np.uint8]) -> int:
-    """Varints of values below 2^35; returns how many bytes they take."""
+    """Encode values below 2^35 as varints; returns the number of bytes."""
     at = 0
     for value in values:
         while value >= 0x80:
