@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import fuzz_checks
 import fuzz_manifests
 import fuzz_mutations
-from fuzz_samples import Sample, make_pool
+from fuzz_samples import FuzzSample, make_pool
 
 from p2psync.errors import FormatError, TrustError
 
@@ -77,7 +77,7 @@ def run(seed: int, begin: int, end: int, note: Callable[[int], None] = lambda _:
     return report
 
 
-def prepare(seed: int, number: int, pool: list[Sample]) -> tuple[str, Callable[[], None]]:
+def prepare(seed: int, number: int, pool: list[FuzzSample]) -> tuple[str, Callable[[], None]]:
     """How an input was made, and what decodes and judges it."""
     choice = random.Random(seed << 40 | number)
     kind = choice.random()

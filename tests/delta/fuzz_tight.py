@@ -6,7 +6,7 @@ import functools
 import random
 from collections.abc import Sequence
 
-from fuzz_samples import Sample
+from fuzz_samples import FuzzSample
 from fuzz_values import apart, content, number, numbers, pack, some_stream
 
 from p2psync.delta.container import MAX_CHUNK_BYTES
@@ -17,7 +17,7 @@ CODES = (2, 3)
 _KNOWN, _SIGNS = 3, 6
 
 
-def parts(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
+def parts(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
     """Change tables, heads, symbols, signs or the rest."""
     split = take_apart(data)
     if split is None:
@@ -72,7 +72,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         return 0, at
 
 
-def _rest(choice: random.Random, rest: bytes, pool: Sequence[Sample]) -> bytes:
+def _rest(choice: random.Random, rest: bytes, pool: Sequence[FuzzSample]) -> bytes:
     found = apart(rest, 13) if rest else None
     if found is not None and choice.random() < 0.7:
         return pack(choice, some_stream(choice, list(found)))

@@ -11,7 +11,7 @@ from p2psync.delta.tensors import Row
 
 Steps = dict[tuple[int, int], int]
 #: Of a row, which may have none: for each unit whether it is known, and whether it went down last.
-Past = Callable[[int], Sequence[Sequence[int]] | None]
+HistoryLookup = Callable[[int], Sequence[Sequence[int]] | None]
 
 
 def read_chunk(
@@ -19,7 +19,7 @@ def read_chunk(
     rows: Sequence[Row],
     block_units: int,
     base: Callable[[int], Sequence[int]],
-    past: Past = lambda row: None,
+    history: HistoryLookup = lambda row: None,
 ) -> list[Steps]:
     """For each block, in rising order, the steps, as {(row, unit): step}."""
     if data[1] == 1:
@@ -33,12 +33,12 @@ def read_chunk(
         meta, symbols, known_meta, known_symbols, signs, rest = cut(data, 6)
 
         def known(row: int, unit: int) -> bool:
-            bits = past(row)
+            bits = history(row)
             return bits is not None and bits[0][unit] == 1
 
         found = read_part(meta, symbols, *given, lambda row, unit: not known(row, unit))
         steps = read_part(known_meta, known_symbols, *given, known, signed=not signs)
-        found = join(found, turn(steps, signs, past) if signs else steps, min(block_units, 1 << 20))
+        found = join(found, turn(steps, signs, history) if signs else steps, min(block_units, 1 << 20))
     if rest:
         found += reference.read_chunk(b"\x70\x01" + rest, rows, block_units)
     return sorted(found, key=min)
@@ -84,35 +84,35 @@ def read_part(
                 places[class_of(old[unit - start], window)].append(unit)
         steps: Steps = {}
         for c, size in enumerate(sizes):
-            rank = -1
+            index = -1
             for _ in range(size):
                 gap, step = read_change(bits, shifts[c], owners[c], extra_owners[c], signed)
-                rank += gap + 1
-                steps[row, places[c][rank]] = step
+                index += gap + 1
+                steps[row, places[c][index]] = step
         assert bits.at == 8 * len(bits.data)
         assert bits.state == 0
         found.append(dict(sorted(steps.items())))
     return found
 
 
-def turn(blocks: list[Steps], signs: bytes, past: Past) -> list[Steps]:
+def turn(blocks: list[Steps], signs: bytes, history: HistoryLookup) -> list[Steps]:
     """The blocks, whose steps are all positive, with their signs."""
     rice, usual = divmod(signs[0], 2)
     count, at = varint(signs, 1)
-    bits, place, surprises = Bits(signs[at:]), -1, set()
+    bits, place, residuals = Bits(signs[at:]), -1, set()
     for _ in range(count):
         high = 0
         while bits.take(1):
             high += 1
         place += (high << rice) + bits.take(rice) + 1
-        surprises.add(place)
+        residuals.add(place)
     turned, passed = [], 0
     for steps in blocks:
         turned.append({})
         for (row, unit), step in steps.items():
-            bits_of = past(row)
+            bits_of = history(row)
             assert bits_of is not None
-            goes_on = usual == 1 if passed not in surprises else usual == 0
+            goes_on = usual == 1 if passed not in residuals else usual == 0
             down = (bits_of[1][unit] == 1) == goes_on
             turned[-1][row, unit] = -step % 65536 if down else step
             passed += 1

@@ -71,8 +71,8 @@ def test_any_delta_survives(delta, chunk_bytes, block_units):
     assert [chunk.blocks for chunk in chunks] == [
         len(decode_chunk(chunk.data, delta[0], block_units)) for chunk in chunks
     ]
-    places = [(block.row, block.start) for block in blocks]
-    assert places == sorted(set(places))
+    block_keys = [(block.row, block.start) for block in blocks]
+    assert block_keys == sorted(set(block_keys))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -227,8 +227,8 @@ def test_an_independent_reader_finds_the_same_steps(delta):
         expected = []
         for block in decode_chunk(chunk.data, rows, GRID):
             where = np.arange(block.count) if block.positions is None else block.positions
-            places = ((block.row, block.start + int(p)) for p in where)
-            expected.append({place: int(s) for place, s in zip(places, block.steps, strict=True) if s})
+            block_keys = ((block.row, block.start + int(p)) for p in where)
+            expected.append({place: int(s) for place, s in zip(block_keys, block.steps, strict=True) if s})
         assert reference.read_chunk(chunk.data, rows, GRID) == expected
 
 

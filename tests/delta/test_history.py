@@ -20,7 +20,7 @@ from p2psync.delta.history import (
 )
 from p2psync.delta.kernels.unit_loops import GROUP, address
 from p2psync.delta.streams import varint
-from p2psync.delta.tight.sign_residuals import MAX_RICE, SignReader, SignWriter
+from p2psync.delta.tight.sign_residuals import MAX_RICE, SignResidualReader, SignResidualWriter
 from p2psync.errors import FormatError
 
 UNITS = 5000
@@ -138,14 +138,14 @@ def upward(steps: NDArray[np.uint16]) -> NDArray[np.uint16]:
 
 
 def write(blocks: list[tuple[ChangeHistory, Change]]) -> bytes:
-    writer = SignWriter()
+    writer = SignResidualWriter()
     for history, (where, steps) in blocks:
         writer.add(history, 0, where, steps)
     return writer.finish()
 
 
 def read(signs: bytes, blocks: list[tuple[ChangeHistory, Change]]) -> list[NDArray[np.uint16]]:
-    reader = SignReader(memoryview(signs), sum(where.size for _, (where, _) in blocks))
+    reader = SignResidualReader(memoryview(signs), sum(where.size for _, (where, _) in blocks))
     made = []
     for history, (where, steps) in blocks:
         made.append(upward(steps))

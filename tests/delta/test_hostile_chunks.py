@@ -40,9 +40,9 @@ def judge(data):
     except FormatError as error:
         assert "\n" not in str(error)
         return False
-    places = [(block.row, block.start) for block in blocks]
+    block_keys = [(block.row, block.start) for block in blocks]
     assert blocks
-    assert places == sorted(set(places))
+    assert block_keys == sorted(set(block_keys))
     for block in blocks:
         one = ROWS[block.row].spec
         span = block_span(one.width, GRID)

@@ -10,7 +10,7 @@ from p2psync.delta.kernels.simd import WINDOW
 from p2psync.delta.kernels.unit_loops import address
 from p2psync.delta.tensors import Row
 from p2psync.delta.tight.class_choice import MAX_CHOSEN_CLASSES, ClassChooser
-from p2psync.delta.tight.sample import Sample, sample_blocks, sample_copies
+from p2psync.delta.tight.sample import ChangeSample, sample_blocks, sample_copies
 from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding
 
 
@@ -71,7 +71,7 @@ def test_the_classes_chosen_are_better_than_any_others():
     rng = np.random.default_rng(3)
     old, new = weights(1 << 18, 0.05, 3)
     changed = old != new
-    sample = Sample(np.bincount(old >> 7 & 255, minlength=256), old.size, old[changed], (new - old)[changed])
+    sample = ChangeSample(np.bincount(old >> 7 & 255, minlength=256), old.size, old[changed], (new - old)[changed])
 
     def bits(window):
         """Entropy of the positions and of the steps' sizes, given the class."""

@@ -81,7 +81,7 @@ def test_set_bits_before_each_word_are_counted():
 
 @pytest.mark.parametrize(("left", "stop", "taken"), [(8, 20, 2), (100, 1 << 31, 8), (3, 1 << 31, 3), (0, 1 << 31, 0)])
 def test_items_below_a_rank_are_taken(left, stop, taken):
-    ranks = np.array([12, 19, 20, 21, 30, 40, 50, 1 << 20], np.uint64)
-    items, out = ranks | np.uint64(0xFFFF << 32), np.zeros(8, np.uint64)
+    indices = np.array([12, 19, 20, 21, 30, 40, 50, 1 << 20], np.uint64)
+    items, out = indices | np.uint64(0xFFFF << 32), np.zeros(8, np.uint64)
     assert _take_below(address(items), left, 10, stop, 5 << 24, address(out)) == taken
-    assert np.array_equal(out, (ranks - np.uint64(10)) + np.uint64(5 << 24) | np.uint64(0xFFFF << 32))
+    assert np.array_equal(out, (indices - np.uint64(10)) + np.uint64(5 << 24) | np.uint64(0xFFFF << 32))

@@ -65,8 +65,8 @@ def ranks_of(sizes, gaps):
 def test_what_is_written_comes_back(sizes, signs):
     gaps, steps = changes(sizes)
     tables, data, ends = write(sizes, gaps, steps, signs)
-    ranks, found = read(tables, data, (0, ends[0]), ends, sizes, signs)
-    assert np.array_equal(ranks, ranks_of(sizes, gaps))
+    indices, found = read(tables, data, (0, ends[0]), ends, sizes, signs)
+    assert np.array_equal(indices, ranks_of(sizes, gaps))
     assert np.array_equal(found, steps if signs else np.minimum(steps, 65536 - steps))
 
 

@@ -15,7 +15,7 @@ import reference
 import reference_tight
 from delta_parts import GRID, apply_all, change, misaligned, pairs, random_units, spec, special
 from hypothesis import given, settings
-from test_tight_past import drifting
+from test_tight_history import drifting
 
 from p2psync.bench.bounds import measure_bounds
 from p2psync.bench.policy import draw_step, model_rows

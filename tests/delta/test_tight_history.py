@@ -18,8 +18,8 @@ from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.history import ChangeHistory
 from p2psync.delta.streams import pack_streams, unpack_streams, varint
 from p2psync.delta.tensors import Row
-from p2psync.delta.tight.history_reader import read_body
-from p2psync.delta.tight.reader import MOST, cut
+from p2psync.delta.tight.history_reader import read_history_body
+from p2psync.delta.tight.reader import PART_LIMITS, split_parts
 from p2psync.errors import FormatError
 
 Bits = NDArray[np.uint16]
@@ -49,16 +49,16 @@ class Case:
         self.rows: list[Row] = []
         self.old: list[Bits | None] = []
         self.new: list[Bits | None] = []
-        self.pasts: list[ChangeHistory | None] = []
+        self.histories: list[ChangeHistory | None] = []
 
-    def add(self, row: Row, old: Bits | None, new: Bits | None, past: ChangeHistory | None) -> None:
+    def add(self, row: Row, old: Bits | None, new: Bits | None, history: ChangeHistory | None) -> None:
         self.rows.append(row)
         self.old.append(old)
         self.new.append(new)
-        self.pasts.append(past)
+        self.histories.append(history)
 
-    def encode(self, *, past: bool = True, grid: int = GRID, size: int = 1 << 16) -> list[bytes]:
-        history = self.pasts.__getitem__ if past else None
+    def encode(self, *, history: bool = True, grid: int = GRID, size: int = 1 << 16) -> list[bytes]:
+        history = self.histories.__getitem__ if history else None
         encoder = ChunkEncoder(self.rows, block_units=grid, chunk_bytes=size, profile="tight", history=history)
         chunks = [one for k in range(len(self.rows)) for one in encoder.add(k, self.old[k], self.new[k])]
         chunks += encoder.finish()
@@ -66,7 +66,7 @@ class Case:
         return [one.data for one in chunks]
 
     def decode(self, data: bytes, grid: int = GRID) -> list[Block]:
-        return decode_chunk(data, self.rows, grid, self.base, self.pasts.__getitem__)
+        return decode_chunk(data, self.rows, grid, self.base, self.histories.__getitem__)
 
     def base(self, row: int) -> Bits:
         units = self.old[row]
@@ -90,9 +90,9 @@ def random_case(seed: int, shares: Sequence[float], counts: Sequence[int], densi
     for k, (share, count) in enumerate(zip(shares, counts, strict=True)):
         old = weights(rng, count) if k % 2 else random_units(rng, np.dtype("<u2"), count)
         known, down = rng.random(count) < share, rng.random(count) < 0.5
-        past = None if k % 3 == 2 else history_of(count, known, down)
+        history = None if k % 3 == 2 else history_of(count, known, down)
         new = change(rng, old, density, kind)
-        case.add(Row(spec("BF16", (count,), f"{k}"), True, True), misaligned(old), misaligned(new), past)
+        case.add(Row(spec("BF16", (count,), f"{k}"), True, True), misaligned(old), misaligned(new), history)
     return case
 
 
@@ -130,8 +130,8 @@ def mixed() -> Case:
     """Tensors with and without a history; blocks that cannot be ranked; tensors that come and go."""
     case, rng = drifting(3 * GRID + 500), np.random.default_rng(3)
     some = random_case(4, (0.3, 0.0, 0.5), (GRID + 9, 700, 2 * GRID), 0.02, "little")
-    for row, old, new, past in zip(some.rows, some.old, some.new, some.pasts, strict=True):
-        case.add(row, old, new, past)
+    for row, old, new, history in zip(some.rows, some.old, some.new, some.histories, strict=True):
+        case.add(row, old, new, history)
     dense = random_units(rng, np.dtype("<u2"), 5000)
     all_known = history_of(5000, np.ones(5000, np.bool_), np.ones(5000, np.bool_))
     case.add(Row(spec("BF16", (5000,), "dense"), True, True), dense, dense + np.uint16(1), all_known)
@@ -139,7 +139,7 @@ def mixed() -> Case:
     case.add(Row(spec("F32", (600,), "wide"), True, True), wide, change(rng, wide, 0.1, "any"), None)
     case.add(Row(spec("BF16", (600,), "come"), False, True), None, weights(rng, 600), all_known)
     case.add(Row(spec("BF16", (600,), "gone"), True, False), weights(rng, 600), None, all_known)
-    case.add(*(part[0] for part in (case.rows, case.old, case.new, case.pasts)))
+    case.add(*(part[0] for part in (case.rows, case.old, case.new, case.histories)))
     return case
 
 
@@ -153,13 +153,13 @@ def test_rows_with_and_without_a_history_share_chunks_with_blocks_that_cannot_be
 
 def test_where_changes_go_on_a_history_saves_a_fifth() -> None:
     case = drifting()
-    plain, chunks = case.encode(past=False), case.encode()
+    plain, chunks = case.encode(history=False), case.encode()
     assert {data[1] for data in chunks} == {3}
     assert sum(map(len, chunks)) < 0.8 * sum(map(len, plain))
 
 
 def parts(data: bytes) -> list[bytes]:
-    return [bytes(part) for part in cut(memoryview(data)[2:], 0, 6)]
+    return [bytes(part) for part in split_parts(memoryview(data)[2:], 0, 6)]
 
 
 def put_together(found: Sequence[bytes]) -> bytes:
@@ -174,7 +174,7 @@ def test_signs_of_known_units_are_told_by_surprises_only_where_that_takes_fewer_
 
 def test_positions_are_told_by_the_history_even_where_directions_are_not() -> None:
     case = drifting(turning=0.5)
-    assert sum(map(len, case.encode())) < 0.85 * sum(map(len, case.encode(past=False)))
+    assert sum(map(len, case.encode())) < 0.85 * sum(map(len, case.encode(history=False)))
 
 
 def test_a_chunk_is_never_larger_than_one_of_profile_fast() -> None:
@@ -191,7 +191,7 @@ def test_a_chunk_is_never_larger_than_one_of_profile_fast() -> None:
 def test_changes_found_elsewhere_give_the_same_chunks_digest_and_counts() -> None:
     case = mixed()
     chunks, counts = case.encode(size=1 << 14), case.counts
-    history = case.pasts.__getitem__
+    history = case.histories.__getitem__
     encoder = ChunkEncoder(case.rows, block_units=GRID, chunk_bytes=1 << 14, profile="tight", history=history)
     made = []
     for k, (row, old, new) in enumerate(zip(case.rows, case.old, case.new, strict=True)):
@@ -213,7 +213,7 @@ def test_changes_found_elsewhere_give_the_same_chunks_digest_and_counts() -> Non
 def test_what_was_looked_at_before_does_not_matter() -> None:
     case = drifting()
     encoder = ChunkEncoder(
-        case.rows, block_units=GRID, chunk_bytes=1 << 16, profile="tight", history=case.pasts.__getitem__
+        case.rows, block_units=GRID, chunk_bytes=1 << 16, profile="tight", history=case.histories.__getitem__
     )
     encoder.add_sample(0, case.old[0], case.new[0], range(4), 1)
     made = [*encoder.add(0, case.old[0], case.new[0]), *encoder.finish()]
@@ -223,17 +223,17 @@ def test_what_was_looked_at_before_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("make", "surprises"), [(mixed, True), (lambda: drifting(GRID), True), (lambda: drifting(turning=0.5), False)]
 )
-def test_the_reference_reads_what_the_codec_writes(make: Callable[[], Case], surprises: bool) -> None:
+def test_the_reference_reads_what_the_codec_writes(make: Callable[[], Case], residuals: bool) -> None:
     case = make()
 
     bits = [
         None
-        if past is None
-        else [np.unpackbits(w.view("u1"), bitorder="little").tolist() for w in (past.known, past.down)]
-        for past in case.pasts
+        if history is None
+        else [np.unpackbits(w.view("u1"), bitorder="little").tolist() for w in (history.known, history.down)]
+        for history in case.histories
     ]
     chunks = case.encode(size=1 << 14)
-    assert {bool(parts(data)[4]) for data in chunks if data[1] == 3} == {surprises}
+    assert {bool(parts(data)[4]) for data in chunks if data[1] == 3} == {residuals}
     for data in chunks:
         steps = reference_tight.read_chunk(data, case.rows, GRID, case.base, bits.__getitem__)
         for block, wanted in zip(case.decode(data), steps, strict=True):
@@ -244,18 +244,18 @@ def test_the_reference_reads_what_the_codec_writes(make: Callable[[], Case], sur
 
 def test_what_was_read_may_be_applied_and_recorded_before_the_next_is_asked_for() -> None:
     case = mixed()
-    pasts = [None if past is None else ChangeHistory(past.count) for past in case.pasts]
-    for mine, past in zip(pasts, case.pasts, strict=True):
-        if mine is not None and past is not None:
-            mine.known[:], mine.down[:] = past.known, past.down
+    histories = [None if history is None else ChangeHistory(history.count) for history in case.histories]
+    for mine, history in zip(histories, case.histories, strict=True):
+        if mine is not None and history is not None:
+            mine.known[:], mine.down[:] = history.known, history.down
     live = apply_all(case.rows, case.old, [])
     for data in case.encode(size=1 << 14):
-        for block in iter_chunk(data, case.rows, GRID, live.__getitem__, pasts.__getitem__):
+        for block in iter_chunk(data, case.rows, GRID, live.__getitem__, histories.__getitem__):
             where = slice(None) if block.positions is None else block.positions
             live[block.row][block.start : block.start + block.count][where] += block.steps
-            past = pasts[block.row]
-            if past is not None and past.count == case.rows[block.row].spec.count:
-                past.record(block)
+            history = histories[block.row]
+            if history is not None and history.count == case.rows[block.row].spec.count:
+                history.record(block)
     for made, new in zip(live, case.new, strict=True):
         assert new is None or np.array_equal(made, new)
 
@@ -276,7 +276,7 @@ def test_a_chunk_made_with_a_history_is_refused_without_it_and_with_that_of_anot
 
 def test_the_history_of_another_tensor_is_not_encoded_with() -> None:
     case = drifting()
-    case.pasts[0] = ChangeHistory(64)
+    case.histories[0] = ChangeHistory(64)
     with pytest.raises(ValueError, match="another tensor"):
         case.encode()
 
@@ -284,7 +284,7 @@ def test_the_history_of_another_tensor_is_not_encoded_with() -> None:
 def test_positions_outside_a_block_that_was_found_elsewhere_are_refused() -> None:
     case = drifting(GRID)
     encoder = ChunkEncoder(
-        case.rows, block_units=GRID, chunk_bytes=1 << 16, profile="tight", history=case.pasts.__getitem__
+        case.rows, block_units=GRID, chunk_bytes=1 << 16, profile="tight", history=case.histories.__getitem__
     )
     block = Block(0, 0, GRID, np.array([1, 1 << 31], np.uint32), np.ones(2, np.uint16))
     with pytest.raises(ValueError, match="outside"):
@@ -305,9 +305,9 @@ def test_more_changes_than_units_of_a_side_are_refused_before_any_is_read(side: 
     case = drifting(GRID)
     (data,) = case.encode()
     found = parts(data)
-    past = case.pasts[0]
-    assert past is not None
-    known = int(np.bitwise_count(past.known).sum())
+    history = case.histories[0]
+    assert history is not None
+    known = int(np.bitwise_count(history.known).sum())
     units = (GRID - known, known)[side]
     tables = unpack_streams(memoryview(found[2 * side]), 2, 1 << 20)[0].tobytes()
     # Row 0, block 0, all changes of class 0: the zigzag of what are one too many.
@@ -327,9 +327,9 @@ def test_bounds_of_blocks_and_changes_hold_for_both_sides_together(monkeypatch: 
     changed = case.counts[0]
 
     def read() -> list[Block]:
-        return list(read_body(body, rows, GRID, 1 << 20, case.base, case.pasts.__getitem__))
+        return list(read_history_body(body, rows, GRID, 1 << 20, case.base, case.histories.__getitem__))
 
-    for most, match in (((7, MOST[1]), "more than 3 tight blocks"), ((8, changed - 1), "more or fewer changes")):
+    for most, match in (((7, PART_LIMITS[1]), "more than 3 tight blocks"), ((8, changed - 1), "more or fewer changes")):
         monkeypatch.setattr("p2psync.delta.tight.history_reader.PART_LIMITS", most)
         with pytest.raises(FormatError, match=match):
             read()

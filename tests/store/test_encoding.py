@@ -14,7 +14,7 @@ from p2psync.delta.container import decode_chunk
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.parallel import limit_threads
 from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding, block_and_chunk
-from p2psync.store.segments import MAX_SEGMENT, MIN_SEGMENT, Segments
+from p2psync.store.segments import MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Segments
 
 Pair = tuple[Units, Units]
 
@@ -155,7 +155,9 @@ def test_segments_hold_every_block_once_in_order_and_are_no_larger_than_a_share(
             sizes[number] = sizes.get(number, 0) + units * r.spec.width
         assert seen == list(range(block_count(r.spec, DELTA_BLOCK_UNITS)))
     # A segment may go over its share by the block that fills it.
-    assert all(size <= min(MAX_SEGMENT, max(MIN_SEGMENT, total / 16)) + (2 << 20) for size in sizes.values())
+    assert all(
+        size <= min(MAX_SEGMENT_BYTES, max(MIN_SEGMENT_BYTES, total / 16)) + (2 << 20) for size in sizes.values()
+    )
 
 
 @pytest.mark.parametrize(("megabytes", "chunk"), [(1, 64 << 10), (64, 64 << 10), (300, 512 << 10), (16_000, 512 << 10)])
