@@ -46,7 +46,7 @@ def found_apart(old, new):
 
 
 @pytest.mark.parametrize("chunk_bytes", [4096, 40_000, 1 << 20])
-def test_blocks_found_one_by_one_give_the_same_bytes_digest_and_counts(chunk_bytes):
+def test_change_finder_gives_the_same_chunks_block_by_block(chunk_bytes):
     old, new = stepped()
     whole, encoder, _, _ = encode(old, new, chunk_bytes)
     parts, other, _, _ = encode(old, new, chunk_bytes, found_apart(old, new))
@@ -66,7 +66,7 @@ def decoded(old, data, row, chunks):
 
 
 @pytest.mark.parametrize("chunk_bytes", [4096, 1 << 20])
-def test_digest_counts_and_blocks_are_those_of_the_change(chunk_bytes):
+def test_change_finder_reports_digest_counts_and_blocks(chunk_bytes):
     old, new = stepped(seed=1)
     data, encoder, row, chunks = encode(old, new, chunk_bytes)
     assert encoder.digest_change == (digest_units(row.spec, new) - digest_units(row.spec, old)) % MODULUS
@@ -74,7 +74,7 @@ def test_digest_counts_and_blocks_are_those_of_the_change(chunk_bytes):
     assert np.array_equal(decoded(old, data, row, chunks), new)
 
 
-def test_a_block_that_does_not_fit_comes_first_in_the_next_chunk():
+def test_change_finder_moves_a_waiting_block_to_the_next_chunk():
     old, new = stepped((0.05,) * 40, seed=2)
     data, _, row, chunks = encode(old, new, 20_000)
     assert len(data) > 2
@@ -82,7 +82,7 @@ def test_a_block_that_does_not_fit_comes_first_in_the_next_chunk():
     assert np.array_equal(decoded(old, data, row, chunks), new)
 
 
-def test_so_it_does_where_the_next_chunk_turns_out_to_be_one_of_profile_fast():
+def test_change_finder_moves_a_waiting_block_to_a_fast_chunk():
     """There, positions and steps are coded that were found, and not what was ranked."""
     rng = np.random.default_rng(5)
     old = np.full(GRID * 8, 0x3F80, np.uint16)
@@ -95,7 +95,7 @@ def test_so_it_does_where_the_next_chunk_turns_out_to_be_one_of_profile_fast():
     assert np.array_equal(decoded(old, data, row, chunks), new)
 
 
-def test_what_was_found_stays_where_room_grows(monkeypatch):
+def test_change_finder_keeps_changes_when_scratch_grows(monkeypatch):
     old, new = stepped((0.45,) * 24, seed=3)
     usual = encode(old, new, 1 << 20)[0]
     assert len(usual) == 1
@@ -106,7 +106,7 @@ def test_what_was_found_stays_where_room_grows(monkeypatch):
 
 
 @pytest.mark.parametrize("density", [0.07, 0.2, 0.6])
-def test_what_gaps_take_of_profile_fast_is_no_more_than_all_of_it(density, monkeypatch):
+def test_gap_rate_is_at_most_the_fast_rate(density, monkeypatch):
     rates = []
 
     def is_surely_smaller(size, changed, fast_bound, blocks, block_units):
@@ -121,7 +121,7 @@ def test_what_gaps_take_of_profile_fast_is_no_more_than_all_of_it(density, monke
     assert density > 0.5 or all(gaps for gaps, _ in rates)
 
 
-def test_symbols_are_counted_and_noted_as_their_definition_says():
+def test_count_symbols_follows_the_definition():
     rng = np.random.default_rng(4)
     sizes = np.array([[1500, 3], [0, 700], [513, 512]], np.int64)
     items, wanted = np.zeros((2, 4000), np.uint64), []

@@ -36,7 +36,7 @@ def blocks_of(row, old, new, span):
 
 @pytest.mark.parametrize("every", [1, 2, 7, 64, 1000])
 @pytest.mark.parametrize("first", [0, GRID])
-def test_of_copies_and_of_blocks_the_sample_is_the_same(every, first):
+def test_samples_of_copies_and_of_blocks_are_equal(every, first):
     old, new = weights(3 * GRID + 77, 0.02, 1)
     new[2 * GRID : 3 * GRID] = old[2 * GRID : 3 * GRID] + np.uint16(1)
     one = sample_copies(address(old), address(new), 5, first, old.size, every)
@@ -50,7 +50,7 @@ def test_of_copies_and_of_blocks_the_sample_is_the_same(every, first):
     assert abs(one.size * every / (old.size - first) - 1) < 0.1 or every > 7
 
 
-def test_of_all_groups_the_sample_is_all_there_is():
+def test_sample_of_every_piece_holds_all_changes():
     old, new = weights(2 * GRID + 5, 0.02, 2)
     sample = sample_copies(address(old), address(new), 0, 0, old.size, 1)
     changed = old != new
@@ -59,7 +59,7 @@ def test_of_all_groups_the_sample_is_all_there_is():
     assert np.array_equal(sample.steps, (new - old)[changed])
 
 
-def test_columns_of_a_matrix_are_looked_at_alike():
+def test_sample_covers_matrix_columns_evenly():
     """Of 64 columns of pieces each is met, though the stretches have as many pieces as a row."""
     columns = np.tile(np.repeat(np.arange(64, dtype=np.uint16) << 7, 256), 2000)
     units = sample_copies(address(columns), address(columns), 3, 0, columns.size, 64).units
@@ -67,7 +67,7 @@ def test_columns_of_a_matrix_are_looked_at_alike():
     assert units.max() < 4 * units[:64].mean()
 
 
-def test_the_classes_chosen_are_better_than_any_others():
+def test_chosen_classes_take_the_fewest_bits():
     rng = np.random.default_rng(3)
     old, new = weights(1 << 18, 0.05, 3)
     changed = old != new
@@ -122,12 +122,12 @@ def encoded(rows, old, new, *, found=False):
     return list(sink)
 
 
-def test_what_was_found_elsewhere_is_encoded_to_the_same_bytes():
+def test_add_found_gives_the_same_bytes_as_add():
     rows, old, new = mixed()
     assert encoded(rows, old, new) == encoded(rows, old, new, found=True)
 
 
-def test_a_look_at_all_that_comes_saves_bytes_where_the_first_tensor_tells_little(monkeypatch):
+def test_samples_save_bytes_if_the_first_tensor_is_unlike_the_rest(monkeypatch):
     rows = [Row(spec("BF16", (count,), f"t{k}"), True, True) for k, count in enumerate((600, 3 * DELTA_BLOCK_UNITS))]
     old, new = zip(*(weights(row.spec.count, 0.03, k) for k, row in enumerate(rows)), strict=True)
     with_look = sum(map(len, encoded(rows, old, new)))
@@ -135,14 +135,14 @@ def test_a_look_at_all_that_comes_saves_bytes_where_the_first_tensor_tells_littl
     assert with_look < 0.99 * sum(map(len, encoded(rows, old, new)))
 
 
-def test_a_look_takes_no_arrays_that_do_not_fit():
+def test_add_sample_refuses_arrays_that_do_not_fit():
     encoder = ChunkEncoder([Row(spec("BF16", (64,)), True, True)], block_units=GRID, chunk_bytes=4096, profile="tight")
     units = np.zeros(63, np.uint16)
     with pytest.raises(ValueError, match="64 units"):
         encoder.add_sample(0, units, units, range(1), 1)
 
 
-def test_a_sample_of_too_few_changes_is_forgotten():
+def test_small_sample_is_discarded():
     old, new = weights(4096, 0.02, 4)
     new = change(np.random.default_rng(0), old, 0.01, "one")
     classes = ClassChooser()

@@ -63,21 +63,21 @@ def round_trip(rows, old, new, **options):
 
 @settings(max_examples=150, deadline=None)
 @given(pairs())
-def test_any_change_of_any_dtype_comes_back(drawn):
+def test_tight_round_trips_any_change_of_any_dtype(drawn):
     one, old, new = drawn
     round_trip([Row(one, True, True)], [old], [new])
 
 
 @pytest.mark.parametrize("density", [0.0, 1e-5, 0.003, 0.01, 0.04, 0.3, 0.9, 1.0])
 @pytest.mark.parametrize("kind", ["one", "little", "any"])
-def test_any_density_comes_back(density, kind):
+def test_tight_round_trips_any_density(density, kind):
     rng = np.random.default_rng(7)
     old, _ = weights(5 * GRID + 77)
     round_trip([Row(spec("BF16", old.shape), True, True)], [old], [change(rng, old, density, kind)])
 
 
 @pytest.mark.parametrize("count", [1, 5, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097, 4096 + 65, GRID - 1, GRID + 1])
-def test_every_length_comes_back_and_nothing_beside_it_counts(count):
+def test_tight_round_trips_every_length_whatever_lies_beside_it(count):
     rng = np.random.default_rng(count)
     old = random_units(rng, np.dtype("<u2"), count)
     new = change(rng, old, 0.3, "little")
@@ -86,7 +86,7 @@ def test_every_length_comes_back_and_nothing_beside_it_counts(count):
     round_trip([Row(spec("BF16", (count,)), True, True)], [misaligned(old)], [misaligned(new)])
 
 
-def test_every_bit_pattern_steps_to_every_special_one():
+def test_tight_round_trips_steps_to_special_values():
     old = np.repeat(np.arange(65536, dtype=np.uint16), 3)
     targets = special(np.dtype("<u2"))
     new = old.copy()
@@ -114,7 +114,7 @@ def mixed(seed=0, density=0.01):
     return rows, old, new
 
 
-def test_blocks_that_cannot_be_tight_travel_in_the_same_chunk():
+def test_tight_chunk_carries_fast_blocks():
     rows, old, new = mixed()
     (data,) = round_trip(rows, old, new)
     assert data[:2] == b"\x70\x02"
@@ -123,7 +123,7 @@ def test_blocks_that_cannot_be_tight_travel_in_the_same_chunk():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_reference_reads_what_the_codec_writes(seed):
+def test_reference_reads_tight_chunks(seed):
     rows, old, new = mixed(seed, density=(0.002, 0.01, 0.08)[seed])
     chunks, _ = encode(rows, old, new, chunk_bytes=6000)
     for data in chunks:
@@ -155,7 +155,7 @@ def test_a_block_may_be_added_to_the_old_weights_before_the_next_is_read():
     assert all(np.array_equal(a, b) for a, b in zip(live, new, strict=True) if b is not None)
 
 
-def test_a_tensor_that_changes_whole_does_not_spoil_the_classes_of_those_after_it():
+def test_dense_tensor_does_not_spoil_the_classes():
     """Its blocks are dense, not tight, but what they show may call for other classes all the same."""
     rng = np.random.default_rng(2)
     first, second = weights(GRID, 0.01, 1), weights(3 * GRID, 0.01, 2)
@@ -164,13 +164,13 @@ def test_a_tensor_that_changes_whole_does_not_spoil_the_classes_of_those_after_i
     round_trip(rows, [first[0], dense, second[0]], [first[1], dense + np.uint16(1), second[1]], chunk_bytes=1 << 20)
 
 
-def test_the_same_input_gives_the_same_bytes():
+def test_encoder_is_deterministic():
     rows, old, new = mixed(4)
     assert encode(rows, old, new)[0] == encode(rows, old, new)[0]
 
 
 @pytest.mark.parametrize("density", [0.003, 0.01, 0.024, 0.04])
-def test_a_drawn_step_takes_at_most_four_percent_more_than_its_bound(density):
+def test_tight_is_within_four_percent_of_the_bound(density):
     rows = model_rows(64 << 20)
     steps = list(draw_step(rows, density, seed=5))
     chunks, encoder = encode(rows, *zip(*steps, strict=True), block_units=1 << 19, chunk_bytes=256 << 10)
@@ -182,7 +182,7 @@ def test_a_drawn_step_takes_at_most_four_percent_more_than_its_bound(density):
 
 @pytest.mark.parametrize("kind", ["one", "any"])
 @pytest.mark.parametrize("density", [1e-4, 0.01, 0.2, 0.97, 1.0])
-def test_it_is_never_larger_than_fast(density, kind):
+def test_tight_is_never_larger_than_fast(density, kind):
     rng = np.random.default_rng(3)
     old = random_units(rng, np.dtype("<u2"), 4 * GRID)
     new = change(rng, old, density, kind)
@@ -191,14 +191,14 @@ def test_it_is_never_larger_than_fast(density, kind):
     assert sum(map(len, tight)) <= sum(map(len, fast))
 
 
-def test_blocks_alone_are_refused():
+def test_tight_refuses_blocks_without_old_weights():
     block = Block(0, 0, 8, np.array([1], np.uint32), np.array([1], np.uint16))
     encoder = ChunkEncoder([Row(spec(), True, True)], block_units=GRID, chunk_bytes=1 << 16, profile="tight")
     with pytest.raises(ValueError, match="old weights"):
         list(encoder.add_block(block))
 
 
-def test_without_the_old_weights_it_is_a_format_error():
+def test_tight_chunk_without_old_weights_is_a_format_error():
     rows, old, new = mixed()
     (data,), _ = encode(rows, old, new)
     for base in (None, lambda row: old[row][:-1], lambda row: old[row].astype(np.uint32)):
@@ -289,7 +289,7 @@ def test_a_chunk_cut_off_or_with_anything_after_it_is_refused():
     assert not any(judge(data + bytes(tail), rows, old) for tail in (1, 3, 500))
 
 
-def test_a_chunk_that_claims_more_changes_than_allowed_is_refused_before_memory_is_taken():
+def test_tight_reader_refuses_too_many_changes_before_it_allocates():
     rows, old, new = mixed(1, 0.002)
     (data,), _ = encode(rows, old, new)
     tables = taken_apart(data)[0]
@@ -304,7 +304,7 @@ def test_a_chunk_that_claims_more_changes_than_allowed_is_refused_before_memory_
     tracemalloc.stop()
 
 
-def test_more_blocks_than_allowed_are_refused_before_any_is_read():
+def test_tight_reader_refuses_too_many_blocks_before_it_reads_any():
     rows, old, new = mixed(1, 0.002)
     (data,), _ = encode(rows, old, new)
     tables = taken_apart(data)[0]
@@ -315,7 +315,7 @@ def test_more_blocks_than_allowed_are_refused_before_any_is_read():
         decode_chunk(put_together(tables, headers, b"", b""), huge, GRID, lambda row: old[0])
 
 
-def test_tensors_of_other_scales_get_classes_of_their_own():
+def test_tensors_of_other_scales_get_other_classes():
     """The first tensor's weights are a thousand times the second's, and few: its classes would tell little."""
     old, new = weights(6 * GRID, 0.01, 3)
     few, more = weights(GRID, 0.01, 4)
@@ -328,7 +328,7 @@ def test_tensors_of_other_scales_get_classes_of_their_own():
     assert sum(map(len, both)) < 1.12 * (sum(map(len, alone)) + sum(map(len, first)))
 
 
-def test_two_encoders_on_one_thread_do_not_disturb_each_other():
+def test_two_encoders_of_one_thread_are_independent():
     """A consumer of chunks may do anything in between, also encode something else."""
     rows, old, new = mixed(5)
     alone = encode(rows, old, new, chunk_bytes=4096)[0]
@@ -342,7 +342,7 @@ def test_two_encoders_on_one_thread_do_not_disturb_each_other():
 
 
 @pytest.mark.parametrize(("profile", "dtype"), [("fast", "BF16"), ("tight", "F32")])
-def test_old_weights_that_the_code_does_not_depend_on_are_not_read(profile, dtype):
+def test_tight_reader_reads_only_the_needed_old_weights(profile, dtype):
     """They cannot be: nothing that is not contiguous is scanned."""
     one = spec(dtype, (3 * GRID,))
     rng = np.random.default_rng(6)
@@ -358,7 +358,7 @@ def test_old_weights_that_the_code_does_not_depend_on_are_not_read(profile, dtyp
     assert [chunk.data for chunk in chunks] == encode([Row(one, True, True)], [old], [new], profile=profile)[0]
 
 
-def test_room_for_changes_grows_with_the_chunk(monkeypatch):
+def test_scratch_grows_with_the_chunk(monkeypatch):
     rows, old, new = mixed(7, 0.05)
     usual = encode(rows, old, new, chunk_bytes=1 << 18)[0]
     monkeypatch.setattr(scratch, "_KEPT_CHANGES", 0)
@@ -383,7 +383,7 @@ def digest_of_chunks() -> str:
     return digest.hexdigest()
 
 
-def test_processors_without_vectors_write_and_read_the_same_bytes(tmp_path):
+def test_processors_without_simd_write_and_read_the_same_bytes(tmp_path):
     """The same loops compiled for the least of processors, and for this one."""
     script = f"import sys; sys.path.insert(0, {str(HERE)!r}); import test_tight; print(test_tight.digest_of_chunks())"
     extra = {"NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": str(tmp_path)}

@@ -104,7 +104,7 @@ def random_case(seed: int, shares: Sequence[float], counts: Sequence[int], densi
     density=st.sampled_from([0.001, 0.02, 0.3, 0.9, 1.0]),
     kind=st.sampled_from(["one", "little", "any"]),
 )
-def test_any_change_comes_back_whatever_is_known(
+def test_history_chunks_round_trip_at_any_history(
     seed: int, shares: list[float], counts: list[int], density: float, kind: str
 ) -> None:
     case = random_case(seed, shares, counts, density, kind)
@@ -144,14 +144,14 @@ def mixed() -> Case:
 
 
 @pytest.mark.parametrize(("grid", "size"), [(1 << 15, 4096), (GRID, 1 << 14), (1 << 20, 1 << 20)])
-def test_rows_with_and_without_a_history_share_chunks_with_blocks_that_cannot_be_ranked(grid: int, size: int) -> None:
+def test_history_chunk_carries_rows_without_history_and_fast_blocks(grid: int, size: int) -> None:
     case = mixed()
     chunks = case.encode(grid=grid, size=size)
     assert 3 in {data[1] for data in chunks}
     case.assert_exact(chunks, grid)
 
 
-def test_where_changes_go_on_a_history_saves_a_fifth() -> None:
+def test_history_saves_a_fifth_on_drifting_changes() -> None:
     case = drifting()
     plain, chunks = case.encode(history=False), case.encode()
     assert {data[1] for data in chunks} == {3}
@@ -166,18 +166,18 @@ def put_together(found: Sequence[bytes]) -> bytes:
     return b"\x70\x03" + b"".join([*(varint(len(part)) for part in found), *found])
 
 
-def test_signs_of_known_units_are_told_by_surprises_only_where_that_takes_fewer_bytes() -> None:
+def test_signs_are_residuals_only_if_that_saves_bytes() -> None:
     (going_on,) = drifting().encode()
     (turning,) = drifting(turning=0.5).encode()
     assert parts(going_on)[4] and not parts(turning)[4]
 
 
-def test_positions_are_told_by_the_history_even_where_directions_are_not() -> None:
+def test_history_saves_bytes_on_positions_alone() -> None:
     case = drifting(turning=0.5)
     assert sum(map(len, case.encode())) < 0.85 * sum(map(len, case.encode(history=False)))
 
 
-def test_a_chunk_is_never_larger_than_one_of_profile_fast() -> None:
+def test_history_chunk_is_never_larger_than_fast() -> None:
     rng, case = np.random.default_rng(0), Case()
     old = random_units(rng, np.dtype("<u2"), 300)
     new = old.copy()
@@ -188,7 +188,7 @@ def test_a_chunk_is_never_larger_than_one_of_profile_fast() -> None:
     case.assert_exact(chunks)
 
 
-def test_changes_found_elsewhere_give_the_same_chunks_digest_and_counts() -> None:
+def test_add_found_with_history_gives_the_same_chunks() -> None:
     case = mixed()
     chunks, counts = case.encode(size=1 << 14), case.counts
     history = case.histories.__getitem__
@@ -210,7 +210,7 @@ def test_changes_found_elsewhere_give_the_same_chunks_digest_and_counts() -> Non
     assert (encoder.changed, encoder.total, encoder.digest_change) == counts
 
 
-def test_what_was_looked_at_before_does_not_matter() -> None:
+def test_samples_do_not_change_history_chunks() -> None:
     case = drifting()
     encoder = ChunkEncoder(
         case.rows, block_units=GRID, chunk_bytes=1 << 16, profile="tight", history=case.histories.__getitem__
@@ -221,9 +221,9 @@ def test_what_was_looked_at_before_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "surprises"), [(mixed, True), (lambda: drifting(GRID), True), (lambda: drifting(turning=0.5), False)]
+    ("make", "residuals"), [(mixed, True), (lambda: drifting(GRID), True), (lambda: drifting(turning=0.5), False)]
 )
-def test_the_reference_reads_what_the_codec_writes(make: Callable[[], Case], residuals: bool) -> None:
+def test_reference_reads_tight_chunks(make: Callable[[], Case], residuals: bool) -> None:
     case = make()
 
     bits = [
@@ -242,7 +242,7 @@ def test_the_reference_reads_what_the_codec_writes(make: Callable[[], Case], res
             assert found == wanted
 
 
-def test_what_was_read_may_be_applied_and_recorded_before_the_next_is_asked_for() -> None:
+def test_block_may_be_applied_and_recorded_before_the_next() -> None:
     case = mixed()
     histories = [None if history is None else ChangeHistory(history.count) for history in case.histories]
     for mine, history in zip(histories, case.histories, strict=True):
@@ -263,7 +263,7 @@ def test_what_was_read_may_be_applied_and_recorded_before_the_next_is_asked_for(
 # ---- what does not fit
 
 
-def test_a_chunk_made_with_a_history_is_refused_without_it_and_with_that_of_another_tensor() -> None:
+def test_history_chunk_is_refused_without_its_history() -> None:
     case = drifting()
     (data,) = case.encode()
     with pytest.raises(FormatError, match="history, which is missing"):
@@ -274,14 +274,14 @@ def test_a_chunk_made_with_a_history_is_refused_without_it_and_with_that_of_anot
         decode_chunk(data, case.rows, GRID, case.base, lambda row: None)
 
 
-def test_the_history_of_another_tensor_is_not_encoded_with() -> None:
+def test_encoder_refuses_the_history_of_another_tensor() -> None:
     case = drifting()
     case.histories[0] = ChangeHistory(64)
     with pytest.raises(ValueError, match="another tensor"):
         case.encode()
 
 
-def test_positions_outside_a_block_that_was_found_elsewhere_are_refused() -> None:
+def test_add_found_refuses_positions_outside_the_block() -> None:
     case = drifting(GRID)
     encoder = ChunkEncoder(
         case.rows, block_units=GRID, chunk_bytes=1 << 16, profile="tight", history=case.histories.__getitem__
@@ -291,7 +291,7 @@ def test_positions_outside_a_block_that_was_found_elsewhere_are_refused() -> Non
         list(encoder.add_found(0, [FoundChanges(block, np.zeros(2, np.uint16))], case.old[0]))
 
 
-def test_old_weights_are_wanted_and_blocks_alone_are_refused() -> None:
+def test_history_encoder_needs_old_weights() -> None:
     case = drifting()
     encoder = ChunkEncoder(case.rows, block_units=GRID, chunk_bytes=1 << 16, profile="tight", history={}.get)
     with pytest.raises(ValueError, match="missing"):
@@ -301,7 +301,7 @@ def test_old_weights_are_wanted_and_blocks_alone_are_refused() -> None:
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_more_changes_than_units_of_a_side_are_refused_before_any_is_read(side: int) -> None:
+def test_reader_refuses_more_changes_than_selected_units(side: int) -> None:
     case = drifting(GRID)
     (data,) = case.encode()
     found = parts(data)
@@ -320,7 +320,7 @@ def test_more_changes_than_units_of_a_side_are_refused_before_any_is_read(side: 
             case.decode(put_together(found))
 
 
-def test_bounds_of_blocks_and_changes_hold_for_both_sides_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_hold_for_both_parts_together(monkeypatch: pytest.MonkeyPatch) -> None:
     case = drifting(4 * GRID)
     (data,) = case.encode(size=1 << 20)
     body, rows = memoryview(data)[2:], case.rows
@@ -337,7 +337,7 @@ def test_bounds_of_blocks_and_changes_hold_for_both_sides_together(monkeypatch: 
     assert len(read()) == 4
 
 
-def test_parts_that_are_there_without_what_they_belong_to_are_refused() -> None:
+def test_reader_refuses_inconsistent_parts() -> None:
     case = drifting()
     (data,) = case.encode()
     others, bits, known, more, signs, rest = parts(data)
@@ -359,7 +359,7 @@ def test_parts_that_are_there_without_what_they_belong_to_are_refused() -> None:
         assert len(case.decode(put_together(alone))) == 2
 
 
-def test_a_block_of_the_rest_that_is_told_of_already_is_refused() -> None:
+def test_reader_refuses_a_block_of_the_rest_that_is_in_a_part() -> None:
     case = drifting(GRID)
     (data,) = case.encode()
     encoder = ChunkEncoder(case.rows, block_units=GRID, chunk_bytes=1 << 20, profile="fast")
@@ -368,7 +368,7 @@ def test_a_block_of_the_rest_that_is_told_of_already_is_refused() -> None:
         case.decode(put_together([*parts(data)[:5], fast.data[2:]]))
 
 
-def test_a_chunk_that_was_tampered_with_ends_in_one_error_or_in_sound_blocks() -> None:
+def test_mutated_history_chunk_is_refused_or_decodes_to_valid_blocks() -> None:
     case = mixed()
     (data,) = case.encode(size=1 << 20)
     rng, refused = np.random.default_rng(0), 0

@@ -4,7 +4,7 @@ from p2psync.delta.tight import class_index, symbols
 from p2psync.delta.warm import warm
 
 
-def test_a_tight_chunk_is_written_and_read(compiled):
+def test_warm_compiles_the_tight_loops(compiled):
     warm(("BF16",))
     for kernel in (
         class_index.scan_class_indices,

@@ -97,13 +97,13 @@ def feed_split(reader: FrameReader, data: bytes, cuts: list[int]) -> list[Messag
 
 @settings(max_examples=150, deadline=None)
 @given(streams, st.lists(st.integers(0, 1 << 30), max_size=12))
-def test_any_split_of_the_stream_gives_the_same_messages(stream: list[Message], cuts: list[int]) -> None:
+def test_frame_reader_gives_the_same_messages_at_any_split(stream: list[Message], cuts: list[int]) -> None:
     data = b"".join(encode(message) for message in [HELLO, *stream])
     assert feed_split(FrameReader(), data, cuts) == [HELLO, *stream]
     assert plain(FrameReader().feed(data)) == [HELLO, *stream]
 
 
-def test_one_byte_at_a_time() -> None:
+def test_frame_reader_accepts_single_bytes() -> None:
     stream: list[Message] = [HELLO, Ping(1), Chunk(SHORT, 7, b"data"), Bitfield(SHORT, b"\1" * 5000), Ping(2)]
     reader = FrameReader()
     data = b"".join(encode(message) for message in stream)
@@ -131,7 +131,7 @@ def test_chunk_data_is_received_in_place() -> None:
     assert bytes(chunk.data) == b"x" * 10 + b"y" * (size - 10)
 
 
-def test_the_next_chunk_begins_in_its_own_memory_at_once() -> None:
+def test_frame_reader_begins_the_next_chunk_in_its_own_buffer() -> None:
     reader = greeted()
     reader.feed(encode_chunk_header(SHORT, 3, 10_000))
     buffer = reader.get_buffer()
@@ -146,7 +146,7 @@ def test_the_next_chunk_begins_in_its_own_memory_at_once() -> None:
     assert bytes(first.data) == b"y" * 10_000
 
 
-def test_a_chunk_gets_its_own_memory_which_is_not_touched_again() -> None:
+def test_frame_reader_never_writes_to_a_returned_chunk() -> None:
     reader = greeted()
     frame = encode_chunk_header(SHORT, 1, 50) + b"a" * 50
     (first,) = reader.feed(frame)
@@ -154,7 +154,7 @@ def test_a_chunk_gets_its_own_memory_which_is_not_touched_again() -> None:
     assert isinstance(first, Chunk) and bytes(first.data) == b"a" * 50
 
 
-def test_a_stranger_gets_no_memory_but_for_its_hello() -> None:
+def test_unidentified_peer_gets_no_memory_beyond_its_hello() -> None:
     for data in (
         encode_chunk_header(SHORT, 0, MAX_CHUNK_BYTES),
         struct.pack("<IB", MAX_CONTROL_BYTES, 2),
@@ -181,7 +181,7 @@ def test_a_second_hello_is_refused() -> None:
         struct.pack("<IB", 0xFFFFFFFF, 9),
     ],
 )
-def test_impossible_lengths_and_types_are_refused_before_anything_is_waited_for(header: bytes) -> None:
+def test_impossible_lengths_and_types_are_refused_at_once(header: bytes) -> None:
     reader = greeted()
     before = len(reader.get_buffer())
     with pytest.raises(FormatError):

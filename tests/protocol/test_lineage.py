@@ -40,7 +40,7 @@ def cheapest(lineage: list[Announcement], start: VersionKey | None, target: Vers
     return best
 
 
-def test_the_way_is_as_cheap_as_the_best_of_all_ways() -> None:
+def test_resolve_finds_the_path_of_fewest_bytes() -> None:
     rng = random.Random(4)
     found = 0
     for _ in range(2000):
@@ -70,28 +70,28 @@ def test_the_way_is_as_cheap_as_the_best_of_all_ways() -> None:
     assert found > 300
 
 
-def test_being_there_already_needs_nothing() -> None:
+def test_resolve_to_the_current_version_is_empty() -> None:
     assert resolve([], (3, "d"), (3, "d")) == []
 
 
-def test_the_same_number_with_another_digest_is_another_place() -> None:
+def test_resolve_tells_forks_of_one_number_apart() -> None:
     lineage = [step((1, "a"), (2, "b"), 1)]
     assert resolve(lineage, (1, "z"), (2, "b")) is None
     assert resolve(lineage, (1, "a"), (2, "z")) is None
 
 
-def test_fewer_manifests_win_among_equally_many_bytes() -> None:
+def test_resolve_prefers_fewer_manifests_at_equal_bytes() -> None:
     lineage = [step((0, "a"), (1, "b"), 5), step((1, "b"), (2, "c"), 5), step((0, "a"), (2, "c"), 10)]
     assert resolve(lineage, (0, "a"), (2, "c")) == [lineage[2]]
 
 
-def test_a_long_chain_is_resolved() -> None:
+def test_resolve_finds_a_long_chain() -> None:
     lineage = [step(None, (0, "d"), 1000)] + [step((v, "d"), (v + 1, "d"), 1) for v in range(500)]
     path = resolve(lineage, None, (500, "d"))
     assert path is not None and len(path) == 501
 
 
-def test_the_head_is_of_the_highest_epoch_then_version_then_cheapest() -> None:
+def test_newest_announcement_goes_by_epoch_version_and_payload() -> None:
     old, new = step(None, (9, "a"), 1, epoch=1), step(None, (3, "b"), 50, epoch=2)
     cheap = step((2, "x"), (3, "b"), 5, epoch=2)
     assert newest_announcement([]) is None

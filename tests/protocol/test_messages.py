@@ -52,12 +52,12 @@ def decode(message: Control) -> Control:
         ProbeRequest(1, 1, 1.0, math.nan),
     ],
 )
-def test_out_of_bounds_is_refused(message: Control) -> None:
+def test_control_messages_out_of_bounds_are_refused(message: Control) -> None:
     with pytest.raises(FormatError):
         decode(message)
 
 
-def test_at_the_bounds_is_taken() -> None:
+def test_control_messages_at_their_bounds_are_accepted() -> None:
     for message in (
         Hello(MAGIC, PROTOCOL, "n" * 64, "i" * 64, "r" * 64),
         Bitfield(SHORT, bytes(MAX_CHUNKS // 8)),
@@ -66,7 +66,7 @@ def test_at_the_bounds_is_taken() -> None:
         assert decode(message) == message
 
 
-def test_fields_of_a_later_version_are_passed_over() -> None:
+def test_fields_of_a_later_version_are_ignored() -> None:
     body = msgspec.msgpack.encode([SHORT, [1, 2], "new"])
     assert decode_control(5, body) == Request(SHORT, [1, 2])
 

@@ -19,7 +19,7 @@ def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("system")
-def test_a_file_and_a_directory_are_placed(tmp_path: Path) -> None:
+def test_staged_path_places_a_file_or_directory(tmp_path: Path) -> None:
     with StagedPath(tmp_path / "file", directory=False) as made:
         made.path.write_bytes(b"new")
         made.place()
@@ -31,7 +31,7 @@ def test_a_file_and_a_directory_are_placed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("system")
-def test_force_replaces_a_whole_directory(tmp_path: Path) -> None:
+def test_staged_path_replaces_a_directory_if_forced(tmp_path: Path) -> None:
     (tmp_path / "place").mkdir()
     (tmp_path / "place/stale").write_bytes(b"old")
     with StagedPath(tmp_path / "place", directory=True, force=True) as made:
@@ -42,7 +42,7 @@ def test_force_replaces_a_whole_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("system")
-def test_a_link_is_replaced_and_what_it_names_is_kept(tmp_path: Path) -> None:
+def test_staged_path_replaces_a_link_and_keeps_its_target(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     with StagedPath(tmp_path / "link", directory=True, force=True) as made:
@@ -53,7 +53,7 @@ def test_a_link_is_replaced_and_what_it_names_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("system")
-def test_what_appears_at_the_target_meanwhile_is_not_written_over(tmp_path: Path) -> None:
+def test_staged_path_does_not_overwrite_a_new_target(tmp_path: Path) -> None:
     with StagedPath(tmp_path / "place", directory=False) as made:
         (tmp_path / "place").write_bytes(b"somebody else's")
         with pytest.raises(StoreError):
@@ -62,14 +62,14 @@ def test_what_appears_at_the_target_meanwhile_is_not_written_over(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["place"]
 
 
-def test_leaving_without_placing_leaves_nothing(tmp_path: Path) -> None:
+def test_staged_path_leaves_nothing_unless_placed(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), StagedPath(tmp_path / "place", directory=True) as made:
         (made.path / "half").write_bytes(b"half")
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_but_not_what_another_is_making(tmp_path: Path) -> None:
+def test_staged_path_removes_only_leftovers_of_dead_processes(tmp_path: Path) -> None:
     (tmp_path / ".place.1.tmp").mkdir()
     (tmp_path / ".place.1.tmp/half").write_bytes(b"half")
     (tmp_path / ".place.old.tmp").write_bytes(b"not ours")
@@ -82,6 +82,6 @@ def test_what_a_killed_process_left_is_removed_but_not_what_another_is_making(tm
     assert [path.name for path in tmp_path.iterdir()] == [".place.old.tmp"]
 
 
-def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+def test_staged_path_in_an_unwritable_directory_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="missing"):
         StagedPath(tmp_path / "missing/place", directory=False)
