@@ -24,7 +24,7 @@ def free_bytes(path: Path) -> int:
 
 
 def reserve(descriptor: int, size: int, path: Path, offset: int = 0) -> None:
-    """Reserve `size` bytes of disk blocks for an open file from `offset` on. Raises `StoreError` if too few are free."""
+    """Reserve `size` bytes of disk for an open file from `offset` on. Raises `StoreError` if too few are free."""
     if size == 0:
         return
     free = free_bytes(path)

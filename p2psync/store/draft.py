@@ -14,7 +14,7 @@ from p2psync.store.pack_files import DONE, MANIFEST, PART, PAYLOAD, discard, tou
 
 
 class Draft:
-    """A pack whose manifest is not known yet: a publisher appends chunks, then names them all by signing."""
+    """A pack whose manifest is not known yet: a publisher appends chunks, then seals it with the signed manifest."""
 
     def __init__(self, path: Path, accept: Callable[[Draft, SignedManifest, Manifest], Pack]) -> None:
         """path: the pack's directory, made before. accept: takes the sealed draft into the store. Raises OSError."""
@@ -30,9 +30,9 @@ class Draft:
         self._size += memoryview(data).nbytes
 
     def seal(self, signed: SignedManifest, manifest: Manifest, part: bytes | None = None) -> Pack:
-        """Make the pack durable under its manifest and open it; the chunks must be the manifest's, in its order.
+        """Make the pack durable under its manifest, and open it. The chunks must be the manifest's, in its order.
 
-        part: where only some of its chunks were drafted, which: a byte for each chunk, 1 for these.
+        part: if only some of the chunks were appended, a byte for each chunk, 1 for these. Raises `StoreError`.
         """
         wanted = sum(size for k, size in enumerate(manifest.sizes) if part is None or part[k])
         if self._size != wanted:
@@ -55,7 +55,7 @@ class Draft:
             self._file = -1
 
     def abandon(self) -> None:
-        """Drop what was appended; no effect after `seal`."""
+        """Drop all appended chunks; no effect after `seal`."""
         if self._file >= 0:
             self.close()
             discard(self.path)

@@ -1,10 +1,10 @@
 """Memory maps of files that others may cut short.
 
-Access to a page of a map beyond the end of its file ends the process with SIGBUS, be it in a compiled loop, in a copy or
-in another thread. Checking the file's size beforehand does not close that window. So a handler answers SIGBUS within the
-maps that are registered here: it maps zeros over the missing pages, notes it, and lets the program go on. A reader then
-sees wrong bits, which a digest detects; a writer checks `GuardedMap.torn`, since its writes reach no file. For SIGBUS
-anywhere else the previous handler runs.
+Access to a page of a map beyond the end of its file ends the process with SIGBUS, be it in a compiled loop, in a copy
+or in another thread. Checking the file's size beforehand does not close that window. So a handler answers SIGBUS within
+the maps that are registered here: it maps zeros over the missing pages, notes it, and lets the program go on. A reader
+then sees wrong bits, which a digest detects; a writer checks `GuardedMap.torn`, since its writes reach no file. For
+SIGBUS anywhere else the previous handler runs.
 
 The handler may interrupt any code, so it makes system calls only: numba compiles it, it touches no Python object and
 takes no lock. systemd guards the maps of its journals in the same way.
@@ -172,7 +172,8 @@ def _on_bus_error(number: int, info: int, context: int) -> None:
         row = table + _U(8 * _ROW) * _U(index)
         end = _load(row + _U(8))
         if _load(row) <= at < end:
-            # All pages behind a missing one are missing, too. One map replaces them, since the number of maps is limited.
+            # All pages behind a missing one are missing, too. One map replaces them, since the number of maps is
+            # limited.
             page = at - at % _PAGE
             whole = (end + _PAGE - _U(1)) // _PAGE * _PAGE
             if _mmap(page, whole - page, _READ_WRITE, _ZEROS_THERE, -1, 0) != _MAP_FAILED:

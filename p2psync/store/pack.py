@@ -33,18 +33,18 @@ class Pack:
         payloads: OpenPayloads,
         empty: bool = False,
     ) -> None:
-        """Open the pack at `path`, made before; hashes its chunks unless it is sealed or `empty`. Raises OSError.
+        """Open the existing pack at `path`; hashes its chunks unless it is sealed or `empty`. Raises OSError.
 
-        payloads: keeps those of packs in use open.
+        payloads: keeps the payloads of packs in use open.
         """
         self.path = path
         self.signed = signed
         self.manifest = manifest
-        #: One byte per chunk: 1 if held. Read it, never write it.
+        #: One byte for each chunk: 1 if it is held. Read-only for others.
         self.have = bytearray(manifest.chunks)
-        #: How many chunks are held.
+        #: Number of chunks held.
         self.count = 0
-        #: Which chunks are to be held, one byte per chunk.
+        #: One byte for each chunk: 1 if this pack is to hold it.
         self.part = _read_part(path, manifest.chunks)
         self._wanted = sum(self.part)
         #: Byte offset of each chunk in the payload.
@@ -55,9 +55,9 @@ class Pack:
         self._handle = payloads.handle(path / PAYLOAD)
         self._sealed = (path / DONE).exists()
         #: Size and time of the payload (bytes, ns) when it was last looked at or written to here.
-        self._seen = self._payload().size_and_time()
+        self._known_size_and_time = self._payload().size_and_time()
         if not empty:
-            self._take_stock()
+            self._find_held_chunks()
 
     @property
     def id(self) -> bytes:
@@ -66,21 +66,21 @@ class Pack:
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk is held that is to be."""
+        """Whether all chunks of this pack's part are held."""
         return self.count == self._wanted
 
     @property
     def sealed(self) -> bool:
-        """Whether every chunk that is to be held is held and durable."""
+        """Whether all chunks of this pack's part are held and durable."""
         return self._sealed
 
     @property
     def bytes_used(self) -> int:
-        """Bytes reserved for the payload, and those of the manifest."""
+        """Bytes of the reserved payload and of the manifest."""
         return self.offsets[-1] + len(self.signed.body)
 
     def write(self, index: int, data: BytesLike) -> None:
-        """Keep chunk `index`, verified by the caller against the manifest. Again: no effect. Raises `StoreError`."""
+        """Keep chunk `index`, which the caller verified; no effect if it is held. Raises `StoreError`."""
         view = memoryview(data).cast("B")
         if len(view) != self.manifest.sizes[index]:
             raise StoreError(f"chunk {index} has {self.manifest.sizes[index]} bytes, not {len(view)}: verify it first")
@@ -91,37 +91,37 @@ class Pack:
         try:
             payload = self._payload_to_write()
             with self._lock:
-                self._notice(payload)
+                self._check_unchanged(payload)
                 write_all(payload.file, view, self.offsets[index])
-                self._seen = payload.size_and_time()
+                self._known_size_and_time = payload.size_and_time()
         except OSError as error:
             raise disk_error(self.path, error) from error
         self._mark(index)
 
     def read(self, index: int) -> bytes | None:
-        """Chunk `index`, or None if it is not held or was found damaged (then it is no longer held)."""
+        """Chunk `index`; None if it is not held, or is damaged and therefore no longer held. Raises `StoreError`."""
         if not self.have[index]:
             return None
         with disk_errors(self.path):
             payload = self._payload()
             with self._lock:
-                self._notice(payload)
+                self._check_unchanged(payload)
             data = read_exactly(payload.file, self.manifest.sizes[index], self.offsets[index])
-        return data if self._checks_out(index, data) else None
+        return data if self._verify(index, data) else None
 
     def view(self, index: int) -> memoryview | None:
-        """Like `read`, without a copy: a read-only view into the page cache, good even after the pack is removed.
+        """Like `read`, without a copy: a read-only view of the page cache, valid even after the pack is removed.
 
-        Hand it to the kernel only, which answers EFAULT for pages that were cut off since; a program that reads such a
-        page is ended by SIGBUS. So what must be hashed is read instead.
+        Pass it to system calls only, which return EFAULT for pages that were cut off since; a program that reads such a
+        page gets SIGBUS. So a chunk that must be hashed is read instead.
         """
         if not self.have[index]:
             return None
         with disk_errors(self.path):
             payload = self._payload()
             with self._lock:
-                self._notice(payload)
-                whole = self._seen[0] >= self.offsets[-1]
+                self._check_unchanged(payload)
+                whole = self._known_size_and_time[0] >= self.offsets[-1]
             if not self._checked[index] or not whole:
                 data = self.read(index)
                 return memoryview(data) if data is not None else None
@@ -129,7 +129,7 @@ class Pack:
         return memoryview(mapped)[self.offsets[index] : self.offsets[index + 1]]
 
     def recheck(self) -> None:
-        """Have every chunk hashed again when it is next read: it may have rotted since it was hashed."""
+        """Mark every chunk as unverified: it is hashed again when it is next read."""
         self._checked = bytearray(self.manifest.chunks)
 
     def seal(self) -> None:
@@ -149,13 +149,13 @@ class Pack:
         self._sealed = True
 
     def close(self) -> None:
-        """Give the file back. Views that were handed out stay good."""
+        """Close the payload. Views that `view` returned stay valid."""
         self._handle.close()
 
     def _payload(self) -> PayloadFile:
-        """The open payload: to be held in a variable for as long as its descriptor is used.
+        """The open payload; the caller keeps the reference for as long as it uses the descriptor.
 
-        Raises OSError; and `DamagedError` where it is gone or no plain file: then no chunk is held any more.
+        Raises OSError, and `DamagedError` if it is missing or no plain file; then no chunk is held any more.
         """
         try:
             return self._handle.open()
@@ -166,7 +166,7 @@ class Pack:
             raise
 
     def _payload_to_write(self) -> PayloadFile:
-        """The open payload, made anew where it is gone. Raises OSError, `StoreError`."""
+        """The open payload, made again if it is missing. Raises OSError, `StoreError`."""
         try:
             return self._payload()
         except DamagedError:
@@ -174,11 +174,11 @@ class Pack:
             reserve_payload(self.path / PAYLOAD, self.offsets[-1])
             return self._payload()
 
-    def _take_stock(self) -> None:
+    def _find_held_chunks(self) -> None:
         payload = self._payload()
-        if self._seen[0] != self.offsets[-1]:
+        if self._known_size_and_time[0] != self.offsets[-1]:
             os.truncate(payload.file, self.offsets[-1])
-            self._seen = payload.size_and_time()
+            self._known_size_and_time = payload.size_and_time()
             self._unseal()
         if self._sealed:
             self.have = bytearray(self.part)
@@ -195,7 +195,7 @@ class Pack:
             self.count += not self.have[index]
             self.have[index] = self._checked[index] = 1
 
-    def _checks_out(self, index: int, data: bytes | memoryview) -> bool:
+    def _verify(self, index: int, data: bytes | memoryview) -> bool:
         if self._checked[index]:
             return True
         if self.manifest.verify_chunk(index, data):
@@ -207,27 +207,27 @@ class Pack:
         self._unseal()
         return False
 
-    def _notice(self, payload: PayloadFile) -> None:
-        """Where someone else wrote to the payload or cut it, believe no chunk until it is hashed again."""
-        seen = payload.size_and_time()
-        if seen != self._seen:
-            self._seen = seen
+    def _check_unchanged(self, payload: PayloadFile) -> None:
+        """Mark every chunk as unverified if another process wrote to the payload or cut it."""
+        current = payload.size_and_time()
+        if current != self._known_size_and_time:
+            self._known_size_and_time = current
             self._checked = bytearray(self.manifest.chunks)
             payload.forget_map()
 
     def _unseal(self) -> None:
         self._sealed = False
-        with suppress(OSError):  # the pack's directory may be gone, too: then there is nothing that could be believed
+        with suppress(OSError):  # the pack's directory may be missing, too: then no chunk is held
             clear(self.path / DONE)
 
 
 def open_pack(path: Path, payloads: OpenPayloads) -> Pack | None:
-    """The pack at `path`; None if it was begun only. Raises `DamagedError`, OSError."""
+    """The pack at `path`; None if it has no manifest yet. Raises `DamagedError`, OSError."""
     if not path.is_dir():
         raise DamagedError("not a directory")
     data = read_plain(path / MANIFEST, _MAX_MANIFEST_BYTES)
     if not data:
-        # After a power loss there may be less than a manifest of what was begun only.
+        # A power loss may leave an empty manifest of a pack that was only begun.
         return None
     try:
         signed = msgspec.msgpack.decode(data, type=SignedManifest)
@@ -240,9 +240,9 @@ def open_pack(path: Path, payloads: OpenPayloads) -> Pack | None:
 
 
 def _read_part(path: Path, chunks: int) -> bytes:
-    """Which chunks a pack is to hold, a byte for each: all of them, unless it says so. Raises `DamagedError`."""
+    """The chunks that a pack is to hold, a byte for each: all of them if it has no `part`. Raises `DamagedError`."""
     part = read_plain(path / PART)
     if part is None:
         return b"\1" * chunks
-    # Of a part that is not what was written nothing is believed: what there is must be told by hashes, and is not.
+    # With a damaged part no chunk is held.
     return part if len(part) == chunks and set(part) <= {0, 1} else bytes(chunks)

@@ -36,7 +36,7 @@ def touch_durably(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a pack's own files and its directory; files that are not ours, and then the directory, stay."""
+    """Remove a pack's files and its directory. Foreign files stay, and then the directory too. Raises OSError."""
     for name in (DONE, MANIFEST, PART, PAYLOAD):
         clear(path / name)
     try:

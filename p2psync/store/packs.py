@@ -1,4 +1,4 @@
-"""Chunks and versions on disk: content-addressed, crash-safe, one process at a time.
+"""The store of packs on disk: content-addressed, crash-safe, owned by one process at a time.
 
 Theory of operation. A *pack* is one manifest and its chunks:
 
@@ -6,27 +6,27 @@ Theory of operation. A *pack* is one manifest and its chunks:
     root/<manifest id, hex>/
         manifest                    the signed manifest
         payload                     all chunks at their offsets; its blocks are reserved when the pack is made
-        part                        in a pack that is to hold some of the chunks only: a byte for each, 1: these
-        done                        exists once every chunk, or every one of the part, is durable
+        part                        only in a pack for some of the chunks: a byte for each chunk, 1 if it is kept here
+        done                        exists once every chunk to be kept is durable
     root/<name>.new/                a pack being made; removed when a store is opened
 
-A pack appears by a rename, with a whole manifest and a payload of full size, so a full disk is known before anything
-is changed. Nothing waits for the disk then, since the first chunks are on their way: a pack becomes durable as it is
-sealed, and one of which a power loss left less than its manifest is forgotten.
+A pack appears by a rename, with a whole manifest and a payload of full size, so a full disk is detected before anything
+is changed. Adding a pack does not wait for the disk, since its first chunks are on their way: a pack becomes durable
+when it is sealed. The store forgets a pack whose manifest a power loss cut short.
 
 Which chunks a pack holds is derived from content alone: a pack without `done` is hashed chunk by chunk when it is
-opened, one with `done` is trusted until a chunk is first read, and every first read is hashed. So no crash, and no
-damage to the disk, can make the store hand out a chunk that is not the manifest's.
+opened, one with `done` is trusted until a chunk is first read, and every first read is hashed. So neither a crash nor
+damage to the disk can make the store return a chunk that is not the manifest's.
 
-A pack's payload is opened when it is first used, and closed again once enough others were used since: however many
-packs there are, and however old the process, a few of them are open at a time: see `payloads`.
+A pack's payload is opened when it is used, and closed once enough others were used since, so that few files are open at
+a time (`payloads`).
 
-Damage. A pack's file is opened as a plain file of ours or not at all. A pack that cannot be opened is moved away, and
-told in `Store.diagnostics`. Others may also cut or write to a payload, or remove it, while the store is open: each read
-looks at the file's size and time first (`Pack._notice`), and where they are not those of the last write here, every
-chunk is hashed again before it is handed out.
+Damage. A pack's files are opened only if they are plain files. A damaged pack is removed, and reported in
+`Store.diagnostics`. Other processes may cut, overwrite or remove a payload while the store is open. So each read first
+checks the file's size and time (`Pack._check_unchanged`); if they are not those of the last write here, every chunk is
+hashed again before it is returned.
 
-The store checks that bytes are what their names say. Whom to trust is the caller's matter: `open_signed` comes first.
+The store verifies that content matches its hashes. Trust in a signature is checked by the caller: see `open_signed`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Store:
         Unsealed packs are read and hashed here: seconds per 10 GB.
         """
         self.root = root
-        #: What was found damaged when the store was opened, a line each.
+        #: One line for each pack that was damaged or unusable when the store was opened.
         self.diagnostics: list[str] = []
         self._drafts = itertools.count()
         make_directory(root)
@@ -68,7 +68,7 @@ class Store:
             held = lock(root / "lock")
         if held is None:
             raise StoreError(f"{root} is in use by another process: stop it, or choose another --store")
-        self._held: int | None = held
+        self._lock_descriptor: int | None = held
         self._packs: dict[bytes, Pack] = {}
         self._payloads = OpenPayloads()
         try:
@@ -92,11 +92,9 @@ class Store:
         return sum(pack.bytes_used for pack in self._packs.values())
 
     def add(self, signed: SignedManifest, manifest: Manifest) -> Pack:
-        """The pack of a manifest: the one there is, or a new one with no chunks whose bytes are reserved on disk.
+        """The existing pack of a manifest, or a new one without chunks, whose bytes are reserved on disk.
 
-        It is not durable before it is sealed.
-
-        Raises `StoreError` if the disk has no room for all of it; then nothing was changed.
+        A new pack is not durable before it is sealed. Raises `StoreError`, and changes nothing, if the disk is full.
         """
         found = self._packs.get(signed.id)
         if found is not None:
@@ -112,13 +110,13 @@ class Store:
             raise
 
     def draft(self) -> Draft:
-        """Begin a pack whose manifest comes last. Raises `StoreError`."""
+        """Begin a pack whose manifest is made last. Raises `StoreError`."""
         path = self._fresh(f"draft-{next(self._drafts)}")
         with disk_errors(self.root):
             return Draft(path, self._accept)
 
     def get(self, manifest_id: bytes) -> Pack | None:
-        """The pack of a manifest, by its id."""
+        """The pack of a manifest by its id (32 bytes), or None."""
         return self._packs.get(manifest_id)
 
     def packs(self) -> list[Pack]:
@@ -126,26 +124,26 @@ class Store:
         return sorted(self._packs.values(), key=lambda p: (p.manifest.run, p.manifest.version, p.manifest.base or -1))
 
     def remove(self, manifest_id: bytes) -> None:
-        """Forget a pack and free its bytes; no effect if there is none. Raises `StoreError`."""
+        """Remove a pack and free its bytes; no effect if there is none. Raises `StoreError`."""
         pack = self._packs.pop(manifest_id, None)
         if pack is None:
             return
         pack.close()
         with disk_errors(pack.path):
-            # Renamed first: a crash in the middle leaves something that the next start clears away.
+            # Renamed first: after a crash in between, the next start removes the rest.
             doomed = pack.path.with_name(pack.path.name + ".new")
-            with suppress(FileNotFoundError):  # somebody removed it: there is nothing left to do
+            with suppress(FileNotFoundError):  # removed by another process: there is nothing left to do
                 pack.path.replace(doomed)
             discard(doomed)
 
     def close(self) -> None:
-        """Give the store back; another process may open it."""
+        """Close all packs and release the lock, so that another process may open the store."""
         for pack in self._packs.values():
             pack.close()
         self._packs = {}
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
 
     def _open_packs(self) -> None:
         for path in sorted(self.root.iterdir()):
@@ -157,7 +155,7 @@ class Store:
                     self._packs[pack.id] = pack
 
     def _load(self, path: Path) -> Pack | None:
-        """The pack at `path`, or None if it cannot be used: removed if it is damaged, or left alone."""
+        """The pack at `path`; None if it cannot be used: a damaged one is removed, an unreadable one is left alone."""
         try:
             pack = open_pack(path, self._payloads)
             if pack is not None:
@@ -192,12 +190,12 @@ class Store:
         return pack
 
     def _install(self, path: Path, signed: SignedManifest, manifest: Manifest, *, new: bool) -> Pack:
-        """new: there is no chunk in it yet, so that nothing of it need be durable."""
-        place = self.root / signed.id.hex()
-        set_aside(place)
-        path.replace(place)
+        """Move a pack to its place and open it. new: it has no chunk yet, so it need not be durable."""
+        pack_path = self.root / signed.id.hex()
+        set_aside(pack_path)
+        path.replace(pack_path)
         if not new:
             sync_directory(self.root)
-        pack = Pack(place, signed, manifest, empty=new, payloads=self._payloads)
+        pack = Pack(pack_path, signed, manifest, empty=new, payloads=self._payloads)
         self._packs[signed.id] = pack
         return pack

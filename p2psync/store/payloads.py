@@ -1,7 +1,8 @@
 """The open payload files of a store: the most recently used ones.
 
-A store with thousands of packs, in a process that runs for weeks, holds no more descriptors than a small one. A user of a
-file keeps its `PayloadFile`, which is closed when the last user drops it, so no thread reads from a reused descriptor.
+A store with thousands of packs, in a process that runs for weeks, holds no more descriptors than a small one. A user of
+a file keeps its `PayloadFile`, which is closed when the last user drops it, so no thread reads from a reused
+descriptor.
 """
 
 from __future__ import annotations

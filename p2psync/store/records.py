@@ -4,8 +4,8 @@ A record is a JSON object whose last member is the checksum of the object withou
 
     {"run":"…","epoch":3,"node":"…","blake3":"<64 hex digits>"}
 
-A file without a checksum has an earlier layout, and is read too. Reading has three outcomes: the value, nothing (there is
-no file), or `DamagedError`. `recover_record` turns the third into the second: it moves the file away.
+A file without a checksum has an earlier layout, and is read too. Reading has three outcomes: the value, nothing (there
+is no file), or `DamagedError`. `recover_record` turns the third into the second: it moves the file away.
 """
 
 from __future__ import annotations
