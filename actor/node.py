@@ -146,7 +146,7 @@ class ActorNode:
             self._close()
             await self.client.close()
             raise
-        for remark in self.store.remarks:
+        for remark in self.store.diagnostics:
             self.runner.trouble(remark)
         self.runner.run_beside(self._inspect())
         if config.scrub_share > 0 and config.role != "relay":
@@ -223,7 +223,7 @@ class ActorNode:
 
     def _identity(self) -> str:
         path = self.config.store / "node.json"
-        tell = self.store.remarks.append
+        tell = self.store.diagnostics.append
         identity = recover_record(path, _Identity, tell, "this node goes by a new name")
         if identity is None:
             identity = _Identity(os.urandom(16).hex())

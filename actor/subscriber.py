@@ -28,7 +28,7 @@ from p2psync.actor.node import ActorConfig, ActorNode
 from p2psync.actor.obstacle import Obstacle
 from p2psync.actor.work_client import WorkClient
 from p2psync.actor.work_queue import WorkQueue
-from p2psync.engines.base import Step
+from p2psync.engines.base import PathStep
 from p2psync.engines.module.engine import ModuleEngine, ModuleStage, Pause
 from p2psync.engines.module.table import Names
 from p2psync.errors import EngineError, LeaseError, MisfitError, ModuleError, UsageError, WaitTimeoutError
@@ -51,7 +51,7 @@ class _Engine(ModuleEngine):
         super().__init__(module, names, pause=pause)
         self._told = told
 
-    def stage(self, path: Sequence[Step]) -> ModuleStage:
+    def stage(self, path: Sequence[PathStep]) -> ModuleStage:
         """See `Engine.stage`."""
         try:
             stage = super().stage(path)

@@ -22,7 +22,7 @@ from p2psync.bench.report import CodecReport, DeltaReport, FormatSize
 from p2psync.bench.timing import Work, measure_speed, timed
 from p2psync.delta.container import PROFILES
 from p2psync.errors import UsageError
-from p2psync.store.encoding import DELTA_BLOCK, DELTA_CHUNK
+from p2psync.store.encoding import DELTA_BLOCK_UNITS, MAX_DELTA_CHUNK_BYTES
 
 _MEBIBYTE = 1 << 20
 #: The name of profile tight where the receiver has the history of a trajectory.
@@ -86,8 +86,8 @@ def run_codec_bench(deltas: Iterator[Delta], options: Options, progress: Progres
     return CodecReport(
         deltas=reports,
         budgets=budgets,
-        block_units=DELTA_BLOCK,
-        chunk_bytes=DELTA_CHUNK,
+        block_units=DELTA_BLOCK_UNITS,
+        chunk_bytes=MAX_DELTA_CHUNK_BYTES,
         rounds=options.rounds,
         first_call_seconds=first_call,
         cpu=cpu_name(),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.history import History as TensorHistory
+from p2psync.delta.history import ChangeHistory
 from p2psync.delta.tensors import Row
 
 Bits = NDArray[np.uint16]
@@ -29,11 +29,11 @@ class History:
         self.last[positions] = number
         self.rose[positions] = steps < 0x8000
 
-    def of_tensors(self, rows: list[Row]) -> list[TensorHistory]:
+    def of_tensors(self, rows: list[Row]) -> list[ChangeHistory]:
         """What the codec takes."""
         made, start = [], 0
         for row in rows:
-            history, count = TensorHistory(row.spec.count), row.spec.count
+            history, count = ChangeHistory(row.spec.count), row.spec.count
             changed, rose = self.last[start : start + count] > 0, self.rose[start : start + count]
             history.known[:], history.down[:] = _words(changed), _words(changed & ~rose)
             made.append(history)

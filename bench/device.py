@@ -20,12 +20,12 @@ import torch
 
 from p2psync.bench.policy import draw_step, model_rows
 from p2psync.delta.block import block_count, block_range
-from p2psync.delta.extract import Extraction, Found
+from p2psync.delta.extract import Extraction, FoundChanges
 from p2psync.engines.device import gather as device_move
 from p2psync.engines.device.extract import DeviceExtraction, best_finder
 from p2psync.engines.device.finder import Finder, Pair, TorchFinder, nan_bits
 from p2psync.engines.device.gather import Place
-from p2psync.store.encoding import DELTA_BLOCK
+from p2psync.store.encoding import DELTA_BLOCK_UNITS
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,10 +76,10 @@ def run_device_bench(
     pairs, found = [], []
     for index, (row, (old, new)) in enumerate(zip(rows, draw_step(rows, density, seed), strict=True)):
         extraction = Extraction(index, old, new)
-        for k in range(block_count(row.spec, DELTA_BLOCK)):
-            block, _ = extraction.block_with_digest(row.spec, *block_range(row.spec, DELTA_BLOCK, k))
+        for k in range(block_count(row.spec, DELTA_BLOCK_UNITS)):
+            block, _ = extraction.block_with_digest(row.spec, *block_range(row.spec, DELTA_BLOCK_UNITS, k))
             if block is not None:
-                found.append(Found(block, extraction.olds.copy()))
+                found.append(FoundChanges(block, extraction.olds.copy()))
         sides = [torch.from_numpy(side.view("i2")).to(device, copy=True) for side in (old, new)]
         pairs.append(Pair(index, row.spec, *sides))
     units, changed = sum(pair.old.numel() for pair in pairs), sum(one.block.changed for one in found)
@@ -140,12 +140,12 @@ def _rates(
     finder: Finder,
     device: torch.device,
     pairs: Sequence[Pair],
-    found: Sequence[Found],
+    found: Sequence[FoundChanges],
     units: int,
     copy_rate: float,
     rounds: int,
 ) -> Rates:
-    extraction = DeviceExtraction(device, DELTA_BLOCK, finder=finder)
+    extraction = DeviceExtraction(device, DELTA_BLOCK_UNITS, finder=finder)
     ours = list(extraction.extract(pairs))
     equal = len(ours) == len(found) and all(_same(a, b) for a, b in zip(ours, found, strict=True))
     looked = 4 * units / _median(lambda: extraction.count(pairs), device, rounds)
@@ -162,7 +162,7 @@ def _rates(
     )
 
 
-def _same(a: Found, b: Found) -> bool:
+def _same(a: FoundChanges, b: FoundChanges) -> bool:
     one, two = a.block, b.block
     where = (one.positions is None) == (two.positions is None)
     if one.positions is not None and two.positions is not None:

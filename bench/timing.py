@@ -22,7 +22,7 @@ from p2psync.delta.digest import MODULUS
 from p2psync.delta.extract import Extraction
 from p2psync.errors import DigestMismatchError
 from p2psync.parallel import in_parallel, limit_threads
-from p2psync.store.encoding import DELTA_BLOCK, Encoding
+from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding
 
 T = TypeVar("T")
 #: Units that a thread reads at a time.
@@ -158,16 +158,16 @@ class Work:
     def _blocks(self) -> list[tuple[int, int, int]]:
         specs = [row.spec for row in self._delta.rows]
         return [
-            (row, *block_range(spec, DELTA_BLOCK, index))
+            (row, *block_range(spec, DELTA_BLOCK_UNITS, index))
             for row, spec in enumerate(specs)
-            for index in range(block_count(spec, DELTA_BLOCK))
+            for index in range(block_count(spec, DELTA_BLOCK_UNITS))
         ]
 
     def _scan(self, row: int, start: int, count: int) -> None:
         Extraction(row, self._delta.olds[row], self._delta.news[row]).block(start, count)
 
     def _decoded(self, data: bytes) -> Iterator[Block]:
-        return iter_chunk(data, self._delta.rows, DELTA_BLOCK, lambda row: self._delta.olds[row], self._past)
+        return iter_chunk(data, self._delta.rows, DELTA_BLOCK_UNITS, lambda row: self._delta.olds[row], self._past)
 
     def _add(self, blocks: Iterable[Block]) -> int:
         rows, olds = self._delta.rows, self._delta.olds

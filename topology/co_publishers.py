@@ -69,4 +69,4 @@ def with_roots(plan: NodePlan, trainer: str, beside: Sequence[str]) -> NodePlan:
     if not below:
         return plan
     peers = [*plan.peers, *beside]
-    return msgspec.structs.replace(plan, peers=peers, roots=list(range(len(plan.peers), len(peers))))
+    return msgspec.structs.replace(plan, peers=peers, co_publishers=list(range(len(plan.peers), len(peers))))

@@ -46,7 +46,7 @@ class HubBook:
     plan: Plan
     remarks: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, float] = field(default_factory=dict)
-    spare: Spare | None = None
+    headroom: Spare | None = None
 
     @property
     def revision(self) -> int:
@@ -69,9 +69,9 @@ class HubBook:
 
     def _part(self, node: str) -> NodePlan:
         plan = self.plan.node_plan(node)
-        if self.spare is None:
+        if self.headroom is None:
             return plan
-        return structs.replace(plan, spare=[min(s, _MOST_SPARE) for s in self.spare.of(node, plan.peers)])
+        return structs.replace(plan, headroom=[min(s, _MOST_SPARE) for s in self.headroom.of(node, plan.peers)])
 
 
 class HubPlanner:

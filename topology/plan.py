@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from p2psync.protocol.plan import NodePlan, Place
+from p2psync.protocol.plan import NodePlan, TreePlace
 from p2psync.topology.bound import MEGA
 from p2psync.topology.network import Floats, Ints, Network
 
@@ -128,7 +128,7 @@ class Plan:
                 known = [peers.setdefault(peer, len(peers)) for peer in children]
                 above = peers.setdefault(parent, len(peers)) if parent >= 0 else -1
                 rate = round(float(self.shares[tree] * self.rate), 6)
-                places.append(Place(above, known, int(self.depth[tree, i]), rate))
+                places.append(TreePlace(above, known, int(self.depth[tree, i]), rate))
             yield NodePlan(self.revision, [self.names[peer] for peer in peers], self.whole_shares, places)
 
     def egress(self, i: int) -> float:

@@ -18,7 +18,8 @@ from p2psync.membership.records import Announcement, View
 from p2psync.net.hub_client import HubClient
 from p2psync.observe.events import Event, Note, Trouble
 from p2psync.protocol.lineage import is_squash
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.trainer.run_state import RunState
 from p2psync.trainer.versions.builder import announcement_of
 from p2psync.trainer.versions.retention import MOST_ANNOUNCED, to_retire

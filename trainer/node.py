@@ -40,7 +40,8 @@ from p2psync.observe.events import Event, HubAway, Note, ProfileChosen, Publishe
 from p2psync.parallel import thread_count
 from p2psync.protocol.lineage import is_squash
 from p2psync.protocol.versions import Position
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.trainer.announcer import RETRY_FIRST, RETRY_LAST, Announcer
 from p2psync.trainer.other_runs import Elsewhere
@@ -171,7 +172,7 @@ class TrainerNode:
         self._store = store = await asyncio.to_thread(Store, config.store / "packs")
         run_file = config.store / "run.json"
         found = load_run(run_file, store, self._tell)
-        for remark in store.remarks:
+        for remark in store.diagnostics:
             self._tell(remark)
         if config.supersede:
             found = found.superseding(config.supersede, int(time.time() * 1000), os.urandom(10))

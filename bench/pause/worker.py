@@ -17,7 +17,7 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (
     load_checkpoint_weight_patches,
 )
 
-from p2psync.delta.kernels.weights import address, plain, scatter_at
+from p2psync.delta.kernels.unit_loops import address, plain, scatter_at
 from p2psync.delta.tensors import Kind
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.module.live_tensors import flat_bits, host_units, torch_dtype

@@ -96,11 +96,11 @@ def compiler() -> Finding:
         import numpy as np
 
         from p2psync.delta.digest import digest_units
-        from p2psync.delta.kernels import weights as kernels
+        from p2psync.delta.kernels import unit_loops
         from p2psync.delta.tensors import Kind, TensorSpec
 
         digest_units(TensorSpec(Kind.TENSOR, "", "BF16", (64,)), np.zeros(64, np.uint16))
-        stats = kernels.sum_units.stats  # type: ignore[attr-defined]
+        stats = unit_loops.sum_units.stats  # type: ignore[attr-defined]
     except Exception as error:  # numba raises whatever LLVM or the file system raises
         text = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
         mend = "set NUMBA_CACHE_DIR to a directory that can be written, or reinstall numba"

@@ -1,4 +1,4 @@
-"""Deltas as a group, block by block: add, compose, invert; all exact mod 2^width.
+"""The group of deltas, block by block: apply, compose and invert, exact mod 2^width.
 
 `apply_block` adds steps to weights; composing adds sparse vectors and drops zeros; inverting negates. Weights are flat
 unit arrays of whole tensors, of any alignment; nothing outside a block's range is ever touched.
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from p2psync.delta.block import Block, block_range, block_span
 from p2psync.delta.digest import MODULUS, digest_units, join_change, tensor_key
-from p2psync.delta.kernels import weights as kernels
-from p2psync.delta.kernels.weights import plain
+from p2psync.delta.kernels import unit_loops
+from p2psync.delta.kernels.unit_loops import plain
 from p2psync.delta.tensors import Row, TensorSpec, Units
 
 _NO_KEY = np.zeros(2, np.uint64)
@@ -31,9 +31,9 @@ def apply_block(target: Units, block: Block) -> None:
 
 
 def apply_with_digest(spec: TensorSpec, target: Units, block: Block) -> int:
-    """`apply_block`, and what it adds to the digest, mod 2^128: of the bits that `target` really held.
+    """`apply_block`; returns the change of the digest, mod 2^128, computed from the bits that `target` held.
 
-    Of a tensor that is added (or removed) this is not all: every unit of it counts, also where no step lies. Use
+    For an added or removed tensor this is not the whole change, since every unit counts, also without a step. Use
     `digest_units` of the whole tensor there.
     """
     if target.dtype != spec.unit:
@@ -52,25 +52,27 @@ def gather(target: Units, block: Block) -> Units:
     if block.positions is None:
         return np.array(window)
     out = np.empty(block.positions.size, target.dtype)
-    if not kernels.gather_at(kernels.address(window), plain(block.positions), block.count, out):
+    if not unit_loops.gather_at(unit_loops.address(window), plain(block.positions), block.count, out):
         raise ValueError(_OUTSIDE)
     return out
 
 
 def scatter(target: Units, block: Block, values: Units) -> None:
-    """Write `values`, as `gather` returned them, to the block's positions: what undoes an apply."""
+    """Write `values`, as `gather` returned them, to the block's positions, which undoes an apply."""
     window = _window(target, block, write=True)
     if values.size != block.steps.size or values.dtype != target.dtype:
         raise ValueError("the values do not fit the block")
     if block.positions is None:
         window[:] = values
-    elif not kernels.scatter_at(kernels.address(window), plain(block.positions), block.count, plain(values)):
+    elif not unit_loops.scatter_at(unit_loops.address(window), plain(block.positions), block.count, plain(values)):
         raise ValueError(_OUTSIDE)
 
 
 def compose(a: Block, b: Block) -> Block | None:
-    """The block that does what `a` and then `b` do; None if that is nothing. Raises `ValueError` unless both have the
-    same row, start, count and unit. Dense where one of them is dense."""
+    """Compose `a` and then `b` into one block; None if they cancel out. Dense if one of them is dense.
+
+    Raises `ValueError` unless both have the same row, start, count and unit.
+    """
     if (a.row, a.start, a.count, a.steps.dtype) != (b.row, b.start, b.count, b.steps.dtype):
         raise ValueError("blocks of different ranges do not compose; reblock them first")
     if a.positions is None or b.positions is None:
@@ -78,7 +80,7 @@ def compose(a: Block, b: Block) -> Block | None:
         return Block(a.row, a.start, a.count, None, steps) if steps.any() else None
     positions = np.empty(a.positions.size + b.positions.size, np.uint32)
     steps = np.empty(positions.size, a.steps.dtype)
-    n = kernels.merge_sums(plain(a.positions), plain(a.steps), plain(b.positions), plain(b.steps), positions, steps)
+    n = unit_loops.merge_sums(plain(a.positions), plain(a.steps), plain(b.positions), plain(b.steps), positions, steps)
     return Block(a.row, a.start, a.count, positions[:n].copy(), steps[:n].copy()) if n else None
 
 
@@ -98,9 +100,10 @@ def split_block(block: Block, span: int) -> Iterator[Block]:
 
 
 def merge_blocks(parts: Sequence[Block], start: int, count: int) -> Block:
-    """One block over [start, start + count) of what `parts` (one row, rising, disjoint, within it) say; at least one.
+    """Merge one or more blocks of one row into one block over units [start, start + count).
 
-    Dense if the parts are all dense and leave no gap.
+    The parts rise, are disjoint and lie within the range; else raises `ValueError`. The result is dense if all parts
+    are dense and leave no gap.
     """
     row = parts[0].row
     end = start
@@ -118,24 +121,24 @@ def merge_blocks(parts: Sequence[Block], start: int, count: int) -> Block:
 
 
 def reblock(blocks: Iterable[Block], rows: Sequence[Row], block_units: int) -> Iterator[Block]:
-    """The same change on the grid of another block size. Blocks must come in rising order of (row, start)."""
+    """Cut and merge blocks to the grid of another block size. Blocks come in rising order of (row, start)."""
     waiting: list[Block] = []
-    place = (-1, -1)
+    key = (-1, -1)
     for block in blocks:
         span = block_span(rows[block.row].spec.width, block_units)
         for piece in split_block(block, span):
-            here = (piece.row, piece.start // span)
-            if waiting and here != place:
-                yield _flush(waiting, rows, block_units, place)
+            piece_key = (piece.row, piece.start // span)
+            if waiting and piece_key != key:
+                yield _flush(waiting, rows, block_units, key)
                 waiting = []
-            place = here
+            key = piece_key
             waiting.append(piece)
     if waiting:
-        yield _flush(waiting, rows, block_units, place)
+        yield _flush(waiting, rows, block_units, key)
 
 
-def _flush(parts: list[Block], rows: Sequence[Row], block_units: int, place: tuple[int, int]) -> Block:
-    return merge_blocks(parts, *block_range(rows[place[0]].spec, block_units, place[1]))
+def _flush(parts: list[Block], rows: Sequence[Row], block_units: int, key: tuple[int, int]) -> Block:
+    return merge_blocks(parts, *block_range(rows[key[0]].spec, block_units, key[1]))
 
 
 def _window(target: Units, block: Block, *, write: bool) -> Units:
@@ -152,9 +155,9 @@ def _window(target: Units, block: Block, *, write: bool) -> Units:
 
 
 def _add(window: Units, block: Block, positions: NDArray[np.uint32], key: NDArray[np.uint64]) -> int:
-    """Add and sum; `key` is the tensor's."""
-    first, second, high, done = kernels.add_sparse(
-        kernels.address(window), plain(positions), plain(block.steps), block.start, block.count, key
+    """Add steps and return the change of the digest; `key` is the tensor's."""
+    first, second, high, done = unit_loops.add_sparse(
+        unit_loops.address(window), plain(positions), plain(block.steps), block.start, block.count, key
     )
     if not done:
         raise ValueError(_OUTSIDE)
@@ -162,11 +165,11 @@ def _add(window: Units, block: Block, positions: NDArray[np.uint32], key: NDArra
 
 
 def densify(block: Block) -> Units:
-    """The block's steps for every unit that it spans, zeros where nothing changed. Raises `ValueError` as `scatter`."""
+    """A block's steps for every unit that it spans, 0 for units without a change. Raises `ValueError` as `scatter`."""
     if block.positions is None:
         return block.steps
     steps = np.zeros(block.count, block.steps.dtype)
-    if not kernels.scatter_at(kernels.address(steps), plain(block.positions), block.count, plain(block.steps)):
+    if not unit_loops.scatter_at(unit_loops.address(steps), plain(block.positions), block.count, plain(block.steps)):
         raise ValueError(_OUTSIDE)
     return steps
 

@@ -1,7 +1,7 @@
-"""A block, and the grid on which blocks lie.
+"""Blocks, and the grid that they lie on.
 
-Blocks of a tensor lie on a fixed grid, so that a block's range follows from its index and two deltas of the same grid
-meet block by block.
+The blocks of a tensor lie on a fixed grid, so that a block's range follows from its index, and two deltas on the same
+grid are composed block by block.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_block_units(block_units: int) -> None:
 
 
 def block_span(width: int, block_units: int) -> int:
-    """Units that a whole block spans in a tensor of `width` bytes a unit: `block_units`, or fewer of wide units."""
+    """Units of a full block in a tensor of `width` bytes a unit: `block_units`, or fewer of wide units."""
     return min(block_units, MAX_BLOCK_BYTES // width)
 
 

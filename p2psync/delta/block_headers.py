@@ -1,4 +1,4 @@
-"""Block heads: where the blocks of a chunk lie in the table, and how each is coded.
+"""Block headers: where the blocks of a chunk lie in the table, and how each is coded.
 
 For each block, varints: `4 · (row − previous row) + mode`, the previous row being 0 at first; its index on the grid,
 less the previous block's index and 1 if that is of the same row; and, unless it is dense, the number of its positions.
@@ -11,15 +11,15 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from p2psync.delta.block import Block, block_count, block_range, block_span
-from p2psync.delta.streams import Bytes, read_varint, varint
+from p2psync.delta.streams import ByteArray, read_varint, varint
 from p2psync.delta.tensors import Row
 from p2psync.errors import FormatError
 
-#: Most blocks of one body: a block takes some bytes on the wire before compression, and half a kilobyte in memory.
-MAX_BLOCKS = 1 << 15
+#: Blocks of one body, at most: a block takes a few bytes on the wire, and half a kilobyte in memory.
+MAX_BODY_BLOCKS = 1 << 15
 
 
-class Mode(IntEnum):
+class BlockMode(IntEnum):
     """How a block's positions and steps are coded."""
 
     CODES = 0
@@ -30,22 +30,25 @@ class Mode(IntEnum):
     """No positions; a step for every unit, as byte planes."""
 
 
-_MODES = tuple(Mode)
+_MODES = tuple(BlockMode)
 
 
-class Head(NamedTuple):
-    """A head that was read and checked against the table. `units`: what the block spans; `size`: its steps."""
+class BlockHeader(NamedTuple):
+    """A header that was read and checked against the table.
+
+    row: in the table. start: first unit. units: units of the block. width: bytes of a unit. size: number of steps.
+    """
 
     row: int
     start: int
     units: int
     width: int
-    mode: Mode
+    mode: BlockMode
     size: int
 
 
-class HeadWriter:
-    """Writes the heads of one chunk, whose blocks come in rising order."""
+class BlockHeaderWriter:
+    """Writes the headers of one chunk's blocks, which come in rising order."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -53,32 +56,35 @@ class HeadWriter:
         self._row = 0
         self._index = -1
 
-    def add(self, block: Block, span: int, mode: Mode) -> None:
-        """Append the head of a block that is coded in `mode`; `span` is that of its tensor's grid."""
+    def add(self, block: Block, span: int, mode: BlockMode) -> None:
+        """Append the header of a block that is coded in `mode`; `span`: units of a full block of its tensor."""
         index = block.start // span
         step = block.row - self._row
         self.data += varint(4 * step + mode)
         self.data += varint(index - self._index - 1 if step == 0 else index)
-        if mode is not Mode.DENSE:
+        if mode is not BlockMode.DENSE:
             self.data += varint(block.steps.size)
         self.count += 1
         self._row, self._index = block.row, index
 
 
-def read_heads(data: Bytes, rows: Sequence[Row], block_units: int) -> list[Head]:
-    """Read all heads and check them: rows and indices rising, within the table and the tensors' grids, sizes within
-    the blocks. Raises `FormatError`."""
+def read_block_headers(data: ByteArray, rows: Sequence[Row], block_units: int) -> list[BlockHeader]:
+    """Read and check all headers of a body.
+
+    Raises `FormatError` unless rows and indices rise, within the table and the tensors' grids, and sizes lie within
+    the blocks.
+    """
     view = memoryview(data.data)
-    heads: list[Head] = []
+    headers: list[BlockHeader] = []
     row, index, at = 0, -1, 0
     blocks = span = width = -1
     while at < len(view):
-        if len(heads) == MAX_BLOCKS:
-            raise FormatError(f"a chunk has more than {MAX_BLOCKS} blocks")
+        if len(headers) == MAX_BODY_BLOCKS:
+            raise FormatError(f"a chunk has more than {MAX_BODY_BLOCKS} blocks")
         word, at = read_varint(view, at)
         offset, at = read_varint(view, at)
         step, kind = divmod(word, 4)
-        if kind > Mode.DENSE:
+        if kind > BlockMode.DENSE:
             raise FormatError(f"a chunk has a block of unknown mode {kind}")
         row += step
         if row >= len(rows):
@@ -92,11 +98,11 @@ def read_heads(data: Bytes, rows: Sequence[Row], block_units: int) -> list[Head]
             raise FormatError(f"a chunk has block {index} of {spec.name}, which has {blocks}")
         start = index * span
         size = units = span if index + 1 < blocks else block_range(spec, block_units, index)[1]
-        if kind != Mode.DENSE:
+        if kind != BlockMode.DENSE:
             size, at = read_varint(view, at)
             if not 0 < size <= units:
                 raise FormatError(f"a chunk has a block of {size} positions among {units} units")
-        heads.append(Head(row, start, units, width, _MODES[kind], size))
-    if not heads:
+        headers.append(BlockHeader(row, start, units, width, _MODES[kind], size))
+    if not headers:
         raise FormatError("a chunk has no block")
-    return heads
+    return headers

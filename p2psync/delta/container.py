@@ -16,18 +16,18 @@ from typing import Any, Protocol
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import MAX_BLOCK_UNITS, Block, block_count, block_span, check_block_units
 from p2psync.delta.digest import MODULUS
-from p2psync.delta.extract import Extraction, Found
-from p2psync.delta.fast import codec as fast
-from p2psync.delta.history import Past
+from p2psync.delta.extract import Extraction, FoundChanges
+from p2psync.delta.fast.codec import FAST, FAST_CODE, FastWriter, read_fast_body
+from p2psync.delta.history import HistoryLookup
 from p2psync.delta.kernels.block_sums import ScanSums, address_of_block
-from p2psync.delta.kernels.weights import address
-from p2psync.delta.streams import Parts
+from p2psync.delta.kernels.unit_loops import address
+from p2psync.delta.streams import ByteParts
 from p2psync.delta.tensors import Row, Units
-from p2psync.delta.tight import history_reader as past_read
-from p2psync.delta.tight import history_writer as tight_past
-from p2psync.delta.tight import reader as tight_read
-from p2psync.delta.tight import writer as tight
+from p2psync.delta.tight.history_reader import read_history_body
+from p2psync.delta.tight.history_writer import HISTORY_CODE, HistoryWriter
+from p2psync.delta.tight.reader import read_tight_body
 from p2psync.delta.tight.sample import sample_blocks, sample_copies
+from p2psync.delta.tight.writer import TIGHT, TIGHT_CODE, TightWriter
 from p2psync.errors import FormatError
 
 #: No chunk is larger than this, and none may be asked to be larger than `MAX_TARGET_BYTES` (bytes).
@@ -39,21 +39,21 @@ _HEADER_BYTES = 2
 
 
 class _Writer(Protocol):
-    """What a profile does for an encoder: it looks at each block, then takes it into the chunk at hand or the next."""
+    """A profile's part of an encoder: prepares each block, then adds it to the current chunk or to the next one."""
 
     def prepare(self, block: Block, row: Row) -> Any: ...
     def fits(self, prepared: Any, /) -> bool: ...
     def add(self, prepared: Any, /) -> None: ...
-    def close(self) -> tuple[int, Parts]: ...
+    def close(self) -> tuple[int, ByteParts]: ...
 
 
 #: Profiles by name, in the order of their introduction.
-PROFILES: tuple[str, ...] = (fast.NAME, tight.NAME)
+PROFILES: tuple[str, ...] = (FAST, TIGHT)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedChunk:
-    """One chunk: its bytes, the rows of its first and last block, and the number of its blocks."""
+    """One chunk: its bytes, the table rows of its first and last block, and its number of blocks."""
 
     data: bytes
     first_row: int
@@ -62,7 +62,7 @@ class EncodedChunk:
 
 
 class ChunkEncoder:
-    """Turns tensors, or blocks, into chunks, streaming: a chunk is handed out as soon as it is full.
+    """Encodes tensors, or blocks, into chunks, streaming: each chunk is yielded as soon as it is full.
 
     A chunk holds blocks of at most `chunk_bytes` before compression, or a single larger block. The same input gives the
     same bytes (with the same version of the compressor). Memory held: one chunk and one block.
@@ -76,14 +76,15 @@ class ChunkEncoder:
         *,
         block_units: int,
         chunk_bytes: int,
-        profile: str = fast.NAME,
-        history: Past | None = None,
+        profile: str = FAST,
+        history: HistoryLookup | None = None,
     ) -> None:
-        """history: of each row's units, for profile `tight`, where all who are to decode have the same. With one, it,
-        and old units and found blocks that are added, are read until `finish` has been run to its end.
+        """history: looks up a row's change history, for profile `tight`; all receivers must have the same histories.
+        With it, the encoder reads histories, old units and found blocks until `finish` has run to its end.
 
-        Raises `FormatError` for a block size or profile that there is not, `ValueError` for a `chunk_bytes` outside
-        [MIN_TARGET_BYTES, MAX_TARGET_BYTES]."""
+        Raises `FormatError` for an impossible block size or an unknown profile, `ValueError` for a `chunk_bytes`
+        outside [MIN_TARGET_BYTES, MAX_TARGET_BYTES].
+        """
         check_block_units(block_units)
         if profile not in PROFILES:
             raise FormatError(f"unknown profile {profile!r}; known: {', '.join(PROFILES)}")
@@ -91,34 +92,34 @@ class ChunkEncoder:
             raise ValueError(f"chunks of {chunk_bytes} bytes; {MIN_TARGET_BYTES} to {MAX_TARGET_BYTES} are possible")
         self._rows = rows
         self._block_units = block_units
-        self._place = (-1, -1)
+        self._end = (-1, -1)
         self._profile = profile
         self._writer = _writer(profile, block_units, chunk_bytes, history)
         self._first_row = self._last_row = -1
         self._blocks = 0
-        #: What all added rows add to the digest, mod 2^128. Blocks do not tell it: after `add_block` it is not known.
+        #: What all added rows add to the digest, mod 2^128. `add_block` does not update it.
         self.digest_change = 0
         #: Units whose bits differ; of an added or removed tensor, those that are not zero.
         self.changed = 0
-        #: Units that were looked at, changed or not.
+        #: Units of the added rows, changed or not.
         self.total = 0
 
-    def look(
+    def add_sample(
         self,
         row_index: int,
         old: Units | None,
         new: Units | None,
         blocks: range,
         every: int,
-        found: Iterable[Found] | None = None,
+        found: Iterable[FoundChanges] | None = None,
     ) -> None:
-        """Look at a part of what will be added, one piece of 256 units of `every`, so that coding suits all.
+        """Sample one piece of 256 units in `every` pieces of a row that will be added, to choose classes for all.
 
-        The arrays are those of `add`, or `old` and `found` those of `add_found`. All of this comes before the first
-        `add`; what is coded does not depend on which of both is told.
+        The arrays are those of `add`; or `old` and `found` are those of `add_found`. All samples come before the first
+        `add`. Both forms give the same chunks.
         """
         row, writer = self._rows[row_index], self._writer
-        if not isinstance(writer, tight.TightWriter) or not writer.ranks(row) or old is None:
+        if not isinstance(writer, TightWriter) or not writer.codes_tightly(row) or old is None:
             return
         self._check_arrays(row, old, old if found is not None else new)
         span = block_span(row.spec.width, self._block_units)
@@ -126,11 +127,11 @@ class ChunkEncoder:
         if first >= stop:
             return
         if found is not None:
-            there = (one.block for one in found)
-            writer.look(sample_blocks(address(old), row_index, first, stop, every, there))
+            found_blocks = (one.block for one in found)
+            writer.add_sample(sample_blocks(address(old), row_index, first, stop, every, found_blocks))
             return
         addresses = Extraction(row_index, old, new).addresses
-        writer.look(sample_copies(*addresses, row_index, first, stop, every))
+        writer.add_sample(sample_copies(*addresses, row_index, first, stop, every))
 
     def add(
         self,
@@ -140,10 +141,10 @@ class ChunkEncoder:
         blocks: range | None = None,
         sums: ScanSums | None = None,
     ) -> Iterator[EncodedChunk]:
-        """Extract and code one tensor: flat unit arrays of its spec, None where the row says that it does not exist.
+        """Extract and code one tensor: flat unit arrays of its spec, None for a version in which it does not exist.
 
-        blocks: only these of its blocks (by default all). sums: of the tensor, to be filled for these blocks, which are
-        then the largest. Run the iterator to its end. Raises `ValueError` for arrays that do not fit the row, or rows
+        blocks: the blocks to code; None: all. sums: block sums to fill for these blocks; `block_units` must then be
+        `MAX_BLOCK_UNITS`. Run the iterator to its end. Raises `ValueError` for arrays that do not fit the row, or rows
         or blocks out of order.
         """
         row = self._rows[row_index]
@@ -159,10 +160,10 @@ class ChunkEncoder:
                 raise ValueError(f"sums are taken of blocks of {MAX_BLOCK_UNITS} units, not of {self._block_units}")
             summed = sums.address
         self.total += max(0, stop - first)
-        if isinstance(self._writer, tight.TightWriter) and self._writer.ranks(row):
-            yield from self._rank(self._writer, row_index, extraction.addresses, first, stop, summed)
+        if isinstance(self._writer, TightWriter) and self._writer.codes_tightly(row):
+            yield from self._find_and_code(self._writer, row_index, extraction.addresses, first, stop, summed)
             return
-        if isinstance(self._writer, tight_past.PastWriter):
+        if isinstance(self._writer, HistoryWriter):
             self._writer.begin_row(row_index, row, old)
         for start in range(first, stop, span):
             mine = address_of_block(summed, spec.width, start // span)
@@ -171,24 +172,23 @@ class ChunkEncoder:
             if block is not None:
                 yield from self._code(block)
 
-    def add_found(self, row_index: int, found: Iterable[Found], old: Units | None) -> Iterator[EncodedChunk]:
-        """Code one tensor that is there before and after, and whose changes were found elsewhere, in rising order: to
-        the same bytes, digest and counts as `add`.
+    def add_found(self, row_index: int, found: Iterable[FoundChanges], old: Units | None) -> Iterator[EncodedChunk]:
+        """Code one tensor of both versions from its changes, found elsewhere, in rising order.
 
-        old: the old bits of the whole tensor, which profile `tight` needs, and reads where units are of 16 bits. Run
-        the iterator to its end. Raises `ValueError` for blocks that do not fit the row, `old` missing, or rows out of
-        order.
+        Gives the same bytes, digest and counts as `add`. old: the old bits of the whole tensor, which profile `tight`
+        needs. Run the iterator to its end. Raises `ValueError` for blocks that do not fit the row, `old` missing, or
+        rows out of order.
         """
         row = self._rows[row_index]
-        if row_index <= self._place[0] or not (row.before and row.after):
+        if row_index <= self._end[0] or not (row.before and row.after):
             raise ValueError(f"{row.spec.name}: rows must come in rising order, and exist before and after")
-        if old is None and self._profile == tight.NAME:
-            raise ValueError(f"{row.spec.name}: profile {tight.NAME} codes against the old weights, which are missing")
+        if old is None and self._profile == TIGHT:
+            raise ValueError(f"{row.spec.name}: profile {TIGHT} codes against the old weights, which are missing")
         if old is not None:
             self._check(row_index, row, old, old, range(0))
-        self._place = (row_index, 0)
+        self._end = (row_index, 0)
         self.total += row.spec.count
-        if isinstance(self._writer, tight_past.PastWriter):
+        if isinstance(self._writer, HistoryWriter):
             self._writer.begin_row(row_index, row, old)
         for one in found:
             if one.block.row != row_index:
@@ -197,25 +197,26 @@ class ChunkEncoder:
             change = (self.digest_change + one.digest_change(row.spec)) % MODULUS
             yield from self._code_found(one.block, row, old)
             self.digest_change = change
-        self._place = (row_index, row.spec.count)
+        self._end = (row_index, row.spec.count)
 
     def add_block(self, block: Block) -> Iterator[EncodedChunk]:
-        """Code a block that exists already (squashing, inverting). The digest is not updated.
+        """Code an existing block (for squashing or inverting), without updating the digest.
 
         Run the iterator to its end. Raises `ValueError` for a block off the grid, of a wrong unit, or out of order, and
-        if the profile is one that codes against the old weights, which a block does not hold.
+        for profile `tight`, which needs old weights that a block does not hold.
         """
-        if self._profile == tight.NAME:
-            raise ValueError(f"profile {tight.NAME} codes against old weights: blocks alone take profile {fast.NAME}")
+        if self._profile == TIGHT:
+            raise ValueError(f"profile {TIGHT} codes against old weights: blocks alone take profile {FAST}")
         self._check_block(block)
         yield from self._code(block)
 
-    def _rank(
-        self, writer: tight.TightWriter, row_index: int, addresses: tuple[int, int], at: int, stop: int, sums: int = 0
+    def _find_and_code(
+        self, writer: TightWriter, row_index: int, addresses: tuple[int, int], at: int, stop: int, sums: int = 0
     ) -> Iterator[EncodedChunk]:
-        """Extract and code units `at` to `stop` of a row that is ranked. addresses: of both copies' first units.
+        """Find and code the changes of units `at` to `stop` of a row of tight blocks.
 
-        sums: of the tensor's, or 0."""
+        addresses: of the first units of the old and the new copy. sums: address of the tensor's block sums, or 0.
+        """
         full = False
         while at < stop or full:
             step = writer.advance(row_index, self._rows[row_index], *addresses, at, stop, sums)
@@ -226,12 +227,12 @@ class ChunkEncoder:
                 self._count(row_index, step.blocks)
             if full:
                 yield self._close()
-            if step.apart is not None:
-                yield from self._code(step.apart)
+            if step.dense_block is not None:
+                yield from self._code(step.dense_block)
 
     def _code_found(self, block: Block, row: Row, old: Units | None) -> Iterator[EncodedChunk]:
-        """Code a block that was found elsewhere; if it may be ranked, as if it had been found here."""
-        if old is None or not isinstance(self._writer, tight.TightWriter) or not self._writer.ranks(row):
+        """Code a block that was found elsewhere, to the same bytes as if this encoder had found it."""
+        if old is None or not isinstance(self._writer, TightWriter) or not self._writer.codes_tightly(row):
             yield from self._code(block)
             return
         before = old[block.start : block.start + block.count]
@@ -239,7 +240,7 @@ class ChunkEncoder:
         apply_block(after, replace(block, start=0))
         offset = block.start * before.itemsize
         addresses = address(before) - offset, address(after) - offset
-        yield from self._rank(self._writer, block.row, addresses, block.start, block.start + block.count)
+        yield from self._find_and_code(self._writer, block.row, addresses, block.start, block.start + block.count)
 
     def _check_block(self, block: Block) -> None:
         spec = self._rows[block.row].spec
@@ -248,23 +249,23 @@ class ChunkEncoder:
             raise ValueError(f"a block of {spec.name} that is not on the grid of {span} units")
         if block.count != min(span, spec.count - block.start):
             raise ValueError(f"a block of {spec.name} of {block.count} units; reblock it first")
-        if (block.row, block.start) < self._place:
+        if (block.row, block.start) < self._end:
             raise ValueError("blocks must come in rising order")
-        self._place = (block.row, block.start + block.count)
+        self._end = (block.row, block.start + block.count)
 
     def finish(self) -> Iterator[EncodedChunk]:
-        """The last chunk, if there is one."""
+        """Yield the last chunk, if one was begun."""
         if self._blocks:
             yield self._close()
 
     def _check(self, row_index: int, row: Row, old: Units | None, new: Units | None, blocks: range) -> None:
         span = block_span(row.spec.width, self._block_units)
-        if (row_index, blocks.start * span) < self._place:
+        if (row_index, blocks.start * span) < self._end:
             raise ValueError("rows, and the blocks of a row, must be added in rising order")
         if blocks.step != 1 or blocks.stop > block_count(row.spec, self._block_units):
             raise ValueError(f"{row.spec.name}: blocks {blocks} are not all in the tensor")
         self._check_arrays(row, old, new)
-        self._place = row_index, max(1, blocks.stop * span)
+        self._end = row_index, max(1, blocks.stop * span)
 
     def _check_arrays(self, row: Row, old: Units | None, new: Units | None) -> None:
         if (old is not None, new is not None) != (row.before, row.after):
@@ -282,7 +283,7 @@ class ChunkEncoder:
         self._count(block.row, 1)
 
     def _count(self, row: int, blocks: int) -> None:
-        """Blocks of a row came into the chunk at hand."""
+        """Count blocks of a row that were added to the current chunk."""
         if not self._blocks:
             self._first_row = row
         self._last_row = row
@@ -295,12 +296,12 @@ class ChunkEncoder:
         return chunk
 
 
-def _writer(profile: str, block_units: int, limit: int, history: Past | None) -> _Writer:
-    if profile == fast.NAME:
-        return fast.FastWriter(block_units, limit)
+def _writer(profile: str, block_units: int, limit: int, history: HistoryLookup | None) -> _Writer:
+    if profile == FAST:
+        return FastWriter(block_units, limit)
     if history is None:
-        return tight.TightWriter(block_units, limit)
-    return tight_past.PastWriter(block_units, limit, history)
+        return TightWriter(block_units, limit)
+    return HistoryWriter(block_units, limit, history)
 
 
 def decode_chunk(
@@ -308,14 +309,14 @@ def decode_chunk(
     rows: Sequence[Row],
     block_units: int,
     base: Callable[[int], Units] | None = None,
-    history: Past | None = None,
+    history: HistoryLookup | None = None,
 ) -> list[Block]:
     """The blocks of a chunk, in rising order of (row, start).
 
-    `base` gives the old units of a row to profiles that need them (`fast` does not), `history` a row's history, to
-    chunks that were made with one. The arrays of the blocks may share
-    memory with one another, not with `data`. Everything is checked; every failure is a `FormatError`, and no more
-    memory is used than some 12 times `MAX_CHUNK_BYTES`, 20 times where a history is given.
+    base: returns the old units of a row, for profile `tight`. history: returns a row's change history, for chunks that
+    were coded with one. The arrays of the blocks may share memory with one another, not with `data`. Everything is
+    checked: every failure is a `FormatError`, and decoding takes at most about 12 times `MAX_CHUNK_BYTES` of memory, 20
+    times with a history.
     """
     return list(iter_chunk(data, rows, block_units, base, history))
 
@@ -325,11 +326,11 @@ def iter_chunk(
     rows: Sequence[Row],
     block_units: int,
     base: Callable[[int], Units] | None = None,
-    history: Past | None = None,
+    history: HistoryLookup | None = None,
 ) -> Iterator[Block]:
-    """`decode_chunk`, block by block: for who can undo what came before a `FormatError`.
+    """`decode_chunk`, block by block; blocks that came before a `FormatError` must be undone by the caller.
 
-    A block may be added to the old units before the next is asked for, while they are still in the cache.
+    The caller may add a block to the old units before it asks for the next, while they are still in the cache.
     """
     check_block_units(block_units)
     view = memoryview(data).cast("B")
@@ -338,13 +339,13 @@ def iter_chunk(
     if view[0] != _MAGIC:
         raise FormatError("not a chunk of p2psync")
     body, code = view[_HEADER_BYTES:], view[1]
-    if code == fast.CODE:
-        yield from fast.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
-    elif code == tight.CODE:
-        yield from tight_read.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
-    elif code == tight_past.CODE and history is not None:
-        yield from past_read.read_body(body, rows, block_units, MAX_CHUNK_BYTES, base, history)
-    elif code == tight_past.CODE:
-        raise FormatError("a chunk that was made with a history, which is missing here")
+    if code == FAST_CODE:
+        yield from read_fast_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
+    elif code == TIGHT_CODE:
+        yield from read_tight_body(body, rows, block_units, MAX_CHUNK_BYTES, base)
+    elif code == HISTORY_CODE and history is not None:
+        yield from read_history_body(body, rows, block_units, MAX_CHUNK_BYTES, base, history)
+    elif code == HISTORY_CODE:
+        raise FormatError("a chunk that was coded with a change history, which is missing here")
     else:
         raise FormatError(f"a chunk of unknown profile {code}; update p2psync")

@@ -7,9 +7,9 @@ has an index i in the flat tensor and bits b (zero-extended to 64 bits).
                   + 2^64 · high(id div 2^64 + i·0xD1B54A32D192ED03 + b·0x85EBCA77 mod 2^64)
     digest = Σ mix over all units of all tensors, mod 2^128
 
-`low` and `high` are bijections of 64 bits, three xor-shifts and two multiplications each (`kernels`). Within a tensor
-(i, b) → mix is injective: both linear forms agree on two pairs only if the pairs are equal, or if their indices are
-2^60 or more apart.
+`low` and `high` are bijections of 64 bits, three xor-shifts and two multiplications each (`kernels.unit_loops`). Within
+a tensor (i, b) → mix is injective: both linear forms agree on two pairs only if the pairs are equal, or if their
+indices are 2^60 or more apart.
 
 What it protects against. Accidents: a flipped bit (a single unit that differs always changes the digest, because the
 mix is injective), a wrong base, a block that was missed, applied twice, or applied to the wrong tensor or place, units
@@ -29,13 +29,13 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels import weights as kernels
+from p2psync.delta.kernels import unit_loops
 from p2psync.delta.tensors import DIGEST_BYTES, TensorSpec, Units
 
 #: The digest is a sum modulo this.
 MODULUS = 1 << 128
 _CONTEXT = b"p2psync tensor v1\0"
-# The kernels add 32-bit halves in 64-bit sums: fewer than 2^31 units in one call keep even signed sums exact.
+# The loops add 32-bit halves in 64-bit sums: fewer than 2^31 units in one call keep even signed sums exact.
 _SPAN = 1 << 30
 
 
@@ -66,10 +66,10 @@ def digest_units(spec: TensorSpec, units: Units, start: int = 0) -> int:
     that is not flat, contiguous and of the spec's unit.
     """
     check_units(spec, units)
-    key, like, base, total = tensor_key(spec), witness(spec.unit), kernels.address(units), 0
+    key, like, base, total = tensor_key(spec), unit_witness(spec.unit), unit_loops.address(units), 0
     for first in range(0, units.size, _SPAN):
         count = min(_SPAN, units.size - first)
-        a, b, high = kernels.sum_units(base + first * spec.width, count, start + first, key, like)
+        a, b, high = unit_loops.sum_units(base + first * spec.width, count, start + first, key, like)
         total += int(a) + (int(b) << 32) + (int(high) << 64)
     return total % MODULUS
 
@@ -88,10 +88,10 @@ def digest_change(spec: TensorSpec, start: int, positions: NDArray[np.uint32] | 
         raise ValueError("positions, old and new differ in length, or positions are not of 32 bits")
     check_units(spec, old)
     check_units(spec, new)
-    before = kernels.plain(old)
-    steps = kernels.plain(new) - before
-    where = kernels.plain(positions)
-    return join_change(*kernels.sum_change(where, before, steps, where.size, start, tensor_key(spec)))
+    before = unit_loops.plain(old)
+    steps = unit_loops.plain(new) - before
+    where = unit_loops.plain(positions)
+    return join_change(*unit_loops.sum_change(where, before, steps, where.size, start, tensor_key(spec)))
 
 
 def join_change(first: int, second: int, high: int) -> int:
@@ -118,6 +118,6 @@ def check_units(spec: TensorSpec, units: Units) -> None:
 
 
 @functools.cache
-def witness(unit: np.dtype[np.unsignedinteger]) -> Units:
-    """An empty array that tells a kernel the unit."""
+def unit_witness(unit: np.dtype[np.unsignedinteger]) -> Units:
+    """An empty array whose dtype tells a compiled loop the unit."""
     return np.empty(0, unit)

@@ -1,4 +1,4 @@
-"""Extraction: which units of a tensor changed, and by what step.
+"""Extraction of a tensor's changed units and their steps.
 
 Change means that the bits differ; nothing is ever compared as a floating-point number. The arrays may begin at any
 byte (a memory-mapped safetensors file), and are only read.
@@ -13,41 +13,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.block import MAX_BLOCK_BYTES, Block
-from p2psync.delta.digest import MODULUS, digest_change, digest_units, join_change, tensor_key, witness
-from p2psync.delta.kernels import weights as kernels
+from p2psync.delta.digest import MODULUS, digest_change, digest_units, join_change, tensor_key, unit_witness
+from p2psync.delta.kernels import unit_loops
 from p2psync.delta.tensors import TensorSpec, Units
 
 _Arrays = tuple[NDArray[np.uint32], Units, Units]
 _local = threading.local()
-#: What stands for an absent tensor: a block of zeros, read-only, which no memory is spent on before it is read. Made
-#: once, and never by two threads: kernels are given its bare address, so it must outlive every call.
+#: A read-only block of zeros that stands for an absent tensor. It is made at import, since loops get its bare address:
+#: it must outlive every call.
 _ZEROS = np.zeros(MAX_BLOCK_BYTES, np.uint8)
 _ZEROS.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
-    """A block that was found elsewhere (on a device), and the bits that it changes.
+class FoundChanges:
+    """A block whose changes were found elsewhere (on a device), and the old bits of the changed units.
 
-    block: on the codec's grid, as `extract_block` gives it: dense if every unit changed. olds: the old bits, one for
-    each step. The arrays are the holder's own.
+    block: on the codec's grid, as `extract_block` returns it: dense if every unit changed. olds: the old bits, one for
+    each step. No other object writes to the arrays.
     """
 
     block: Block
     olds: Units
 
     def digest_change(self, spec: TensorSpec) -> int:
-        """What the block adds to the digest, mod 2^128. Raises `ValueError` where the arrays do not fit together."""
+        """The block's change of the digest, mod 2^128. Raises `ValueError` if the arrays differ in length."""
         return digest_change(spec, self.block.start, self.block.positions, self.olds, self.olds + self.block.steps)
 
 
 def found_block(
     row: int, start: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units
-) -> Found | None:
-    """What a scan of units [start, start + count) found, as `extract_block` would give it; None if nothing changed."""
+) -> FoundChanges | None:
+    """The changes that a scan of units [start, start + count) found; None if there are none."""
     if not positions.size:
         return None
-    return Found(Block(row, start, count, None if positions.size == count else positions, steps), olds)
+    return FoundChanges(Block(row, start, count, None if positions.size == count else positions, steps), olds)
 
 
 def extract_block(row: int, old: Units | None, new: Units | None, start: int, count: int) -> Block | None:
@@ -71,13 +71,13 @@ def extract_with_digest(
 
 
 class Extraction:
-    """What `extract_block` does, for many blocks of one tensor: the arrays are checked once."""
+    """Extracts many blocks of one tensor, and checks the arrays once."""
 
     def __init__(self, row: int, old: Units | None, new: Units | None) -> None:
-        """Raises `ValueError` unless there is an array, and both, if there are two, are of one length and unit."""
+        """Raises `ValueError` unless at least one array is given, and both have one length and unit."""
         given = old if old is not None else new
         if given is None:
-            raise ValueError("a block of a tensor that is in neither version")
+            raise ValueError("neither old nor new units are given")
         for array in (old, new):
             if array is not None and (array.shape != (given.size,) or array.dtype != given.dtype):
                 raise ValueError("old and new are not flat arrays of the same length and unit")
@@ -88,14 +88,14 @@ class Extraction:
         #: The tensor that the digest is of, and its key.
         self._spec: TensorSpec | None = None
         self._key: NDArray[np.uint64]
-        #: The old bits of what the last block with a digest changes; they last until this thread scans again.
+        #: The old bits of the last `block_with_digest`; valid until this thread scans again.
         self.olds: Units = np.empty(0, self._unit)
-        self._old_address = 0 if old is None else kernels.address(old)
-        self._new_address = 0 if new is None else kernels.address(new)
+        self._old_address = 0 if old is None else unit_loops.address(old)
+        self._new_address = 0 if new is None else unit_loops.address(new)
 
     @property
     def addresses(self) -> tuple[int, int]:
-        """Of the first unit of each array; 0 for one that is not there. Both arrays must outlive their use."""
+        """Addresses of the first old and new unit; 0 for an absent array. The arrays must outlive their use."""
         return self._old_address, self._new_address
 
     def block(self, start: int, count: int) -> Block | None:
@@ -106,7 +106,7 @@ class Extraction:
         return self._sparse(start, count, self._scan(start, count))
 
     def block_with_digest(self, spec: TensorSpec, start: int, count: int, sums: int = 0) -> tuple[Block | None, int]:
-        """As `extract_with_digest`. sums: see `kernels.scan`; left alone where a side is absent."""
+        """As `extract_with_digest`. sums: see `unit_loops.scan`; left alone where a side is absent."""
         self._check(start, count)
         if spec is not self._spec:
             if self._unit != spec.unit:
@@ -124,7 +124,7 @@ class Extraction:
         self.olds = olds
         if not positions.size:
             return None, 0
-        parts = kernels.sum_change(positions, olds, steps, positions.size, start, self._key)
+        parts = unit_loops.sum_change(positions, olds, steps, positions.size, start, self._key)
         return self._sparse(start, count, found), join_change(*parts)
 
     def _check(self, start: int, count: int) -> None:
@@ -132,9 +132,9 @@ class Extraction:
             raise ValueError(f"block [{start}, {start + count}) of a tensor of {self._size} units")
 
     def _scan(self, start: int, count: int, sums: int = 0) -> _Arrays:
-        """Positions, old bits and steps of what changed; they last until this thread scans again."""
-        positions, olds, steps = _scratch(count + kernels.GROUP, self._unit)
-        n = kernels.scan(*self._addresses(start), count, positions, olds, steps, sums)
+        """Positions, old bits and steps of the changes; valid until this thread scans again."""
+        positions, olds, steps = _scratch(count + unit_loops.GROUP, self._unit)
+        n = unit_loops.scan(*self._addresses(start), count, positions, olds, steps, sums)
         return positions[:n], olds[:n], steps[:n]
 
     def _sparse(self, start: int, count: int, found: _Arrays) -> Block | None:
@@ -144,9 +144,9 @@ class Extraction:
         return Block(self._row, start, count, None if positions.size == count else positions.copy(), steps.copy())
 
     def _whole(self, start: int, count: int) -> Block | None:
-        """The block of a tensor that was added or removed: one side is zeros."""
+        """The block of an added or removed tensor."""
         old, new = self._addresses(start)
-        if 2 * kernels.count_changed(old, new, count, witness(self._unit)) <= count:
+        if 2 * unit_loops.count_changed(old, new, count, unit_witness(self._unit)) <= count:
             return self._sparse(start, count, self._scan(start, count))
         if self._new is not None:
             return Block(self._row, start, count, None, self._new[start : start + count].copy())
@@ -156,15 +156,15 @@ class Extraction:
     def _addresses(self, start: int) -> tuple[int, int]:
         offset = start * self._unit.itemsize
         return (
-            kernels.address(_ZEROS) if self._old is None else self._old_address + offset,
-            kernels.address(_ZEROS) if self._new is None else self._new_address + offset,
+            unit_loops.address(_ZEROS) if self._old is None else self._old_address + offset,
+            unit_loops.address(_ZEROS) if self._new is None else self._new_address + offset,
         )
 
 
-def _scratch(room: int, unit: np.dtype[np.unsignedinteger]) -> _Arrays:
-    """Room for what a scan finds, kept for the thread: mapping it anew for each block costs as much as coding."""
+def _scratch(size: int, unit: np.dtype[np.unsignedinteger]) -> _Arrays:
+    """Arrays for a scan's finds, kept for the thread: mapping new memory for each block costs as much as coding."""
     kept: dict[np.dtype[np.unsignedinteger], _Arrays] = _local.__dict__.setdefault("arrays", {})
     arrays = kept.get(unit)
-    if arrays is None or arrays[0].size < room:
-        arrays = kept[unit] = np.empty(room, np.uint32), np.empty(room, unit), np.empty(room, unit)
+    if arrays is None or arrays[0].size < size:
+        arrays = kept[unit] = np.empty(size, np.uint32), np.empty(size, unit), np.empty(size, unit)
     return arrays

@@ -1,12 +1,12 @@
-"""Which way each unit changed last, and the units of a block parted by whether they changed before.
+"""The change history of a tensor, and loops that select a block's units by it.
 
-With Adam a weight drifts: an element that changed before is likely to change again, and mostly the same way. Who went
-along the same deltas knows which these are, so a chunk may code changes among *known* units, which changed before, and
-among the others apart, each by frequencies of their own (`tight_past`).
+With Adam a weight drifts: an element that changed before is likely to change again, and mostly in the same direction. A
+receiver of the same deltas has the same history. So a chunk may code the changes of *known* units, which changed
+before, apart from those of the others, each by frequencies of their own (`tight.history_writer`).
 
 A history is counted from some version on and takes two bits a unit of a tensor of 16-bit units.
 
-Loops of other files are compiled into those here: where one of those is changed, this file must be compiled anew too.
+Loops of other files are compiled into the loops here: after a change of those, compile this file anew.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from numpy.typing import NDArray
 
 from p2psync.delta.block import Block
 from p2psync.delta.kernels.simd import compress, select
-from p2psync.delta.kernels.weights import GROUP, inline, kernel, load, popcount, store
+from p2psync.delta.kernels.unit_loops import GROUP, inline, kernel, load, popcount, store
 from p2psync.delta.tensors import Units
 
 _U = np.uint64
 _ONE = _U(1)
 _UNIT = np.empty(0, np.uint16)
-Words = NDArray[np.uint64]
-Bytes = NDArray[np.uint8]
-#: Of so many groups one is looked at, to learn how frequent each scale is.
-_SAMPLED = 64
+WordArray = NDArray[np.uint64]
+ByteArray = NDArray[np.uint8]
+#: Scales are counted in one of this many groups.
+_SAMPLED_GROUPS = 64
 
 
-class History:
-    """The last direction of each unit of one tensor, from some version on.
+class ChangeHistory:
+    """The direction of the last change of each unit of one tensor, counted from some version on.
 
-    known, down: u64 (ceil(count / 64)); bit k of word i tells whether unit 64·i + k changed, and whether downwards.
+    known, down: u64 (ceil(count / 64)). Bit k of word i of `known` is set if unit 64·i + k has changed, and of `down`
+    if its last step was negative.
     """
 
     def __init__(self, count: int) -> None:
@@ -43,9 +44,9 @@ class History:
         self.down = np.zeros_like(self.known)
 
     def record(self, block: Block) -> None:
-        """Take a block's steps into account; the block must lie within the tensor, and its unit be of 16 bits."""
+        """Record a block's steps. Raises `ValueError` for a block outside the tensor or not of 16-bit units."""
         if block.steps.dtype != np.uint16 or not 0 <= block.start <= block.start + block.count <= self.count:
-            raise ValueError("a block that is not of this tensor")
+            raise ValueError("the block does not belong to this tensor")
         positions = block.positions
         if positions is None:
             positions = np.arange(block.count, dtype=np.uint32)
@@ -54,118 +55,130 @@ class History:
         _record(self.known, self.down, block.start, positions, block.steps)
 
 
-#: Gives the history of a row; None where it has none.
-Past = Callable[[int], History | None]
+#: Returns the history of a row; None if it has none.
+HistoryLookup = Callable[[int], ChangeHistory | None]
 
 
 @kernel
-def _record(known: Words, down: Words, start: int, positions: NDArray[np.uint32], steps: Units) -> None:
+def _record(known: WordArray, down: WordArray, start: int, positions: NDArray[np.uint32], steps: Units) -> None:
     for j in range(_U(positions.size)):
-        place = _U(start) + _U(positions[j])
+        unit = _U(start) + _U(positions[j])
         if steps[j] != 0:
-            bit = _ONE << (place & _U(63))
-            known[place >> _U(6)] |= bit
+            bit = _ONE << (unit & _U(63))
+            known[unit >> _U(6)] |= bit
             if steps[j] >> 15:
-                down[place >> _U(6)] |= bit
+                down[unit >> _U(6)] |= bit
             else:
-                down[place >> _U(6)] &= ~bit
+                down[unit >> _U(6)] &= ~bit
 
 
 @kernel
-def part_changes(
-    known: Words, start: int, positions: NDArray[np.uint32], steps: Units, places: NDArray[np.uint32], moves: Units
+def split_changes(
+    known: WordArray,
+    start: int,
+    positions: NDArray[np.uint32],
+    steps: Units,
+    split_positions: NDArray[np.uint32],
+    split_steps: Units,
 ) -> int:
-    """Part the changes of a block that begins at unit `start`: to rows 0 of `places` and `moves`, which have room for
-    all, those of other units, to rows 1 those of known ones. Returns how many these are."""
+    """Split the changes of a block that begins at unit `start` by whether their units are known.
+
+    Writes positions and steps to `split_positions` and `split_steps`, (2, changes) each: changes of other units to row
+    0, changes of known units to row 1. Returns the number of changes of known units.
+    """
     counts = np.zeros(2, np.uint64)
     for j in range(_U(positions.size)):
-        place = _U(start) + _U(positions[j])
-        bit = (known[place >> _U(6)] >> (place & _U(63))) & _ONE
-        places[bit, counts[bit]], moves[bit, counts[bit]] = positions[j], steps[j]
+        unit = _U(start) + _U(positions[j])
+        bit = (known[unit >> _U(6)] >> (unit & _U(63))) & _ONE
+        split_positions[bit, counts[bit]], split_steps[bit, counts[bit]] = positions[j], steps[j]
         counts[bit] += _ONE
     return int(counts[1])
 
 
 @inline
-def _chosen(known: Any, start: Any, count: Any, group: Any, flip: Any) -> Any:
-    """Of a group of 64 units of a block the mask of those to be chosen. `start` is a multiple of 64."""
+def _selected(known: Any, start: Any, count: Any, group: Any, flip: Any) -> Any:
+    """The mask of the selected units in a group of 64 units of a block. `start` is a multiple of 64."""
     word = known[(start >> _U(6)) + group] ^ flip
     left = count - (group << _U(6))
     return word & ((_ONE << left) - _ONE) if left < _U(GROUP) else word
 
 
 @kernel
-def count_chosen(known: Words, start: int, count: int, wanted: int) -> int:
-    """How many of `count` units from unit `start` on, a multiple of 64, have the bit `wanted` in `known`."""
+def count_selected(known: WordArray, start: int, count: int, wanted: int) -> int:
+    """Number of units, among `count` from unit `start` (a multiple of 64) on, whose bit in `known` is `wanted`."""
     found, flip = _U(0), _U(wanted) - _ONE
     for group in range(_U(count + GROUP - 1) >> _U(6)):
-        found += popcount(_chosen(known, _U(start), _U(count), group, flip))
+        found += popcount(_selected(known, _U(start), _U(count), group, flip))
     return int(found)
 
 
 @kernel
-def choose_units(base: int, known: Words, start: int, count: int, wanted: int, out: Units) -> int:
-    """Copy those units that `count_chosen` counts to `out`, which has room for `count + GROUP`; returns how many.
+def copy_selected(base: int, known: WordArray, start: int, count: int, wanted: int, out: Units) -> int:
+    """Copy the units that `count_selected` counts to `out`; returns their number.
 
-    base: the address of unit `start`.
+    base: address of unit `start`. out: u16, at least `count + GROUP` entries.
     """
     flip, whole = _U(wanted) - _ONE, _U(count) >> _U(6)
-    place, first = _U(base), _U(out.ctypes.data)
+    source, first = _U(base), _U(out.ctypes.data)
     at = first
     for group in range(whole):
-        mask = _chosen(known, _U(start), _U(count), group, flip)
-        compress(place, mask, at)
+        mask = _selected(known, _U(start), _U(count), group, flip)
+        compress(source, mask, at)
         at += popcount(mask) << _ONE
-        place += _U(2 * GROUP)
-    rest = _chosen(known, _U(start), _U(count), whole, flip) if _U(count) & _U(GROUP - 1) else _U(0)
+        source += _U(2 * GROUP)
+    rest = _selected(known, _U(start), _U(count), whole, flip) if _U(count) & _U(GROUP - 1) else _U(0)
     for k in range(_U(GROUP)):
         if (rest >> k) & _ONE:
-            store(at, 0, load(place, np.int64(k), _UNIT), _UNIT)
+            store(at, 0, load(source, np.int64(k), _UNIT), _UNIT)
             at += _U(2)
     return int((at - first) >> _ONE)
 
 
 @kernel
-def add_chosen(
-    known: Words, start: int, wanted: int, positions: NDArray[np.uint32], steps: Units, target: Units
+def add_to_selected(
+    known: WordArray, start: int, wanted: int, positions: NDArray[np.uint32], steps: Units, target: Units
 ) -> None:
-    """Add steps at rising positions of a block, all of units that `choose_units` copies, to its copy."""
+    """Add steps to the copy that `copy_selected` made. positions: rising, in the block, all of copied units."""
     flip, group, before = _U(wanted) - _ONE, _U(0), _U(0)
     first = _U(start) >> _U(6)
     for j in range(_U(positions.size)):
-        place = _U(positions[j])
-        while group < place >> _U(6):
+        position = _U(positions[j])
+        while group < position >> _U(6):
             before += popcount(known[first + group] ^ flip)
             group += _ONE
-        below = (_ONE << (place & _U(63))) - _ONE
+        below = (_ONE << (position & _U(63))) - _ONE
         target[before + popcount((known[first + group] ^ flip) & below)] += steps[j]
 
 
 @kernel
-def put_back(known: Words, start: int, count: int, wanted: int, positions: NDArray[np.uint32]) -> bool:
-    """Turn rising positions among the units that `choose_units` copies into those in the block, in place; False if one
-    is beyond them."""
+def restore_positions(known: WordArray, start: int, count: int, wanted: int, positions: NDArray[np.uint32]) -> bool:
+    """Convert rising positions in the copy of `copy_selected` to positions in the block, in place.
+
+    Returns False if a position is beyond the copied units.
+    """
     groups, flip = _U(count + GROUP - 1) >> _U(6), _U(wanted) - _ONE
     group, before, end, mask = _U(0), _U(0), _U(0), _U(0)
     for j in range(_U(positions.size)):
-        place = _U(positions[j])
-        while place >= end:
+        position = _U(positions[j])
+        while position >= end:
             if group == groups:
                 return False
-            mask = _chosen(known, _U(start), _U(count), group, flip)
+            mask = _selected(known, _U(start), _U(count), group, flip)
             before = end
             end += popcount(mask)
             group += _ONE
-        positions[j] = ((group - _ONE) << _U(6)) + select(mask, place - before)
+        positions[j] = ((group - _ONE) << _U(6)) + select(mask, position - before)
     return True
 
 
 @kernel
-def count_both_scales(base: int, known: Words, start: int, count: int, totals: NDArray[np.int64]) -> None:
-    """Add to `totals` (2, 256) about how often each scale occurs among the other units and among those that changed
-    before, by one group of 64. base: the address of unit `start`."""
-    for begin in range(_U(0), _U(count), _U(GROUP * _SAMPLED)):
+def count_scales_by_history(base: int, known: WordArray, start: int, count: int, totals: NDArray[np.int64]) -> None:
+    """Add an estimate of how often each scale occurs to `totals` (2, 256): row 0 for other units, row 1 for known ones.
+
+    Counts one group of 64 units in 64. base: address of unit `start`.
+    """
+    for begin in range(_U(0), _U(count), _U(GROUP * _SAMPLED_GROUPS)):
         word = known[(_U(start) + begin) >> _U(6)]
         for k in range(min(_U(GROUP), _U(count) - begin)):
             scale = (load(base, np.int64(begin + k), _UNIT) >> _U(7)) & _U(255)
-            totals[(word >> k) & _ONE, scale] += _SAMPLED
+            totals[(word >> k) & _ONE, scale] += _SAMPLED_GROUPS

@@ -1,6 +1,6 @@
-"""Byte streams, packed one after another, each compressed if that pays.
+"""Byte streams, packed one after another, each compressed if that saves bytes.
 
-    for each stream: length in bytes (varint); if it is not 0: stored length (varint), 0 where it is stored as it is
+    for each stream: length in bytes (varint); if it is not 0: stored length (varint), 0 if it is not compressed
     then the stored bytes of each stream, in order, and nothing after them
 
 A compressed stream is one zstandard frame that states its content size. Varints are LEB128, at most 5 bytes.
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from p2psync.errors import FormatError
 
-Bytes = NDArray[np.uint8]
-#: Of some bytes, one after another: what is large is put together once, where it is whole.
-Parts = Sequence[bytes | bytearray | memoryview]
+ByteArray = NDArray[np.uint8]
+#: Consecutive parts of a byte string, joined only once, where the whole is known.
+ByteParts = Sequence[bytes | bytearray | memoryview]
 
 _LEVEL = 1
 _MIN_COMPRESSED = 64
@@ -38,7 +38,10 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """(value, index after it); raises `FormatError` where it is cut off, too long, or not the shortest form."""
+    """Read a varint at index `at`: (value, index after it).
+
+    Raises `FormatError` if it is cut off, too long, or not in its shortest form.
+    """
     value = 0
     for k in range(_MAX_VARINT_BYTES):
         if at + k >= len(data):
@@ -57,27 +60,27 @@ def pack_streams(streams: Sequence[bytes | bytearray]) -> bytes:
     return b"".join(packed_parts(streams))
 
 
-def packed_parts(streams: Sequence[bytes | bytearray]) -> Parts:
-    """`pack_streams`, in parts."""
-    head = bytearray()
+def packed_parts(streams: Sequence[bytes | bytearray]) -> ByteParts:
+    """The same bytes as `pack_streams`, in parts."""
+    header = bytearray()
     stored: list[bytes | bytearray] = []
     for stream in streams:
-        head += varint(len(stream))
+        header += varint(len(stream))
         if not stream:
             continue
         packed = _compress(stream)
-        head += varint(0 if packed is None else len(packed))
+        header += varint(0 if packed is None else len(packed))
         stored.append(stream if packed is None else packed)
-    return [head, *stored]
+    return [header, *stored]
 
 
 def stored_bytes(stream: bytes | bytearray) -> int:
-    """Bytes that a stream takes once it is packed, but for its lengths."""
+    """Bytes that a stream takes once it is packed, without its lengths."""
     packed = _compress(stream)
     return len(stream if packed is None else packed)
 
 
-def unpack_streams(data: memoryview, count: int, limit: int) -> list[Bytes]:
+def unpack_streams(data: memoryview, count: int, limit: int) -> list[ByteArray]:
     """Unpack `count` streams of at most `limit` bytes in all. Raises `FormatError` before it allocates more."""
     lengths: list[tuple[int, int]] = []
     at = total = 0
@@ -112,7 +115,7 @@ def _compress(stream: bytes | bytearray) -> bytes | None:
     return packed if len(packed) + len(packed) // 64 < len(stream) else None
 
 
-def _decompress(data: memoryview, length: int) -> Bytes:
+def _decompress(data: memoryview, length: int) -> ByteArray:
     try:
         frame = zstandard.get_frame_parameters(data)
         if frame.content_size != length or frame.window_size > max(length, 1 << 10) or frame.dict_id:

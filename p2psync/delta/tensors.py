@@ -1,8 +1,9 @@
-"""What a tensor is to the codec: a name, a dtype and a shape over a flat run of unsigned units.
+"""Tensors as the codec sees them: a name, a dtype and a shape over a flat array of units.
 
-Everything a checkpoint holds is a tensor here. Besides weights there are two kinds of byte blobs: `header`, the raw
-header of a safetensors file (its length field and JSON, byte for byte), and `file`, any other file (configuration,
-tokenizer). Both are one-dimensional U8 tensors, so the same deltas, chunks and digest carry them.
+A *unit* is the unsigned integer of one element's bits (1, 2, 4 or 8 bytes); elements smaller than a byte are packed,
+and their unit is a byte. Everything a checkpoint holds is a tensor here. Besides weights there are two kinds of byte
+blobs: `header`, the raw header of a safetensors file (its length field and JSON, byte for byte), and `file`, any other
+file (configuration, tokenizer). Both are one-dimensional U8 tensors, so the same deltas, chunks and digest carry them.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ _UNITS: dict[int, np.dtype[np.unsignedinteger]] = {
     8: np.dtype("<u8"),
 }
 
-#: Bytes of a digest on the wire; here, so that those who only pass chunks on need not load the digest's kernels.
+#: Bytes of a digest on the wire. It stands here so that a relay need not load the digest's compiled loops.
 DIGEST_BYTES = 16
-#: Most dimensions of a tensor whose spec comes from elsewhere.
+#: Dimensions of a received tensor spec, at most.
 MAX_DIMENSIONS = 64
 _Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
 
@@ -62,7 +63,7 @@ Units = NDArray[np.unsignedinteger]
 
 
 class Kind(IntEnum):
-    """What a tensor stands for in a checkpoint; in a table, layout (headers) and small files come before weights."""
+    """The role of a tensor in a checkpoint. In a table, headers and small files come before weights."""
 
     HEADER = 0
     FILE = 1
@@ -110,7 +111,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, order=True, dict=
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """One line of a manifest's table: a tensor, and whether it exists before and after the delta.
 
-    (True, True): patched in place. (False, True): added, its delta taken from zeros. (True, False): removed, its delta
+    (True, True): changed in place. (False, True): added, its delta taken from zeros. (True, False): removed, its delta
     leads to zeros, so that inversion needs no weights. A tensor that changes shape or dtype is one removal and one
     addition. `digest` is the tensor's own digest after the delta (16 bytes, little-endian), given in anchors only.
     """

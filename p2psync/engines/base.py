@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from p2psync.delta.tensors import Row, TensorSpec, Units
-from p2psync.protocol.versions import Position, Step
+from p2psync.protocol.versions import PathStep, Position
 
 __all__ = [
     "ChunkReader",
@@ -24,9 +24,9 @@ __all__ = [
     "Data",
     "Engine",
     "Inspecting",
+    "PathStep",
     "Position",
     "Stage",
-    "Step",
     "rows_after",
 ]
 
@@ -91,7 +91,7 @@ class Engine(Protocol):
         crash, become a position.
         """
 
-    def stage(self, path: Sequence[Step]) -> Stage:
+    def stage(self, path: Sequence[PathStep]) -> Stage:
         """Open a stage along `path`: deltas that start at the live version, or one anchor and deltas from it.
 
         Raises `BaseMismatchError` if the path does not start at what is live; opening a stage abandons an open one.

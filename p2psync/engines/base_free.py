@@ -22,7 +22,7 @@ from p2psync.engines.offline.rebuild import check_base_table
 from p2psync.errors import BaseMismatchError, FormatError, UsageError
 from p2psync.store.deltafile import DeltaFile, DeltaFileWriter
 from p2psync.store.disk import disk_errors
-from p2psync.store.encoding import DELTA_BLOCK, Encoding
+from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding
 
 
 def needs_base(chain: Sequence[Delta]) -> bool:
@@ -56,7 +56,7 @@ def baseless(chain: Sequence[DeltaFile], base: Checkpoint | None, place: Path, s
         blocks = scratch.applied(delta, rows, last=i == tight[-1])
         if i in tight:
             path = place / f"step-{i}"
-            _write(path, delta, reblock(blocks, rows, DELTA_BLOCK))
+            _write(path, delta, reblock(blocks, rows, DELTA_BLOCK_UNITS))
             found[i] = DeltaFile(path)
             stack.callback(found[i].close)
         else:

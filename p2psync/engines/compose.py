@@ -29,7 +29,7 @@ from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.errors import BaseMismatchError, FormatError, UsageError
 from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest
-from p2psync.store.encoding import DELTA_BLOCK
+from p2psync.store.encoding import DELTA_BLOCK_UNITS
 
 #: Profiles whose chunks can be decoded without the weights they start from.
 BASELESS = ("fast",)
@@ -139,9 +139,9 @@ def _composed(blocks: Iterator[Block]) -> Block | None:
 
 def _on_grid(delta: Delta) -> Iterator[Block]:
     blocks = blocks_of(delta)
-    if delta.manifest.block_units == DELTA_BLOCK:
+    if delta.manifest.block_units == DELTA_BLOCK_UNITS:
         return blocks
-    return algebra.reblock(blocks, delta.manifest.rows(), DELTA_BLOCK)
+    return algebra.reblock(blocks, delta.manifest.rows(), DELTA_BLOCK_UNITS)
 
 
 def _place(block: Block) -> tuple[int, int]:

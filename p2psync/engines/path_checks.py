@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Sequence
 
 from p2psync.delta.tensors import Row, TensorSpec
-from p2psync.engines.base import Position, Step, rows_after
+from p2psync.engines.base import PathStep, Position, rows_after
 from p2psync.engines.checkpoint.layout import check_rows
 from p2psync.errors import BaseMismatchError
-from p2psync.protocol.manifest import Manifest, check_meets
+from p2psync.protocol.manifest import Manifest, check_consecutive
 
 
 def position_of(manifest: Manifest) -> Position:
@@ -22,7 +22,7 @@ def rows_before(rows: Sequence[Row]) -> list[TensorSpec]:
     return [row.spec for row in rows if row.before]
 
 
-def check_path(path: Sequence[Step], live: Position | None, table: Sequence[TensorSpec]) -> None:
+def check_path(path: Sequence[PathStep], live: Position | None, table: Sequence[TensorSpec]) -> None:
     """Raise unless `path` leads from what is live (position and specs), or from nothing, step by step to its target.
 
     Raises `BaseMismatchError` where steps do not meet, `FormatError` for rows that no checkpoint has.
@@ -36,7 +36,7 @@ def check_path(path: Sequence[Step], live: Position | None, table: Sequence[Tens
         raise BaseMismatchError(f"the anchor of version {first.version} says that tensors were there before it")
     check_rows(rows_after(first.rows()))
     for before, step in itertools.pairwise(path):
-        check_meets(before.manifest, step.manifest)
+        check_consecutive(before.manifest, step.manifest)
         rows = step.manifest.rows()
         if rows_after(before.manifest.rows()) != rows_before(rows):
             raise BaseMismatchError(f"version {step.manifest.version} changes tensors that its base has not")

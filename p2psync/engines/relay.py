@@ -18,7 +18,7 @@ import msgspec
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.base import Commit, Data, rows_after
 from p2psync.errors import BaseMismatchError, EngineError, StoreError
-from p2psync.protocol.versions import Position, Step
+from p2psync.protocol.versions import PathStep, Position
 from p2psync.store.packs import Store
 from p2psync.store.records import recover_record, save_record
 
@@ -64,7 +64,7 @@ class RelayEngine:
         self._write(_Note(position, self._note.manifests))
         return True
 
-    def stage(self, path: Sequence[Step]) -> RelayStage:
+    def stage(self, path: Sequence[PathStep]) -> RelayStage:
         """Open a stage along `path`. Raises `BaseMismatchError` if it does not start where this relay is."""
         first = path[0].manifest
         live = self.position
@@ -89,7 +89,7 @@ class RelayEngine:
         found, self._found = self._found, []
         return found
 
-    def arrive(self, path: Sequence[Step]) -> Position:
+    def arrive(self, path: Sequence[PathStep]) -> Position:
         """Note that the store has all of `path`. Raises `EngineError`."""
         last = path[-1].manifest
         position = Position(run=last.run, epoch=last.epoch, version=last.version, digest=last.digest)
@@ -115,7 +115,7 @@ class RelayEngine:
 class RelayStage:
     """A way that a relay goes: every chunk counts, none is decoded."""
 
-    def __init__(self, engine: RelayEngine, path: Sequence[Step]) -> None:
+    def __init__(self, engine: RelayEngine, path: Sequence[PathStep]) -> None:
         self._engine = engine
         self._path = path
 

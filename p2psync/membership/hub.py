@@ -54,7 +54,7 @@ from p2psync.membership.renewal import Told, take
 from p2psync.membership.runs import run_name
 from p2psync.membership.suspicion import Doubts
 from p2psync.protocol.manifest import open_signed
-from p2psync.protocol.plan import NodePlan, outside
+from p2psync.protocol.plan import NodePlan, unplanned
 
 #: Among so many members it is looked, at each acknowledgement, whether nothing is on its way any more; among more,
 #: plans are not changed for that.
@@ -362,7 +362,7 @@ class HubCore:
         return self._planning.failed(message, now)
 
     def node_plan(self, lease: str, now: float) -> NodePlan:
-        """The part in the plan of who holds `lease`; see `outside` for one that the plan does not know.
+        """The part in the plan of who holds `lease`; see `unplanned` for one that the plan does not know.
 
         Raises `LeaseError` if the lease has ended, `HubError` before the first plan.
         """
@@ -370,7 +370,7 @@ class HubCore:
         book = self._planning.book
         if book is None:
             raise HubError("there is no plan yet; go on without, and look at the view")
-        return book.node_plan(node) or outside(book.revision)
+        return book.node_plan(node) or unplanned(book.revision)
 
     def status(self, now: float, started: float) -> Status:
         """The view and everyone's age at `now`, for people. started: when the hub started, on the clock of `now`."""

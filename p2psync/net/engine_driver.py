@@ -12,7 +12,7 @@ from p2psync.engines.base import Commit, Engine, Inspecting, Stage
 from p2psync.engines.relay import RelayStage
 from p2psync.errors import DigestMismatchError, EngineError, FormatError, P2PSyncError
 from p2psync.observe.events import Committed, Event, Fetching, Note, Trouble
-from p2psync.protocol.versions import Position, Step
+from p2psync.protocol.versions import PathStep, Position
 from p2psync.store.packs import Store
 from p2psync.swarm.follower import Adopt, CommitStage, EngineAction, Follower, OpenStage, Put
 from p2psync.swarm.node import NodeCore
@@ -46,7 +46,7 @@ class EngineDriver:
         self._began = 0.0
         self._received = self._wasted = 0
         #: The way of the open stage, and the bytes of the chunks that it needs.
-        self._path: Sequence[Step] = ()
+        self._path: Sequence[PathStep] = ()
         self._payload = 0
         self._puts: list[tuple[Stage, Put]] = []
         self._putting = False

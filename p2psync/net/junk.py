@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from p2psync.net.peers import PeerTable
 from p2psync.net.stream import PeerStream
-from p2psync.protocol.messages import Junk, encode_control
+from p2psync.protocol.messages import ProbePadding, encode_control
 
 #: Of random bytes: a compressing tunnel on the way shall not look faster than it is.
-FRAME = encode_control(Junk(memoryview(os.urandom(32 << 10))))
+FRAME = encode_control(ProbePadding(memoryview(os.urandom(32 << 10))))
 #: How often connections are filled (seconds), and up to how many bytes that wait in user space.
 TURN = 0.005
 FILL = 192 << 10

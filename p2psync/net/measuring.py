@@ -16,7 +16,17 @@ from p2psync.net.junk import JunkPumps
 from p2psync.net.paces import Paces
 from p2psync.net.peers import PeerTable
 from p2psync.net.stream import PeerStream
-from p2psync.protocol.messages import MAX_STREAMS, Hush, Junk, Message, Probe, ProbeEnd, ProbeOffer, Uplink, WantStreams
+from p2psync.protocol.messages import (
+    MAX_STREAMS,
+    Message,
+    ProbeEnd,
+    ProbeInvite,
+    ProbePadding,
+    ProbeRequest,
+    RequestStreams,
+    SuppressProbes,
+    UplinkRate,
+)
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauge import Gauge
@@ -197,15 +207,15 @@ class Measuring:
 
     def message(self, name: str, message: Message) -> bool:
         """Whether a message was about measuring."""
-        if isinstance(message, WantStreams):
+        if isinstance(message, RequestStreams):
             self._wished[name] = message.count
             if name in self._up:
                 self._tend_streams(name)
             return True
-        if not isinstance(message, Probe | Junk | ProbeEnd | ProbeOffer | Uplink | Hush):
+        if not isinstance(message, ProbeRequest | ProbePadding | ProbeEnd | ProbeInvite | UplinkRate | SuppressProbes):
             return False
         self._meet(name)
-        if isinstance(message, Junk):
+        if isinstance(message, ProbePadding):
             self.junk_received += len(message.data)
         self._prober.receive(name, message, self._loop.time())
         if self._prober.pending:
@@ -330,7 +340,7 @@ class Measuring:
             self._peers.set_streams(name, max(wanted, self._wished.get(name, 1)))
         elif self._told.get(name, count) != wanted:
             self._told[name] = wanted
-            self._peers.send(name, WantStreams(wanted))
+            self._peers.send(name, RequestStreams(wanted))
 
     # ---- probing ---------------------------------------------------------------------------------------------------
 

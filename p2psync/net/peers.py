@@ -13,7 +13,7 @@ from p2psync.net import tcp
 from p2psync.net.dialling import dial
 from p2psync.net.listening import open_listeners
 from p2psync.net.stream import PeerStream
-from p2psync.protocol.messages import MAX_STREAMS, Chunk, Control, Hello, Message, Offer, Ping, Pong
+from p2psync.protocol.messages import MAX_STREAMS, Chunk, Control, Hello, ManifestGossip, Message, Ping, Pong
 
 #: Seconds: how often each stream is pinged; silence after which it is dead; how long a dial may take.
 PING_EVERY = 5.0
@@ -122,7 +122,7 @@ class PeerTable:
         """
         links = self._links.get(name)
         if links is not None:
-            stream = links.soonest(len(message.signed)) if isinstance(message, Offer) else links.streams[0]
+            stream = links.soonest(len(message.signed)) if isinstance(message, ManifestGossip) else links.streams[0]
             stream.send(message)
 
     def send_chunk(

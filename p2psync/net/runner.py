@@ -40,7 +40,8 @@ from p2psync.observe.events import (
 from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
 from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, Hello, Message
 from p2psync.protocol.versions import Position
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.swarm.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet, Widen
 from p2psync.swarm.follower import (
     AbandonStage,
@@ -191,7 +192,7 @@ class NodeRunner:
         while True:
             await asyncio.sleep(DOUBT_EVERY)
             for pack in self.store.packs():
-                pack.doubt()
+                pack.recheck()
 
     async def stop(self) -> None:
         """Leave the hub, close the peers, and wait for the disk and the engine to finish what they are doing."""
@@ -447,7 +448,7 @@ class NodeRunner:
         try:
             pack = self.store.get(action.id)
             if pack is not None:
-                pack.doubt()  # what lies beside it may have rotted with it
+                pack.recheck()  # what lies beside it may have rotted with it
             good = pack is None or pack.view(action.index) is not None
         except P2PSyncError as error:
             self.trouble(str(error))

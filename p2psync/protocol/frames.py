@@ -1,10 +1,10 @@
-"""Bytes in, messages out: the receiving half of a connection, without I/O.
+"""The receiving half of a connection, without I/O: bytes in, messages out.
 
-`FrameReader` is shaped after asyncio's BufferedProtocol: it is asked for a buffer, told how much was written into it,
-and returns the messages that are complete. Small frames are cut out of one reused scratch buffer; once the header of a
-CHUNK has come, the rest of its data is received straight into the memory in which the chunk will be verified and kept.
-That memory has a little room behind the chunk, so that the header of the chunk after it comes with the same read.
-Lengths are checked before it is allocated, and a connection holds at most one such chunk at a time.
+`FrameReader` is shaped after asyncio's BufferedProtocol: it hands out a buffer, learns how much was written into it,
+and returns the messages that are complete. It cuts small frames out of one reused scratch buffer. Once the header of a
+CHUNK has come, it receives the rest straight into the buffer in which the chunk is verified and kept. That buffer has
+a few bytes behind the chunk, so that the next chunk's header comes with the same read. Lengths are checked before a
+buffer is taken, and a connection holds at most one chunk that is not complete.
 
 States: SCRATCH (between frames, or within a small one) → CHUNK (receiving in place) → SCRATCH …; any error is final.
 """
@@ -12,7 +12,7 @@ States: SCRATCH (between frames, or within a small one) → CHUNK (receiving in 
 from __future__ import annotations
 
 from p2psync.errors import FormatError
-from p2psync.protocol.memory import Memory
+from p2psync.protocol.buffer_pool import BufferPool
 from p2psync.protocol.messages import (
     CHUNK_HEADER,
     CHUNK_TYPE,
@@ -28,10 +28,10 @@ from p2psync.protocol.messages import (
 _CHUNK_PREFIX = FRAME_HEADER.size + CHUNK_HEADER.size
 #: Holds the largest control frame; a chunk frame needs only its prefix here.
 _SCRATCH_BYTES = FRAME_HEADER.size + MAX_CONTROL_BYTES
-#: Room behind a chunk's data: for the next chunk's prefix, and little more, since all else that comes here is copied.
-_AHEAD = 64
-#: The chunks of all connections.
-_MEMORY = Memory(spare=16 << 20)
+#: Bytes behind a chunk's data, for the next chunk's prefix. More would only be copied to the scratch buffer.
+_READ_AHEAD_BYTES = 64
+#: Buffers for the chunks of all connections.
+_BUFFERS = BufferPool(max_idle_bytes=16 << 20)
 
 
 class FrameReader:
@@ -43,24 +43,24 @@ class FrameReader:
         self._chunk: memoryview | None = None
         self._chunk_size = 0
         self._chunk_filled = 0
-        self._chunk_name = (b"", 0, 0)
+        self._chunk_key = (b"", 0, 0)
         self._greeted = False
 
     @property
     def missing(self) -> int:
-        """Bytes of a chunk that are still to come; 0 while none is received."""
+        """Bytes missing of the chunk that is being received; 0 if none is."""
         return self._chunk_size - self._chunk_filled if self._chunk is not None else 0
 
     def get_buffer(self) -> memoryview:
-        """Where the next received bytes go; never empty."""
+        """The buffer for the next received bytes; never empty."""
         if self._chunk is not None:
             return self._chunk[self._chunk_filled :]
         return memoryview(self._scratch)[self._filled :]
 
     def buffer_updated(self, count: int) -> list[Message]:
-        """`count` bytes were written into the last buffer; returns the messages they complete.
+        """Parse `count` bytes that were written into the last buffer; returns the messages that they complete.
 
-        Raises `FormatError` for anything that this protocol does not allow; the connection must then be closed.
+        Raises `FormatError` for a breach of the protocol; the caller must then close the connection.
         """
         if self._chunk is not None:
             self._chunk_filled += count
@@ -69,7 +69,7 @@ class FrameReader:
         return self._parse_scratch()
 
     def feed(self, data: bytes | memoryview) -> list[Message]:
-        """The same for bytes that were received elsewhere (the simulator)."""
+        """Parse bytes that were received elsewhere (the simulator). Returns and raises as `buffer_updated`."""
         messages: list[Message] = []
         view = memoryview(data)
         while view:
@@ -105,20 +105,20 @@ class FrameReader:
         return messages
 
     def _begin_chunk(self, start: int, size: int) -> int:
-        """Move what has come of a chunk into its own memory; returns the scratch bytes used."""
+        """Move the received bytes of a chunk into its own buffer; returns the scratch bytes used."""
         manifest, index, tag = CHUNK_HEADER.unpack_from(self._scratch, start + FRAME_HEADER.size)
         begin = start + _CHUNK_PREFIX
-        here = min(size, self._filled - begin)
-        # Not cleared: each byte of it is received before anyone sees it.
-        self._chunk = _MEMORY.take(size + _AHEAD)
-        self._chunk[:here] = memoryview(self._scratch)[begin : begin + here]
-        self._chunk_size, self._chunk_filled = size, here
-        self._chunk_name = (manifest, index, tag)
-        return _CHUNK_PREFIX + here
+        received = min(size, self._filled - begin)
+        # Not cleared: a chunk is passed on only once all of its bytes were received.
+        self._chunk = _BUFFERS.take(size + _READ_AHEAD_BYTES)
+        self._chunk[:received] = memoryview(self._scratch)[begin : begin + received]
+        self._chunk_size, self._chunk_filled = size, received
+        self._chunk_key = (manifest, index, tag)
+        return _CHUNK_PREFIX + received
 
     def _end_chunk(self, memory: memoryview) -> list[Message]:
-        """The chunk is whole; what came behind it belongs to the next frame."""
-        manifest, index, tag = self._chunk_name
+        """Return the complete chunk, and the messages in the bytes behind it."""
+        manifest, index, tag = self._chunk_key
         messages: list[Message] = [Chunk(manifest, index, memory[: self._chunk_size], tag)]
         ahead = self._chunk_filled - self._chunk_size
         self._chunk = None
@@ -142,6 +142,9 @@ class FrameReader:
             self._scratch = bigger
 
     def _check_order(self, is_hello: bool) -> None:
-        """Before anything of a frame's body is waited for: a stranger gets no memory but for its Hello."""
+        """Raise `FormatError` unless Hello comes first and once.
+
+        Checked before a body is buffered: an unidentified peer gets no memory beyond its Hello.
+        """
         if is_hello == self._greeted:
             raise FormatError("a second Hello" if is_hello else "the peer did not begin with Hello")

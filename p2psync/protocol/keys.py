@@ -15,7 +15,7 @@ def public_text(key: bytes) -> str:
 
 
 def parse_public(text: str) -> bytes:
-    """Raw public key of its text form; raises `FormatError`."""
+    """The raw public key (32 bytes) of its text form. Raises `FormatError`."""
     hexed = text.strip().removeprefix(_PREFIX)
     try:
         raw = bytes.fromhex(hexed)
@@ -27,12 +27,12 @@ def parse_public(text: str) -> bytes:
 
 
 def private_text(key: Ed25519PrivateKey) -> str:
-    """What stands in a key file: one line."""
+    """The text of a key file: one line with the private key."""
     return f"p2psync-private-{_PREFIX}{key.private_bytes_raw().hex()}\n"
 
 
 def parse_private(text: str) -> Ed25519PrivateKey:
-    """The private key of a key file's text; raises `FormatError`."""
+    """The private key of a key file's text. Raises `FormatError`."""
     try:
         return Ed25519PrivateKey.from_private_bytes(
             bytes.fromhex(text.strip().removeprefix("p2psync-private-" + _PREFIX))

@@ -2,11 +2,11 @@
 
 Theory of operation. A trainer writes a `Manifest`, encodes it to bytes (the *body*), and signs the body with its
 Ed25519 key: `SignedManifest`. The manifest's id is the BLAKE3 hash of the body, so it names one body for ever, whoever
-signed it. A receiver checks, in this order: sizes, signature, trust in the key, structure. Nothing of a manifest whose
-signature is wrong is looked at.
+signed it. A receiver checks, in this order: sizes, signature, trust in the key, structure. A receiver reads
+nothing of a manifest whose signature is wrong.
 
 The chunk hashes stand in one byte string of 32 bytes each, and the table of tensors is compressed by itself, so that a
-manifest of a 40,000-tensor model stays small and is only unpacked where it is needed.
+manifest of a 40,000-tensor model stays small, and the table is unpacked only where it is needed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FORMAT = 1
 MAX_BODY_BYTES = 64 << 20
 MAX_TABLE_BYTES = 64 << 20
 MAX_CHUNKS = 1 << 20
-#: Most rows of a table, and bytes of one tensor: what a table may cost its reader in time and memory.
+#: Rows of a table, and bytes of one tensor: they bound what a table costs its reader in time and memory.
 MAX_ROWS = 1 << 18
 MAX_TENSOR_BYTES = 1 << 62
 MAX_CHUNK_BYTES = (4 << 20) + 65536
 HASH_BYTES = 32
 _SIGN_CONTEXT = b"p2psync manifest v1\0"
-#: What decoding msgpack of untrusted bytes raises: text that is not UTF-8, and nesting without end, have their own.
+#: The exceptions that decoding untrusted msgpack raises; invalid UTF-8 and unbounded nesting have their own.
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _Numbers = Annotated[list[int], msgspec.Meta(max_length=MAX_CHUNKS)]
 _Table = Annotated[tuple[Row, ...], msgspec.Meta(max_length=MAX_ROWS)]
@@ -72,17 +72,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> Literal["anchor", "delta"]:
-        """Which of the two it is."""
+        """`anchor` or `delta`."""
         return "anchor" if self.base is None else "delta"
 
     @property
     def chunks(self) -> int:
-        """How many chunks there are."""
+        """Number of chunks."""
         return len(self.sizes)
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of all chunks."""
+        """Bytes of all chunks together."""
         return sum(self.sizes)
 
     def chunk_hash(self, index: int) -> bytes:
@@ -90,13 +90,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return self.hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
 
     def chunk_rows(self, index: int) -> range:
-        """The table rows that chunk `index` may hold blocks of."""
+        """The table rows that blocks of chunk `index` may belong to."""
         last = self.first_rows[index + 1] if index + 1 < self.chunks else None
         end = len(self.rows()) if last is None else last + 1
         return range(self.first_rows[index], end)
 
     def rows(self) -> tuple[Row, ...]:
-        """The table, unpacked; raises `FormatError` if it is broken."""
+        """The table, unpacked. Raises `FormatError` if it is broken."""
         return unpack_table(self.table)
 
     def verify_chunk(self, index: int, data: bytes | bytearray | memoryview) -> bool:
@@ -105,7 +105,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SignedManifest(msgspec.Struct, frozen=True, array_like=True):
-    """What travels: the body, the public key (32 bytes) and the Ed25519 signature (64 bytes) over context and body."""
+    """A manifest on the wire: body, public key (32 bytes), and Ed25519 signature (64 bytes) over context and body."""
 
     body: bytes
     key: bytes
@@ -130,7 +130,7 @@ def pack_table(rows: list[Row]) -> bytes:
 def unpack_table(table: bytes) -> tuple[Row, ...]:
     """Unpack and check `Manifest.table`: rows strictly rising, every spec countable, digests whole.
 
-    Raises `FormatError`, in one line whatever the names are.
+    Raises `FormatError`, whose message is one line whatever the tensor names are.
     """
     try:
         if not 0 <= zstandard.frame_content_size(table) <= MAX_TABLE_BYTES:
@@ -161,12 +161,12 @@ def _check_row(row: Row) -> None:
 
 
 def _name(row: Row) -> str:
-    """A name for an error's one line, whatever characters are in it and however many."""
+    """A tensor's name for an error message: ASCII on one line, cut to 200 characters."""
     return ascii(row.spec.name[:200])
 
 
 def sign(manifest: Manifest, key: Ed25519PrivateKey) -> SignedManifest:
-    """Encode and sign."""
+    """Encode a manifest and sign it."""
     body = encode_msgpack(manifest)
     return SignedManifest(body, key.public_key().public_bytes_raw(), key.sign(_SIGN_CONTEXT + body))
 
@@ -175,7 +175,7 @@ def open_signed(data: bytes, trusted: frozenset[bytes] | None) -> tuple[Manifest
     """Check and decode the bytes of a `SignedManifest`.
 
     `trusted` holds raw public keys (32 bytes each); None trusts any key, and is for tools that only look.
-    Raises `TrustError` for an unknown key or a wrong signature, `FormatError` for anything else that is wrong.
+    Raises `TrustError` for an unknown key or a wrong signature, `FormatError` for malformed bytes.
     """
     if len(data) > MAX_BODY_BYTES:
         raise FormatError(f"a manifest of {len(data)} bytes is over the limit of {MAX_BODY_BYTES}")
@@ -214,7 +214,7 @@ def _check(m: Manifest) -> None:
     if m.block_units & (m.block_units - 1) or not 1 << 15 <= m.block_units <= 1 << 20:
         raise FormatError(f"blocks of {m.block_units} units; a power of two from 2^15 to 2^20 is wanted")
     if not 0 <= m.changed <= m.total or not math.isfinite(m.created):
-        raise FormatError("the manifest's counts or time cannot be")
+        raise FormatError("the manifest's counts or time are impossible")
     n = len(m.sizes)
     if n > MAX_CHUNKS or len(m.hashes) != n * HASH_BYTES or len(m.first_rows) != n:
         raise FormatError("the manifest's chunk lists differ in length or are too long")
@@ -225,7 +225,7 @@ def _check(m: Manifest) -> None:
         raise FormatError("the manifest's chunks are not in table order")
 
 
-def check_meets(first: Manifest, then: Manifest) -> None:
+def check_consecutive(first: Manifest, then: Manifest) -> None:
     """Raise `BaseMismatchError` unless `then` starts exactly where `first` ends."""
     if then.base != first.version or then.base_digest != first.digest or then.run != first.run:
         raise BaseMismatchError(f"delta {then.base}→{then.version} does not start where version {first.version} is")

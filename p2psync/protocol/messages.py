@@ -1,12 +1,12 @@
-"""What peers say to each other, and how each message stands in a frame.
+"""The messages between peers, and the frame of each.
 
 A frame is a header of 5 bytes (body length u32, type u8, little-endian) and a body. A CHUNK's body is the manifest's
 short id (8 bytes), the chunk's index (u32), its tag (u64) and the chunk's bytes, so that it can be received in place;
-every other body is msgpack of the message's fields in order. Either side may send anything but HELLO at any time; HELLO
-is first, once, on every connection, both ways.
+every other body is msgpack of the message's fields in order. Either side sends HELLO first, once on every
+connection, and then any other message at any time.
 
-Nothing here is trusted: a HAVE may lie, a CHUNK is verified against the signed manifest before anything else is done
-with it, and a REQUEST obliges nobody.
+A receiver trusts no message: a peer may lie in a BITFIELD or HAVE, every CHUNK is verified against the signed manifest
+before it is used, and a peer may leave a REQUEST unanswered.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ FRAME_HEADER = struct.Struct("<IB")
 CHUNK_HEADER = struct.Struct("<8sIQ")
 #: A manifest's short id: the first bytes of its id. Only ids of signed manifests are ever looked up by it.
 SHORT_ID_BYTES = 8
-#: Bodies: a HAVE for 2^20 chunks is a bitmap of 128 KiB; a REQUEST names at most MAX_REQUEST chunks.
+#: Bytes of a control message's body: a BITFIELD for 2^20 chunks is a bitmap of 128 KiB.
 MAX_CONTROL_BYTES = 256 << 10
-MAX_REQUEST = 1024
-#: Signed manifests up to this size (bytes) travel as an Offer; larger ones are had from the hub.
-MAX_OFFER_BYTES = 255 << 10
-#: What a Probe may ask for at all; how many connections a peer may wish for.
+#: Chunks that one message names at most.
+MAX_REQUEST_CHUNKS = 1024
+#: Signed manifests up to this size (bytes) travel as a ManifestGossip; nodes get larger ones from the hub.
+MAX_GOSSIP_BYTES = 255 << 10
+#: Bytes and seconds that a ProbeRequest may ask for; connections that a RequestStreams may ask for.
 MAX_PROBE_BYTES = 1 << 30
 MAX_PROBE_SECONDS = 60.0
 MAX_STREAMS = 32
@@ -42,12 +43,12 @@ MAX_STREAMS = 32
 #: Indices of a manifest's chunks.
 _Chunks = Annotated[
     list[Annotated[int, msgspec.Meta(ge=0, lt=MAX_CHUNKS)]],
-    msgspec.Meta(max_length=MAX_REQUEST),
+    msgspec.Meta(max_length=MAX_REQUEST_CHUNKS),
 ]
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """First on every connection. node: 32 hex digits; instance: differs after each start of that node's daemon."""
+    """The first message on a connection. node: 32 hex digits. instance: new with each start of the node's daemon."""
 
     magic: str
     protocol: int
@@ -56,82 +57,82 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     region: str
 
 
-class Have(msgspec.Struct, frozen=True, array_like=True):
-    """All that the sender holds of a manifest's chunks: bit i of byte i // 8 (lowest first) is chunk i."""
+class Bitfield(msgspec.Struct, frozen=True, array_like=True):
+    """The chunks of a manifest that the sender holds: bit i % 8 (lowest first) of byte i // 8 is chunk i."""
 
     manifest: bytes
     bitmap: bytes
 
 
-class HaveMore(msgspec.Struct, frozen=True, array_like=True):
-    """Chunks that the sender holds since its last word on this manifest."""
+class Have(msgspec.Struct, frozen=True, array_like=True):
+    """Chunks that the sender got since its last Bitfield or Have of this manifest."""
 
     manifest: bytes
     chunks: _Chunks
 
 
-class Gone(msgspec.Struct, frozen=True, array_like=True):
-    """The sender no longer holds anything of this manifest."""
+class DontHave(msgspec.Struct, frozen=True, array_like=True):
+    """The sender holds no chunk of this manifest any more."""
 
     manifest: bytes
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """Please send these chunks, in the order that suits you."""
+    """Asks the receiver for these chunks, in any order."""
 
     manifest: bytes
     chunks: _Chunks
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True):
-    """These requested chunks are no longer needed."""
+    """The sender no longer needs these chunks that it requested."""
 
     manifest: bytes
     chunks: _Chunks
 
 
 class Reject(msgspec.Struct, frozen=True, array_like=True):
-    """These requested chunks will not come from here."""
+    """The sender will not send these chunks that were requested of it."""
 
     manifest: bytes
     chunks: _Chunks
 
 
 class BadChunk(msgspec.Struct, frozen=True, array_like=True):
-    """These chunks came from you, and do not have the hash that the manifest signs: look at what you hold of them."""
+    """The receiver sent these chunks with a wrong hash; it verifies its own copies."""
 
     manifest: bytes
     chunks: _Chunks
 
 
-class Want(msgspec.Struct, frozen=True, array_like=True):
-    """Send every chunk of this manifest as you get it, along the plan's trees, without being asked for each.
+class Subscribe(msgspec.Struct, frozen=True, array_like=True):
+    """Asks a parent for every chunk of a manifest as soon as it has it, along the plan's trees, without requests.
 
-    wanted: False takes it back. What the sender holds already it says with a Have.
+    wanted: False ends the subscription. A Bitfield tells which chunks the sender holds already.
     """
 
     manifest: bytes
     wanted: bool
 
 
-#: The digest of no weights, from which an anchor leads on.
+#: The digest of a node without weights: the base of every anchor.
 NO_VERSION = bytes(DIGEST_BYTES)
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True):
-    """The sender runs the version of this digest (16 bytes): a delta from it is wanted without a word.
+class AcceptNext(msgspec.Struct, frozen=True, array_like=True):
+    """Asks a parent to push the next version without a subscription, so that its chunks do not wait for a round trip.
 
-    `NO_VERSION`: it runs nothing, and wants an anchor so. Empty: it wants nothing without a word. So the chunks of the
-    next version, pushed as soon as it is there, do not wait for a round trip.
+    digest: of the version that the sender runs (16 bytes); it accepts a delta from that version. `NO_VERSION`: it runs
+    none, and accepts an anchor. Empty: it accepts nothing without a Subscribe.
     """
 
     digest: bytes
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """A new version's signed manifest (its id, 32 bytes, and the bytes of a `SignedManifest`), down the plan's trees.
+class ManifestGossip(msgspec.Struct, frozen=True, array_like=True):
+    """A new version's signed manifest, passed down the plan's trees. id: 32 bytes. signed: bytes of a `SignedManifest`.
 
-    So nobody's first chunk waits for the hub's word, which confirms it before anything is committed.
+    It lets a node fetch and stage before the hub announces the version; the node commits only after the announcement.
     """
 
     id: bytes
@@ -139,22 +140,22 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):
-    """Answered at once with a Pong of the same token."""
+    """Asks for a Pong of the same token, at once."""
 
     token: int
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True):
-    """See Ping."""
+    """Answers a Ping; token: that of the Ping."""
 
     token: int
 
 
-class Probe(msgspec.Struct, frozen=True, array_like=True):
-    """Please send me up to `size` bytes of junk, for so many seconds at most; size 0: stop. Obliges nobody.
+class ProbeRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Asks for up to `size` bytes of probe padding within `seconds`; size 0 stops the probe. A peer may ignore it.
 
-    token: the asker's name for this probe, or that of the offer which it takes up. rate: bytes a second at most, 0: as
-    fast as may be.
+    token: the sender's number for this probe, or that of the invitation that it follows. rate: bytes a second at most;
+    0: no limit.
     """
 
     token: int
@@ -163,49 +164,51 @@ class Probe(msgspec.Struct, frozen=True, array_like=True):
     rate: float = 0.0
 
 
-class Junk(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes that mean nothing, sent because a Probe asked for them."""
+class ProbePadding(msgspec.Struct, frozen=True, array_like=True):
+    """Probe padding: bytes without meaning, sent for a ProbeRequest."""
 
     data: memoryview
 
 
 class ProbeEnd(msgspec.Struct, frozen=True, array_like=True):
-    """No more junk for this probe or offer: `sent` bytes of it were sent; 0: it suits neither now."""
+    """Ends a probe, or declines an invitation. sent: bytes of padding that were sent; 0: the sender declines."""
 
     token: int
     sent: int
 
 
-class ProbeOffer(msgspec.Struct, frozen=True, array_like=True):
-    """Please ask me for junk now (a Probe with this token): I want to know what I can send."""
+class ProbeInvite(msgspec.Struct, frozen=True, array_like=True):
+    """Asks the receiver for a ProbeRequest with this token, so that the sender can measure its uplink."""
 
     token: int
 
 
-class Uplink(msgspec.Struct, frozen=True, array_like=True):
-    """I measured what I can send to all together: `rate` bytes a second. Whoever looks at the way from my region does
-    so best through the widest uplink there.
+class UplinkRate(msgspec.Struct, frozen=True, array_like=True):
+    """The sender's measured uplink rate to all peers together, in bytes a second.
+
+    A node probes the path from a region through the peer with the widest uplink there.
     """
 
     rate: float
 
 
-class Hush(msgspec.Struct, frozen=True, array_like=True):
-    """A version is about to come down the plan's trees: no junk for so many seconds. From a parent to its children, who
-    pass it on.
+class SuppressProbes(msgspec.Struct, frozen=True, array_like=True):
+    """Asks for no probe padding for `seconds`, because a version is about to come down the plan's trees.
+
+    A parent sends it to its children, who pass it on.
     """
 
     seconds: float
 
 
-class WantStreams(msgspec.Struct, frozen=True, array_like=True):
-    """So many parallel connections between us would suit what I send to you; for the side that dialled."""
+class RequestStreams(msgspec.Struct, frozen=True, array_like=True):
+    """Asks the side that dialled for `count` parallel connections between the two nodes."""
 
     count: int
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """One chunk's bytes, not yet verified. tag: the plan's tree that it goes down (see `swarm.trees`), 0: none."""
+    """One chunk's bytes, not yet verified. tag: the plan's tree that it travels along (see `swarm.trees`); 0: none."""
 
     manifest: bytes
     index: int
@@ -213,55 +216,68 @@ class Chunk(msgspec.Struct, frozen=True):
     tag: int = 0
 
 
-Probing: TypeAlias = Probe | Junk | ProbeEnd | ProbeOffer | Uplink | Hush | WantStreams
+Probing: TypeAlias = ProbeRequest | ProbePadding | ProbeEnd | ProbeInvite | UplinkRate | SuppressProbes | RequestStreams
 Control: TypeAlias = (
-    Hello | Have | HaveMore | Gone | Request | Cancel | Reject | Ping | Pong | Want | Ready | Offer | BadChunk | Probing
+    Hello
+    | Bitfield
+    | Have
+    | DontHave
+    | Request
+    | Cancel
+    | Reject
+    | Ping
+    | Pong
+    | Subscribe
+    | AcceptNext
+    | ManifestGossip
+    | BadChunk
+    | Probing
 )
 Message: TypeAlias = Control | Chunk
 
 CHUNK_TYPE = 0
 HELLO_TYPE = 1
-#: A Hello is the one message of a peer that has not said who it is.
+#: Bytes of a Hello's body: the only message that an unidentified peer may send.
 MAX_HELLO_BYTES = 1024
 _TYPES: dict[int, type[Control]] = {
     HELLO_TYPE: Hello,
-    2: Have,
-    3: HaveMore,
-    4: Gone,
+    2: Bitfield,
+    3: Have,
+    4: DontHave,
     5: Request,
     6: Cancel,
     7: Reject,
     8: Ping,
     9: Pong,
-    10: Want,
-    11: Ready,
-    12: Offer,
+    10: Subscribe,
+    11: AcceptNext,
+    12: ManifestGossip,
     13: BadChunk,
-    20: Probe,
-    21: Junk,
+    20: ProbeRequest,
+    21: ProbePadding,
     22: ProbeEnd,
-    23: ProbeOffer,
-    24: WantStreams,
-    25: Uplink,
-    26: Hush,
+    23: ProbeInvite,
+    24: RequestStreams,
+    25: UplinkRate,
+    26: SuppressProbes,
 }
 _NUMBERS = {kind: number for number, kind in _TYPES.items()}
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _TYPES.items()}
 
 
 def encode_control(message: Control) -> bytes:
-    """The whole frame of a control message."""
+    """Encode a control message as a whole frame."""
     body = encode_msgpack(message)
     return FRAME_HEADER.pack(len(body), _NUMBERS[type(message)]) + body
 
 
 def encode_chunk_header(manifest: bytes, index: int, size: int, tag: int = 0) -> bytes:
-    """Frame and chunk header of a CHUNK whose `size` bytes follow; the data itself is never copied."""
+    """Encode the frame and chunk headers of a CHUNK of `size` bytes; the caller sends the data itself after them."""
     return FRAME_HEADER.pack(CHUNK_HEADER.size + size, CHUNK_TYPE) + CHUNK_HEADER.pack(manifest, index, tag)
 
 
 def check_frame(length: int, kind: int) -> None:
-    """Raise `FormatError` unless a frame of this length and type may be received at all."""
+    """Raise `FormatError` for a frame of unknown type, or of a length (bytes) over its limit."""
     if kind == CHUNK_TYPE:
         if not CHUNK_HEADER.size < length <= CHUNK_HEADER.size + MAX_CHUNK_BYTES:
             raise FormatError(f"a chunk frame of {length} bytes")
@@ -272,7 +288,7 @@ def check_frame(length: int, kind: int) -> None:
 
 
 def decode_control(kind: int, body: bytes | bytearray | memoryview) -> Control:
-    """Decode and bound a control message; raises `FormatError`."""
+    """Decode a control message and check its bounds. Raises `FormatError`."""
     try:
         message: Control = checked(_DECODERS[kind].decode(body))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -285,48 +301,50 @@ def _check(message: Control) -> None:
     if isinstance(message, Hello):
         _check_hello(message)
         return
-    if isinstance(message, Ready):
+    if isinstance(message, AcceptNext):
         if len(message.digest) not in (0, DIGEST_BYTES):
             raise FormatError("a digest is 16 bytes")
         return
-    if isinstance(message, Offer):
+    if isinstance(message, ManifestGossip):
         if len(message.id) != HASH_BYTES:
             raise FormatError("a manifest's id is 32 bytes")
         return
-    if isinstance(message, Ping | Pong | Junk):
+    if isinstance(message, Ping | Pong | ProbePadding):
         return
-    if isinstance(message, Probe | ProbeEnd | ProbeOffer | Uplink | Hush | WantStreams):
+    if isinstance(message, ProbeRequest | ProbeEnd | ProbeInvite | UplinkRate | SuppressProbes | RequestStreams):
         _check_probing(message)
         return
     if len(message.manifest) != SHORT_ID_BYTES:
         raise FormatError("a manifest's short id is 8 bytes")
-    if isinstance(message, Have) and len(message.bitmap) > MAX_CHUNKS // 8:
+    if isinstance(message, Bitfield) and len(message.bitmap) > MAX_CHUNKS // 8:
         raise FormatError("a bitmap of more chunks than a manifest may have")
 
 
 def _check_hello(hello: Hello) -> None:
     if hello.magic != MAGIC:
-        raise FormatError("the other side does not speak p2psync")
+        raise FormatError("the peer does not speak p2psync")
     if hello.protocol != PROTOCOL:
         raise FormatError(f"the peer speaks protocol {hello.protocol}, this node {PROTOCOL}: update the older side")
     if not 1 <= len(hello.node) <= 64 or not 1 <= len(hello.instance) <= 64 or len(hello.region) > 64:
         raise FormatError("a Hello with a name that is too long or empty")
 
 
-def _check_probing(message: Probe | ProbeEnd | ProbeOffer | Uplink | Hush | WantStreams) -> None:
+def _check_probing(
+    message: ProbeRequest | ProbeEnd | ProbeInvite | UplinkRate | SuppressProbes | RequestStreams,
+) -> None:
     match message:
-        case Probe():
+        case ProbeRequest():
             bounded = 0 <= message.size <= MAX_PROBE_BYTES and 0 <= message.seconds <= MAX_PROBE_SECONDS
             bounded = bounded and 0 <= message.rate < math.inf
         case ProbeEnd():
             bounded = 0 <= message.sent <= MAX_PROBE_BYTES
-        case ProbeOffer():
+        case ProbeInvite():
             bounded = True
-        case Uplink():
+        case UplinkRate():
             bounded = 0 < message.rate < math.inf
-        case Hush():
+        case SuppressProbes():
             bounded = 0 < message.seconds <= MAX_PROBE_SECONDS
-        case WantStreams():
+        case RequestStreams():
             bounded = 1 <= message.count <= MAX_STREAMS
     if not bounded or not 0 <= getattr(message, "token", 0) < 1 << 32:
-        raise FormatError(f"a {type(message).__name__} with figures out of bounds")
+        raise FormatError(f"a {type(message).__name__} with values out of bounds")

@@ -1,4 +1,4 @@
-"""A version as a place to be at, and a manifest as a step towards one."""
+"""A node's live version, and the manifests that lead from it to another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from p2psync.protocol.manifest import Manifest
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
-    """Which version is live. digest: 16 bytes over all weights."""
+    """The live version. run: 32 hex digits. digest: over all weights, 16 bytes."""
 
     run: str
     epoch: int
@@ -16,7 +16,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     digest: bytes
 
 
-class Step(msgspec.Struct, frozen=True):
+class PathStep(msgspec.Struct, frozen=True):
     """One manifest of a path, by its id (32 bytes)."""
 
     id: bytes

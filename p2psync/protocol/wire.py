@@ -1,8 +1,8 @@
-"""How every typed message is written and read: as JSON or msgpack, and never with a figure that is not finite.
+"""Encoding and decoding of typed messages as JSON or msgpack, with all numbers finite.
 
-JSON has no infinity and no NaN (msgspec writes null, which no reader takes for a number), and no figure of ours means
-one: "none yet" and "reaches nobody" are states of their own. So whatever holds one is refused where it is written, by
-the name of its field, and where it is read.
+JSON has no infinity and no NaN: msgspec writes null, which a reader does not accept as a number. No message needs one:
+"none yet" and "unreachable" are states of their own. So a message that holds one is refused, by the name of its field,
+both where it is encoded and where it is decoded.
 """
 
 from __future__ import annotations
@@ -16,49 +16,53 @@ import msgspec
 from p2psync.errors import FormatError
 
 T = TypeVar("T")
-#: What may hold figures by its type; a type that is not one of these, nor holds one, is never looked into.
+#: Types that can hold a float; types without one of these inside are never inspected at run time.
 _Inspected = msgspec.inspect.Type
-_HOLDERS = (msgspec.inspect.FloatType, msgspec.inspect.AnyType)
+_FLOAT_TYPES = (msgspec.inspect.FloatType, msgspec.inspect.AnyType)
 
 
 def encode_json(message: object) -> bytes:
-    """A message as JSON. Raises `FormatError` for a figure that is not finite."""
+    """Encode a message as JSON. Raises `FormatError` for a number that is not finite."""
     check_finite(message)
     return msgspec.json.encode(message)
 
 
 def decode_json(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
-    """A message of a type from JSON. Raises `FormatError`, and whatever msgspec raises for what is none."""
+    """Decode a message of type `kind` from JSON.
+
+    Raises `FormatError` for a number that is not finite, `msgspec.MsgspecError`, `UnicodeDecodeError` or
+    `RecursionError` for bytes that are no such message.
+    """
     return checked(msgspec.json.decode(data, type=kind))
 
 
 def encode_msgpack(message: object) -> bytes:
-    """A message as msgpack. Raises `FormatError` for a figure that is not finite."""
+    """Encode a message as msgpack. Raises `FormatError` for a number that is not finite."""
     check_finite(message)
     return msgspec.msgpack.encode(message)
 
 
 def decode_msgpack(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
-    """A message of a type from msgpack. Raises `FormatError`, and whatever msgspec raises for what is none."""
+    """Decode a message of type `kind` from msgpack. Raises as `decode_json`."""
     return checked(msgspec.msgpack.decode(data, type=kind))
 
 
 def checked(message: T) -> T:
-    """The message itself. Raises `FormatError` for a figure that is not finite."""
+    """Return the message itself. Raises `FormatError` for a number that is not finite."""
     check_finite(message)
     return message
 
 
 def check_finite(message: object) -> None:
-    """Raise `FormatError`, by the field's name, if a message holds a figure that is not finite.
+    """Raise `FormatError`, with the field's name, if a message holds a number that is not finite.
 
-    Only fields that can hold a figure are looked at: a message without any costs one look-up.
+    Only fields that can hold a float are read: a message without such fields costs one look-up.
     """
     if isinstance(message, float):
         if not math.isfinite(message):
             raise FormatError(f"{message} is no finite number")
     elif isinstance(message, msgspec.Struct):
-        for name in _figures(type(message)):
+        for name in _float_fields(type(message)):
             try:
                 check_finite(getattr(message, name))
             except FormatError as error:
@@ -72,21 +76,21 @@ def check_finite(message: object) -> None:
 
 
 @cache
-def _figures(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The fields of a struct that can hold a figure."""
+def _float_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields of a struct that can hold a float."""
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType)
-    return tuple(field.name for field in info.fields if _holds(field.type, frozenset({kind})))
+    return tuple(field.name for field in info.fields if _holds_float(field.type, frozenset({kind})))
 
 
-def _holds(info: _Inspected, seen: frozenset[type]) -> bool:
-    """Whether a type can hold a figure. seen: structs whose fields are being looked at."""
-    if isinstance(info, _HOLDERS):
+def _holds_float(info: _Inspected, seen: frozenset[type]) -> bool:
+    """Whether a type can hold a float. seen: structs whose fields are being inspected."""
+    if isinstance(info, _FLOAT_TYPES):
         return True
     if isinstance(info, msgspec.inspect.StructType):
         if info.cls in seen:
             return False
-        return any(_holds(field.type, seen | {info.cls}) for field in info.fields)
+        return any(_holds_float(field.type, seen | {info.cls}) for field in info.fields)
     parts: list[Any] = [getattr(info, name, None) for name in ("item_type", "value_type", "key_type")]
     parts += [*getattr(info, "item_types", ()), *getattr(info, "types", ())]
-    return any(_holds(part, seen) for part in parts if isinstance(part, _Inspected))
+    return any(_holds_float(part, seen) for part in parts if isinstance(part, _Inspected))

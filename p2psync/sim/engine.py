@@ -11,7 +11,7 @@ from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.base import Commit, Data
 from p2psync.errors import BaseMismatchError, DigestMismatchError, EngineError
-from p2psync.protocol.versions import Position, Step
+from p2psync.protocol.versions import PathStep, Position
 from p2psync.sim.weights import History, digest_of
 
 
@@ -48,7 +48,7 @@ class MemoryEngine:
         self._position = position
         return True
 
-    def stage(self, path: Sequence[Step]) -> MemoryStage:
+    def stage(self, path: Sequence[PathStep]) -> MemoryStage:
         """Open a stage. Raises `BaseMismatchError` if the path does not start at what is live."""
         first = path[0].manifest
         live = self._position
@@ -69,7 +69,7 @@ class MemoryEngine:
 class MemoryStage:
     """A version being made ready. Chunks of a step must come before those of the next."""
 
-    def __init__(self, engine: MemoryEngine, path: Sequence[Step]) -> None:
+    def __init__(self, engine: MemoryEngine, path: Sequence[PathStep]) -> None:
         self._engine = engine
         self._path = path
         self._missing = [set(range(step.manifest.chunks)) for step in path]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Have, Message, Offer, Request
+from p2psync.protocol.messages import SHORT_ID_BYTES, Bitfield, Chunk, ManifestGossip, Message, Request
 from p2psync.sim.node import SimNode
 from p2psync.swarm.actions import SendChunk
 from p2psync.swarm.transfer import pack_bitmap
@@ -41,7 +41,7 @@ class Boaster(SimNode):
         view = self.core.membership.view
         for announced in view.lineage if view else ():
             short = bytes.fromhex(announced.id)[:SHORT_ID_BYTES]
-            self.links.send(name, Have(short, pack_bitmap(np.ones(64, np.bool_))))
+            self.links.send(name, Bitfield(short, pack_bitmap(np.ones(64, np.bool_))))
         if self.links.connected(name):
             self.later(1.0, self._boast, name)
 
@@ -92,7 +92,12 @@ class Forger(SimNode):
             id, data = rng.choice([(id, signed.to_bytes()) for id, signed in sorted(self._signed.items())])
             place = rng.randrange(len(data))
             flipped = data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
-            self.links.send(name, rng.choice((Offer(id, data), Offer(id, flipped), Offer(rng.randbytes(32), data))))
+            self.links.send(
+                name,
+                rng.choice(
+                    (ManifestGossip(id, data), ManifestGossip(id, flipped), ManifestGossip(rng.randbytes(32), data))
+                ),
+            )
         if self.links.connected(name):
             self.later(1.0, self._forge, name)
 

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 
 from p2psync.membership.planning import PlanTask
-from p2psync.protocol.plan import NodePlan, Place
+from p2psync.protocol.plan import NodePlan, TreePlace
 
 #: Parents by index, -1 at the trainer, which is the first; a parent stands before its children.
 _Tree = list[int]
@@ -34,7 +34,7 @@ class SimBook:
         for tree in self.trees:
             children = [peers.setdefault(child, len(peers)) for child, parent in tree.items() if parent == node]
             parent = peers.setdefault(tree[node], len(peers)) if tree[node] else -1
-            places.append(Place(parent, children, _depth(tree, node), 1.0))
+            places.append(TreePlace(parent, children, _depth(tree, node), 1.0))
         return NodePlan(self.revision, list(peers), self.shares, places)
 
 

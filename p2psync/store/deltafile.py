@@ -4,10 +4,10 @@ The manifest is known only when the last chunk is, so it stands at the end:
 
     offset 0        magic, 8 bytes: "P2PDELTA"
     8               the chunks, one after the other, in the manifest's order
-    8 + payload     a signed manifest (msgpack); key and signature are empty where nobody signed
-    size - 48       BLAKE3 of the signed manifest, 32 bytes: no bit of an unsigned one can turn unnoticed either
+    8 + payload     a signed manifest (msgpack); key and signature are empty if it is not signed
+    size - 48       BLAKE3 of the signed manifest, 32 bytes: it detects flipped bits of unsigned manifests, too
     size - 16       bytes of the signed manifest, u64 little-endian
-    size - 8        the magic again: a file cut short is known at once
+    size - 8        the magic again: it detects a file that was cut short
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from blake3 import blake3
 
 from p2psync.errors import FormatError, StoreError
 from p2psync.protocol.manifest import MAX_BODY_BYTES, Manifest, SignedManifest, decode_body
-from p2psync.store.disk import Bytes, disk_errors, read_exactly, write_all
-from p2psync.store.staging import Staging
+from p2psync.store.disk import BytesLike, disk_errors, read_exactly, write_all
+from p2psync.store.staging import StagedPath
 
 MAGIC = b"P2PDELTA"
 _FOOTER = struct.Struct("<32sQ8s")
 
 
 class DeltaFileWriter:
-    """Writes a delta file beside its place and moves it there when it is whole; leaves nothing behind otherwise.
+    """Writes a delta file beside its path, and moves it there when it is complete; else leaves nothing behind.
 
     Use it as a context manager: `append` each chunk in order, then `finish`.
     """
@@ -40,7 +40,7 @@ class DeltaFileWriter:
     def __init__(self, path: Path, *, force: bool = False) -> None:
         """Begin a file that will stand at `path`. force: replace a file there. Raises `StoreError`."""
         self.path = path
-        self._staging = Staging(path, directory=False, force=force)
+        self._staging = StagedPath(path, directory=False, force=force)
         self._file, self._size = -1, 0
         try:
             with disk_errors(path):
@@ -58,7 +58,7 @@ class DeltaFileWriter:
     ) -> None:
         self.abandon()
 
-    def append(self, data: Bytes) -> None:
+    def append(self, data: BytesLike) -> None:
         """Write the next chunk. Raises `StoreError`."""
         with disk_errors(self.path):
             self._append(data)
@@ -75,22 +75,22 @@ class DeltaFileWriter:
         self.abandon()
 
     def abandon(self) -> None:
-        """Drop what was written; no effect after `finish`."""
+        """Drop the unfinished file; no effect after `finish`."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
         self._staging.close()
 
-    def _append(self, data: Bytes) -> None:
+    def _append(self, data: BytesLike) -> None:
         write_all(self._file, data, self._size)
         self._size += memoryview(data).nbytes
 
 
 class DeltaFile:
-    """A delta file, open; a context manager. `signed` is None where nobody signed: see `open_signed` for trust."""
+    """An open delta file; a context manager. signed: None if it is not signed; see `open_signed` for trust."""
 
     def __init__(self, path: Path) -> None:
-        """Open and check the file's frame and manifest. Raises `FormatError`, or `StoreError` if it cannot be read."""
+        """Open a file and check its frame and manifest. Raises `FormatError`, or `StoreError` if it cannot be read."""
         self.path = path
         with disk_errors(path):
             # A fifo without a writer would block for ever.
@@ -124,13 +124,13 @@ class DeltaFile:
         return data
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def _read(self, start: int, end: int) -> bytes:
-        """Read, not mapped: a file that is cut short under a map ends the process. Fewer bytes where it ends before."""
+        """Read bytes, fewer if the file ends before. A map would raise SIGBUS if the file was cut short."""
         with disk_errors(self.path):
             return read_exactly(self._file, end - start, start)
 

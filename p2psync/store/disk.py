@@ -1,4 +1,4 @@
-"""The few file operations that crash safety rests on, each with one error that names the place."""
+"""The file operations that crash safety depends on, with errors that name the path."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 from p2psync.errors import StoreError
 
-#: What can be written: anything that is plain bytes in memory.
-Bytes = bytes | bytearray | memoryview
+#: Objects that can be written to a file.
+BytesLike = bytes | bytearray | memoryview
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that the file system of `path` (or of its nearest existing parent) still gives to us."""
+    """Free bytes, for this user, on the file system of `path` or of its nearest existing parent."""
     while not path.exists() and path != path.parent:
         path = path.parent
     found = os.statvfs(path)
@@ -24,7 +24,7 @@ def free_bytes(path: Path) -> int:
 
 
 def reserve(descriptor: int, size: int, path: Path, offset: int = 0) -> None:
-    """Give the open file `size` bytes of real blocks from `offset` on, or raise `StoreError`: so many are missing."""
+    """Reserve `size` bytes of disk for an open file from `offset` on. Raises `StoreError` if too few are free."""
     if size == 0:
         return
     free = free_bytes(path)
@@ -37,8 +37,8 @@ def reserve(descriptor: int, size: int, path: Path, offset: int = 0) -> None:
         raise StoreError(f"{path.parent}: {missing} for {size}: free disk space there, or use another disk") from None
 
 
-def write_all(descriptor: int, data: Bytes, offset: int) -> None:
-    """pwrite all of `data` at `offset`; raises OSError."""
+def write_all(descriptor: int, data: BytesLike, offset: int) -> None:
+    """Write all of `data` at `offset`. Raises OSError."""
     view = memoryview(data).cast("B")
     written = os.pwrite(descriptor, view, offset)
     while written < len(view):
@@ -46,7 +46,7 @@ def write_all(descriptor: int, data: Bytes, offset: int) -> None:
 
 
 def read_exactly(descriptor: int, size: int, offset: int) -> bytes:
-    """pread `size` bytes at `offset`, fewer where the file ends before."""
+    """Read `size` bytes at `offset`, fewer if the file ends before. Raises OSError."""
     parts: list[bytes] = []
     while size:
         part = os.pread(descriptor, size, offset)
@@ -59,12 +59,12 @@ def read_exactly(descriptor: int, size: int, offset: int) -> bytes:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
+    """Wait until the names in a directory are durable. Raises OSError."""
     _sync(path, os.O_DIRECTORY)
 
 
 def sync_file(path: Path) -> None:
-    """Make what was written to a file durable."""
+    """Wait until the contents of a file are durable. Raises OSError."""
     _sync(path, 0)
 
 
@@ -76,18 +76,18 @@ def _sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, data: Bytes) -> None:
-    """Make `path` hold `data`: after a crash it holds the old bytes or the new ones, never a mixture."""
+def write_durably(path: Path, data: BytesLike) -> None:
+    """Replace a file durably: after a crash it holds the old bytes or the new ones, never a mixture. Raises OSError."""
     _replace(path, data, durably=True)
     sync_directory(path.parent)
 
 
-def write_whole(path: Path, data: Bytes) -> None:
-    """The same for a killed process; after a power loss the file may also be empty, or missing."""
+def write_whole(path: Path, data: BytesLike) -> None:
+    """Replace a file atomically; after a power loss it may be empty or missing. Raises OSError."""
     _replace(path, data, durably=False)
 
 
-def _replace(path: Path, data: Bytes, *, durably: bool) -> None:
+def _replace(path: Path, data: BytesLike, *, durably: bool) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
@@ -118,8 +118,8 @@ def lock(path: Path) -> int | None:
     return descriptor
 
 
-def is_at(descriptor: int, path: Path) -> bool:
-    """Whether `path` still names the open file: nobody removed or replaced it."""
+def path_names_file(descriptor: int, path: Path) -> bool:
+    """Whether `path` still names the open file, which was neither removed nor replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:
@@ -128,7 +128,7 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def disk_errors(place: Path) -> Iterator[None]:
-    """Turn an OSError into a `StoreError` of one line that says what to do."""
+    """Turn an OSError in the context into a `StoreError` that says what to do. place: the path to name."""
     try:
         yield
     except OSError as error:
@@ -136,7 +136,7 @@ def disk_errors(place: Path) -> Iterator[None]:
 
 
 def disk_error(place: Path, error: OSError) -> StoreError:
-    """The same for one error, where a `with` would cost more than what is done in it."""
+    """The `StoreError` of an OSError, for code in which a `with` would cost too much."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreError(f"{place}: the disk is full: free space there, or use another disk")
     return StoreError(f"{place}: {error.strerror or error}: check the path and its permissions")

@@ -1,4 +1,4 @@
-"""From tensors, or blocks, to a manifest and its chunks, streaming: what a trainer's store and a delta file share."""
+"""Streaming encoder of a manifest and its chunks from tensors or blocks, for stores and delta files."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from blake3 import blake3
 from p2psync.delta.block import Block, block_span
 from p2psync.delta.container import ChunkEncoder, EncodedChunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
-from p2psync.delta.extract import Found
-from p2psync.delta.history import Past
+from p2psync.delta.extract import FoundChanges
+from p2psync.delta.history import HistoryLookup
 from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import Row, TensorSpec, Units
-from p2psync.delta.tight import writer as tight
+from p2psync.delta.tight.writer import TIGHT
 from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import HASH_BYTES, Manifest, pack_table
 from p2psync.store.segments import Segments
 
-#: Units per block of a delta. A block costs Python's overhead once, which one thread at a time has: so it is as large
-#: as may be. An anchor's must fit a chunk whole.
-DELTA_BLOCK, _LARGEST_ANCHOR_BLOCK = 1 << 20, 1 << 17
-#: Bytes of a chunk before compression: the least and the most, and in between this part of the model. A relay passes on
-#: whole chunks, and a connection at rest sends some 14 KB in its first round trip: so large chunks make the swarm's
-#: last node late. Each one takes 32 bytes of the manifest, and time at every node.
-SMALLEST_DELTA_CHUNK, DELTA_CHUNK, _DELTA_PART = 128 << 10, 256 << 10, 1 << 13
-SMALLEST_ANCHOR_CHUNK, LARGEST_ANCHOR_CHUNK, _ANCHOR_PART = 64 << 10, 512 << 10, 1 << 10
-#: Where links are fast, small chunks cost a relay's processor most, and none is long under way: an anchor's takes
-#: about so long (seconds) at the rate that it is to be spread at, as long as there are so many of them.
-_CHUNK_TIME, _LEAST_CHUNKS = 0.0025, 256
-#: Bytes of each segment that are looked at before it is encoded: 2 to this.
-_LOOK_BITS = 17
+#: Units of a block of a delta: the most possible, since each block costs Python's overhead, on one core at a time.
+DELTA_BLOCK_UNITS = 1 << 20
+#: Units of a block of an anchor, at most: a whole block must fit a chunk.
+_MAX_ANCHOR_BLOCK_UNITS = 1 << 17
+#: Bytes of a chunk before compression, at least and at most; in between, the model's bytes over the number of parts. A
+#: relay passes on whole chunks, and an idle connection sends some 14 KB in its first round trip, so large chunks delay
+#: the swarm's last node. Each chunk takes 32 bytes of the manifest, and time at every node.
+MIN_DELTA_CHUNK_BYTES, MAX_DELTA_CHUNK_BYTES, _DELTA_PARTS = 128 << 10, 256 << 10, 1 << 13
+MIN_ANCHOR_CHUNK_BYTES, MAX_ANCHOR_CHUNK_BYTES, _ANCHOR_PARTS = 64 << 10, 512 << 10, 1 << 10
+#: Seconds that a chunk of an anchor takes at the rate at which the anchor is spread, as long as there are at least
+#: `_MIN_CHUNKS`: on fast links small chunks mostly cost a relay's processor time.
+_CHUNK_SECONDS, _MIN_CHUNKS = 0.0025, 256
+#: About 2^this units of each segment are sampled before it is encoded.
+_SAMPLE_BITS = 17
 
 
-class Sink(Protocol):
-    """Where chunks go, in order: a draft of the store, or a delta file."""
+class ChunkSink(Protocol):
+    """Takes chunks, in order: a draft of the store, or a delta file."""
 
     def append(self, data: bytes) -> None:
         """Keep the next chunk. Raises `StoreError`."""
@@ -51,47 +52,48 @@ def rows_between(old: Sequence[TensorSpec], new: Sequence[TensorSpec]) -> list[R
 
 
 def block_and_chunk(rows: Sequence[Row], *, anchor: bool, rate: float = 0.0) -> tuple[int, int]:
-    """(units per block, bytes per chunk) for a model of this table; powers of two. An anchor's blocks fill a chunk.
+    """Choose (units per block, bytes per chunk), powers of two, for a model of this table.
 
-    rate: bytes a second at which an anchor is to be spread; 0: not known.
+    A block of an anchor fits a chunk. rate: bytes a second at which an anchor will be spread; 0: not known.
     """
     total = sum(row.spec.nbytes for row in rows)
     if not anchor:
-        return DELTA_BLOCK, _between(SMALLEST_DELTA_CHUNK, total // _DELTA_PART, DELTA_CHUNK)
-    part = max(total // _ANCHOR_PART, int(min(total // _LEAST_CHUNKS, rate * _CHUNK_TIME)))
-    chunk = _between(SMALLEST_ANCHOR_CHUNK, part, LARGEST_ANCHOR_CHUNK)
-    return min(_LARGEST_ANCHOR_BLOCK, chunk // 2), chunk
+        return DELTA_BLOCK_UNITS, _between(MIN_DELTA_CHUNK_BYTES, total // _DELTA_PARTS, MAX_DELTA_CHUNK_BYTES)
+    part = max(total // _ANCHOR_PARTS, int(min(total // _MIN_CHUNKS, rate * _CHUNK_SECONDS)))
+    chunk = _between(MIN_ANCHOR_CHUNK_BYTES, part, MAX_ANCHOR_CHUNK_BYTES)
+    return min(_MAX_ANCHOR_BLOCK_UNITS, chunk // 2), chunk
 
 
 def _between(least: int, wanted: int, most: int) -> int:
+    """The power of two at or above `wanted`, within the bounds."""
     return min(most, max(least, 1 << (max(1, wanted) - 1).bit_length()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """Blocks of one tensor that are in one segment; `found` holds those that were found elsewhere."""
+class _SegmentRow:
+    """The blocks of one row in one segment, from both copies or from changes that were found elsewhere."""
 
     row: int
     old: Units | None
     new: Units | None
     blocks: range
-    found: list[Found] | None = None
+    found: list[FoundChanges] | None = None
     sums: ScanSums | None = None
 
-    def look(self, encoder: ChunkEncoder, every: int) -> None:
-        """Have a part of it looked at."""
-        encoder.look(self.row, self.old, self.new, self.blocks, every, self.found)
+    def add_sample(self, encoder: ChunkEncoder, every: int) -> None:
+        """Sample these blocks for the encoder's choice of classes."""
+        encoder.add_sample(self.row, self.old, self.new, self.blocks, every, self.found)
 
     def code(self, encoder: ChunkEncoder) -> Iterator[EncodedChunk]:
-        """Have it coded."""
+        """Encode these blocks."""
         if self.found is not None:
             return encoder.add_found(self.row, self.found, self.old)
         return encoder.add(self.row, self.old, self.new, self.blocks, self.sums)
 
 
 @dataclass(slots=True, eq=False)
-class _Coded:
-    """What became of a segment: its chunks with their hashes, and what each of its parts adds to the digest."""
+class _EncodedSegment:
+    """An encoded segment: its chunks with their hashes, and the digest changes of its rows."""
 
     segment: int
     chunks: list[tuple[EncodedChunk, bytes]] = field(default_factory=list)
@@ -104,10 +106,10 @@ class _Coded:
 
 
 class EncodedPart(msgspec.Struct, frozen=True, array_like=True):
-    """What one of several encoders made of a manifest's chunks: see `Encoding.part`.
+    """The chunks of one of several encoders of a manifest; see `Encoding.part`.
 
-    segments, sizes, first_rows: of each chunk, in order; hashes: 32 bytes of each. changed: units. digest_change: 16
-    bytes. row_digests: of an anchor, what each row got here, 16 bytes each.
+    segments, sizes (bytes), first_rows: of each chunk, in order. hashes: 32 bytes of each. changed: units.
+    digest_change: 16 bytes. row_digests: of an anchor, this encoder's share of each row's digest, 16 bytes each.
     """
 
     segments: list[int]
@@ -120,34 +122,36 @@ class EncodedPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Encoding:
-    """One manifest's chunks on their way into a sink: `take` every row, or `take_block` every block; then `finish`.
+    """Encodes one manifest's chunks into a sink: `take` every row, or `take_block` every block, then `finish`.
 
-    Segments of the table are encoded side by side on all cores; the sink is only called from the thread that calls
-    here. A context manager: once it is left, the arrays given are not read any more.
+    Encodes segments of the table in parallel on all cores, but calls the sink only from the caller's thread. A context
+    manager: after its end the arrays are no longer read.
     """
 
     def __init__(
         self,
-        sink: Sink,
+        sink: ChunkSink,
         rows: Sequence[Row],
         *,
         anchor: bool = False,
         rate: float = 0.0,
         profile: str = "fast",
-        history: Past | None = None,
+        history: HistoryLookup | None = None,
         segments: Container[int] | None = None,
         summed: bool = False,
     ) -> None:
-        """rate: see `block_and_chunk`. history: see `ChunkEncoder`; read by all threads. segments: those that are
-        encoded here, by default all; others have the rest, and what was taken of them is passed over. summed:
-        keep what the scans of a delta's rows summed up. Raises `FormatError` for a profile that there is not."""
+        """rate: see `block_and_chunk`. history: see `ChunkEncoder`; called by all threads. segments: those to encode
+        here; None: all. Blocks of other segments are ignored. summed: keep the block sums of a delta's rows. Raises
+        `FormatError` for an unknown profile.
+        """
         self.rows = list(rows)
         self.block_units, self._chunk_bytes = block_and_chunk(rows, anchor=anchor, rate=rate)
-        #: What the rows encoded so far add to the digest, mod 2^128; all of it after `finish`. Blocks do not tell it.
+        #: The digest change of the rows encoded so far, mod 2^128; complete after `finish`. `take_block` does not
+        #: update it.
         self.digest_change = 0
-        #: Units whose bits differ, so far; all of them after `finish`.
+        #: Units whose bits differ, so far; complete after `finish`.
         self.changed = 0
-        #: Of each row that was scanned, if so told: whole after `finish`.
+        #: With `summed`, the block sums of each scanned row; complete after `finish`.
         self.sums: dict[int, ScanSums] = {}
         self._summed = summed and not anchor
         self._sink = sink
@@ -160,10 +164,10 @@ class Encoding:
         self._first_rows: list[int] = []
         self._row_digests = [0] * len(rows) if anchor else None
         self._segments = Segments(rows, self.block_units)
-        self._parts: list[_Part] = []
+        self._parts: list[_SegmentRow] = []
         self._segment = 0
         self._calls = InOrder(self._keep)
-        self._of_blocks = _Coded(0)
+        self._block_segment = _EncodedSegment(0)
         self._encoder = self._new_encoder()
 
     def __enter__(self) -> Encoding:
@@ -175,8 +179,10 @@ class Encoding:
         self._calls.give_up()
 
     def take(self, index: int, old: Units | None, new: Units | None) -> None:
-        """Encode one row; rows come in rising order. An anchor's rows get their own digests, which tell a joiner what
-        it has already. The arrays are read until `finish` returns, or the context is left."""
+        """Encode one row; rows come in rising order. The arrays are read until `finish` returns, or the context ends.
+
+        An anchor's rows get their own digests, by which a joining node finds the tensors that it has already.
+        """
         sums = None
         if self._summed and old is not None and new is not None:
             sums = self.sums[index] = ScanSums(self.rows[index].spec)
@@ -184,45 +190,47 @@ class Encoding:
             if not self._is_mine(segment):
                 continue
             self._begin(segment)
-            self._parts.append(_Part(index, old, new, blocks, sums=sums))
+            self._parts.append(_SegmentRow(index, old, new, blocks, sums=sums))
 
-    def take_found(self, index: int, found: Iterable[Found], old: Callable[[], Units]) -> None:
-        """Encode one row whose changes were found elsewhere, as `take` does. old: gives its old bits, where the profile
-        needs them."""
-        units = old() if self._profile == tight.NAME else None
+    def take_found(self, index: int, found: Iterable[FoundChanges], old: Callable[[], Units]) -> None:
+        """Encode one row, whose changes were found elsewhere, to the same chunks as `take`.
+
+        old: returns the old bits of the row; called only if the profile needs them.
+        """
+        units = old() if self._profile == TIGHT else None
         span = block_span(self.rows[index].spec.width, self.block_units)
-        places, part = dict(self._segments.parts(index)), None
+        blocks_of, part = dict(self._segments.parts(index)), None
         for one in found:
             segment = self._segments.of(index, one.block.start // span)
             if not self._is_mine(segment):
                 continue
             if part is None or segment != self._segment:
                 self._begin(segment)
-                part = _Part(index, units, None, places[segment], [])
+                part = _SegmentRow(index, units, None, blocks_of[segment], [])
                 self._parts.append(part)
             assert part.found is not None
             part.found.append(one)
 
     def take_block(self, block: Block) -> None:
-        """Encode a block that exists already, on the grid of `block_units`."""
+        """Encode an existing block on the grid of `block_units`."""
         span = block_span(self.rows[block.row].spec.width, self.block_units)
         segment = self._segments.of(block.row, block.start // span)
         if not self._is_mine(segment):
             return
         if segment != self._segment:
-            self._end_of_blocks()
+            self._flush_blocks()
             self._segment = segment
-        self._of_blocks.add(self._encoder.add_block(block))
+        self._block_segment.add(self._encoder.add_block(block))
 
     def finish(self) -> None:
-        """Wait for the last chunk."""
-        self._end_of_blocks()
+        """Encode what is left, and wait for the last chunk."""
+        self._flush_blocks()
         self._begin(-1)
         self._calls.finish()
-        self._sign_rows()
+        self._set_row_digests()
 
     def part(self) -> EncodedPart:
-        """What was encoded here, for who puts a manifest together; only after `finish`."""
+        """The chunks that were encoded here, for `join`; only after `finish`."""
         return EncodedPart(
             self._chunk_segments,
             self._sizes,
@@ -234,8 +242,10 @@ class Encoding:
         )
 
     def join(self, parts: Sequence[EncodedPart]) -> None:
-        """Take what all encoders of a manifest made, this one's part among them: from then on `manifest` describes it,
-        the chunks in the order in which one encoder makes them."""
+        """Join the parts of all encoders of a manifest, this one's included, for `manifest`.
+
+        The chunks get the order in which a single encoder makes them.
+        """
         chunks = [
             (segment, part.sizes[k], part.hashes[k * HASH_BYTES : (k + 1) * HASH_BYTES], part.first_rows[k])
             for part in parts
@@ -251,10 +261,10 @@ class Encoding:
         if self._row_digests is not None:
             theirs = [[digest_from_bytes(digest) for digest in part.row_digests] for part in parts]
             self._row_digests = [sum(digests) % MODULUS for digests in zip(*theirs, strict=True)]
-        self._sign_rows()
+        self._set_row_digests()
 
-    def _sign_rows(self) -> None:
-        """Of an anchor, tell each row's digest in the table."""
+    def _set_row_digests(self) -> None:
+        """Write an anchor's row digests to the table."""
         for index, digest in enumerate(self._row_digests or ()):
             row = self.rows[index]
             self.rows[index] = Row(row.spec, row.before, row.after, digest_bytes(digest))
@@ -265,7 +275,7 @@ class Encoding:
     def manifest(
         self, *, run: str, epoch: int, version: int, base: int | None, digest: bytes, base_digest: bytes, created: float
     ) -> Manifest:
-        """The manifest of what was encoded; only after `finish`."""
+        """The manifest of the encoded chunks; only after `finish`."""
         return Manifest(
             run=run,
             epoch=epoch,
@@ -285,7 +295,7 @@ class Encoding:
         )
 
     def manifest_like(self, given: Manifest) -> Manifest:
-        """The manifest of what was encoded, where that does the same as what `given` describes; only after `finish`."""
+        """The manifest of the encoded chunks, which lead to the same version as `given`; only after `finish`."""
         return self.manifest(
             run=given.run,
             epoch=given.epoch,
@@ -306,18 +316,18 @@ class Encoding:
         )
 
     def _begin(self, segment: int) -> None:
-        """Parts of another segment follow: those at hand are encoded."""
+        """Begin another segment: the rows collected for the last one are encoded."""
         if segment != self._segment and self._parts:
             self._calls.ask(self._coding(self._segment, self._parts))
             self._parts = []
         self._segment = segment
 
-    def _coding(self, segment: int, parts: list[_Part]) -> Callable[[], _Coded]:
-        def code() -> _Coded:
-            encoder, coded = self._new_encoder(), _Coded(segment)
-            every = max(1, self._segments.sizes[segment] >> _LOOK_BITS)
+    def _coding(self, segment: int, parts: list[_SegmentRow]) -> Callable[[], _EncodedSegment]:
+        def code() -> _EncodedSegment:
+            encoder, coded = self._new_encoder(), _EncodedSegment(segment)
+            every = max(1, self._segments.sizes[segment] >> _SAMPLE_BITS)
             for part in parts:
-                part.look(encoder, every)
+                part.add_sample(encoder, every)
             for part in parts:
                 before = encoder.digest_change
                 coded.add(part.code(encoder))
@@ -328,15 +338,15 @@ class Encoding:
 
         return code
 
-    def _end_of_blocks(self) -> None:
-        """What was coded from blocks goes to the sink."""
-        coded, encoder = self._of_blocks, self._encoder
-        self._of_blocks, self._encoder = _Coded(0), self._new_encoder()
+    def _flush_blocks(self) -> None:
+        """Pass the chunks encoded from blocks to the sink."""
+        coded, encoder = self._block_segment, self._encoder
+        self._block_segment, self._encoder = _EncodedSegment(0), self._new_encoder()
         coded.add(encoder.finish())
         coded.segment, coded.changed = self._segment, encoder.changed
         self._keep(coded)
 
-    def _keep(self, coded: _Coded) -> None:
+    def _keep(self, coded: _EncodedSegment) -> None:
         for chunk, fingerprint in coded.chunks:
             self._sink.append(chunk.data)
             self._sizes.append(len(chunk.data))

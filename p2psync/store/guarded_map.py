@@ -1,13 +1,13 @@
 """Memory maps of files that others may cut short.
 
-A page of a map that lies beyond the end of its file ends the process with SIGBUS when it is touched, wherever that
-happens: in a compiled loop, in a copy, in another thread. No look at the file's size beforehand closes that window. So
-a handler answers SIGBUS within the maps that are registered here: it puts zeros in the place of all that is gone of the
-map, notes it, and lets the program go on. What reads on sees wrong bits, which a digest tells; whoever writes asks
-`GuardedMap.torn`, since what is written there reaches no file. SIGBUS anywhere else does what it did before.
+Access to a page of a map beyond the end of its file ends the process with SIGBUS, be it in a compiled loop, in a copy
+or in another thread. Checking the file's size beforehand does not close that window. So a handler answers SIGBUS within
+the maps that are registered here: it maps zeros over the missing pages, notes it, and lets the program go on. A reader
+then sees wrong bits, which a digest detects; a writer checks `GuardedMap.torn`, since its writes reach no file. For
+SIGBUS anywhere else the previous handler runs.
 
-The handler runs in the middle of anything at all, so it calls nothing but the kernel: numba compiles it, it touches no
-Python object and takes no lock. systemd guards the maps of its journals in the same way.
+The handler may interrupt any code, so it makes system calls only: numba compiles it, it touches no Python object and
+takes no lock. systemd guards the maps of its journals in the same way.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from numba.core import types
 from numba.extending import intrinsic
 
 _U = np.uint64
-#: Maps that are guarded at a time; one more is used without a guard. A model has a few hundred files at most.
+#: Maps that are guarded at a time; any more are not guarded. A model has a few hundred files at most.
 _MAPS = 1024
-#: A row of the table: first byte of a map, byte after its last, whether a page of it was gone. Empty: all 0.
+#: A row of the table: first byte of a map, byte after its last, whether a page was missing. Empty rows are 0.
 _ROW = 3
 _PAGE = _U(mmap.PAGESIZE)
 #: mmap(2): PROT_READ | PROT_WRITE, and MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE.
 _READ_WRITE, _ZEROS_THERE = 0x3, 0x4032
 _MAP_FAILED = _U(2**64 - 1)
-#: sigaction(2); bytes at which siginfo_t has the address.
+#: sigaction(2); offset of the address in siginfo_t (bytes).
 _SA_SIGINFO, _SI_ADDR = 4, _U(16)
 
 
@@ -56,7 +56,7 @@ _before = _Action()
 _free = list(range(_MAPS))
 _lock = threading.Lock()
 _libc = ctypes.CDLL(None)
-#: The compiled handler, as long as the process lives.
+#: Keeps the compiled handler alive as long as the process.
 _kept: list[Any] = []
 # Compiled code that numba kept on disk finds this process's table by its name.
 binding.add_symbol("p2psync_guarded_maps", _table.ctypes.data)
@@ -64,25 +64,25 @@ binding.add_symbol("p2psync_action_before", ctypes.addressof(_before))
 
 
 class GuardedMap:
-    """A map of a whole file, guarded from when it is made until `close`, or until the last array over it is gone."""
+    """A map of a whole file, guarded until `close`, or until the last array over it is dropped."""
 
     def __init__(self, descriptor: int, size: int, *, writable: bool) -> None:
         """Map `size` bytes (at least 1) of an open file, shared with it. Raises OSError."""
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         try:
             self.map = mmap.mmap(descriptor, size, mmap.MAP_SHARED, access)
-        except ValueError:  # what Python makes of a file that is shorter
+        except ValueError:  # raised for a file that is shorter
             raise OSError(0, "the file is shorter than it was") from None
         self._row = _register(self.map)
         self._ended = weakref.finalize(self.map, _unregister, self._row) if self._row is not None else None
 
     @property
     def torn(self) -> bool:
-        """Whether some of it was found to be gone: zeros were read there, and what was written there is nowhere."""
+        """Whether a page was missing: reads gave zeros there, and writes were lost."""
         return self._row is not None and bool(_table[self._row, 2])
 
     def close(self) -> bool:
-        """Unmap it; False if arrays are still over it, with the last of which it goes."""
+        """Unmap the file. Returns False if arrays over it are left; the map ends with the last of them."""
         try:
             self.map.close()
         except BufferError:
@@ -101,7 +101,7 @@ def _register(mapped: mmap.mmap) -> int | None:
             return None
         _install()
         row = _free.pop()
-        # The byte after the last comes last: from then on the row counts.
+        # The end is written last: from then on the handler sees the row.
         _table[row, 2], _table[row, 0] = 0, first
         _table[row, 1] = first + len(mapped)
         return row
@@ -114,7 +114,7 @@ def _unregister(row: int) -> None:
 
 
 def _install() -> None:
-    """Have the handler called, also where another one was installed since, such as that of `faulthandler`."""
+    """Install the handler, also if another one, such as `faulthandler`, was installed since."""
     found, ours = _Action(), _handler()
     _libc.sigaction(_SIGBUS, None, ctypes.byref(found))
     if found.handler == ours.handler:
@@ -124,7 +124,7 @@ def _install() -> None:
 
 
 def _symbol(name: str) -> Any:
-    """An intrinsic that gives the address of what `binding.add_symbol` named."""
+    """An intrinsic that returns the address of a symbol of `binding.add_symbol`."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def address_of(typing_context: Any) -> Any:
@@ -172,19 +172,20 @@ def _on_bus_error(number: int, info: int, context: int) -> None:
         row = table + _U(8 * _ROW) * _U(index)
         end = _load(row + _U(8))
         if _load(row) <= at < end:
-            # What lies behind a page that is gone is gone, too; all at once, since maps of single pages are limited.
+            # All pages behind a missing one are missing, too. One map replaces them, since the number of maps is
+            # limited.
             page = at - at % _PAGE
             whole = (end + _PAGE - _U(1)) // _PAGE * _PAGE
             if _mmap(page, whole - page, _READ_WRITE, _ZEROS_THERE, -1, 0) != _MAP_FAILED:
                 _store(row + _U(16), _U(1))
                 return
-    # Not ours: the instruction fails once more, and whoever was asked before is asked.
+    # Not in a guarded map: restore the previous handler, which the repeated instruction then calls.
     _sigaction(_SIGBUS, _action_before(), _U(0))
 
 
 @cache
 def _handler() -> _Action:
-    """Compile the handler, or load it from numba's cache; not at import, which need not wait for numba."""
+    """Compile the handler, or load it from numba's cache. Not at import, so that importing does not wait for numba."""
     compiled = cfunc(types.void(types.int32, types.uint64, types.uint64), cache=True)(_on_bus_error)
     _kept.append(compiled)
     return _Action(compiled.address, (ctypes.c_ulong * 16)(), _SA_SIGINFO, None)

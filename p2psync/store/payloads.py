@@ -1,7 +1,8 @@
-"""The files of packs that are open: those that were used last, and no others.
+"""The open payload files of a store: the most recently used ones.
 
-A store of thousands of packs, in a process of weeks, holds no more descriptors than one of a few. Whoever uses a file
-holds on to its `Payload`; it is closed when nobody does, so that no thread reads by a descriptor that was given away.
+A store with thousands of packs, in a process that runs for weeks, holds no more descriptors than a small one. A user of
+a file keeps its `PayloadFile`, which is closed when the last user drops it, so no thread reads from a reused
+descriptor.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ from pathlib import Path
 
 from p2psync.errors import DamagedError
 
-#: Payloads that one store keeps open: more than are in use at a time, and far fewer than a process may open files. Each
-#: takes up to two descriptors, one of them for its map.
-MOST_OPEN = 32
+#: Payloads that one store keeps open: more than are in use at a time, and far fewer than a process may open. Each takes
+#: up to two descriptors, one of them for its map.
+MAX_OPEN_PAYLOADS = 32
 
 
-class Payload:
-    """An open file, closed when nobody refers to it any more."""
+class PayloadFile:
+    """An open payload file, closed when its last reference is dropped."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError, or `DamagedError` unless there is a plain file."""
+        """Open the file at `path`. Raises OSError, and `DamagedError` unless it is a plain file."""
         self.file = _open_plain(path)
         self._map: mmap.mmap | None = None
 
     def map(self, size: int) -> mmap.mmap:
-        """All of it, read only; good after the file is closed. Raises OSError."""
+        """A read-only map of the file, valid after the file is closed. Raises OSError."""
         if self._map is None:
             self._map = mmap.mmap(self.file, size, mmap.MAP_SHARED, mmap.PROT_READ)
         return self._map
 
     def forget_map(self) -> None:
-        """Map the file anew when it is next asked for: it was cut, or grew."""
+        """Drop the map, because the file was cut or grew; `map` makes a new one."""
         self._map = None
 
     def size_and_time(self) -> tuple[int, int]:
-        """Bytes, and time of the last write (ns). Raises OSError."""
+        """Size (bytes) and time of the last write (ns). Raises OSError."""
         status = os.fstat(self.file)
         return status.st_size, status.st_mtime_ns
 
@@ -50,22 +51,22 @@ class Payload:
 
 
 class OpenPayloads:
-    """The payloads of one store; any thread may use it."""
+    """Keeps the most recently used payloads of one store open. Thread-safe."""
 
-    def __init__(self, most: int = MOST_OPEN) -> None:
+    def __init__(self, most: int = MAX_OPEN_PAYLOADS) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._open: OrderedDict[Handle, Payload] = OrderedDict()
+        self._open: OrderedDict[PayloadHandle, PayloadFile] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def handle(self, path: Path) -> Handle:
-        """A file that is opened when it is used."""
-        return Handle(self, path)
+    def handle(self, path: Path) -> PayloadHandle:
+        """A handle of the file at `path`, which is opened when it is first used."""
+        return PayloadHandle(self, path)
 
-    def open(self, handle: Handle) -> Payload:
-        """See `Handle.open`."""
+    def open(self, handle: PayloadHandle) -> PayloadFile:
+        """See `PayloadHandle.open`."""
         with self._lock:
             found = self._open.get(handle)
             if found is not None:
@@ -73,41 +74,41 @@ class OpenPayloads:
                 return found
             if handle.closed:
                 raise OSError(errno.EBADF, "removed while it was read")
-            found = self._open[handle] = Payload(handle.path)
+            found = self._open[handle] = PayloadFile(handle.path)
             idle = self._open.popitem(last=False)[1] if len(self._open) > self._most else None
-        del idle  # closed here, where nobody waits for the lock
+        del idle  # closed here, after the lock is released
         return found
 
-    def close(self, handle: Handle) -> None:
-        """See `Handle.close`."""
+    def close(self, handle: PayloadHandle) -> None:
+        """See `PayloadHandle.close`."""
         with self._lock:
             handle.closed = True
             self._open.pop(handle, None)
 
 
-class Handle:
-    """One file, open or not."""
+class PayloadHandle:
+    """A payload file by its path, open or not."""
 
     def __init__(self, payloads: OpenPayloads, path: Path) -> None:
         self.path = path
         self.closed = False
         self._payloads = payloads
 
-    def open(self) -> Payload:
-        """The open file. Who holds it may go on with it even if it is closed for all others.
+    def open(self) -> PayloadFile:
+        """The open file; the caller may use it even after `close`.
 
-        Raises OSError, or `DamagedError` unless there is a plain file.
+        Raises OSError, and `DamagedError` unless it is a plain file.
         """
         return self._payloads.open(self)
 
     def close(self) -> None:
-        """Do not open it any more: another file may take its name."""
+        """Never open the file again: another file may take its name."""
         self._payloads.close(self)
 
 
 def _open_plain(path: Path) -> int:
     try:
-        # Not along a link: what it leads to is not ours to write to.
+        # Never follow a link: its target does not belong to the store.
         descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENXIO):

@@ -1,11 +1,11 @@
-"""Small state files: written whole with a checksum, read as hostile input, set aside where they are damaged.
+"""Small state files: written whole with a checksum, read as hostile input, moved aside if they are damaged.
 
 A record is a JSON object whose last member is the checksum of the object without it:
 
     {"run":"…","epoch":3,"node":"…","blake3":"<64 hex digits>"}
 
-A file without a checksum is an earlier layout, and read too. Reading has three outcomes: the value, nothing (there is
-no file), or `DamagedError`. `recover_record` turns the third into the second: it moves the file away.
+A file without a checksum has an earlier layout, and is read too. Reading has three outcomes: the value, nothing (there
+is no file), or `DamagedError`. `recover_record` turns the third into the second: it moves the file away.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from p2psync.store.disk import disk_errors, write_durably, write_whole
 
 _T = TypeVar("_T")
 
-#: The longest state file that is read (bytes). The largest holds the names of all checkpoints that were ever watched.
+#: Bytes of a state file, at most. The largest file holds the names of all checkpoints that were ever watched.
 MAX_RECORD_BYTES = 64 << 20
 #: The last member of a record.
 _CHECKSUM = re.compile(rb',?"blake3":"([0-9a-f]{64})"\}\Z')
-#: What a damaged file's name ends in once it was moved away; a later one takes its place, so that one is kept at most.
+#: The suffix of a damaged file that was moved aside. A later one replaces it, so at most one is kept.
 ASIDE = ".damaged"
 
 
 def read_plain(path: Path, limit: int = MAX_RECORD_BYTES) -> bytes | None:
     """Read a small file whole; None if nothing is there.
 
-    Raises `DamagedError` for whatever else stands at its place (a directory, a fifo, a link to nothing), for a file of
-    more than `limit` bytes, and for one that cannot be read.
+    Raises `DamagedError` for anything but a plain file (a directory, a fifo, a dangling link), for a file of more than
+    `limit` bytes, and for one that cannot be read.
     """
     try:
         # A fifo without a writer would block for ever, and so would a terminal.
@@ -82,7 +82,7 @@ def load_record(path: Path, kind: type[_T]) -> _T | None:
 
 
 def _refuse_unknown(path: Path, data: bytes, kind: type[object]) -> None:
-    """Refuse an object with members that its kind has not: what is left of a checksum that was damaged."""
+    """Raise `DamagedError` for an object with unknown members: the remains of a damaged checksum."""
     members = msgspec.json.decode(data)
     known = getattr(kind, "__struct_fields__", None)
     if known is not None and isinstance(members, dict) and not members.keys() <= set(known):
@@ -90,9 +90,9 @@ def _refuse_unknown(path: Path, data: bytes, kind: type[object]) -> None:
 
 
 def recover_record(path: Path, kind: type[_T], tell: Callable[[str], None], loss: str) -> _T | None:
-    """Read a record; where it is damaged, move it away, tell so, and return None as if there were none.
+    """Read a record; move a damaged one aside, report that by `tell`, and return None.
 
-    loss: what is done without it, for the line that is told. Raises `StoreError` if it cannot be moved away.
+    loss: the consequence of the loss, for the report. Raises `StoreError` if the record cannot be moved aside.
     """
     try:
         return load_record(path, kind)
@@ -103,7 +103,7 @@ def recover_record(path: Path, kind: type[_T], tell: Callable[[str], None], loss
 
 
 def save_record(path: Path, value: object, *, durably: bool = True) -> None:
-    """Write a record, whole or not at all; whatever else stands at its place is moved away. Raises `StoreError`.
+    """Write a record whole or not at all; a directory at its place is moved aside. Raises `StoreError`.
 
     durably: wait for the disk; else a power loss may leave the file empty or missing.
     """
@@ -122,7 +122,7 @@ def save_record(path: Path, value: object, *, durably: bool = True) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Move whatever stands at `path` to its name with `ASIDE`, which then holds nothing else. Raises `StoreError`."""
+    """Move whatever stands at `path` to its name with `ASIDE`, and replace what stands there. Raises `StoreError`."""
     aside = path.with_name(path.name + ASIDE)
     with disk_errors(path):
         if not os.path.lexists(path):
@@ -134,14 +134,14 @@ def set_aside(path: Path) -> None:
 def clear(path: Path) -> None:
     """Remove whatever stands at `path`: a file, a link, a directory with all that is in it. Raises OSError."""
     if is_directory(path):
-        open_up(path)
+        grant_owner_access(path)
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
 def is_directory(path: Path) -> bool:
-    """Whether a directory stands there, and no link to one."""
+    """Whether `path` is a directory, and not a link to one."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -149,9 +149,9 @@ def is_directory(path: Path) -> bool:
 
 
 def make_directory(path: Path) -> bool:
-    """Make a directory, with its parents; False if it was there. Anything else at its place is moved away.
+    """Make a directory and its parents; False if it was there. Anything else at its place is moved aside.
 
-    Raises `StoreError`, also where something else stands in the place of one of its parents.
+    Raises `StoreError`, also if a parent is not a directory.
     """
     with disk_errors(path):
         if path.is_dir():
@@ -164,10 +164,10 @@ def make_directory(path: Path) -> bool:
     return True
 
 
-def open_up(path: Path) -> None:
-    """Let the owner into a directory and all directories below it. Raises OSError for somebody else's."""
+def grant_owner_access(path: Path) -> None:
+    """Give the owner access to a directory and all directories below it. Raises OSError for another user's."""
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         path.chmod(0o755)
     for entry in path.iterdir():
         if is_directory(entry):
-            open_up(entry)
+            grant_owner_access(entry)

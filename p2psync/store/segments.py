@@ -1,8 +1,8 @@
-"""Where the work of encoding is cut into pieces that can be done side by side.
+"""Segments: the parts of a table that are encoded in parallel.
 
-A *segment* is a run of whole blocks, across tensors where they are small; no chunk reaches over its end. The cuts
-follow from the table alone, so the bytes of a delta depend neither on the number of cores nor on what it was made from.
-The first segments are small, so that the first chunk leaves while little has been read.
+A *segment* is a run of whole blocks, across tensors if they are small; no chunk crosses its end. The cuts follow from
+the table alone, so the bytes of a delta depend neither on the number of cores nor on the source of the changes. The
+first segments are small, so that the first chunk leaves early.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from itertools import pairwise
 from p2psync.delta.block import block_count, block_span
 from p2psync.delta.tensors import Row
 
-#: Bytes of a model that a segment spans at most. Each costs a look at a sample of it, and a chunk that is not full. A
-#: power of two: where tensors are halved and quartered among ranks, most segments are one rank's.
-MAX_SEGMENT = 64 << 20
-#: Less than this is not worth a chunk with tables of its own.
-MIN_SEGMENT = 8 << 20
-#: Between these bounds a segment spans this share of the model; each of the first few, this smaller share.
-_SHARE, _FIRST_SHARE, _FIRST = 16, 64, 4
+#: Bytes of a segment, at most. Each segment costs a sample and a chunk that is not full. A power of two, so that most
+#: segments belong to one rank if tensors are halved and quartered among ranks.
+MAX_SEGMENT_BYTES = 64 << 20
+#: Bytes of a segment, at least: fewer are not worth a chunk with tables of its own.
+MIN_SEGMENT_BYTES = 8 << 20
+#: Between these bounds a segment is 1 / _PARTS of the model; each of the first _FIRST segments is 1 / _FIRST_PARTS.
+_PARTS, _FIRST_PARTS, _FIRST = 16, 64, 4
 
 
 class Segments:
@@ -28,9 +28,9 @@ class Segments:
 
     def __init__(self, rows: Sequence[Row], block_units: int) -> None:
         total = sum(row.spec.nbytes for row in rows)
-        shares = [_FIRST_SHARE] * _FIRST + [_SHARE]
-        sizes = [min(MAX_SEGMENT, max(MIN_SEGMENT, total // share)) for share in shares]
-        #: Of each row the first block of each of its parts, and the segments they are in.
+        parts = [_FIRST_PARTS] * _FIRST + [_PARTS]
+        sizes = [min(MAX_SEGMENT_BYTES, max(MIN_SEGMENT_BYTES, total // part)) for part in parts]
+        #: For each row, the first block of each of its parts, and the parts' segments.
         self._firsts: list[list[int]] = []
         self._numbers: list[list[int]] = []
         self._blocks: list[int] = []
@@ -57,11 +57,11 @@ class Segments:
                 at += taken
 
     def parts(self, row: int) -> Iterator[tuple[int, range]]:
-        """The segments that a row has blocks in, and which blocks; none for a tensor of no units."""
+        """The segments of a row's blocks, and the blocks in each; none for a tensor of no units."""
         bounds = [*self._firsts[row], self._blocks[row]]
         for number, (first, end) in zip(self._numbers[row], pairwise(bounds), strict=True):
             yield number, range(first, end)
 
     def of(self, row: int, block: int) -> int:
-        """The segment of a block."""
+        """The segment of block `block` of a row."""
         return self._numbers[row][bisect_right(self._firsts[row], block) - 1]

@@ -1,7 +1,7 @@
-"""A file or a directory that is made beside its place, and moved there in one step when it is whole.
+"""Staged files and directories: made beside their target, and moved there in one step when they are complete.
 
-Until then its place is as it was, also if the process is killed; what a killed process leaves behind is a hidden name
-beside the place, which the next one to make the same place removes.
+Until then the target is unchanged, also if the process is killed. A killed process leaves a hidden name beside the
+target, which the next stager of the same target removes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from p2psync.store.disk import disk_errors, sync_directory
 # renameat2(2): fail if the new name exists; swap the two names.
 _NOREPLACE, _EXCHANGE = 1, 2
 _AT_FDCWD = -100
-#: What a file system that does not know these flags answers.
+#: Error numbers of file systems that do not know these flags.
 _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class Staging:
-    """Use it as a context manager: fill `path`, then `place`. Leaving it without `place` removes all that was made."""
+class StagedPath:
+    """A context manager: fill `path`, then call `place`. Leaving it without `place` removes `path`."""
 
     def __init__(self, target: Path, *, directory: bool, force: bool = False) -> None:
-        """target: the place to be. directory: make one, else an empty file. force: replace what stands at the target.
+        """target: the final path. directory: make a directory, else an empty file. force: replace an existing target.
 
         Raises `StoreError` if the target exists and `force` is not given, or nothing can be made beside it.
         """
@@ -55,7 +55,7 @@ class Staging:
             self._lock = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
-    def __enter__(self) -> Staging:
+    def __enter__(self) -> StagedPath:
         return self
 
     def __exit__(
@@ -64,18 +64,18 @@ class Staging:
         self.close()
 
     def close(self) -> None:
-        """Remove what is not placed; no effect when called again."""
+        """Remove `path` unless it was placed; a second call has no effect."""
         if self._lock >= 0:
             _remove(self.path)
             os.close(self._lock)
             self._lock = -1
 
     def place(self) -> None:
-        """Make everything durable, and move it to the target. Raises `StoreError`; then the target is as it was."""
+        """Make everything durable, and move it to the target. Raises `StoreError`; then the target is unchanged."""
         with disk_errors(self.target):
             _sync(self.path)
             if self._force and (self.target.exists() or self.target.is_symlink()):
-                # What stood there takes our name, and goes with it when the context ends.
+                # The old target takes the name of `path`, and is removed with it when the context ends.
                 _rename(self.path, self.target, _EXCHANGE, _step_aside)
             else:
                 _rename(self.path, self.target, _NOREPLACE, _unless_there)
@@ -86,7 +86,7 @@ class Staging:
         for stale in self.target.parent.iterdir():
             if not ours.fullmatch(stale.name):
                 continue
-            with suppress(OSError):  # somebody is still at it, or it is not ours to remove
+            with suppress(OSError):  # still in use by another process, or not removable
                 descriptor = os.open(stale, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,7 +102,7 @@ def refuse_existing(target: Path) -> None:
 
 
 def _rename(source: Path, target: Path, flags: int, otherwise: Callable[[Path, Path], None]) -> None:
-    """renameat2, or `otherwise` where the system has none. Raises OSError."""
+    """Rename by renameat2, or by `otherwise` if the system has none. Raises OSError."""
     call = _renameat2()
     if call is None:
         otherwise(source, target)
@@ -119,7 +119,7 @@ def _unless_there(source: Path, target: Path) -> None:
 
 
 def _step_aside(source: Path, target: Path) -> None:
-    """Not atomic: for a moment nothing stands at `target`."""
+    """Swap the two names; not atomic: for a moment there is no `target`."""
     aside = source.with_name(source.name + ".old")
     target.rename(aside)
     try:

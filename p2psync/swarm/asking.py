@@ -27,7 +27,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.protocol.messages import MAX_REQUEST, SHORT_ID_BYTES, Request
+from p2psync.protocol.messages import MAX_REQUEST_CHUNKS, SHORT_ID_BYTES, Request
 from p2psync.swarm.ground import Ground
 from p2psync.swarm.peer import Peer
 from p2psync.swarm.transfer import STALL_LEAST, Bits, Transfer
@@ -121,7 +121,7 @@ class Asking:
             if transfer.complete:
                 continue
             window = peer.window(transfer.typical, config.window_least, config.window_most, config.horizon)
-            room = min(MAX_REQUEST, -(-(window - peer.asked_bytes) // transfer.typical))
+            room = min(MAX_REQUEST_CHUNKS, -(-(window - peer.asked_bytes) // transfer.typical))
             if room <= 0:
                 continue
             if transfer.told and not peer.near and self._is_stranger(peer):

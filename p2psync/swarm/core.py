@@ -23,23 +23,23 @@ import numpy as np
 
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import (
-    MAX_REQUEST,
+    MAX_REQUEST_CHUNKS,
     NO_VERSION,
     SHORT_ID_BYTES,
+    AcceptNext,
     BadChunk,
+    Bitfield,
     Cancel,
     Chunk,
-    Gone,
+    DontHave,
     Have,
-    HaveMore,
+    ManifestGossip,
     Message,
-    Offer,
     Ping,
     Pong,
-    Ready,
     Reject,
     Request,
-    Want,
+    Subscribe,
 )
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.actions import Action, Ban, Complete, Recheck, Save, Send, SendChunk, SwarmConfig, Vet
@@ -136,7 +136,7 @@ class Swarm:
         """Have a manifest's chunks pushed here by these peers, as far as they are connected."""
         up = [name for name in sorted(names) if name in self._peers]
         for name in up:
-            self._ground.send(name, Want(short, True))
+            self._ground.send(name, Subscribe(short, True))
         if up and not transfer.pushed:
             transfer.pushed = True
             # Pushes are waited for from now on, whoever holds what since when.
@@ -169,7 +169,7 @@ class Swarm:
             theirs = peer.forget(short)
             if theirs is not None:
                 peer.early.put(short, pack_bitmap(theirs))
-            self._ground.send(peer.name, Gone(short))
+            self._ground.send(peer.name, DontHave(short))
 
     def forgo(self, id: bytes) -> None:
         """Fetch no more of this manifest; what is held of it is still offered."""
@@ -181,7 +181,7 @@ class Swarm:
         if transfer.pushed:
             transfer.pushed = False
             for name in sorted(self._ground.pushers & self._peers.keys()):
-                self._ground.send(name, Want(short, False))
+                self._ground.send(name, Subscribe(short, False))
         transfer.forgo()
 
     def _drop_requests(self, transfer: Transfer, short: bytes) -> None:
@@ -216,7 +216,7 @@ class Swarm:
     def _tell_ready(self, names: Iterable[str]) -> None:
         for name in sorted(names):
             if name in self._peers:
-                self._ground.send(name, Ready(self._ready))
+                self._ground.send(name, AcceptNext(self._ready))
 
     def follow(self, plan: NodePlan, now: float) -> None:
         """This is the plan from now on."""
@@ -333,11 +333,11 @@ class Swarm:
         match message:
             case Chunk():
                 self._on_chunk(peer, message, now)
-            case Have():
+            case Bitfield():
                 self._on_have(peer, message, now)
-            case HaveMore():
+            case Have():
                 self._on_have_more(peer, message, now)
-            case Gone():
+            case DontHave():
                 self._on_gone(peer, message.manifest, now)
             case Request():
                 self._serving.requested(peer, message, now)
@@ -345,12 +345,12 @@ class Swarm:
                 peer.needs_no_more(message.manifest, message.chunks)
             case Reject():
                 self._on_reject(peer, message, now)
-            case Want():
+            case Subscribe():
                 peer.want(message.manifest, message.wanted)
                 self._pushing.wanted(name, message.manifest, now)
-            case Ready():
+            case AcceptNext():
                 peer.ready = message.digest
-            case Offer():
+            case ManifestGossip():
                 self._offers.came(name, message)
             case BadChunk():
                 self._on_bad_chunk(peer, message, now)
@@ -505,7 +505,7 @@ class Swarm:
 
     # ---- what peers hold -------------------------------------------------------------------------------------------
 
-    def _on_have(self, peer: Peer, have: Have, now: float) -> None:
+    def _on_have(self, peer: Peer, have: Bitfield, now: float) -> None:
         transfer = self._transfers.get(have.manifest)
         if transfer is None:
             peer.early.put(have.manifest, have.bitmap)
@@ -513,7 +513,7 @@ class Swarm:
         self._learn(peer, have.manifest, unpack_bitmap(have.bitmap, transfer.manifest.chunks), now)
         self._asking.fill(peer, now)
 
-    def _on_have_more(self, peer: Peer, more: HaveMore, now: float) -> None:
+    def _on_have_more(self, peer: Peer, more: Have, now: float) -> None:
         transfer = self._transfers.get(more.manifest)
         if transfer is None:
             peer.early.add(more.manifest, more.chunks)
@@ -570,8 +570,8 @@ class Swarm:
     def _tell_news(self) -> None:
         for short, gained in self._news.items():
             chunks = [index for index in gained if self._transfers[short].held[index]]
-            for start in range(0, len(chunks), MAX_REQUEST):
-                news = HaveMore(short, chunks[start : start + MAX_REQUEST])
+            for start in range(0, len(chunks), MAX_REQUEST_CHUNKS):
+                news = Have(short, chunks[start : start + MAX_REQUEST_CHUNKS])
                 for name in self._peers:
                     self._ground.send(name, news)
         self._news.clear()

@@ -25,9 +25,9 @@ from enum import Enum
 from p2psync.errors import BaseMismatchError, ReplayError
 from p2psync.membership.records import Announcement, View
 from p2psync.membership.runs import NEWEST
-from p2psync.protocol.lineage import Place, head, missing_bytes, place_after, resolve
-from p2psync.protocol.manifest import Manifest, check_meets
-from p2psync.protocol.versions import Position, Step
+from p2psync.protocol.lineage import VersionKey, missing_bytes, newest_announcement, resolve, target_key
+from p2psync.protocol.manifest import Manifest, check_consecutive
+from p2psync.protocol.versions import PathStep, Position
 from p2psync.swarm.run_choice import RunChoice
 from p2psync.swarm.wishes import (
     AbandonStage,
@@ -103,7 +103,7 @@ class _Walk:
     run: str
     announced: list[Announcement]
     adopt: Position | None = None
-    steps: list[Step] = field(default_factory=list)
+    steps: list[PathStep] = field(default_factory=list)
     todo: list[set[int]] = field(default_factory=list)
     saved: list[set[int]] = field(default_factory=list)
     putting: set[tuple[int, int]] = field(default_factory=set)
@@ -146,7 +146,7 @@ class Follower:
         self._walk: _Walk | None = None
         self._walks = 0
         self._turns = 0
-        self._manifests: dict[str, Step] = {}
+        self._manifests: dict[str, PathStep] = {}
         #: Later versions than the hub's newest, of which peers told: fetched, and not committed before the hub says so.
         self._heard: dict[str, Announcement] = {}
         self._failures: dict[str, int] = {}
@@ -172,7 +172,7 @@ class Follower:
         before = self._view
         over = before is None or (view.run, view.epoch) != (before.run, before.epoch)
         self._view = view
-        self._head = head(view.lineage)
+        self._head = newest_announcement(view.lineage)
         self._heard = {id: a for id, a in self._heard.items() if not over and self._is_ahead(a)}
         if self._stranded:
             self._stranded, self._retry_at = False, now
@@ -211,7 +211,7 @@ class Follower:
 
     def manifest(self, id: str, manifest: Manifest, now: float) -> None:
         """A manifest was had and its signature checked."""
-        self._manifests[id] = Step(bytes.fromhex(id), manifest)
+        self._manifests[id] = PathStep(bytes.fromhex(id), manifest)
         self._advance(now)
 
     def no_manifest(self, id: str, message: str, now: float) -> None:
@@ -356,7 +356,7 @@ class Follower:
 
     def target(self) -> Announcement | None:
         """The newest announced version, if it is later than what is live."""
-        newest = head(self._lineage)
+        newest = newest_announcement(self._lineage)
         if newest is None or self._view is None:
             return None
         live = self.position
@@ -420,7 +420,7 @@ class Follower:
             if announcement.id not in self._manifests:
                 self._actions.append(GetManifest(announcement.id, announcement.inline))
 
-    def _resolve(self, target: Place) -> list[Announcement] | None:
+    def _resolve(self, target: VersionKey) -> list[Announcement] | None:
         assert self._view is not None
         start = None
         if self.position is not None and self.position.run == self._view.run:
@@ -435,9 +435,9 @@ class Follower:
         if walk is None or walk.adopt is not None or target is None or self._turns >= MAX_TURNS:
             return
         assert self._view is not None
-        end = place_after(target)
+        end = target_key(target)
         path = self._resolve(end)
-        after = resolve(self._lineage, place_after(walk.announced[-1]), end, self._held)
+        after = resolve(self._lineage, target_key(walk.announced[-1]), end, self._held)
         if not path or after is None or path == walk.announced:
             return
         stay = missing_bytes(walk.announced, self._held) + missing_bytes(after, self._held)
@@ -494,7 +494,7 @@ class Follower:
             if said != (m.version, m.base, m.digest.hex(), m.base_digest.hex()) or m.run != self._view.run:
                 raise ReplayError(f"the hub announced version {announced.version} with another version's manifest")
         for first, then in itertools.pairwise(walk.steps):
-            check_meets(first.manifest, then.manifest)
+            check_consecutive(first.manifest, then.manifest)
             if then.manifest.epoch < first.manifest.epoch:
                 raise ReplayError(f"version {then.manifest.version} was published by a trainer that was fenced off")
         last = walk.steps[-1].manifest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from p2psync.protocol.messages import MAX_REQUEST, Cancel, Control
+from p2psync.protocol.messages import MAX_REQUEST_CHUNKS, Cancel, Control
 from p2psync.swarm.actions import Action, Send, SwarmConfig
 from p2psync.swarm.downlink import Downlink
 from p2psync.swarm.lag import Lag
@@ -55,8 +55,8 @@ class Ground:
 
     def cancel(self, name: str, short: bytes, chunks: list[int]) -> None:
         """Ask a peer for these chunks no longer."""
-        for start in range(0, len(chunks), MAX_REQUEST):
-            self.send(name, Cancel(short, chunks[start : start + MAX_REQUEST]))
+        for start in range(0, len(chunks), MAX_REQUEST_CHUNKS):
+            self.send(name, Cancel(short, chunks[start : start + MAX_REQUEST_CHUNKS]))
 
     def forget_request(self, transfer: Transfer, index: int, name: str) -> None:
         """A peer is not asked for a chunk any more; it is open again if nobody else is."""

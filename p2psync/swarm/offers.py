@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from p2psync.protocol.messages import MAX_OFFER_BYTES, SHORT_ID_BYTES, Offer
+from p2psync.protocol.messages import MAX_GOSSIP_BYTES, SHORT_ID_BYTES, ManifestGossip
 from p2psync.swarm.actions import Vet
 from p2psync.swarm.ground import Ground
 
@@ -34,7 +34,7 @@ class Offers:
         if self._ground.trees.is_root and signed:
             self._pass_on(id, signed)
 
-    def came(self, name: str, offer: Offer) -> None:
+    def came(self, name: str, offer: ManifestGossip) -> None:
         """A peer offers a manifest: it is checked if it is news, and comes from whom this node listens to."""
         if name not in self._ground.trees.parents:
             return
@@ -61,10 +61,10 @@ class Offers:
             names.discard(name)
 
     def _pass_on(self, id: bytes, signed: bytes) -> None:
-        if len(signed) > MAX_OFFER_BYTES:
+        if len(signed) > MAX_GOSSIP_BYTES:
             return
         has = self._has(id)
-        offer = Offer(id, signed)
+        offer = ManifestGossip(id, signed)
         for name in sorted(self._ground.trees.first_hops - has):
             peer = self._ground.peers.get(name)
             if peer is not None and id[:SHORT_ID_BYTES] not in peer.wants:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from p2psync.protocol.messages import Hush, Probe, ProbeEnd, ProbeOffer, Uplink
+from p2psync.protocol.messages import ProbeEnd, ProbeInvite, ProbeRequest, SuppressProbes, UplinkRate
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class Tell:
     """Send a message to a peer."""
 
     peer: str
-    message: Probe | ProbeEnd | ProbeOffer | Uplink | Hush
+    message: ProbeRequest | ProbeEnd | ProbeInvite | UplinkRate | SuppressProbes
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,15 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from p2psync.protocol.messages import Hush, Junk, Message, Probe, ProbeEnd, ProbeOffer, Uplink
+from p2psync.protocol.messages import (
+    Message,
+    ProbeEnd,
+    ProbeInvite,
+    ProbePadding,
+    ProbeRequest,
+    SuppressProbes,
+    UplinkRate,
+)
 from p2psync.swarm.best import NEAR, Best
 from p2psync.swarm.budget import Budget, ProbeConfig, Steady
 from p2psync.swarm.gauges import Gauges
@@ -151,7 +159,7 @@ class Prober:
             return
         self._hushed_until = now + seconds
         for name in sorted(self._children & self._peers.keys()):
-            self._tell(name, Hush(seconds))
+            self._tell(name, SuppressProbes(seconds))
         self._give_way(now)
 
     def peer_up(self, name: str, region: str, now: float) -> None:
@@ -159,7 +167,7 @@ class Prober:
         self._peers[name] = ProbePeer(region)
         self._jobs.begin(now)
         if self._uplink_told:
-            self._tell(name, Uplink(self._uplink_told))
+            self._tell(name, UplinkRate(self._uplink_told))
 
     def again(self, name: str, now: float) -> None:
         """The connections to a peer have changed so much that what was measured over them is no more true."""
@@ -185,17 +193,17 @@ class Prober:
         if peer is None:
             return
         match message:
-            case Probe():
+            case ProbeRequest():
                 self._on_probe(name, peer, message, now)
-            case Junk():
+            case ProbePadding():
                 self._on_junk(name, peer, len(message.data))
-            case ProbeOffer():
+            case ProbeInvite():
                 self._on_offer(name, message.token, now)
             case ProbeEnd():
                 self._on_end(name, message, now)
-            case Uplink():
+            case UplinkRate():
                 peer.uplink = message.rate
-            case Hush():
+            case SuppressProbes():
                 if name in self._jobs.expected:
                     self.hush(now, message.seconds)
             case _:
@@ -284,7 +292,7 @@ class Prober:
         for name in sorted(asking.peers):
             self._peers[name].owed += size
             self._peers[name].asked = True
-            self._tell(name, Probe(asking.token, size, seconds, rate))
+            self._tell(name, ProbeRequest(asking.token, size, seconds, rate))
 
     def _watch_asking(self, asking: _Asking, now: float) -> None:
         # Whether an uplink is known is for the one who offered it to see.
@@ -296,7 +304,7 @@ class Prober:
 
     def _end_asking(self, asking: _Asking, now: float) -> None:
         for name in sorted(asking.peers):
-            self._tell(name, Probe(asking.token, 0, 0.0))
+            self._tell(name, ProbeRequest(asking.token, 0, 0.0))
         self._asking = None
         job = asking.job
         if job is None:
@@ -368,7 +376,7 @@ class Prober:
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 
-    def _on_probe(self, name: str, peer: ProbePeer, probe: Probe, now: float) -> None:
+    def _on_probe(self, name: str, peer: ProbePeer, probe: ProbeRequest, now: float) -> None:
         sending = self._sending
         if probe.size == 0:
             if sending is not None and sending.token == probe.token and name in sending.granted:
@@ -488,7 +496,7 @@ class Prober:
             return
         self._uplink_told = known
         for name in sorted(self._peers) if known else ():
-            self._tell(name, Uplink(known))
+            self._tell(name, UplinkRate(known))
 
     def _watch_sending(self, sending: _Sending, now: float) -> None:
         if not sending.pumping:
@@ -520,7 +528,7 @@ class Prober:
         self._sending = _Sending(job, token, until, self._around.steady(peers), offered=set(peers), pool=pool)
         job.tries += 1
         for name in peers:
-            self._tell(name, ProbeOffer(token))
+            self._tell(name, ProbeInvite(token))
 
     # ---- what, and when --------------------------------------------------------------------------------------------
 
@@ -555,5 +563,5 @@ class Prober:
         for region in sorted(regions - jobs.keys()):
             jobs[region] = self._jobs.new(now + self._around.rank(region) * self._config.rank_wait)
 
-    def _tell(self, name: str, message: Probe | ProbeEnd | ProbeOffer | Uplink | Hush) -> None:
+    def _tell(self, name: str, message: ProbeRequest | ProbeEnd | ProbeInvite | UplinkRate | SuppressProbes) -> None:
         self._actions.append(Tell(name, message))

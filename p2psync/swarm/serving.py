@@ -10,7 +10,7 @@ together would have.
 
 from __future__ import annotations
 
-from p2psync.protocol.messages import Have, Reject, Request
+from p2psync.protocol.messages import Bitfield, Reject, Request
 from p2psync.swarm.actions import SendChunk
 from p2psync.swarm.ground import Ground
 from p2psync.swarm.outflow import Outflow
@@ -150,7 +150,7 @@ class Serving:
     def tell_all(self, short: bytes, transfer: Transfer, name: str) -> None:
         """Tell a peer all that is held of a manifest."""
         if not transfer.silent and transfer.held.any():
-            self._ground.send(name, Have(short, pack_bitmap(transfer.held)))
+            self._ground.send(name, Bitfield(short, pack_bitmap(transfer.held)))
 
     def _limit(self, peer: Peer, transfer: Transfer) -> int:
         """Bytes that may be on their way to the kernel: two chunks, so that one follows the other, or one for each

@@ -38,7 +38,7 @@ class Trees:
         """This is the plan now."""
         self.plan = plan
         self.above = frozenset(plan.peers[place.parent] for place in plan.places if place.parent >= 0)
-        self.parents = self.above | {plan.peers[peer] for peer in plan.roots}
+        self.parents = self.above | {plan.peers[peer] for peer in plan.co_publishers}
         self.children = [[plan.peers[child] for child in place.children] for place in plan.places]
         self.first_hops = frozenset(name for names in self.children for name in names)
         self._by_revision.pop(plan.revision, None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from p2psync.membership.runs import Refusal
-from p2psync.protocol.versions import Position, Step
+from p2psync.protocol.versions import PathStep, Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class OpenStage:
     """
 
     walk: int
-    path: tuple[Step, ...]
+    path: tuple[PathStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """Have the swarm fetch these chunks of a manifest (and offer them)."""
 
-    step: Step
+    step: PathStep
     wanted: tuple[int, ...]
 
 

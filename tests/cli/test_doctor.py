@@ -98,8 +98,8 @@ def test_gpus_are_read_from_the_driver(tmp_path: Path) -> None:
 
 
 def test_a_broken_compiler_is_missing_and_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "p2psync.delta.kernels.weights", None)
-    monkeypatch.delattr("p2psync.delta.kernels.weights", raising=False)
+    monkeypatch.setitem(sys.modules, "p2psync.delta.kernels.unit_loops", None)
+    monkeypatch.delattr("p2psync.delta.kernels.unit_loops", raising=False)
     finding = mended(doctor_machine.compiler())
     assert (finding.state, finding.needed) == ("missing", True)
 

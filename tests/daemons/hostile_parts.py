@@ -16,9 +16,9 @@ from p2psync.protocol.messages import (
     MAGIC,
     PROTOCOL,
     SHORT_ID_BYTES,
+    Bitfield,
     Chunk,
     Control,
-    Have,
     Hello,
     Message,
     Request,
@@ -62,7 +62,7 @@ class Liar:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(encode_control(hello(self.node)))
         for short, manifest in self._manifests.items():
-            writer.write(encode_control(Have(short, b"\xff" * (manifest.chunks // 8 + 1))))
+            writer.write(encode_control(Bitfield(short, b"\xff" * (manifest.chunks // 8 + 1))))
         frames = FrameReader()
         while data := await reader.read(65536):
             for message in frames.feed(data):

@@ -28,10 +28,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import fuzz_judge
+import fuzz_checks
 import fuzz_manifests
 import fuzz_mutations
-from fuzz_samples import Sample, make_pool
+from fuzz_samples import FuzzSample, make_pool
 
 from p2psync.errors import FormatError, TrustError
 
@@ -77,18 +77,18 @@ def run(seed: int, begin: int, end: int, note: Callable[[int], None] = lambda _:
     return report
 
 
-def prepare(seed: int, number: int, pool: list[Sample]) -> tuple[str, Callable[[], None]]:
+def prepare(seed: int, number: int, pool: list[FuzzSample]) -> tuple[str, Callable[[], None]]:
     """How an input was made, and what decodes and judges it."""
     choice = random.Random(seed << 40 | number)
     kind = choice.random()
     if kind < 0.85:
         given = fuzz_mutations.draw(choice, pool)
-        return given.how, lambda: fuzz_judge.chunk(given)
+        return given.how, lambda: fuzz_checks.chunk(given)
     if kind < 0.97:
         body, how = fuzz_manifests.draw_body(choice, pool)
-        return how, lambda: fuzz_judge.body(body)
+        return how, lambda: fuzz_checks.body(body)
     data, how = fuzz_manifests.draw_signed(choice, pool)
-    return how, lambda: fuzz_judge.signed(data)
+    return how, lambda: fuzz_checks.signed(data)
 
 
 def _try(report: Report, number: int, how: str, judge: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import zstandard
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from fuzz_samples import Sample, plain_rows
+from fuzz_samples import FuzzSample, plain_rows
 
 from p2psync.protocol.manifest import sign
 
@@ -33,7 +33,7 @@ _OTHER: tuple[Any, ...] = (
 _COMPRESSOR = zstandard.ZstdCompressor(level=1)
 
 
-def draw_body(choice: random.Random, pool: Sequence[Sample]) -> tuple[bytes, str]:
+def draw_body(choice: random.Random, pool: Sequence[FuzzSample]) -> tuple[bytes, str]:
     """A hostile body, and how it was made."""
     sample = choice.choice(pool)
     fields = msgspec.to_builtins(sample.manifest, builtin_types=(bytes,))
@@ -57,7 +57,7 @@ def draw_body(choice: random.Random, pool: Sequence[Sample]) -> tuple[bytes, str
             return msgspec.msgpack.encode(fields), "manifest packed table"
 
 
-def draw_signed(choice: random.Random, pool: Sequence[Sample]) -> tuple[bytes, str]:
+def draw_signed(choice: random.Random, pool: Sequence[FuzzSample]) -> tuple[bytes, str]:
     """A hostile signed manifest, and how it was made; a body that is properly signed may be hostile itself."""
     sample = choice.choice(pool)
     if choice.random() < 0.5:
@@ -138,7 +138,7 @@ def _table(choice: random.Random, rows: list[Any]) -> Any:
     return choice.choice((rows, rows, rows, [rows], rows[:-1]))
 
 
-def _packed(choice: random.Random, sample: Sample) -> bytes:
+def _packed(choice: random.Random, sample: FuzzSample) -> bytes:
     """A table whose packing lies."""
     raw = msgspec.msgpack.encode(sample.manifest.rows())
     frame = _COMPRESSOR.compress(raw)

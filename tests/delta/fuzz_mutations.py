@@ -11,11 +11,11 @@ import fuzz_tight
 import numpy as np
 import zstandard
 from delta_parts import random_units
-from fuzz_pieces import BYTES, EXTREMES, apart, number, pack, some_stream
-from fuzz_samples import Sample, other_rows
+from fuzz_samples import FuzzSample, other_rows
+from fuzz_values import EDGE_BYTES, EDGE_NUMBERS, apart, number, pack, some_stream
 
 from p2psync.delta.container import MAX_CHUNK_BYTES
-from p2psync.delta.history import History, Past
+from p2psync.delta.history import ChangeHistory, HistoryLookup
 from p2psync.delta.streams import pack_streams, read_varint, varint
 from p2psync.delta.tensors import Row, Units
 
@@ -34,17 +34,17 @@ class Input:
     block_units: int
     base: Base
     how: str
-    history: Past | None = None
+    history: HistoryLookup | None = None
 
 
-def draw(choice: random.Random, pool: Sequence[Sample]) -> Input:
+def draw(choice: random.Random, pool: Sequence[FuzzSample]) -> Input:
     """One hostile input."""
     # The first two are large, and seldom tell more than the others.
     sample = choice.choice(pool[:2] if choice.random() < 0.04 else pool[2:])
     data = choice.choice(sample.chunks)
     given = Input(data, sample.rows, sample.block_units, sample.old.__getitem__, "", sample.history)
     if sample.history is not None and choice.random() < 0.05:
-        other = choice.choice((None, {}.get, lambda row: History(choice.choice((0, 64, 1 << 20)))))
+        other = choice.choice((None, {}.get, lambda row: ChangeHistory(choice.choice((0, 64, 1 << 20)))))
         given = replace(given, history=other, how="other history")
     if choice.random() < 0.15:
         given = _against(choice, given, sample, pool)
@@ -56,7 +56,7 @@ def draw(choice: random.Random, pool: Sequence[Sample]) -> Input:
     return replace(given, data=data, how=f"{given.how} {name}".strip())
 
 
-def _against(choice: random.Random, given: Input, sample: Sample, pool: Sequence[Sample]) -> Input:
+def _against(choice: random.Random, given: Input, sample: FuzzSample, pool: Sequence[FuzzSample]) -> Input:
     """The same chunk, read against something else."""
     old = sample.old
     rng = np.random.default_rng(choice.getrandbits(32))
@@ -98,7 +98,7 @@ def _of(row: Row) -> Units:
 # --- bytes as they are
 
 
-def flip(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
+def flip(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
     """Turn bits, mostly where the structure is: near the beginning."""
     forged = bytearray(data)
     for _ in range(choice.choice((1, 1, 2, 8))):
@@ -107,14 +107,14 @@ def flip(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
     return bytes(forged)
 
 
-def poke(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
+def poke(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
     """Set a byte to a value at some edge."""
     forged = bytearray(data)
-    forged[choice.randrange(min(len(forged), 400))] = choice.choice(BYTES)
+    forged[choice.randrange(min(len(forged), 400))] = choice.choice(EDGE_BYTES)
     return bytes(forged)
 
 
-def splice(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
+def splice(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
     """Delete, insert, repeat or move some bytes."""
     at, size = choice.randrange(len(data)), choice.choice((1, 2, 5, 9, 100))
     match choice.randrange(4):
@@ -129,30 +129,30 @@ def splice(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
             return data[:at] + data[other : other + size] + data[at + size :]
 
 
-def cut(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
+def cut(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
     """Cut off the end, or the beginning."""
     at = choice.randrange(len(data))
     return (data[:at] if choice.random() < 0.8 else data[at:]) or b"\0"
 
 
-def extend(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
+def extend(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
     """Let something follow."""
     other = choice.choice(choice.choice(pool[2:]).chunks)
     return data + choice.choice((b"\0", choice.randbytes(9), bytes(5000), data, other))
 
 
-def cross(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
+def cross(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
     """The beginning of one chunk and the end of another."""
     other = choice.choice(choice.choice(pool).chunks)
     return data[: choice.randrange(len(data))] + other[choice.randrange(len(other)) :] or b"\0"
 
 
-def profile(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
+def profile(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
     """Claim to be of another profile, or not a chunk at all."""
     return bytes((choice.choice((0x70, 0x70, 0x70, 0x71)), choice.choice((0, 1, 2, 2, 3, 255)))) + data[2:]
 
 
-def lengths(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
+def lengths(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
     """Rewrite one of the numbers that a chunk begins with."""
     view, at = memoryview(data), 2
     try:
@@ -167,7 +167,7 @@ def lengths(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes
 # --- parts before they are packed
 
 
-def streams(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
+def streams(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
     """Profile `fast`: change one stream before compression. Others: as `parts`."""
     if data[:2] != _FAST:
         return parts(choice, data, pool)
@@ -175,14 +175,14 @@ def streams(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes
     return _FAST + pack(choice, some_stream(choice, list(found))) if found else data
 
 
-def parts(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
+def parts(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
     """Profile `tight`: change tables, heads, symbols, signs or the rest. Others: as `streams`."""
     if data[0] == 0x70 and len(data) > 1 and data[1] in fuzz_tight.CODES:
         return fuzz_tight.parts(choice, data, pool)
     return streams(choice, data, pool) if data[:2] == _FAST else flip(choice, data, pool)
 
 
-def bomb(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
+def bomb(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
     """Little that claims, or unpacks to, much."""
     size = choice.choice(_BOMBS)
     piece = choice.choice((b"\0", b"\0\0\1", b"\4\0\1", b"\0\0\x80\x80\4", b"\2\0", b"\6\0", b"\xff", b"\1\1\1"))
@@ -201,7 +201,7 @@ def bomb(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
         found[first + choice.choice((1, 2))] = raw
         return fuzz_tight.put_together(found)
     many = [b""] * 13
-    many[0] = choice.choice((raw, b"\0\0" + varint(choice.choice(EXTREMES)), b"\0\0\1" * 3))
+    many[0] = choice.choice((raw, b"\0\0" + varint(choice.choice(EDGE_NUMBERS)), b"\0\0\1" * 3))
     for k in range(1, 13):
         many[k] = choice.choice((b"", b"", b"\0" * choice.choice((1, size // 4, size)), b"\xff" * size))
     return (_FAST if choice.random() < 0.8 else _TIGHT) + pack_streams(many)

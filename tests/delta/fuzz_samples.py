@@ -12,7 +12,7 @@ from blake3 import blake3
 from delta_parts import DTYPES, GRID, change, random_units, spec
 
 from p2psync.delta.container import PROFILES, ChunkEncoder
-from p2psync.delta.history import History, Past
+from p2psync.delta.history import ChangeHistory, HistoryLookup
 from p2psync.delta.tensors import DTYPE_BITS, Row, TensorSpec, Units
 from p2psync.protocol.manifest import Manifest, pack_table
 
@@ -23,7 +23,7 @@ _DENSITIES = (1e-4, 0.003, 0.01, 0.04, 0.3, 0.9, 1.0)
 
 
 @dataclass(frozen=True)
-class Sample:
+class FuzzSample:
     """One delta: its table, its tensors before, and its chunks of one profile."""
 
     rows: tuple[Row, ...]
@@ -31,7 +31,7 @@ class Sample:
     block_units: int
     chunks: tuple[bytes, ...]
     manifest: Manifest
-    history: Past | None = None
+    history: HistoryLookup | None = None
 
     @property
     def tight(self) -> bool:
@@ -46,7 +46,7 @@ def law_step(rng: np.random.Generator, count: int, density: float) -> tuple[Unit
     return (masters.view(np.uint32) >> 16).astype(np.uint16), (moved.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def make_sample(seed: int, *, large: bool = False) -> Sample:
+def make_sample(seed: int, *, large: bool = False) -> FuzzSample:
     """A delta of 1 to 10 tensors; `large`: of up to a million units each."""
     choice, rng = random.Random(seed), np.random.default_rng(seed)
     rows, old, new = [], [], []
@@ -67,7 +67,7 @@ def make_sample(seed: int, *, large: bool = False) -> Sample:
         new.append(after if row.after else None)
     block_units = choice.choice((GRID, GRID, 1 << 17, 1 << 19, 1 << 20))
     chunk_bytes = choice.choice((4096, 1 << 14, 1 << 18, 4 << 20))
-    history = _past(rows, choice, rng) if profile == "tight" and choice.random() < 0.5 else None
+    history = _histories(rows, choice, rng) if profile == "tight" and choice.random() < 0.5 else None
     encoder = ChunkEncoder(rows, block_units=block_units, chunk_bytes=chunk_bytes, profile=profile, history=history)
     chunks, first_rows = [], []
     for k in range(len(rows)):
@@ -78,23 +78,23 @@ def make_sample(seed: int, *, large: bool = False) -> Sample:
         chunks.append(chunk.data)
         first_rows.append(chunk.first_row)
     manifest = _manifest(rows, chunks, first_rows, profile, block_units, encoder)
-    return Sample(tuple(rows), tuple(old), block_units, tuple(chunks), manifest, history)
+    return FuzzSample(tuple(rows), tuple(old), block_units, tuple(chunks), manifest, history)
 
 
-def _past(rows: Sequence[Row], choice: random.Random, rng: np.random.Generator) -> Past:
+def _histories(rows: Sequence[Row], choice: random.Random, rng: np.random.Generator) -> HistoryLookup:
     """Any directions of none, few, many or all units; some tensors have none."""
-    found: dict[int, History] = {}
+    found: dict[int, ChangeHistory] = {}
     for index, row in enumerate(rows):
         if row.spec.width == 2 and choice.random() < 0.8:
-            history = found[index] = History(row.spec.count)
+            history = found[index] = ChangeHistory(row.spec.count)
             for words, share in ((history.known, choice.choice((0.0, 0.02, 0.5, 0.5, 0.95, 1.0))), (history.down, 0.5)):
                 words[:] = np.packbits(rng.random(64 * words.size) < share).view(np.uint64)
     return found.get
 
 
-def make_pool(seed: int, size: int) -> list[Sample]:
+def make_pool(seed: int, size: int) -> list[FuzzSample]:
     """Samples that have chunks, every other one `tight` ones; the first two are large."""
-    pool: list[Sample] = []
+    pool: list[FuzzSample] = []
     number = seed * 1_000_003
     while len(pool) < size:
         sample = make_sample(number, large=len(pool) < 2)

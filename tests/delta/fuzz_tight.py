@@ -6,8 +6,8 @@ import functools
 import random
 from collections.abc import Sequence
 
-from fuzz_pieces import apart, content, number, numbers, pack, some_stream
-from fuzz_samples import Sample
+from fuzz_samples import FuzzSample
+from fuzz_values import apart, content, number, numbers, pack, some_stream
 
 from p2psync.delta.container import MAX_CHUNK_BYTES
 from p2psync.delta.streams import pack_streams, read_varint, unpack_streams, varint
@@ -17,7 +17,7 @@ CODES = (2, 3)
 _KNOWN, _SIGNS = 3, 6
 
 
-def parts(choice: random.Random, data: bytes, pool: Sequence[Sample]) -> bytes:
+def parts(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
     """Change tables, heads, symbols, signs or the rest."""
     split = take_apart(data)
     if split is None:
@@ -72,7 +72,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         return 0, at
 
 
-def _rest(choice: random.Random, rest: bytes, pool: Sequence[Sample]) -> bytes:
+def _rest(choice: random.Random, rest: bytes, pool: Sequence[FuzzSample]) -> bytes:
     found = apart(rest, 13) if rest else None
     if found is not None and choice.random() < 0.7:
         return pack(choice, some_stream(choice, list(found)))
@@ -147,7 +147,7 @@ def put_together(found: Sequence[bytes]) -> bytes:
     """The inverse of `take_apart`."""
     done = []
     for first in range(0, len(found) // _KNOWN * _KNOWN, _KNOWN):
-        tables, heads, bits = found[first : first + 3]
-        done += [pack_streams([tables, heads]) if tables or heads else b"", bits]
+        tables, headers, bits = found[first : first + 3]
+        done += [pack_streams([tables, headers]) if tables or headers else b"", bits]
     done += found[len(found) // _KNOWN * _KNOWN :]
     return bytes((0x70, CODES[len(found) > _SIGNS])) + b"".join([*map(varint, map(len, done)), *done])

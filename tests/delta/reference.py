@@ -52,7 +52,7 @@ def read_chunk(data: bytes, rows: Sequence[Row], block_units: int) -> list[dict[
             if byte < 128:
                 return value
 
-    heads = []
+    headers = []
     row, index = 0, -1
     while streams[0]:
         word, offset = head_varint(), head_varint()
@@ -61,11 +61,11 @@ def read_chunk(data: bytes, rows: Sequence[Row], block_units: int) -> list[dict[
         width = rows[row].spec.width
         span = min(block_units, 2**21 // width)
         units = min(span, rows[row].spec.count - index * span)
-        heads.append((row, index * span, units, word % 4, units if word % 4 == 2 else head_varint()))
-    assert all(a[:2] < b[:2] for a, b in pairwise(heads))
+        headers.append((row, index * span, units, word % 4, units if word % 4 == 2 else head_varint()))
+    assert all(a[:2] < b[:2] for a, b in pairwise(headers))
 
     blocks = []
-    for row, start, _, mode, n in heads:
+    for row, start, _, mode, n in headers:
         width = rows[row].spec.width
         positions = range(n)
         if mode != 2:

@@ -11,7 +11,7 @@ from p2psync.delta.tensors import Row
 
 Steps = dict[tuple[int, int], int]
 #: Of a row, which may have none: for each unit whether it is known, and whether it went down last.
-Past = Callable[[int], Sequence[Sequence[int]] | None]
+HistoryLookup = Callable[[int], Sequence[Sequence[int]] | None]
 
 
 def read_chunk(
@@ -19,7 +19,7 @@ def read_chunk(
     rows: Sequence[Row],
     block_units: int,
     base: Callable[[int], Sequence[int]],
-    past: Past = lambda row: None,
+    history: HistoryLookup = lambda row: None,
 ) -> list[Steps]:
     """For each block, in rising order, the steps, as {(row, unit): step}."""
     if data[1] == 1:
@@ -33,12 +33,12 @@ def read_chunk(
         meta, symbols, known_meta, known_symbols, signs, rest = cut(data, 6)
 
         def known(row: int, unit: int) -> bool:
-            bits = past(row)
+            bits = history(row)
             return bits is not None and bits[0][unit] == 1
 
         found = read_part(meta, symbols, *given, lambda row, unit: not known(row, unit))
         steps = read_part(known_meta, known_symbols, *given, known, signed=not signs)
-        found = join(found, turn(steps, signs, past) if signs else steps, min(block_units, 1 << 20))
+        found = join(found, turn(steps, signs, history) if signs else steps, min(block_units, 1 << 20))
     if rest:
         found += reference.read_chunk(b"\x70\x01" + rest, rows, block_units)
     return sorted(found, key=min)
@@ -70,9 +70,9 @@ def read_part(
     found: list[Steps] = []
     if not meta:
         return found
-    tables, heads = streams(meta)
+    tables, headers = streams(meta)
     window, shifts, owners, extra_owners = read_tables(tables)
-    for row, start, units, sizes, first, last in read_heads(heads, rows, block_units, len(shifts)):
+    for row, start, units, sizes, first, last in read_block_headers(headers, rows, block_units, len(shifts)):
         old = [int(unit) for unit in base(row)[start : start + units]]
         bits = Bits(symbols[first:last])
         while bits.take(1) == 0:
@@ -84,35 +84,35 @@ def read_part(
                 places[class_of(old[unit - start], window)].append(unit)
         steps: Steps = {}
         for c, size in enumerate(sizes):
-            rank = -1
+            index = -1
             for _ in range(size):
                 gap, step = read_change(bits, shifts[c], owners[c], extra_owners[c], signed)
-                rank += gap + 1
-                steps[row, places[c][rank]] = step
+                index += gap + 1
+                steps[row, places[c][index]] = step
         assert bits.at == 8 * len(bits.data)
         assert bits.state == 0
         found.append(dict(sorted(steps.items())))
     return found
 
 
-def turn(blocks: list[Steps], signs: bytes, past: Past) -> list[Steps]:
+def turn(blocks: list[Steps], signs: bytes, history: HistoryLookup) -> list[Steps]:
     """The blocks, whose steps are all positive, with their signs."""
     rice, usual = divmod(signs[0], 2)
     count, at = varint(signs, 1)
-    bits, place, surprises = Bits(signs[at:]), -1, set()
+    bits, place, residuals = Bits(signs[at:]), -1, set()
     for _ in range(count):
         high = 0
         while bits.take(1):
             high += 1
         place += (high << rice) + bits.take(rice) + 1
-        surprises.add(place)
+        residuals.add(place)
     turned, passed = [], 0
     for steps in blocks:
         turned.append({})
         for (row, unit), step in steps.items():
-            bits_of = past(row)
+            bits_of = history(row)
             assert bits_of is not None
-            goes_on = usual == 1 if passed not in surprises else usual == 0
+            goes_on = usual == 1 if passed not in residuals else usual == 0
             down = (bits_of[1][unit] == 1) == goes_on
             turned[-1][row, unit] = -step % 65536 if down else step
             passed += 1
@@ -191,10 +191,10 @@ def spread(levels: list[int]) -> list[int]:
     return owners
 
 
-def read_heads(
+def read_block_headers(
     data: bytes, rows: Sequence[Row], block_units: int, classes: int
 ) -> list[tuple[int, int, int, list[int], int, int]]:
-    heads, at, row, index, sizes, end = [], 0, 0, -1, [0] * classes, 0
+    headers, at, row, index, sizes, end = [], 0, 0, -1, [0] * classes, 0
     while at < len(data):
         step, at = varint(data, at)
         offset, at = varint(data, at)
@@ -206,9 +206,9 @@ def read_heads(
         size, at = varint(data, at)
         span = min(block_units, 1 << 20)
         units = min(span, rows[row].spec.count - index * span)
-        heads.append((row, index * span, units, list(sizes), end, end + size))
+        headers.append((row, index * span, units, list(sizes), end, end + size))
         end += size
-    return heads
+    return headers
 
 
 def class_of(unit: int, window: list[int]) -> int:

@@ -65,14 +65,14 @@ def _sparse(block):
 
 @given(seeds, widths, densities, densities)
 @settings(max_examples=80, deadline=None)
-def test_composing_is_the_difference_of_the_ends(seed, dtype, first, second):
+def test_composed_blocks_lead_from_first_base_to_last_version(seed, dtype, first, second):
     a, b, c = chain(seed, dtype, first, second)
     assert equal(join(between(a, b), between(b, c)), between(a, c))
 
 
 @given(seeds, widths, densities, densities, densities)
 @settings(max_examples=60, deadline=None)
-def test_composing_associates(seed, dtype, first, second, third):
+def test_compose_is_associative(seed, dtype, first, second, third):
     a, b, c, d = chain(seed, dtype, first, second, third)
     p, q, r = between(a, b), between(b, c), between(c, d)
     assert equal(join(join(p, q), r), join(p, join(q, r)))
@@ -80,7 +80,7 @@ def test_composing_associates(seed, dtype, first, second, third):
 
 @given(seeds, widths, densities)
 @settings(max_examples=40, deadline=None)
-def test_a_block_and_its_inverse_are_nothing(seed, dtype, density):
+def test_block_composed_with_its_inverse_is_none(seed, dtype, density):
     a, b = chain(seed, dtype, density)
     block = between(a, b)
     if block is not None:
@@ -89,7 +89,7 @@ def test_a_block_and_its_inverse_are_nothing(seed, dtype, density):
         assert equal(invert(block), between(b, a))
 
 
-def test_dense_and_sparse_blocks_compose_in_either_order():
+def test_compose_mixes_dense_and_sparse_blocks():
     dense = Block(0, 0, 4, None, np.array([1, 2, 3, 4], np.uint16))
     sparse = Block(0, 0, 4, np.array([1, 3], np.uint32), np.array([5, 65532], np.uint16))
     for result in (compose(dense, sparse), compose(sparse, dense)):
@@ -99,7 +99,7 @@ def test_dense_and_sparse_blocks_compose_in_either_order():
     assert compose(Block(0, 0, 2, None, np.array([1, 2], np.uint16)), undo) is None
 
 
-def test_blocks_of_different_places_do_not_compose():
+def test_compose_refuses_blocks_of_different_ranges():
     one = Block(0, 0, 4, np.array([1], np.uint32), np.array([5], np.uint16))
     others = [
         Block(1, 0, 4, one.positions, one.steps),
@@ -112,7 +112,7 @@ def test_blocks_of_different_places_do_not_compose():
             compose(one, other)
 
 
-def test_blocks_beyond_2_to_the_31_units_compose_and_invert_without_the_tensor():
+def test_compose_and_invert_work_beyond_2_to_the_31_units():
     generator = np.random.default_rng(1)
     a, b = (sparse_block(generator, np.dtype("<u2"), GRID, 500, start=FAR) for _ in range(2))
     both = compose(a, b)
@@ -122,7 +122,7 @@ def test_blocks_beyond_2_to_the_31_units_compose_and_invert_without_the_tensor()
 
 @given(seeds, widths, densities)
 @settings(max_examples=40, deadline=None)
-def test_applying_adds_what_it_says_to_the_digest(seed, dtype, density):
+def test_apply_with_digest_returns_the_digest_change(seed, dtype, density):
     old, new = chain(seed, dtype, density)
     one = spec(dtype, old.shape)
     block = between(old, new)
@@ -136,7 +136,7 @@ def test_applying_adds_what_it_says_to_the_digest(seed, dtype, density):
     assert (digest_units(one, old) + change_of_digest) % MODULUS == digest_units(one, new)
 
 
-def test_applying_to_a_wrong_base_or_twice_gives_another_change_of_digest():
+def test_apply_to_a_wrong_base_or_twice_changes_the_digest_otherwise():
     old, new = chain(3, "BF16", 0.1)
     one, block = spec(shape=old.shape), between(old, new)
     live = old.copy()
@@ -149,7 +149,7 @@ def test_applying_to_a_wrong_base_or_twice_gives_another_change_of_digest():
 
 @given(seeds, widths, densities)
 @settings(max_examples=40, deadline=None)
-def test_scattering_what_was_gathered_undoes_an_apply(seed, dtype, density):
+def test_scatter_of_gathered_bits_undoes_an_apply(seed, dtype, density):
     old, new = chain(seed, dtype, density)
     block = between(old, new)
     if block is None:
@@ -163,7 +163,7 @@ def test_scattering_what_was_gathered_undoes_an_apply(seed, dtype, density):
 
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize("density", [0.05, 1.0])
-def test_weights_may_lie_at_any_byte(dtype, density):
+def test_apply_works_at_any_alignment(dtype, density):
     old, new = chain(4, dtype, density)
     one, block = spec(dtype, old.shape), between(old, new)
     memory = bytearray(misaligned(old).base[: 1 + old.nbytes])
@@ -178,7 +178,7 @@ def test_weights_may_lie_at_any_byte(dtype, density):
 
 @given(seeds, widths, densities)
 @settings(max_examples=40, deadline=None)
-def test_nothing_outside_a_block_is_touched(seed, dtype, density):
+def test_apply_writes_nothing_outside_the_block(seed, dtype, density):
     a, b = chain(seed, dtype, density, count=300)
     block = between(a, b)
     if block is None:
@@ -206,7 +206,7 @@ def test_nothing_outside_a_block_is_touched(seed, dtype, density):
         Block(0, 0, 20, None, np.ones(20, np.uint32)),
     ],
 )
-def test_a_block_that_does_not_lie_within_the_weights_is_refused_whole(block):
+def test_apply_refuses_a_block_outside_the_weights_without_writing(block):
     live = np.zeros(100, np.uint16)
     for act in (
         lambda: apply_block(live, block),
@@ -219,7 +219,7 @@ def test_a_block_that_does_not_lie_within_the_weights_is_refused_whole(block):
     assert not live.any()
 
 
-def test_read_only_weights_are_refused():
+def test_apply_refuses_read_only_weights():
     live = misaligned(np.zeros(10, np.uint16))
     with pytest.raises(ValueError, match="read-only"):
         apply_block(live, Block(0, 0, 10, np.array([0], np.uint32), np.array([1], np.uint16)))
@@ -227,7 +227,7 @@ def test_read_only_weights_are_refused():
 
 @given(seeds, widths, densities, st.sampled_from([(16, 18), (18, 16), (17, 17), (16, 20), (20, 16)]))
 @settings(max_examples=30, deadline=None)
-def test_another_block_size_carries_the_same_change(seed, dtype, density, sizes):
+def test_reblock_keeps_the_change(seed, dtype, density, sizes):
     generator = np.random.default_rng(seed)
     one = spec(dtype, (generator.integers(1, 300_000),))
     rows = [Row(one, True, True)] * 2
@@ -248,14 +248,14 @@ def _blocks(one, old, new, block_units):
     return blocks
 
 
-def test_splitting_and_merging_beyond_2_to_the_31_units():
+def test_split_and_merge_work_beyond_2_to_the_31_units():
     block = sparse_block(np.random.default_rng(2), np.dtype("<u2"), 4 * GRID, 900, start=2**33)
     parts = list(split_block(block, GRID))
     assert [part.start for part in parts] == [2**33 + k * GRID for k in range(4)]
     assert same(merge_blocks(parts, 2**33, 4 * GRID), block)
 
 
-def test_dense_parts_without_a_gap_merge_into_a_dense_block_and_others_into_a_sparse_one():
+def test_merge_is_dense_only_for_dense_parts_without_gaps():
     dense = Block(0, 0, 8, None, np.arange(1, 9, dtype=np.uint16))
     a, b = split_block(dense, 4)
     assert same(merge_blocks([a, b], 0, 8), dense)

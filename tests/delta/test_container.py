@@ -66,18 +66,18 @@ def check_round_trip(rows, old, new, **options):
 
 @given(deltas(), st.sampled_from([4096, 1 << 16, 4 << 20]), st.sampled_from([1 << 16, 1 << 17, 1 << 20]))
 @settings(max_examples=60, deadline=None)
-def test_any_delta_survives(delta, chunk_bytes, block_units):
+def test_container_round_trips_any_delta(delta, chunk_bytes, block_units):
     chunks, blocks = check_round_trip(*delta, chunk_bytes=chunk_bytes, block_units=block_units)
     assert [chunk.blocks for chunk in chunks] == [
         len(decode_chunk(chunk.data, delta[0], block_units)) for chunk in chunks
     ]
-    places = [(block.row, block.start) for block in blocks]
-    assert places == sorted(set(places))
+    block_keys = [(block.row, block.start) for block in blocks]
+    assert block_keys == sorted(set(block_keys))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("state", STATES)
-def test_every_dtype_carries_every_bit_pattern(dtype, state):
+def test_container_round_trips_every_bit_pattern_of_every_dtype(dtype, state):
     unit = spec(dtype).unit
     values = special(unit)
     old, new = np.repeat(values, values.size), np.tile(values, values.size)
@@ -90,7 +90,7 @@ def test_every_dtype_carries_every_bit_pattern(dtype, state):
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 5), (1,)])
-def test_scalars_and_empty_tensors(shape, state):
+def test_container_round_trips_scalars_and_empty_tensors(shape, state):
     row = Row(spec("F32", shape), *state)
     units = np.full(row.spec.count, 0x7FC00001, np.uint32)
     old = units if row.before else None
@@ -99,7 +99,7 @@ def test_scalars_and_empty_tensors(shape, state):
     assert len(chunks) == min(1, row.spec.count)
 
 
-def test_an_added_tensor_of_zeros_needs_no_chunk_and_counts_in_the_digest():
+def test_added_tensor_of_zeros_has_no_chunk_but_a_digest():
     row = Row(spec(shape=(100,)), False, True)
     chunks, encoder = encode([row], [None], [np.zeros(100, np.uint16)])
     assert chunks == []
@@ -107,7 +107,7 @@ def test_an_added_tensor_of_zeros_needs_no_chunk_and_counts_in_the_digest():
     assert (encoder.changed, encoder.total) == (0, 100)
 
 
-def test_a_version_without_a_change_has_no_chunk():
+def test_encoder_makes_no_chunk_without_changes():
     units = np.arange(100_000, dtype=np.uint16)
     chunks, encoder = encode([Row(spec(shape=(100_000,)), True, True)], [units], [units.copy()])
     assert chunks == []
@@ -115,14 +115,14 @@ def test_a_version_without_a_change_has_no_chunk():
 
 
 @pytest.mark.parametrize("kind", [Kind.HEADER, Kind.FILE])
-def test_headers_and_files_travel_as_bytes(kind):
+def test_container_round_trips_headers_and_files(kind):
     old = np.frombuffer(b'{"step": 1, "lr": 1e-6}' * 40, np.uint8)
     new = np.frombuffer(b'{"step": 2, "lr": 1e-6}' * 40, np.uint8)
     check_round_trip([Row(TensorSpec(kind, "config.json", "U8", old.shape), True, True)], [old], [new])
 
 
 @pytest.mark.parametrize("dtype", WIDTHS)
-def test_memory_maps_at_odd_addresses_give_the_same_chunks(dtype):
+def test_encoder_reads_memory_maps_at_odd_addresses(dtype):
     generator = np.random.default_rng(1)
     row = Row(spec(dtype, (GRID + 99,)), True, True)
     old = random_units(generator, row.spec.unit, row.spec.count)
@@ -137,12 +137,12 @@ def three_rows(seed=2, density=0.02):
     return rows, old, [change(generator, units, density, "little") for units in old]
 
 
-def test_the_same_input_gives_the_same_bytes():
+def test_encoder_is_deterministic():
     delta = three_rows()
     assert encode(*delta)[0] == encode(*delta)[0]
 
 
-def test_threads_do_not_disturb_one_another():
+def test_encoders_of_several_threads_are_independent():
     deltas = [three_rows(seed) for seed in range(4)]
     alone = [encode(*delta)[0] for delta in deltas]
     with ThreadPoolExecutor(4) as pool:
@@ -150,7 +150,7 @@ def test_threads_do_not_disturb_one_another():
             assert [chunks for chunks, _ in pool.map(lambda delta: encode(*delta), deltas)] == alone
 
 
-def test_blocks_give_the_same_chunks_as_the_tensors_that_they_were_taken_from():
+def test_add_block_gives_the_same_chunks_as_add():
     rows, old, new = three_rows()
     chunks, _ = encode(rows, old, new)
     assert encode_blocks(rows, decode(chunks, rows)) == chunks
@@ -167,7 +167,7 @@ def test_chunks_decode_in_any_order(random):
         np.testing.assert_array_equal(live, units)
 
 
-def test_chunks_say_which_rows_they_hold_and_leave_no_block_out():
+def test_chunks_name_their_rows_and_hold_every_block():
     rows, old, new = three_rows()
     chunks, _ = encode(rows, old, new, chunk_bytes=8192)
     for chunk in chunks:
@@ -176,14 +176,14 @@ def test_chunks_say_which_rows_they_hold_and_leave_no_block_out():
     assert all(a.last_row <= b.first_row for a, b in pairwise(chunks))
 
 
-def test_a_chunk_leaves_as_soon_as_it_is_full():
+def test_encoder_yields_a_chunk_as_soon_as_it_is_full():
     rows, old, new = three_rows()
     encoder = ChunkEncoder(rows, block_units=GRID, chunk_bytes=8192)
     assert next(iter(encoder.add(0, old[0], new[0]))).last_row == 0
 
 
 @pytest.mark.parametrize("chunk_bytes", [4096, 1 << 14, 1 << 17, 4 << 20])
-def test_chunks_keep_to_their_size_unless_one_block_alone_is_larger(chunk_bytes):
+def test_chunks_exceed_their_size_only_for_a_single_block(chunk_bytes):
     for density in (0.02, 0.5):
         chunks, _ = encode(*three_rows(density=density), chunk_bytes=chunk_bytes)
         assert all(len(chunk.data) <= chunk_bytes + 64 or chunk.blocks == 1 for chunk in chunks)
@@ -192,7 +192,7 @@ def test_chunks_keep_to_their_size_unless_one_block_alone_is_larger(chunk_bytes)
 
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize("block_units", [1 << 16, 1 << 20])
-def test_random_weights_sent_whole_cost_their_own_size_and_a_few_bytes(dtype, block_units):
+def test_random_anchor_takes_its_size_and_a_few_bytes(dtype, block_units):
     generator = np.random.default_rng(3)
     count = (9 << 20) // spec(dtype).width // 4
     row = Row(spec(dtype, (count,)), False, True)
@@ -203,14 +203,14 @@ def test_random_weights_sent_whole_cost_their_own_size_and_a_few_bytes(dtype, bl
         assert max(len(chunk.data) for chunk in chunks) <= MAX_CHUNK_BYTES
 
 
-def test_bf16_anchors_shrink_by_their_exponents():
+def test_bf16_anchor_is_compressed_by_its_exponents():
     weights = np.random.default_rng(4).standard_normal(1 << 20).astype(np.float32) * np.float32(0.03)
     units = (weights.view(np.uint32) >> 16).astype(np.uint16)
     chunks, _ = encode([Row(spec(shape=(1 << 20,)), False, True)], [None], [units], chunk_bytes=1 << 20)
     assert sum(len(chunk.data) for chunk in chunks) < 0.7 * units.nbytes
 
 
-def test_steps_of_one_ulp_at_one_percent_take_about_ten_bits_each():
+def test_fast_takes_ten_bits_a_change_at_one_percent():
     generator = np.random.default_rng(5)
     old = random_units(generator, np.dtype("<u2"), 1 << 21)
     chunks, encoder = encode(
@@ -221,14 +221,14 @@ def test_steps_of_one_ulp_at_one_percent_take_about_ten_bits_each():
 
 @given(deltas(most=2))
 @settings(max_examples=25, deadline=None)
-def test_an_independent_reader_finds_the_same_steps(delta):
+def test_reference_reader_finds_the_same_steps(delta):
     rows, old, new = delta
     for chunk in encode(rows, old, new, chunk_bytes=1 << 20)[0]:
         expected = []
         for block in decode_chunk(chunk.data, rows, GRID):
             where = np.arange(block.count) if block.positions is None else block.positions
-            places = ((block.row, block.start + int(p)) for p in where)
-            expected.append({place: int(s) for place, s in zip(places, block.steps, strict=True) if s})
+            block_keys = ((block.row, block.start + int(p)) for p in where)
+            expected.append({place: int(s) for place, s in zip(block_keys, block.steps, strict=True) if s})
         assert reference.read_chunk(chunk.data, rows, GRID) == expected
 
 
@@ -239,7 +239,7 @@ def far_table():
     return [Row(spec("F8_E4M3", (3, 5)), True, True), Row(spec("BF16", (2**20, 2**15), "x"), True, True)]
 
 
-def test_blocks_beyond_2_to_the_31_units_travel_without_the_tensor():
+def test_container_round_trips_blocks_beyond_2_to_the_31_units():
     rows = far_table()
     generator = np.random.default_rng(6)
     starts = [2**31 - GRID, 2**31, FAR, 2**35 - GRID]
@@ -248,7 +248,7 @@ def test_blocks_beyond_2_to_the_31_units_travel_without_the_tensor():
     assert all(same(a, b) for a, b in zip(found, blocks, strict=True))
 
 
-def test_squashed_and_inverted_blocks_travel():
+def test_container_round_trips_composed_and_inverted_blocks():
     rows = far_table()
     generator = np.random.default_rng(7)
     first, second = (sparse_block(generator, np.dtype("<u2"), GRID, 3000, start=FAR, row=1) for _ in range(2))
@@ -261,7 +261,7 @@ def test_squashed_and_inverted_blocks_travel():
 
 @given(st.integers(0, 2**32), st.sampled_from(WIDTHS), st.floats(0, 1), st.sampled_from([1, 3, 300, 2**62]))
 @settings(max_examples=60, deadline=None)
-def test_blocks_of_any_density_and_size_of_step_survive(seed, dtype, density, most):
+def test_container_round_trips_any_density_and_step_size(seed, dtype, density, most):
     generator = np.random.default_rng(seed)
     row = Row(spec(dtype, (GRID,)), True, True)
     changed = max(1, int(density * GRID))
@@ -288,13 +288,13 @@ def test_decoded_blocks_do_not_share_memory_with_the_chunk():
     assert all(np.array_equal(block.steps, copy) for block, copy in zip(blocks, copies, strict=True))
 
 
-def test_wide_units_get_shorter_blocks():
+def test_wide_units_have_shorter_blocks():
     one = spec("F64", (1 << 20,))
     assert block_count(one, 1 << 20) == 4
     assert block_range(one, 1 << 20, 3) == (3 << 18, 1 << 18)
 
 
-def test_misuse_is_refused():
+def test_encoder_refuses_misuse():
     rows, old, new = three_rows()
     with pytest.raises(FormatError, match="power of two"):
         ChunkEncoder(rows, block_units=3 << 15, chunk_bytes=1 << 16)

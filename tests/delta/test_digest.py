@@ -23,23 +23,23 @@ def rng() -> np.random.Generator:
 
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize("start", [0, 5, 2**31 - 3, 2**32 + 1, 2**45])
-def test_it_is_the_sum_that_the_format_page_defines(dtype, start):
+def test_digest_is_the_sum_of_the_format_page(dtype, start):
     one = spec(dtype, (1000,))
     units = random_units(rng(), one.unit, 200)
     assert digest_units(one, units, start) == reference.digest(one, units, start)
     assert int.from_bytes(tensor_id(one), "little") == reference.tensor_id(one)
 
 
-def test_no_units_add_nothing():
+def test_digest_of_no_units_is_zero():
     assert digest_units(spec(shape=(0,)), np.empty(0, np.uint16)) == 0
 
 
-def test_a_scalar_has_a_digest():
+def test_digest_counts_a_scalar():
     assert digest_units(spec(shape=()), np.zeros(1, np.uint16)) != 0
 
 
 @pytest.mark.parametrize("dtype", WIDTHS)
-def test_parts_add_up_in_any_cut(dtype):
+def test_digests_of_parts_add_up(dtype):
     one = spec(dtype, (5000,))
     units = random_units(rng(), one.unit, 5000)
     whole = digest_units(one, units)
@@ -48,7 +48,7 @@ def test_parts_add_up_in_any_cut(dtype):
 
 
 @pytest.mark.parametrize("dtype", WIDTHS)
-def test_it_reads_unaligned_memory(dtype):
+def test_digest_reads_unaligned_memory(dtype):
     one = spec(dtype, (999,))
     units = random_units(rng(), one.unit, 999)
     assert digest_units(one, misaligned(units)) == digest_units(one, units)
@@ -56,7 +56,7 @@ def test_it_reads_unaligned_memory(dtype):
 
 @given(st.sampled_from(WIDTHS), st.integers(0, 2**32), st.integers(0, 2**40), st.integers(1, 300))
 @settings(max_examples=50, deadline=None)
-def test_a_change_is_the_difference_of_the_ends(dtype, seed, start, count):
+def test_digest_change_is_the_difference_of_both_digests(dtype, seed, start, count):
     generator = np.random.default_rng(seed)
     one = spec(dtype, (1 << 50,))
     old, new = random_units(generator, one.unit, count), random_units(generator, one.unit, count)
@@ -68,7 +68,7 @@ def test_a_change_is_the_difference_of_the_ends(dtype, seed, start, count):
 
 
 @pytest.mark.parametrize("dtype", WIDTHS)
-def test_every_single_flipped_bit_changes_it(dtype):
+def test_digest_detects_every_flipped_bit(dtype):
     one = spec(dtype, (64,))
     units = random_units(rng(), one.unit, 64)
     seen = {digest_units(one, units)}
@@ -80,7 +80,7 @@ def test_every_single_flipped_bit_changes_it(dtype):
     assert len(seen) == 1 + 64 * 8 * one.width
 
 
-def test_every_swap_of_two_different_units_changes_it():
+def test_digest_detects_every_swap_of_units():
     one = spec(shape=(100,))
     units = np.arange(100, dtype=np.uint16)
     seen = {digest_units(one, units)}
@@ -92,7 +92,7 @@ def test_every_swap_of_two_different_units_changes_it():
     assert len(seen) == 1 + 100 * 99 // 2
 
 
-def test_a_doubled_or_missed_step_changes_it():
+def test_digest_detects_a_doubled_or_missed_step():
     one = spec(shape=(4096,))
     old = random_units(rng(), one.unit, 4096)
     new = old.copy()
@@ -102,7 +102,7 @@ def test_a_doubled_or_missed_step_changes_it():
     assert len({digest_units(one, units) for units in (old, new, doubled)}) == 3
 
 
-def test_each_tensor_has_its_own_mix():
+def test_digest_depends_on_the_tensor():
     units = np.arange(50, dtype=np.uint16)
     kinds = [
         spec(shape=(50,)),
@@ -115,14 +115,14 @@ def test_each_tensor_has_its_own_mix():
     assert len({digest_units(one, units) for one in kinds}) == len(kinds)
 
 
-def test_equal_values_at_equal_indices_of_two_tensors_do_not_cancel_when_swapped():
+def test_digest_detects_a_swap_between_tensors():
     a, b = spec(name="a", shape=(3,)), spec(name="b", shape=(3,))
     x, y = np.array([1, 2, 3], np.uint16), np.array([4, 5, 6], np.uint16)
     assert (digest_units(a, x) + digest_units(b, y)) % MODULUS != (digest_units(a, y) + digest_units(b, x)) % MODULUS
 
 
 @pytest.mark.parametrize("dtype", WIDTHS)
-def test_one_input_bit_flips_about_half_of_the_output_bits(dtype):
+def test_mix_flips_half_of_its_bits_for_one_input_bit(dtype):
     one = spec(dtype, (1 << 20,))
     generator = rng()
     flips = np.zeros(128)
@@ -141,7 +141,7 @@ def test_one_input_bit_flips_about_half_of_the_output_bits(dtype):
     assert abs(share.mean() - 0.5) < spread / 8
 
 
-def test_the_mixes_of_neighbours_are_not_correlated():
+def test_mixes_of_neighbours_are_not_correlated():
     key = reference.tensor_id(spec())
     values = [reference.mix(key, i, 0x3F80) for i in range(4000)]
     bits = np.array([[v >> k & 1 for k in range(128)] for v in values]) * 2.0 - 1
@@ -151,14 +151,14 @@ def test_the_mixes_of_neighbours_are_not_correlated():
     assert abs(within).max() < 6 / len(values) ** 0.5
 
 
-def test_the_linear_forms_of_the_mix_meet_only_2_to_60_units_apart():
+def test_linear_forms_of_the_mix_agree_only_2_to_60_units_apart():
     modulus = 1 << 64
     low = 0x9E3779B97F4A7C15 * pow(0x9E3779B1, -1, modulus)
     high = 0xD1B54A32D192ED03 * pow(0x85EBCA77, -1, modulus)
     assert (low - high) % modulus & 0x1F == 0x10
 
 
-def test_bytes_are_little_endian_and_lead_back():
+def test_digest_bytes_are_little_endian_and_invertible():
     assert digest_bytes(1) == b"\1" + bytes(15)
     assert digest_bytes(-1) == b"\xff" * 16
     assert digest_from_bytes(digest_bytes(MODULUS - 5)) == MODULUS - 5
@@ -169,6 +169,6 @@ def test_bytes_are_little_endian_and_lead_back():
 @pytest.mark.parametrize(
     "units", [np.zeros((2, 4), np.uint16), np.zeros(8, np.uint32), np.zeros(8, np.int16), np.zeros(16, np.uint16)[::2]]
 )
-def test_arrays_that_are_not_the_tensors_units_are_refused(units):
+def test_digest_refuses_arrays_of_other_units(units):
     with pytest.raises(ValueError, match="flat, contiguous"):
         digest_units(spec(), units)

@@ -12,7 +12,7 @@ from p2psync.delta.extract import extract_block, extract_with_digest
 
 @given(pairs())
 @settings(max_examples=80, deadline=None)
-def test_a_block_names_every_changed_unit_and_no_other(pair):
+def test_extract_finds_exactly_the_changed_units(pair):
     one, old, new = pair
     block = extract_block(3, old, new, 0, one.count)
     where = np.flatnonzero(old != new)
@@ -31,7 +31,7 @@ def test_a_block_names_every_changed_unit_and_no_other(pair):
 
 @given(pairs(most=5000))
 @settings(max_examples=40, deadline=None)
-def test_the_digest_change_is_that_of_the_ends(pair):
+def test_extract_returns_the_digest_change(pair):
     one, old, new = pair
     ends = (digest_units(one, new) - digest_units(one, old)) % MODULUS
     assert extract_with_digest(one, 0, old, new, 0, one.count)[1] == ends
@@ -40,7 +40,7 @@ def test_the_digest_change_is_that_of_the_ends(pair):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_pair_of_special_values_counts_as_its_bits_say(dtype):
+def test_extract_compares_special_values_by_bits(dtype):
     unit = spec(dtype).unit
     values = special(unit)
     old, new = np.repeat(values, values.size), np.tile(values, values.size)
@@ -49,7 +49,7 @@ def test_every_pair_of_special_values_counts_as_its_bits_say(dtype):
     np.testing.assert_array_equal(block.steps, (new - old)[old != new])
 
 
-def test_zeros_of_both_signs_differ_and_equal_nans_do_not():
+def test_extract_tells_signed_zeros_apart_but_not_equal_nans():
     old = np.array([0x0000, 0x7FC1, 0x7FC1], np.uint16)
     new = np.array([0x8000, 0x7FC1, 0x7FC2], np.uint16)
     np.testing.assert_array_equal(extract_block(0, old, new, 0, 3).positions, [0, 2])
@@ -57,7 +57,7 @@ def test_zeros_of_both_signs_differ_and_equal_nans_do_not():
 
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize("offsets", [(1, 0), (0, 1), (3, 5), (7, 1)])
-def test_arrays_may_begin_at_any_byte_and_be_read_only(dtype, offsets):
+def test_extract_reads_unaligned_and_read_only_arrays(dtype, offsets):
     generator = np.random.default_rng(5)
     one = spec(dtype, (70001,))
     old = random_units(generator, one.unit, one.count)
@@ -70,7 +70,7 @@ def test_arrays_may_begin_at_any_byte_and_be_read_only(dtype, offsets):
 
 
 @pytest.mark.parametrize("count", [1, 7, 63, 64, 65, 127, 128, 4095, 4096, 4097, 4160])
-def test_the_first_and_the_last_unit_are_seen_in_blocks_of_every_length(count):
+def test_extract_finds_first_and_last_unit_at_every_length(count):
     old = np.zeros(count + 2, np.uint16)
     for place in (0, 1, count, count + 1):
         new = old.copy()
@@ -81,12 +81,12 @@ def test_the_first_and_the_last_unit_are_seen_in_blocks_of_every_length(count):
             assert block.steps.size == 1
 
 
-def test_all_units_changed_is_dense():
+def test_extract_is_dense_if_all_units_changed():
     old = np.arange(500, dtype=np.uint16)
     assert extract_block(0, old, old + np.uint16(1), 0, 500).positions is None
 
 
-def test_an_added_tensor_is_taken_from_zeros_and_a_removed_one_led_to_them():
+def test_extract_takes_absent_tensors_as_zeros():
     units = np.arange(1, 301, dtype=np.uint16)
     added, removed = extract_block(0, None, units, 100, 50), extract_block(0, units, None, 100, 50)
     assert added.positions is removed.positions is None
@@ -94,7 +94,7 @@ def test_an_added_tensor_is_taken_from_zeros_and_a_removed_one_led_to_them():
     np.testing.assert_array_equal(added.steps + removed.steps, np.zeros(50))
 
 
-def test_an_added_tensor_of_zeros_has_no_block_but_a_digest():
+def test_extract_of_added_zeros_has_a_digest_but_no_block():
     units = np.zeros(40, np.uint16)
     assert extract_with_digest(spec(shape=(40,)), 0, None, units, 0, 40) == (
         None,
@@ -102,7 +102,7 @@ def test_an_added_tensor_of_zeros_has_no_block_but_a_digest():
     )
 
 
-def test_an_added_tensor_of_few_values_is_sparse():
+def test_extract_of_a_mostly_zero_added_tensor_is_sparse():
     units = np.zeros(4000, np.uint16)
     units[[5, 3999]] = 7
     np.testing.assert_array_equal(extract_block(0, None, units, 0, 4000).positions, [5, 3999])
@@ -120,6 +120,6 @@ def test_an_added_tensor_of_few_values_is_sparse():
         (np.zeros((2 << 20) + 1, np.uint8), None, 0, (2 << 20) + 1),
     ],
 )
-def test_what_does_not_fit_is_refused(old, new, start, count):
+def test_extract_refuses_arrays_that_do_not_fit(old, new, start, count):
     with pytest.raises(ValueError):
         extract_block(0, old, new, start, count)

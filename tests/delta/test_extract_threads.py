@@ -54,12 +54,12 @@ with ThreadPoolExecutor(8) as pool:
 """
 
 
-def test_threads_that_are_the_first_to_extract_do_not_hurt_each_other() -> None:
+def test_extract_is_thread_safe_at_its_first_calls() -> None:
     done = subprocess.run([sys.executable, "-c", _FIRST_OF_ALL], capture_output=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
 
 
-def test_loops_share_no_memory_with_other_threads() -> None:
+def test_compiled_loops_share_no_memory_between_threads() -> None:
     # With one arena for all threads, what one of them frees is what another one is given next.
     alone = {**os.environ, "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run([sys.executable, "-c", _TIGHT], capture_output=True, text=True, check=False, env=alone)

@@ -31,12 +31,12 @@ def example():
     return [old, None], [new, np.array([0x3F80, 0xBC24, 0], np.uint16)]
 
 
-def test_the_codec_writes_the_bytes_of_the_page():
+def test_codec_writes_the_bytes_of_the_format_page():
     (chunk,), _ = encode(ROWS, *example())
     assert chunk.data == page_bytes()
 
 
-def test_the_codec_and_the_reference_read_the_bytes_of_the_page():
+def test_codec_and_reference_read_the_bytes_of_the_format_page():
     steps = [{(0, 3): 1, (0, 300): 65535}, {(0, 65540): 5, (0, 69999): 0x8000}, {(1, 0): 0x3F80, (1, 1): 0xBC24}]
     assert reference.read_chunk(page_bytes(), ROWS, 1 << 16) == steps
     blocks = decode_chunk(page_bytes(), ROWS, 1 << 16)
@@ -44,7 +44,7 @@ def test_the_codec_and_the_reference_read_the_bytes_of_the_page():
     assert [block.steps.tolist() for block in blocks] == [[1, 65535], [5, 0x8000], [0x3F80, 0xBC24, 0]]
 
 
-def test_the_digests_of_the_page_are_right():
+def test_digests_of_the_format_page_are_right():
     old, new = example()
     _, encoder = encode(ROWS, old, new)
     said = re.findall(r"`([0-9a-f]{32})`", PAGE)

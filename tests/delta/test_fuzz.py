@@ -7,7 +7,7 @@ from fuzz_samples import make_pool
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_hostile_inputs_end_in_valid_blocks_or_in_one_typed_error(seed):
+def test_fuzzed_inputs_give_valid_blocks_or_one_typed_error(seed):
     report = fuzz.run(seed, 0, 1500)
     assert not report.faults, report.faults[0]
     assert report.inputs == 1500
@@ -16,20 +16,20 @@ def test_hostile_inputs_end_in_valid_blocks_or_in_one_typed_error(seed):
     assert len(report.errors) > 40
 
 
-def test_an_input_follows_from_seed_and_number_alone():
+def test_fuzzed_input_follows_from_seed_and_number():
     pool = make_pool(3, 4)
     made = [fuzz.fuzz_mutations.draw(fuzz.random.Random(9), pool) for _ in range(2)]
     assert made[0].data == made[1].data and made[0].how == made[1].how
 
 
-def test_tight_chunks_with_and_without_a_history_are_taken_apart():
+def test_fuzzer_splits_tight_chunks_with_and_without_history():
     found = [data for seed in range(3) for sample in make_pool(seed, 12) for data in sample.chunks if data[1] in (2, 3)]
     assert {data[1] for data in found} == {2, 3}
     for data in found:
         assert fuzz_tight.put_together(fuzz_tight.take_apart(data)) == data
 
 
-def test_a_fault_is_found():
+def test_fuzzer_finds_a_planted_fault():
     """The judge of the judge: an error that is not of the promised type, and blocks that break a promise."""
     report = fuzz.Report()
     for wrong in (ValueError("no"), AssertionError(), MemoryError(), fuzz.FormatError("two\nlines")):

@@ -40,9 +40,9 @@ def judge(data):
     except FormatError as error:
         assert "\n" not in str(error)
         return False
-    places = [(block.row, block.start) for block in blocks]
+    block_keys = [(block.row, block.start) for block in blocks]
     assert blocks
-    assert places == sorted(set(places))
+    assert block_keys == sorted(set(block_keys))
     for block in blocks:
         one = ROWS[block.row].spec
         span = block_span(one.width, GRID)
@@ -109,7 +109,7 @@ def test_random_mutations_are_refused_or_decode_to_valid_blocks(seed):
     assert 400 < valid < 900  # of 4,000: most are refused, and enough decode for the promise to be tried
 
 
-def test_streams_mutated_before_compression_are_refused_or_decode_to_valid_blocks():
+def test_mutated_streams_are_refused_or_decode_to_valid_blocks():
     """Mutations of compressed bytes seldom get past zstandard; these do."""
     generator = np.random.default_rng(9)
     plain = body_streams()
@@ -148,7 +148,7 @@ def chunk_of(streams):
     return b"\x70\x01" + pack_streams(streams)
 
 
-def test_the_streams_that_are_mutated_are_valid_themselves():
+def test_unmutated_streams_are_valid():
     assert judge(chunk_of(body_streams()))
 
 
@@ -157,7 +157,7 @@ def one_block(*, head=(0, 0, 1), gaps=(5,), codes=(1,), small=(), wide=(), plane
     return chunk_of(streams + [b""] * (13 - len(streams)))
 
 
-def test_a_smallest_chunk_is_valid():
+def test_smallest_chunk_is_valid():
     assert judge(one_block())
 
 
@@ -196,15 +196,15 @@ def test_a_smallest_chunk_is_valid():
         ("number too long", one_block(head=(0, 0x80, 0x80, 0x80, 0x80, 0x80, 1, 1))),
     ],
 )
-def test_each_lie_is_refused(why, data):
+def test_reader_refuses_each_forged_chunk(why, data):
     assert not judge(data)
 
 
-def test_the_largest_small_step_of_a_byte_is_valid():
+def test_largest_small_step_of_a_byte_is_valid():
     assert judge(one_block(head=(8, 0, 1), codes=(2,), small=(252,)))
 
 
-def test_the_same_block_twice_cannot_be_said():
+def test_block_headers_cannot_name_a_block_twice():
     """Indices within a row are differences less one, so that they rise whatever they say."""
     found = decode_chunk(one_block(head=(0, 0, 1, 0, 0, 1), gaps=(5, 5), codes=(1, 1)), ROWS, GRID)
     assert [block.start for block in found] == [0, GRID]
@@ -215,7 +215,7 @@ def frame_chunk(length, frame):
 
 
 @pytest.mark.parametrize("claim", [1 << 20, 1 << 31, (1 << 34) + 7])
-def test_a_length_that_is_too_large_is_refused_before_memory_is_taken(claim):
+def test_reader_refuses_a_large_length_before_it_allocates(claim):
     frame = zstandard.ZstdCompressor().compress(bytes(4 << 20))
     tracemalloc.start()
     start = time.monotonic()
@@ -226,7 +226,7 @@ def test_a_length_that_is_too_large_is_refused_before_memory_is_taken(claim):
     tracemalloc.stop()
 
 
-def test_frames_that_lie_about_their_content_are_refused():
+def test_reader_refuses_frames_of_another_content_size():
     honest = zstandard.ZstdCompressor().compress(bytes(1000))
     hidden = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1000))
     wide = zstandard.ZstdCompressor(
@@ -239,18 +239,18 @@ def test_frames_that_lie_about_their_content_are_refused():
         assert not judge(frame_chunk(4, frame))
 
 
-def test_a_chunk_over_the_limit_is_refused():
+def test_reader_refuses_a_chunk_over_the_limit():
     assert not judge(bytes(MAX_CHUNK_BYTES + 1))
 
 
-def test_the_most_expensive_chunk_stays_within_the_memory_promised():
+def test_most_expensive_chunk_stays_within_the_documented_memory():
     """All zero bytes: a position and a step for every byte."""
     count = 1 << 20
     row = Row(spec("F64", (16 * count,)), True, True)
     span = block_span(8, count)
     blocks = 12
-    heads = (bytes([0, 0]) + varint(span)) * blocks
-    data = chunk_of([heads, bytes(span * blocks), bytes(span * blocks // 4)] + [b""] * 10)
+    headers = (bytes([0, 0]) + varint(span)) * blocks
+    data = chunk_of([headers, bytes(span * blocks), bytes(span * blocks // 4)] + [b""] * 10)
     assert len(data) < 5000
     tracemalloc.start()
     found = decode_chunk(data, [row], count)
@@ -259,7 +259,7 @@ def test_the_most_expensive_chunk_stays_within_the_memory_promised():
     assert sum(block.steps.size for block in found) == span * blocks
 
 
-def test_a_block_of_a_removed_row_is_no_exception():
+def test_block_of_a_removed_row_is_checked_alike():
     generator = np.random.default_rng(1)
     block = sparse_block(generator, np.dtype("<u2"), 300, 7, row=5)
     assert block.steps.all()

@@ -20,7 +20,7 @@ def rounded(bits: np.ndarray, nan: int) -> np.ndarray:
     return out
 
 
-def test_every_upper_half_with_every_lower_half_that_decides() -> None:
+def test_rounding_is_right_for_every_deciding_pattern() -> None:
     # All 65536 values of sign, exponent and upper mantissa, with lower halves around the ties and the ends.
     lower = np.array([0, 1, 2, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFE, 0xFFFF], np.uint32)
     upper = np.arange(1 << 16, dtype=np.uint32) << 16
@@ -28,7 +28,7 @@ def test_every_upper_half_with_every_lower_half_that_decides() -> None:
     np.testing.assert_array_equal(rounded(bits, nan_bits(torch.device("cpu"))), by_torch(bits))
 
 
-def test_a_wide_sample_of_all_patterns() -> None:
+def test_rounding_is_right_for_sampled_patterns() -> None:
     rng = np.random.default_rng(1)
     bits = rng.integers(0, 1 << 32, 1 << 22, np.uint32)
     np.testing.assert_array_equal(rounded(bits, nan_bits(torch.device("cpu"))), by_torch(bits))
@@ -50,11 +50,11 @@ def test_a_wide_sample_of_all_patterns() -> None:
         (0xFFFFFFFF, QUIET_NAN),  # and one that would overflow
     ],
 )
-def test_the_cases_that_go_wrong_elsewhere(value: int, expected: int) -> None:
+def test_rounding_is_right_for_corner_cases(value: int, expected: int) -> None:
     assert rounded(np.array([value], np.uint32), QUIET_NAN)[0] == expected
 
 
-def test_what_cannot_be_rounded_is_refused() -> None:
+def test_rounding_refuses_unfit_arguments() -> None:
     masters, out = np.zeros(8, np.float32), np.zeros(8, np.uint16)
     for bad in (masters[:7], masters[::2], masters.view(np.uint32), masters.reshape(2, 4)):
         with pytest.raises(ValueError, match=r"wanted|contiguous"):

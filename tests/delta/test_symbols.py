@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from p2psync.delta.tight import ans, symbols
-from p2psync.delta.tight.tables import Tables
+from p2psync.delta.tight.tables import SymbolTables
 from p2psync.errors import FormatError
 
 UNITS = 1 << 20
@@ -37,10 +37,10 @@ def write(sizes, gaps, steps, signs=True):
     sizes = np.array(sizes, np.int64)
     items = by_class(sizes, ranks_of(sizes, gaps).astype(np.uint64) | steps.astype(np.uint64) << np.uint64(32))
     totals = np.full(sizes.shape[1], int((gaps + 1).sum()) + 1)
-    tables = Tables.choose(WINDOW, totals, sizes, items, signs)
+    tables = SymbolTables.choose(WINDOW, totals, sizes, items, signs)
     room = np.empty(symbols.most_bytes(gaps.size, len(sizes)), np.uint8)
     ends = np.empty(len(sizes), np.int64)
-    used = symbols.write_symbols(sizes, items, *tables.writers(signs), room, ends)
+    used = symbols.write_symbols(sizes, items, *tables.encode_tables(signs), room, ends)
     return tables, room[room.size - used :].copy(), ends
 
 
@@ -50,7 +50,7 @@ def read(tables, data, begins, ends, sizes, signs=True):
     spans = np.array([(begin, end, UNITS) for begin, end in zip(begins, ends, strict=True)], np.int64)
     items = np.empty(int(sizes.sum()), np.uint64)
     padded = np.concatenate([data, np.full(symbols.SLACK, 255, np.uint8)])
-    if not symbols.read_symbols(padded, spans, sizes, *tables.readers(signs), items):
+    if not symbols.read_symbols(padded, spans, sizes, *tables.decode_tables(signs), items):
         return None
     return (items & np.uint64(0xFFFFFFFF)).astype(np.int64), (items >> np.uint64(32)).astype(np.int64)
 
@@ -62,15 +62,15 @@ def ranks_of(sizes, gaps):
 
 @pytest.mark.parametrize("signs", [True, False])
 @pytest.mark.parametrize("sizes", [[[900, 5], [700, 800]], [[0, 1], [1, 0]], [[3, 0], [0, 2000]]])
-def test_what_is_written_comes_back(sizes, signs):
+def test_symbols_round_trip(sizes, signs):
     gaps, steps = changes(sizes)
     tables, data, ends = write(sizes, gaps, steps, signs)
-    ranks, found = read(tables, data, (0, ends[0]), ends, sizes, signs)
-    assert np.array_equal(ranks, ranks_of(sizes, gaps))
+    indices, found = read(tables, data, (0, ends[0]), ends, sizes, signs)
+    assert np.array_equal(indices, ranks_of(sizes, gaps))
     assert np.array_equal(found, steps if signs else np.minimum(steps, 65536 - steps))
 
 
-def test_without_signs_each_change_takes_a_bit_less():
+def test_symbols_without_signs_take_a_bit_less():
     sizes = [[5000, 0], [0, 5000]]
     gaps, steps = changes(sizes)
     steps[np.minimum(steps, 65536 - steps) > 3] = 3
@@ -78,7 +78,7 @@ def test_without_signs_each_change_takes_a_bit_less():
     assert 8 * (one - other) == pytest.approx(10000, abs=16)
 
 
-def test_the_sign_of_large_steps_that_mostly_grow_takes_less_than_a_bit():
+def test_sign_of_mostly_growing_steps_takes_less_than_a_bit():
     sizes = [[5000], [5000]]
     rng = np.random.default_rng(1)
     gaps, steps = np.zeros(10000, np.int64), rng.integers(4, 6, 10000)
@@ -89,14 +89,14 @@ def test_the_sign_of_large_steps_that_mostly_grow_takes_less_than_a_bit():
     assert np.array_equal(read(tables, data, (0, ends[0]), ends, sizes)[1], steps)
 
 
-def test_tables_that_tell_signs_where_there_are_none_are_refused():
-    tables = Tables.from_bytes(np.frombuffer(with_levels((2,), (0, 2, 2)), np.uint8))
-    tables.readers(signs=True)
+def test_tables_with_signs_are_refused_if_signs_are_apart():
+    tables = SymbolTables.from_bytes(np.frombuffer(with_levels((2,), (0, 2, 2)), np.uint8))
+    tables.decode_tables(signs=True)
     with pytest.raises(FormatError, match="signs"):
-        tables.readers(signs=False)
+        tables.decode_tables(signs=False)
 
 
-def test_a_change_that_is_nearly_certain_takes_less_than_a_bit():
+def test_nearly_certain_change_takes_less_than_a_bit():
     """All units change, by more than 2, nearly always by 3."""
     sizes = [[8000], [8000]]
     steps = np.where(np.arange(16000) % 50 == 7, 12, 3)
@@ -105,13 +105,13 @@ def test_a_change_that_is_nearly_certain_takes_less_than_a_bit():
     assert 8 * data.size < 0.21 * 16000
 
 
-def test_a_block_takes_two_bytes_more_than_its_changes():
+def test_block_takes_two_bytes_beside_its_changes():
     sizes = [[1]] * 400
     gaps, steps = np.zeros(400, np.int64), np.ones(400, np.int64)
     assert write(sizes, gaps, steps)[1].size <= 400 * 2
 
 
-def test_the_first_and_the_last_state_tell_of_damage():
+def test_first_and_last_state_detect_damage():
     """Where nothing is written but states, most flipped bits show: the others fall in step again."""
     sizes = [[300], [300]]
     rng = np.random.default_rng(0)
@@ -142,7 +142,7 @@ def test_symbols_of_a_class_that_has_none_are_refused():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_bytes_and_any_levels_are_read_or_refused(seed):
+def test_random_bytes_and_levels_are_read_or_refused(seed):
     rng = np.random.default_rng(seed)
     for _ in range(300):
         levels = rng.integers(0, 50, (1, symbols.SYMBOLS)).astype(np.uint8) * (rng.random(symbols.SYMBOLS) < 0.1)
@@ -151,14 +151,14 @@ def test_any_bytes_and_any_levels_are_read_or_refused(seed):
         frequencies = np.empty(levels.shape, np.int64), np.empty(extra.shape, np.int64)
         if not (ans.share_all(levels, frequencies[0]) and ans.share_all(extra, frequencies[1])):
             continue
-        tables = Tables(WINDOW, rng.integers(0, 19, 1).astype(np.uint8), levels, extra, *frequencies)
+        tables = SymbolTables(WINDOW, rng.integers(0, 19, 1).astype(np.uint8), levels, extra, *frequencies)
         size = int(rng.integers(2, 200))
         data = np.frombuffer(rng.bytes(size), np.uint8)
         found = read(tables, data, (0, size // 2), (size // 2, size), [[30], [7]])
         assert found is None or (found[0].max() < UNITS and found[1].min() > 0)
 
 
-def test_states_are_shared_out_whatever_the_levels():
+def test_frequencies_use_all_states_at_any_levels():
     rng = np.random.default_rng(1)
     frequencies = np.empty(symbols.SYMBOLS, np.int64)
     for share in (0.01, 0.2, 1.0):
@@ -170,7 +170,7 @@ def test_states_are_shared_out_whatever_the_levels():
             assert ((frequencies > 0) == (levels > 0)).all()
 
 
-def test_levels_chosen_cost_little_more_than_the_entropy():
+def test_chosen_levels_are_near_the_entropy():
     rng = np.random.default_rng(2)
     counts = rng.poisson(20000 * 0.9 ** np.arange(100))
     levels, frequencies = np.empty(100, np.uint8), np.empty(100, np.int64)
@@ -188,18 +188,18 @@ def with_levels(levels, extra=()):
     other = np.zeros((1, symbols.EXTRAS), np.uint8)
     other[0, : len(extra)] = extra
     frequencies = np.zeros(one.shape, np.int64), np.zeros(other.shape, np.int64)
-    return Tables(WINDOW * (np.arange(17) == 0), np.zeros(1, np.uint8), one, other, *frequencies).to_bytes()
+    return SymbolTables(WINDOW * (np.arange(17) == 0), np.zeros(1, np.uint8), one, other, *frequencies).to_bytes()
 
 
 @pytest.mark.parametrize(("levels", "extra"), [((50,), ()), ((3, 50), ()), ((2,), (50,)), ((1,), ()), ((2,), (1, 1))])
 def test_levels_too_high_and_symbols_of_no_weight_are_refused(levels, extra):
     with pytest.raises(FormatError, match=r"level|weight"):
-        Tables.from_bytes(np.frombuffer(with_levels(levels, extra), np.uint8))
+        SymbolTables.from_bytes(np.frombuffer(with_levels(levels, extra), np.uint8))
 
 
 @pytest.mark.parametrize(("levels", "extra"), [((49,), (49,)), ((0, 0, 2), ()), ((), ()), ((1, 2), (1, 2))])
-def test_tables_come_back_from_their_bytes(levels, extra):
+def test_tables_round_trip(levels, extra):
     data = with_levels(levels, extra)
-    tables = Tables.from_bytes(np.frombuffer(data, np.uint8))
+    tables = SymbolTables.from_bytes(np.frombuffer(data, np.uint8))
     assert tables.to_bytes() == data
     assert tables.levels[0, : len(levels)].tolist() == list(levels)

@@ -15,18 +15,19 @@ import reference
 import reference_tight
 from delta_parts import GRID, apply_all, change, misaligned, pairs, random_units, spec, special
 from hypothesis import given, settings
-from test_tight_past import drifting
+from test_tight_history import drifting
 
 from p2psync.bench.bounds import measure_bounds
 from p2psync.bench.policy import draw_step, model_rows
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.block import Block
 from p2psync.delta.container import ChunkEncoder, decode_chunk, iter_chunk
-from p2psync.delta.extract import Found, extract_block
+from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.streams import varint
 from p2psync.delta.tensors import Row
-from p2psync.delta.tight import scratch as rooms
-from p2psync.delta.tight.writer import MAX_BLOCKS, WIDTH
+from p2psync.delta.tight import scratch
+from p2psync.delta.tight.change_finder import UNIT_BYTES
+from p2psync.delta.tight.scratch import MAX_TIGHT_BLOCKS
 from p2psync.errors import FormatError
 
 HERE = Path(__file__).parent
@@ -62,21 +63,21 @@ def round_trip(rows, old, new, **options):
 
 @settings(max_examples=150, deadline=None)
 @given(pairs())
-def test_any_change_of_any_dtype_comes_back(drawn):
+def test_tight_round_trips_any_change_of_any_dtype(drawn):
     one, old, new = drawn
     round_trip([Row(one, True, True)], [old], [new])
 
 
 @pytest.mark.parametrize("density", [0.0, 1e-5, 0.003, 0.01, 0.04, 0.3, 0.9, 1.0])
 @pytest.mark.parametrize("kind", ["one", "little", "any"])
-def test_any_density_comes_back(density, kind):
+def test_tight_round_trips_any_density(density, kind):
     rng = np.random.default_rng(7)
     old, _ = weights(5 * GRID + 77)
     round_trip([Row(spec("BF16", old.shape), True, True)], [old], [change(rng, old, density, kind)])
 
 
 @pytest.mark.parametrize("count", [1, 5, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097, 4096 + 65, GRID - 1, GRID + 1])
-def test_every_length_comes_back_and_nothing_beside_it_counts(count):
+def test_tight_round_trips_every_length_whatever_lies_beside_it(count):
     rng = np.random.default_rng(count)
     old = random_units(rng, np.dtype("<u2"), count)
     new = change(rng, old, 0.3, "little")
@@ -85,7 +86,7 @@ def test_every_length_comes_back_and_nothing_beside_it_counts(count):
     round_trip([Row(spec("BF16", (count,)), True, True)], [misaligned(old)], [misaligned(new)])
 
 
-def test_every_bit_pattern_steps_to_every_special_one():
+def test_tight_round_trips_steps_to_special_values():
     old = np.repeat(np.arange(65536, dtype=np.uint16), 3)
     targets = special(np.dtype("<u2"))
     new = old.copy()
@@ -113,7 +114,7 @@ def mixed(seed=0, density=0.01):
     return rows, old, new
 
 
-def test_blocks_that_cannot_be_tight_travel_in_the_same_chunk():
+def test_tight_chunk_carries_fast_blocks():
     rows, old, new = mixed()
     (data,) = round_trip(rows, old, new)
     assert data[:2] == b"\x70\x02"
@@ -122,7 +123,7 @@ def test_blocks_that_cannot_be_tight_travel_in_the_same_chunk():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_reference_reads_what_the_codec_writes(seed):
+def test_reference_reads_tight_chunks(seed):
     rows, old, new = mixed(seed, density=(0.002, 0.01, 0.08)[seed])
     chunks, _ = encode(rows, old, new, chunk_bytes=6000)
     for data in chunks:
@@ -154,7 +155,7 @@ def test_a_block_may_be_added_to_the_old_weights_before_the_next_is_read():
     assert all(np.array_equal(a, b) for a, b in zip(live, new, strict=True) if b is not None)
 
 
-def test_a_tensor_that_changes_whole_does_not_spoil_the_classes_of_those_after_it():
+def test_dense_tensor_does_not_spoil_the_classes():
     """Its blocks are dense, not tight, but what they show may call for other classes all the same."""
     rng = np.random.default_rng(2)
     first, second = weights(GRID, 0.01, 1), weights(3 * GRID, 0.01, 2)
@@ -163,13 +164,13 @@ def test_a_tensor_that_changes_whole_does_not_spoil_the_classes_of_those_after_i
     round_trip(rows, [first[0], dense, second[0]], [first[1], dense + np.uint16(1), second[1]], chunk_bytes=1 << 20)
 
 
-def test_the_same_input_gives_the_same_bytes():
+def test_encoder_is_deterministic():
     rows, old, new = mixed(4)
     assert encode(rows, old, new)[0] == encode(rows, old, new)[0]
 
 
 @pytest.mark.parametrize("density", [0.003, 0.01, 0.024, 0.04])
-def test_a_drawn_step_takes_at_most_four_percent_more_than_its_bound(density):
+def test_tight_is_within_four_percent_of_the_bound(density):
     rows = model_rows(64 << 20)
     steps = list(draw_step(rows, density, seed=5))
     chunks, encoder = encode(rows, *zip(*steps, strict=True), block_units=1 << 19, chunk_bytes=256 << 10)
@@ -181,7 +182,7 @@ def test_a_drawn_step_takes_at_most_four_percent_more_than_its_bound(density):
 
 @pytest.mark.parametrize("kind", ["one", "any"])
 @pytest.mark.parametrize("density", [1e-4, 0.01, 0.2, 0.97, 1.0])
-def test_it_is_never_larger_than_fast(density, kind):
+def test_tight_is_never_larger_than_fast(density, kind):
     rng = np.random.default_rng(3)
     old = random_units(rng, np.dtype("<u2"), 4 * GRID)
     new = change(rng, old, density, kind)
@@ -190,14 +191,14 @@ def test_it_is_never_larger_than_fast(density, kind):
     assert sum(map(len, tight)) <= sum(map(len, fast))
 
 
-def test_blocks_alone_are_refused():
+def test_tight_refuses_blocks_without_old_weights():
     block = Block(0, 0, 8, np.array([1], np.uint32), np.array([1], np.uint16))
     encoder = ChunkEncoder([Row(spec(), True, True)], block_units=GRID, chunk_bytes=1 << 16, profile="tight")
     with pytest.raises(ValueError, match="old weights"):
         list(encoder.add_block(block))
 
 
-def test_without_the_old_weights_it_is_a_format_error():
+def test_tight_chunk_without_old_weights_is_a_format_error():
     rows, old, new = mixed()
     (data,), _ = encode(rows, old, new)
     for base in (None, lambda row: old[row][:-1], lambda row: old[row].astype(np.uint32)):
@@ -288,7 +289,7 @@ def test_a_chunk_cut_off_or_with_anything_after_it_is_refused():
     assert not any(judge(data + bytes(tail), rows, old) for tail in (1, 3, 500))
 
 
-def test_a_chunk_that_claims_more_changes_than_allowed_is_refused_before_memory_is_taken():
+def test_tight_reader_refuses_too_many_changes_before_it_allocates():
     rows, old, new = mixed(1, 0.002)
     (data,), _ = encode(rows, old, new)
     tables = taken_apart(data)[0]
@@ -303,18 +304,18 @@ def test_a_chunk_that_claims_more_changes_than_allowed_is_refused_before_memory_
     tracemalloc.stop()
 
 
-def test_more_blocks_than_allowed_are_refused_before_any_is_read():
+def test_tight_reader_refuses_too_many_blocks_before_it_reads_any():
     rows, old, new = mixed(1, 0.002)
     (data,), _ = encode(rows, old, new)
     tables = taken_apart(data)[0]
     classes = max(reference_tight.read_tables(bytes(tables))[0][1:]) + 1
     huge = [Row(spec("BF16", (1 << 40,), "a"), True, True)]
-    heads = b"\0\0\2" + bytes(classes) + (b"\0\0" + bytes(classes) + b"\0") * MAX_BLOCKS
+    headers = b"\0\0\2" + bytes(classes) + (b"\0\0" + bytes(classes) + b"\0") * MAX_TIGHT_BLOCKS
     with pytest.raises(FormatError, match="tight blocks"):
-        decode_chunk(put_together(tables, heads, b"", b""), huge, GRID, lambda row: old[0])
+        decode_chunk(put_together(tables, headers, b"", b""), huge, GRID, lambda row: old[0])
 
 
-def test_tensors_of_other_scales_get_classes_of_their_own():
+def test_tensors_of_other_scales_get_other_classes():
     """The first tensor's weights are a thousand times the second's, and few: its classes would tell little."""
     old, new = weights(6 * GRID, 0.01, 3)
     few, more = weights(GRID, 0.01, 4)
@@ -327,7 +328,7 @@ def test_tensors_of_other_scales_get_classes_of_their_own():
     assert sum(map(len, both)) < 1.12 * (sum(map(len, alone)) + sum(map(len, first)))
 
 
-def test_two_encoders_on_one_thread_do_not_disturb_each_other():
+def test_two_encoders_of_one_thread_are_independent():
     """A consumer of chunks may do anything in between, also encode something else."""
     rows, old, new = mixed(5)
     alone = encode(rows, old, new, chunk_bytes=4096)[0]
@@ -341,7 +342,7 @@ def test_two_encoders_on_one_thread_do_not_disturb_each_other():
 
 
 @pytest.mark.parametrize(("profile", "dtype"), [("fast", "BF16"), ("tight", "F32")])
-def test_old_weights_that_the_code_does_not_depend_on_are_not_read(profile, dtype):
+def test_tight_reader_reads_only_the_needed_old_weights(profile, dtype):
     """They cannot be: nothing that is not contiguous is scanned."""
     one = spec(dtype, (3 * GRID,))
     rng = np.random.default_rng(6)
@@ -350,17 +351,17 @@ def test_old_weights_that_the_code_does_not_depend_on_are_not_read(profile, dtyp
     found, chunks = [], []
     for start in range(0, one.count, GRID):
         block = extract_block(0, old, new, start, GRID)
-        found.append(Found(block, old[start : start + GRID][block.positions]))
+        found.append(FoundChanges(block, old[start : start + GRID][block.positions]))
     encoder = ChunkEncoder([Row(one, True, True)], block_units=GRID, chunk_bytes=1 << 20, profile=profile)
     chunks += encoder.add_found(0, found, np.repeat(old, 2)[::2])
     chunks += encoder.finish()
     assert [chunk.data for chunk in chunks] == encode([Row(one, True, True)], [old], [new], profile=profile)[0]
 
 
-def test_room_for_changes_grows_with_the_chunk(monkeypatch):
+def test_scratch_grows_with_the_chunk(monkeypatch):
     rows, old, new = mixed(7, 0.05)
     usual = encode(rows, old, new, chunk_bytes=1 << 18)[0]
-    monkeypatch.setattr(rooms, "_ROOM", 0)
+    monkeypatch.setattr(scratch, "_KEPT_CHANGES", 0)
     # Another thread has no room from before.
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(encode, rows, old, new, chunk_bytes=1 << 18).result()[0] == usual
@@ -371,7 +372,7 @@ def digest_of_chunks() -> str:
     digest = hashlib.sha256()
     for seed in range(2):
         rows, old, new = mixed(seed)
-        half = [k for k, row in enumerate(rows) if row.spec.width == WIDTH]
+        half = [k for k, row in enumerate(rows) if row.spec.width == UNIT_BYTES]
         for data in round_trip(*([part[k] for k in half] for part in (rows, old, new)), chunk_bytes=5000):
             digest.update(data)
     case = drifting(GRID + 77)
@@ -382,7 +383,7 @@ def digest_of_chunks() -> str:
     return digest.hexdigest()
 
 
-def test_processors_without_vectors_write_and_read_the_same_bytes(tmp_path):
+def test_processors_without_simd_write_and_read_the_same_bytes(tmp_path):
     """The same loops compiled for the least of processors, and for this one."""
     script = f"import sys; sys.path.insert(0, {str(HERE)!r}); import test_tight; print(test_tight.digest_of_chunks())"
     extra = {"NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": str(tmp_path)}

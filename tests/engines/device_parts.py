@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from p2psync.delta.block import block_count, block_range
-from p2psync.delta.extract import Extraction, Found
+from p2psync.delta.extract import Extraction, FoundChanges
 from p2psync.delta.kernels.rounding import round_bf16
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.device.finder import Pair, nan_bits
@@ -55,7 +55,7 @@ def pairs_of(found: Sequence[tuple[TensorSpec, Units, Units]]) -> list[Pair]:
     return [Pair(row, spec, tensor_of(old), tensor_of(new)) for row, (spec, old, new) in enumerate(found)]
 
 
-def on_cpu(pairs: Sequence[Pair], block_units: int = GRID) -> list[Found]:
+def on_cpu(pairs: Sequence[Pair], block_units: int = GRID) -> list[FoundChanges]:
     """What `delta.extract` finds."""
     found = []
     for pair in pairs:
@@ -67,11 +67,11 @@ def on_cpu(pairs: Sequence[Pair], block_units: int = GRID) -> list[Found]:
         for index in range(block_count(pair.spec, block_units)):
             block, _ = extraction.block_with_digest(pair.spec, *block_range(pair.spec, block_units, index))
             if block is not None:
-                found.append(Found(block, extraction.olds.copy()))
+                found.append(FoundChanges(block, extraction.olds.copy()))
     return found
 
 
-def assert_same(ours: Sequence[Found], theirs: Sequence[Found]) -> None:
+def assert_same(ours: Sequence[FoundChanges], theirs: Sequence[FoundChanges]) -> None:
     """Equal blocks and old bits, in order."""
     assert [(f.block.row, f.block.start, f.block.count) for f in ours] == [
         (f.block.row, f.block.start, f.block.count) for f in theirs

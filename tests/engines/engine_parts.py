@@ -13,7 +13,7 @@ from blake3 import blake3
 from p2psync.delta.container import ChunkEncoder
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.tensors import DTYPE_BITS, Row, TensorSpec, Units
-from p2psync.engines.base import Engine, Position, Stage, Step
+from p2psync.engines.base import Engine, PathStep, Position, Stage
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.protocol.manifest import Manifest, pack_table
 
@@ -87,7 +87,7 @@ class Run:
 
     def __init__(self, *, block_units: int = 1 << 16, chunk_bytes: int = 4096) -> None:
         self.chunks: dict[tuple[bytes, int], bytes] = {}
-        self.steps: dict[tuple[int | None, int], Step] = {}
+        self.steps: dict[tuple[int | None, int], PathStep] = {}
         self._block_units, self._chunk_bytes = block_units, chunk_bytes
         #: What was read back through `reader`.
         self.read: list[tuple[bytes, int]] = []
@@ -96,13 +96,13 @@ class Run:
         self.read.append((manifest_id, chunk))
         return self.chunks.get((manifest_id, chunk))
 
-    def anchor(self, version: int, checkpoint: Checkpoint | Path) -> Step:
+    def anchor(self, version: int, checkpoint: Checkpoint | Path) -> PathStep:
         """Publish a version whole."""
         with _opened(checkpoint) as new:
             rows = [Row(spec, False, True, digest_bytes(digest_units(spec, new.units(spec)))) for spec in new.specs]
             return self._publish(None, version, rows, {}, {spec: new.units(spec) for spec in new.specs})
 
-    def delta(self, base: int, version: int, old: Checkpoint | Path, new: Checkpoint | Path) -> Step:
+    def delta(self, base: int, version: int, old: Checkpoint | Path, new: Checkpoint | Path) -> PathStep:
         """Publish what leads from one checkpoint to another."""
         with _opened(old) as a, _opened(new) as b:
             before, after = ({spec: c.units(spec) for spec in c.specs} for c in (a, b))
@@ -110,12 +110,12 @@ class Run:
 
     def delta_of(
         self, base: int, version: int, before: Mapping[TensorSpec, Units], after: Mapping[TensorSpec, Units]
-    ) -> Step:
+    ) -> PathStep:
         """Publish what leads from some tensors to others."""
         rows = [Row(spec, spec in before, spec in after) for spec in sorted(before.keys() | after.keys())]
         return self._publish(base, version, rows, before, after)
 
-    def data(self, step: Step) -> list[bytes]:
+    def data(self, step: PathStep) -> list[bytes]:
         """All chunks of a step."""
         return [self.chunks[step.id, index] for index in range(step.manifest.chunks)]
 
@@ -126,7 +126,7 @@ class Run:
         rows: list[Row],
         before: Mapping[TensorSpec, Units],
         after: Mapping[TensorSpec, Units],
-    ) -> Step:
+    ) -> PathStep:
         encoder = ChunkEncoder(rows, block_units=self._block_units, chunk_bytes=self._chunk_bytes)
         made = [c for i, row in enumerate(rows) for c in encoder.add(i, before.get(row.spec), after.get(row.spec))]
         made += encoder.finish()
@@ -147,7 +147,7 @@ class Run:
             total=encoder.total,
             created=0.0,
         )
-        step = Step(blake3(f"{base}>{version}".encode() + manifest.digest).digest(), manifest)
+        step = PathStep(blake3(f"{base}>{version}".encode() + manifest.digest).digest(), manifest)
         self.chunks |= {(step.id, index): chunk.data for index, chunk in enumerate(made)}
         self.steps[base, version] = step
         return step
@@ -158,13 +158,13 @@ def digest_of(tensors: Mapping[TensorSpec, Units]) -> bytes:
     return digest_bytes(sum(digest_units(spec, units) for spec, units in tensors.items()) % MODULUS)
 
 
-def position(step: Step) -> Position:
+def position(step: PathStep) -> Position:
     """Where a step leads."""
     m = step.manifest
     return Position(run=m.run, epoch=m.epoch, version=m.version, digest=m.digest)
 
 
-def put_all(run: Run, stage: Stage, path: Sequence[Step], *, shuffle: int | None = None) -> int:
+def put_all(run: Run, stage: Stage, path: Sequence[PathStep], *, shuffle: int | None = None) -> int:
     """Put every wanted chunk: one by one in order, or shuffled over all steps, some at once; returns how many."""
     wanted = [(index, chunk) for index in range(len(path)) for chunk in stage.wanted(index)]
     dice = random.Random(shuffle)
@@ -179,7 +179,7 @@ def put_all(run: Run, stage: Stage, path: Sequence[Step], *, shuffle: int | None
     return len(wanted)
 
 
-def bring(run: Run, engine: Engine, *path: Step, shuffle: int | None = None) -> int:
+def bring(run: Run, engine: Engine, *path: PathStep, shuffle: int | None = None) -> int:
     """Stage, put and commit a path; returns how many chunks were wanted."""
     stage = engine.stage(path)
     count = put_all(run, stage, path, shuffle=shuffle)

@@ -8,7 +8,7 @@ from engine_parts import Run
 
 from p2psync.delta.digest import digest_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
-from p2psync.engines.base import Step
+from p2psync.engines.base import PathStep
 from p2psync.engines.module.engine import canonical_header, host_units, module_rows
 
 DTYPES = [
@@ -68,7 +68,7 @@ def stepped(version: Version, seed: int, share: float = 0.01) -> Version:
     return after
 
 
-def anchor(run: Run, number: int, version: Version) -> Step:
+def anchor(run: Run, number: int, version: Version) -> PathStep:
     """Publish a version whole."""
     rows = [Row(spec, False, True, digest_bytes(digest_units(spec, units))) for spec, units in version.items()]
     return run._publish(None, number, rows, {}, version)

@@ -24,7 +24,7 @@ from engine_parts import (
 from msgspec import structs
 
 from p2psync.delta.tensors import DTYPE_BITS, Kind, Row, TensorSpec
-from p2psync.engines.base import Step
+from p2psync.engines.base import PathStep
 from p2psync.engines.directory.engine import DirectoryEngine
 from p2psync.errors import EngineError, FormatError
 from p2psync.protocol.manifest import pack_table
@@ -174,5 +174,5 @@ def test_rows_that_claim_a_huge_tensor_do_not_fit_the_disk(tmp_path: Path) -> No
         assert tree((tmp_path / "dir" / "current").resolve()) == tree(good)
 
 
-def _with_rows(step: Step, rows: list[Row]) -> Step:
-    return Step(step.id, structs.replace(step.manifest, table=pack_table(rows)))
+def _with_rows(step: PathStep, rows: list[Row]) -> PathStep:
+    return PathStep(step.id, structs.replace(step.manifest, table=pack_table(rows)))

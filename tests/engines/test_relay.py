@@ -14,7 +14,7 @@ from p2psync.delta.tensors import Kind, Row, TensorSpec
 from p2psync.engines.relay import RelayEngine
 from p2psync.errors import BaseMismatchError, EngineError
 from p2psync.protocol.manifest import Manifest, pack_table, sign
-from p2psync.protocol.versions import Position, Step
+from p2psync.protocol.versions import PathStep, Position
 from p2psync.store.packs import Store
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -26,7 +26,7 @@ def digest(version: int) -> bytes:
     return bytes([version + 1]) * 16
 
 
-def add(store: Store, version: int, base: int | None, *, epoch: int = 1, whole: bool = True) -> Step:
+def add(store: Store, version: int, base: int | None, *, epoch: int = 1, whole: bool = True) -> PathStep:
     """A manifest of two chunks in the store; not `whole`: without the second one."""
     parts = [random.Random(repr((version, i))).randbytes(50) for i in range(2)]
     manifest = Manifest(
@@ -50,10 +50,10 @@ def add(store: Store, version: int, base: int | None, *, epoch: int = 1, whole: 
     pack = store.add(signed, manifest)
     for index in range(2 if whole else 1):
         pack.write(index, parts[index])
-    return Step(signed.id, manifest)
+    return PathStep(signed.id, manifest)
 
 
-def bring(engine: RelayEngine, *path: Step) -> None:
+def bring(engine: RelayEngine, *path: PathStep) -> None:
     """Go a way whose chunks the store holds."""
     stage = engine.stage(path)
     for i in range(len(path)):

@@ -19,7 +19,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.protocol.manifest import Manifest
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.trainer.versions.builder import VersionMaker
 from p2psync.trainer.versions.tensors import MasterSource
 
@@ -147,13 +148,13 @@ class OneProcess:
 
 def packs_of(place: Path, ranks: int) -> list[list[Pack]]:
     """The sealed packs of each rank, read beside the running processes."""
-    from p2psync.store.packs import _open_pack
+    from p2psync.store.pack import open_pack
     from p2psync.store.payloads import OpenPayloads
 
     found = []
     for rank in range(ranks):
         packs = [
-            _open_pack(path, OpenPayloads()) for path in (place / "store" / f"rank-{rank}" / "packs").glob("?" * 64)
+            open_pack(path, OpenPayloads()) for path in (place / "store" / f"rank-{rank}" / "packs").glob("?" * 64)
         ]
         sealed = [pack for pack in packs if pack is not None and pack.sealed]
         found.append(sorted(sealed, key=lambda pack: (pack.manifest.version, pack.manifest.base or -1)))

@@ -10,7 +10,7 @@ from fsdp_parts import OneProcess, RankProcesses, packs_of, same_chunks
 from test_fsdp_swarm import LIMIT, actor, holds, run
 
 from p2psync.net.hub_client import HubClient
-from p2psync.store.packs import Pack
+from p2psync.store.pack import Pack
 
 SMALL = ("--width", "500")
 

@@ -40,7 +40,7 @@ def specs(shapes: list[tuple[str, str, tuple[int, ...]]]) -> list[TensorSpec]:
 def test_any_shards_make_the_bytes_of_one_process(ranks: int, profile: str, shares: list[float], seed: int) -> None:
     trained = Trained(specs(SHAPES), ranks, seed)
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segments, "MIN_SEGMENT", 1 << 20)
+        patch.setattr(segments, "MIN_SEGMENT_BYTES", 1 << 20)
         one_store = Store(Path(place) / "one" / "packs")
         one = VersionMaker(one_store, Path(place) / "one" / "snapshot", KEY, RUN, 1)
         bench = ShardedBench(Path(place), trained)

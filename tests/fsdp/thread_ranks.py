@@ -14,7 +14,8 @@ from fsdp_parts import KEY
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.errors import RanksError
 from p2psync.protocol.versions import Position
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.trainer.fsdp.copy import Copy
 from p2psync.trainer.fsdp.layout import Layout
 from p2psync.trainer.fsdp.making import Making

@@ -20,7 +20,7 @@ from p2psync.membership.records import Measures, Path, View
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.hub_wire import pack, unpack
-from p2psync.protocol.plan import NodePlan, Place, outside
+from p2psync.protocol.plan import NodePlan, TreePlace, unplanned
 
 
 class StarPlanner:
@@ -58,8 +58,10 @@ class StarBook:
 
     def node_plan(self, name: str) -> NodePlan | None:
         if name == self._trainer:
-            return NodePlan(self.revision, self._actors, [1], [Place(-1, list(range(len(self._actors))), 0, 5.0)])
-        return NodePlan(self.revision, [self._trainer], [1], [Place(0, [], 1, 5.0)]) if name in self._actors else None
+            return NodePlan(self.revision, self._actors, [1], [TreePlace(-1, list(range(len(self._actors))), 0, 5.0)])
+        return (
+            NodePlan(self.revision, [self._trainer], [1], [TreePlace(0, [], 1, 5.0)]) if name in self._actors else None
+        )
 
 
 @asynccontextmanager
@@ -88,8 +90,8 @@ async def test_a_node_gets_its_part_and_waiting_nodes_are_woken() -> None:
         trainer = await client.join(node(0, node=TRAINER, role="trainer"))
         actor = await client.join(node(1))
         await shown(client, 1)
-        assert await client.plan(trainer.lease) == NodePlan(1, [node(1).node], [1], [Place(-1, [0], 0, 5.0)])
-        assert await client.plan(actor.lease) == NodePlan(1, [TRAINER], [1], [Place(0, [], 1, 5.0)])
+        assert await client.plan(trainer.lease) == NodePlan(1, [node(1).node], [1], [TreePlace(-1, [0], 0, 5.0)])
+        assert await client.plan(actor.lease) == NodePlan(1, [TRAINER], [1], [TreePlace(0, [], 1, 5.0)])
         await client.leave(actor.lease)
         other = await client.join(node(2))
         await shown(client, 2)
@@ -195,7 +197,7 @@ async def test_a_member_that_the_plan_does_not_know_yet_is_told_so() -> None:
         await shown(client, 1)
         go.clear()
         late = await client.join(node(2))
-        assert await client.plan(late.lease) == outside(1)
+        assert await client.plan(late.lease) == unplanned(1)
         go.set()
 
 

@@ -11,7 +11,7 @@ from p2psync.membership.hub import HubCore
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Announce, Join, Leave, Measures, Renew
 from p2psync.membership.suspicion import DOUBT
-from p2psync.protocol.plan import NodePlan, Place, outside
+from p2psync.protocol.plan import NodePlan, TreePlace, unplanned
 
 TRAINER = node(1).node
 
@@ -25,7 +25,7 @@ class Book:
         self.names = names
 
     def node_plan(self, name: str) -> NodePlan | None:
-        return NodePlan(self.revision, [], [1], [Place(-1, [], 0, 1.0)]) if name in self.names else None
+        return NodePlan(self.revision, [], [1], [TreePlace(-1, [], 0, 1.0)]) if name in self.names else None
 
 
 def planned_hub(actors: int = 2) -> tuple[HubCore, list[str]]:
@@ -141,9 +141,9 @@ def test_a_failed_plan_leaves_the_last_one() -> None:
 
 def test_each_member_gets_its_part_and_proves_that_it_is_one() -> None:
     core, leases = planned_hub()
-    assert core.node_plan(leases[1], 2) == NodePlan(1, [], [1], [Place(-1, [], 0, 1.0)])
+    assert core.node_plan(leases[1], 2) == NodePlan(1, [], [1], [TreePlace(-1, [], 0, 1.0)])
     newcomer = core.join(Join(info=node(7)), lease=fresh(), now=2).lease
-    assert core.node_plan(newcomer, 2) == outside(1)
+    assert core.node_plan(newcomer, 2) == unplanned(1)
     core.node_plan(newcomer, 2).check()
     for lease in ("", "made up", leases[0]):
         with pytest.raises(LeaseError):

@@ -14,7 +14,7 @@ from p2psync.errors import FormatError
 from p2psync.membership.client import CallRenew
 from p2psync.membership.records import Announce, Join, Lease, Renew
 from p2psync.protocol.manifest import Manifest, decode_body, open_signed
-from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Have
+from p2psync.protocol.messages import SHORT_ID_BYTES, Bitfield, Chunk
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.swarm.transfer import pack_bitmap
 
@@ -73,7 +73,7 @@ def test_a_node_tells_the_rate_that_it_measured() -> None:
     core.swarm.begin(id, made, ~every, every, 0.0)
     assert core.peer_up("peer", "", 0.0)
     short = id[:SHORT_ID_BYTES]
-    core.receive("peer", Have(short, pack_bitmap(every)), 0.0)
+    core.receive("peer", Bitfield(short, pack_bitmap(every)), 0.0)
     for i, chunk in enumerate(data):
         core.receive("peer", Chunk(short, i, chunk), (i + 1) / 10)
     core.actions()

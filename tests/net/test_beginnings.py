@@ -15,7 +15,7 @@ from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import LARGE, QUIET, MeasureConfig, Measuring
 from p2psync.net.runner import NodeRunner
 from p2psync.protocol.manifest import Manifest
-from p2psync.protocol.messages import Control, Offer
+from p2psync.protocol.messages import Control, ManifestGossip
 from p2psync.store.packs import Store
 from p2psync.swarm.actions import Vet
 from p2psync.swarm.budget import ProbeConfig
@@ -102,7 +102,7 @@ async def test_a_manifest_is_passed_on_after_the_paths_began_anew(
     done: list[str] = []
 
     def vetted(vet: Vet, what: Manifest, now: float) -> bool:
-        core.swarm._ground.send("child", Offer(vet.id, vet.signed))
+        core.swarm._ground.send("child", ManifestGossip(vet.id, vet.signed))
         return taken
 
     def send(name: str, message: Control) -> None:

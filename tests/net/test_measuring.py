@@ -19,8 +19,8 @@ from p2psync.net import measuring as measuring_module
 from p2psync.net import peers, tcp
 from p2psync.net.junk import FRAME
 from p2psync.net.measuring import MeasureConfig, Measuring
-from p2psync.protocol.messages import Chunk, Junk, Message, Probe, ProbeEnd, WantStreams
-from p2psync.protocol.plan import NodePlan, Place
+from p2psync.protocol.messages import Chunk, Message, ProbeEnd, ProbePadding, ProbeRequest, RequestStreams
+from p2psync.protocol.plan import NodePlan, TreePlace
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauge import Gauge
 from p2psync.swarm.gauges import Gauges
@@ -177,7 +177,7 @@ def test_what_the_plan_has_for_a_child_and_what_it_gets_is_watched(run: Run) -> 
         one = measured(a, config=POOR)
         a.table.dial(b.info)
         await until(lambda: a.up)
-        one.planned(NodePlan(1, ["b"], [1], [Place(-1, [0], 0, 8.0)], spare=[2.0]))
+        one.planned(NodePlan(1, ["b"], [1], [TreePlace(-1, [0], 0, 8.0)], headroom=[2.0]))
         await until(lambda: {stream.peer for stream in one._paces._last} == {"b"})
         assert {name: pace._part for name, pace in one._paces._paces.items()} == {"b": 2e6}
         await stop(one, a, b)
@@ -193,7 +193,7 @@ def test_a_way_that_lacks_connections_is_expected_to_give_as_much_less(run: Run)
         await until(lambda: len(a.table.streams("b")) == 2)
         one.stop()  # the kernel would tell how near the peer is
         one.gauges.paths["b"] = Gauge(rtt=0.1)
-        plan = NodePlan(1, ["b"], [1], [Place(-1, [0], 0, 20.0)])
+        plan = NodePlan(1, ["b"], [1], [TreePlace(-1, [0], 0, 20.0)])
         one.planned(plan)
         wanted = one._policy.wanted("b")
         assert wanted > 8
@@ -244,11 +244,11 @@ def test_junk_ends_at_what_was_granted_and_a_greedy_peer_gets_no_more(run: Run) 
         await until(lambda: a.up)
         got = 0
         for token in range(12):
-            raw.say(Probe(token, 1 << 30, 60.0))
+            raw.say(ProbeRequest(token, 1 << 30, 60.0))
             ended = False
             while not ended:
                 for message in await raw.hear():
-                    if isinstance(message, Junk):
+                    if isinstance(message, ProbePadding):
                         got += len(message.data)
                     ended = ended or (isinstance(message, ProbeEnd) and message.token == token)
         # The rest is kept for a first look at the node's own uplink.
@@ -266,14 +266,16 @@ def test_junk_is_sent_no_faster_than_asked_for_and_what_comes_after_it_is_not_he
         raw = await Raw.dial(a.port, hello("x"))
         await until(lambda: a.up)
         (stream,) = a.table.streams("x")
-        raw.say(Probe(7, 1 << 30, 60.0, 3e6))
+        raw.say(ProbeRequest(7, 1 << 30, 60.0, 3e6))
         await until(lambda: one._pumps._flows)
         await until(lambda: tcp.most(stream._socket) == 3_000_000)
         assert list(one._pumps.held) == ["x"]
-        raw.say(Probe(7, 0, 0.0))
+        raw.say(ProbeRequest(7, 0, 0.0))
         await until(lambda: not one._pumps._flows)
         assert tcp.most(stream._socket) == 0
-        raw.say(Probe(8, 1 << 30, 60.0, 1e-3))  # who wants it that slow would wait for what is under way for ever
+        raw.say(
+            ProbeRequest(8, 1 << 30, 60.0, 1e-3)
+        )  # who wants it that slow would wait for what is under way for ever
         await until(lambda: one._pumps._flows)
         await until(lambda: tcp.most(stream._socket) == 64 << 10)
         await stop(one, a)
@@ -287,12 +289,12 @@ def test_chunks_end_junk(run: Run) -> None:
         one = measured(a, config=POOR)
         raw = await Raw.dial(a.port, hello("x"))
         await until(lambda: a.up)
-        raw.say(Probe(7, 1 << 30, 60.0))  # and reads nothing, so that it lasts
+        raw.say(ProbeRequest(7, 1 << 30, 60.0))  # and reads nothing, so that it lasts
         await until(lambda: one._pumps._flows)
         assert a.table.send_chunk("x", SHORT, 1, bytes(1000))
         await until(lambda: not one._pumps._flows)
         sent = one.junk_sent
-        raw.say(Probe(8, 1 << 30, 60.0))
+        raw.say(ProbeRequest(8, 1 << 30, 60.0))
         ends: list[ProbeEnd] = []
         while len(ends) < 2:
             ends += [m for m in await raw.hear() if isinstance(m, ProbeEnd)]
@@ -319,9 +321,9 @@ def test_junk_that_waits_after_its_end_is_still_junk_and_what_waits_behind_it_is
         raw = await Raw.dial(a.port, hello("x"))
         await until(lambda: a.up)
         (stream,) = a.table.streams("x")
-        raw.say(Probe(7, 1 << 30, 60.0))  # and reads nothing, so that it must wait
+        raw.say(ProbeRequest(7, 1 << 30, 60.0))  # and reads nothing, so that it must wait
         await until(lambda: stream.backlog)
-        raw.say(Probe(7, 0, 0.0))
+        raw.say(ProbeRequest(7, 0, 0.0))
         await until(lambda: not one._pumps._flows)
         for index in range(8):
             assert a.table.send_chunk("x", SHORT, index, bytes(4 << 20))
@@ -330,7 +332,7 @@ def test_junk_that_waits_after_its_end_is_still_junk_and_what_waits_behind_it_is
         assert junk[-1] == {"x"}
         got = 0
         while got < one.junk_sent:
-            got += sum(len(FRAME) for message in await raw.hear() if isinstance(message, Junk))
+            got += sum(len(FRAME) for message in await raw.hear() if isinstance(message, ProbePadding))
         junk.clear()
         await until(lambda: junk)
         assert stream.backlog, "chunks wait"
@@ -347,7 +349,7 @@ def test_junk_that_nobody_asked_for_ends_the_connection(run: Run) -> None:
         one = measured(a, config=POOR)
         raw = await Raw.dial(a.port, hello("x"))
         await until(lambda: a.up)
-        raw.say(Junk(memoryview(bytes(1000))))
+        raw.say(ProbePadding(memoryview(bytes(1000))))
         await raw.hung_up()
         assert a.down == ["x"]
         await stop(one, a)
@@ -398,7 +400,7 @@ def test_the_side_that_was_dialled_asks_the_other_one_for_more(run: Run, monkeyp
         await until(lambda: a.up and b.up)
         other._policy.wanted = lambda name: 5  # type: ignore[method-assign]
         await until(lambda: len(b.table.streams("a")) == 5)
-        assert not any(isinstance(message, WantStreams) for _, message in a.messages)
+        assert not any(isinstance(message, RequestStreams) for _, message in a.messages)
         await stop(one, other, a, b)
 
     run(check())

@@ -20,22 +20,22 @@ from p2psync.protocol.messages import (
     MAX_CONTROL_BYTES,
     MAX_HELLO_BYTES,
     PROTOCOL,
+    AcceptNext,
+    Bitfield,
     Cancel,
     Chunk,
     Control,
-    Gone,
+    DontHave,
     Have,
-    HaveMore,
     Hello,
-    Hush,
     Message,
     Ping,
     Pong,
-    Ready,
     Reject,
     Request,
-    Uplink,
-    Want,
+    Subscribe,
+    SuppressProbes,
+    UplinkRate,
     encode_chunk_header,
     encode_control,
 )
@@ -46,18 +46,18 @@ SHORT = b"12345678"
 shorts = st.binary(min_size=8, max_size=8)
 chunk_lists = st.lists(st.integers(0, (1 << 20) - 1), max_size=30)
 controls: st.SearchStrategy[Control] = st.one_of(
-    st.builds(Have, shorts, st.binary(max_size=9000)),
-    st.builds(HaveMore, shorts, chunk_lists),
-    st.builds(Gone, shorts),
+    st.builds(Bitfield, shorts, st.binary(max_size=9000)),
+    st.builds(Have, shorts, chunk_lists),
+    st.builds(DontHave, shorts),
     st.builds(Request, shorts, chunk_lists),
     st.builds(Cancel, shorts, chunk_lists),
     st.builds(Reject, shorts, chunk_lists),
-    st.builds(Want, shorts, st.booleans()),
-    st.builds(Ready, st.one_of(st.just(b""), st.binary(min_size=16, max_size=16))),
+    st.builds(Subscribe, shorts, st.booleans()),
+    st.builds(AcceptNext, st.one_of(st.just(b""), st.binary(min_size=16, max_size=16))),
     st.builds(Ping, st.integers(0, 1 << 60)),
     st.builds(Pong, st.integers(0, 1 << 60)),
-    st.builds(Uplink, st.floats(1, 1e12)),
-    st.builds(Hush, st.floats(0.01, 60)),
+    st.builds(UplinkRate, st.floats(1, 1e12)),
+    st.builds(SuppressProbes, st.floats(0.01, 60)),
 )
 chunks = st.builds(
     Chunk, shorts, st.integers(0, (1 << 32) - 1), st.binary(min_size=1, max_size=9000), st.integers(0, 1 << 63)
@@ -97,14 +97,14 @@ def feed_split(reader: FrameReader, data: bytes, cuts: list[int]) -> list[Messag
 
 @settings(max_examples=150, deadline=None)
 @given(streams, st.lists(st.integers(0, 1 << 30), max_size=12))
-def test_any_split_of_the_stream_gives_the_same_messages(stream: list[Message], cuts: list[int]) -> None:
+def test_frame_reader_gives_the_same_messages_at_any_split(stream: list[Message], cuts: list[int]) -> None:
     data = b"".join(encode(message) for message in [HELLO, *stream])
     assert feed_split(FrameReader(), data, cuts) == [HELLO, *stream]
     assert plain(FrameReader().feed(data)) == [HELLO, *stream]
 
 
-def test_one_byte_at_a_time() -> None:
-    stream: list[Message] = [HELLO, Ping(1), Chunk(SHORT, 7, b"data"), Have(SHORT, b"\1" * 5000), Ping(2)]
+def test_frame_reader_accepts_single_bytes() -> None:
+    stream: list[Message] = [HELLO, Ping(1), Chunk(SHORT, 7, b"data"), Bitfield(SHORT, b"\1" * 5000), Ping(2)]
     reader = FrameReader()
     data = b"".join(encode(message) for message in stream)
     got = [m for i in range(len(data)) for m in plain(reader.feed(data[i : i + 1]))]
@@ -131,7 +131,7 @@ def test_chunk_data_is_received_in_place() -> None:
     assert bytes(chunk.data) == b"x" * 10 + b"y" * (size - 10)
 
 
-def test_the_next_chunk_begins_in_its_own_memory_at_once() -> None:
+def test_frame_reader_begins_the_next_chunk_in_its_own_buffer() -> None:
     reader = greeted()
     reader.feed(encode_chunk_header(SHORT, 3, 10_000))
     buffer = reader.get_buffer()
@@ -146,7 +146,7 @@ def test_the_next_chunk_begins_in_its_own_memory_at_once() -> None:
     assert bytes(first.data) == b"y" * 10_000
 
 
-def test_a_chunk_gets_its_own_memory_which_is_not_touched_again() -> None:
+def test_frame_reader_never_writes_to_a_returned_chunk() -> None:
     reader = greeted()
     frame = encode_chunk_header(SHORT, 1, 50) + b"a" * 50
     (first,) = reader.feed(frame)
@@ -154,7 +154,7 @@ def test_a_chunk_gets_its_own_memory_which_is_not_touched_again() -> None:
     assert isinstance(first, Chunk) and bytes(first.data) == b"a" * 50
 
 
-def test_a_stranger_gets_no_memory_but_for_its_hello() -> None:
+def test_unidentified_peer_gets_no_memory_beyond_its_hello() -> None:
     for data in (
         encode_chunk_header(SHORT, 0, MAX_CHUNK_BYTES),
         struct.pack("<IB", MAX_CONTROL_BYTES, 2),
@@ -181,7 +181,7 @@ def test_a_second_hello_is_refused() -> None:
         struct.pack("<IB", 0xFFFFFFFF, 9),
     ],
 )
-def test_impossible_lengths_and_types_are_refused_before_anything_is_waited_for(header: bytes) -> None:
+def test_impossible_lengths_and_types_are_refused_at_once(header: bytes) -> None:
     reader = greeted()
     before = len(reader.get_buffer())
     with pytest.raises(FormatError):
@@ -191,7 +191,7 @@ def test_impossible_lengths_and_types_are_refused_before_anything_is_waited_for(
 
 def test_the_largest_control_frame_and_the_largest_chunk_pass() -> None:
     reader = greeted()
-    have = Have(SHORT, b"\xff" * (1 << 17))
+    have = Bitfield(SHORT, b"\xff" * (1 << 17))
     assert reader.feed(encode_control(have)) == [have]
     chunk = b"z" * MAX_CHUNK_BYTES
     (got,) = reader.feed(encode_chunk_header(SHORT, 0, len(chunk)) + chunk)
@@ -211,12 +211,12 @@ def test_mutated_streams_raise_nothing_but_format_errors() -> None:
     rng = random.Random(20)
     stream: list[Message] = [
         HELLO,
-        Have(SHORT, b"\x0f" * 40),
-        HaveMore(SHORT, [1, 2, 300, 70_000]),
+        Bitfield(SHORT, b"\x0f" * 40),
+        Have(SHORT, [1, 2, 300, 70_000]),
         Chunk(SHORT, 5, b"payload" * 9, 65536),
-        Want(SHORT, True),
+        Subscribe(SHORT, True),
         Request(SHORT, [4, 5]),
-        Gone(SHORT),
+        DontHave(SHORT),
         Ping(3),
     ]
     good = b"".join(encode(message) for message in stream)

@@ -19,7 +19,7 @@ from p2psync.protocol.manifest import (
     MAX_CHUNK_BYTES,
     Manifest,
     SignedManifest,
-    check_meets,
+    check_consecutive,
     decode_body,
     open_signed,
     pack_table,
@@ -57,7 +57,7 @@ def changed(**fields: object) -> Manifest:
     return msgspec.structs.replace(GOOD, **fields)
 
 
-def test_a_signed_manifest_comes_back_as_it_was() -> None:
+def test_signed_manifest_round_trips() -> None:
     signed = sign(GOOD, KEY)
     manifest, again = open_signed(signed.to_bytes(), TRUSTED)
     assert manifest == GOOD and again == signed
@@ -247,14 +247,14 @@ def test_a_chunk_may_hold_blocks_of_the_rows_from_its_first_to_the_next_ones_fir
     assert [GOOD.chunk_rows(i) for i in range(3)] == [range(1), range(3), range(2, 3)]
 
 
-def test_a_manifest_of_no_chunks_is_fine() -> None:
+def test_manifest_of_no_chunks_is_valid() -> None:
     empty = changed(sizes=[], hashes=b"", first_rows=[])
     assert open_signed(sign(empty, KEY).to_bytes(), TRUSTED)[0].payload_bytes == 0
 
 
-def test_deltas_must_meet_end_to_end() -> None:
+def test_check_consecutive_refuses_a_gap() -> None:
     then = changed(base=2, version=3, base_digest=GOOD.digest)
-    check_meets(GOOD, then)
+    check_consecutive(GOOD, then)
     for wrong in ({"base": 1}, {"base_digest": b"\2" * 16}, {"run": "f" * 32}, {"base": None}):
         with pytest.raises(BaseMismatchError):
-            check_meets(GOOD, msgspec.structs.replace(then, **wrong))
+            check_consecutive(GOOD, msgspec.structs.replace(then, **wrong))

@@ -12,14 +12,14 @@ from p2psync.protocol.manifest import MAX_CHUNKS
 from p2psync.protocol.messages import (
     _NUMBERS,
     MAGIC,
-    MAX_REQUEST,
+    MAX_REQUEST_CHUNKS,
     PROTOCOL,
+    Bitfield,
     Control,
-    Gone,
+    DontHave,
     Have,
-    HaveMore,
     Hello,
-    Probe,
+    ProbeRequest,
     Request,
     decode_control,
 )
@@ -41,32 +41,32 @@ def decode(message: Control) -> Control:
         Hello(MAGIC, PROTOCOL, "n" * 65, "i", ""),
         Hello(MAGIC, PROTOCOL, "n", "", ""),
         Hello(MAGIC, PROTOCOL, "n", "i", "r" * 65),
-        Have(b"short", b""),
-        Have(SHORT, bytes(MAX_CHUNKS // 8 + 1)),
-        HaveMore(SHORT, [MAX_CHUNKS]),
-        HaveMore(SHORT, [-1]),
-        Request(SHORT, [0] * (MAX_REQUEST + 1)),
-        Gone(b"123456789"),
-        Probe(1, 1, 1.0, -1.0),
-        Probe(1, 1, 1.0, math.inf),
-        Probe(1, 1, 1.0, math.nan),
+        Bitfield(b"short", b""),
+        Bitfield(SHORT, bytes(MAX_CHUNKS // 8 + 1)),
+        Have(SHORT, [MAX_CHUNKS]),
+        Have(SHORT, [-1]),
+        Request(SHORT, [0] * (MAX_REQUEST_CHUNKS + 1)),
+        DontHave(b"123456789"),
+        ProbeRequest(1, 1, 1.0, -1.0),
+        ProbeRequest(1, 1, 1.0, math.inf),
+        ProbeRequest(1, 1, 1.0, math.nan),
     ],
 )
-def test_out_of_bounds_is_refused(message: Control) -> None:
+def test_control_messages_out_of_bounds_are_refused(message: Control) -> None:
     with pytest.raises(FormatError):
         decode(message)
 
 
-def test_at_the_bounds_is_taken() -> None:
+def test_control_messages_at_their_bounds_are_accepted() -> None:
     for message in (
         Hello(MAGIC, PROTOCOL, "n" * 64, "i" * 64, "r" * 64),
-        Have(SHORT, bytes(MAX_CHUNKS // 8)),
-        HaveMore(SHORT, [MAX_CHUNKS - 1] * MAX_REQUEST),
+        Bitfield(SHORT, bytes(MAX_CHUNKS // 8)),
+        Have(SHORT, [MAX_CHUNKS - 1] * MAX_REQUEST_CHUNKS),
     ):
         assert decode(message) == message
 
 
-def test_fields_of_a_later_version_are_passed_over() -> None:
+def test_fields_of_a_later_version_are_ignored() -> None:
     body = msgspec.msgpack.encode([SHORT, [1, 2], "new"])
     assert decode_control(5, body) == Request(SHORT, [1, 2])
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2psync.errors import FormatError
-from p2psync.protocol.plan import NodePlan, Place, tree_of_chunks
+from p2psync.protocol.plan import NodePlan, TreePlace, tree_of_chunks
 
 PLAN = NodePlan(
     3,
     ["x", "y", "z"],
     [600, 400],
-    [Place(0, [1, 2], 1, 60.0), Place(1, [], 2, 40.0)],
+    [TreePlace(0, [1, 2], 1, 60.0), TreePlace(1, [], 2, 40.0)],
 )
 SHARES = st.lists(st.integers(1, 10**6), min_size=1, max_size=40)
 
@@ -27,13 +27,13 @@ def test_fractions_follow_from_places() -> None:
     assert PLAN.rates_to() == {"y": 60.0, "z": 60.0}
 
 
-def test_what_may_be_sent_is_what_is_foreseen_and_what_the_way_has_to_spare() -> None:
+def test_limits_to_children_are_planned_rate_times_headroom() -> None:
     assert PLAN.limits_to() == {}, "the plan does not say"
-    assert msgspec.structs.replace(PLAN, spare=[1.0, 1.5, 2.0]).limits_to() == {"y": 90.0, "z": 120.0}
-    assert msgspec.structs.replace(PLAN, spare=[1.0, 1.5]).limits_to() == {"y": 90.0}
+    assert msgspec.structs.replace(PLAN, headroom=[1.0, 1.5, 2.0]).limits_to() == {"y": 90.0, "z": 120.0}
+    assert msgspec.structs.replace(PLAN, headroom=[1.0, 1.5]).limits_to() == {"y": 90.0}
 
 
-def test_a_plan_travels_small_and_comes_back_whole() -> None:
+def test_plan_is_small_and_round_trips() -> None:
     wire = msgspec.msgpack.encode(PLAN)
     assert len(wire) < 60
     assert msgspec.msgpack.decode(wire, type=NodePlan) == PLAN
@@ -44,28 +44,28 @@ def test_a_plan_travels_small_and_comes_back_whole() -> None:
     [
         NodePlan(0, ["x"], [], []),
         NodePlan(0, ["x"], [1], []),
-        NodePlan(0, ["x"], [0], [Place(0, [], 1, 1.0)]),
-        NodePlan(0, ["x"], [1], [Place(1, [], 1, 1.0)]),
-        NodePlan(0, ["x"], [1], [Place(-2, [], 1, 1.0)]),
-        NodePlan(0, ["x"], [1], [Place(0, [7], 1, 1.0)]),
-        NodePlan(0, ["x"], [1] * 300, [Place(0, [], 1, 1.0)] * 300),
-        NodePlan(0, ["x"], [1], [Place(0, [0] * 2000, 1, 1.0)]),
-        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[1.0, 1.0]),
-        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[0.0]),
-        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[float("nan")]),
-        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[1e300]),
-        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1e300)]),
-        NodePlan(0, ["x"], [1], [Place(0, [], 1, -1.0)]),
+        NodePlan(0, ["x"], [0], [TreePlace(0, [], 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [TreePlace(1, [], 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [TreePlace(-2, [], 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [TreePlace(0, [7], 1, 1.0)]),
+        NodePlan(0, ["x"], [1] * 300, [TreePlace(0, [], 1, 1.0)] * 300),
+        NodePlan(0, ["x"], [1], [TreePlace(0, [0] * 2000, 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [TreePlace(0, [], 1, 1.0)], headroom=[1.0, 1.0]),
+        NodePlan(0, ["x"], [1], [TreePlace(0, [], 1, 1.0)], headroom=[0.0]),
+        NodePlan(0, ["x"], [1], [TreePlace(0, [], 1, 1.0)], headroom=[float("nan")]),
+        NodePlan(0, ["x"], [1], [TreePlace(0, [], 1, 1.0)], headroom=[1e300]),
+        NodePlan(0, ["x"], [1], [TreePlace(0, [], 1, 1e300)]),
+        NodePlan(0, ["x"], [1], [TreePlace(0, [], 1, -1.0)]),
     ],
 )
-def test_what_no_planner_makes_is_refused(wrong: NodePlan) -> None:
+def test_inconsistent_plan_is_refused(wrong: NodePlan) -> None:
     with pytest.raises(FormatError):
         wrong.check()
 
 
 @settings(deadline=None, derandomize=True)
 @given(SHARES, st.integers(0, 3000), st.integers(0, 3000))
-def test_more_chunks_never_move_an_earlier_one(shares: list[int], one: int, other: int) -> None:
+def test_more_chunks_never_change_an_earlier_chunks_tree(shares: list[int], one: int, other: int) -> None:
     few, many = sorted((one, other))
     assert np.array_equal(tree_of_chunks(shares, few), tree_of_chunks(shares, many)[:few])
 
@@ -82,7 +82,7 @@ def test_every_chunk_has_a_tree_and_trees_have_their_shares(shares: list[int], c
 
 
 @pytest.mark.parametrize("trees", [1, 5, 16, 48])
-def test_equal_trees_have_equally_many_of_any_run_from_the_first(trees: int) -> None:
+def test_equal_trees_share_every_prefix_of_chunks_equally(trees: int) -> None:
     found = tree_of_chunks([7] * trees, 500)
     for run in (1, 10, 48, 499):
         counts = np.bincount(found[:run], minlength=trees)

@@ -88,7 +88,7 @@ def figures_of(message: object) -> list[float]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-def test_a_message_travels_if_and_only_if_its_figures_are_finite(kind: type, data: st.DataObject) -> None:
+def test_message_is_encoded_only_if_its_numbers_are_finite(kind: type, data: st.DataObject) -> None:
     message = data.draw(struct(kind, st.one_of(FINITE, WILD)))
     if all(math.isfinite(figure) for figure in figures_of(message)):
         assert msgspec.to_builtins(checked(message)) == msgspec.to_builtins(message)
@@ -103,14 +103,14 @@ def test_a_message_travels_if_and_only_if_its_figures_are_finite(kind: type, dat
 
 
 @given(text=st.sampled_from(["1e999", "-1e999", "NaN", "Infinity", "null"]))
-def test_json_has_no_figure_that_is_not_finite(text: str) -> None:
+def test_json_refuses_numbers_that_are_not_finite(text: str) -> None:
     with pytest.raises(msgspec.MsgspecError):
         decode_json(f'{{"ttl": {text}, "lease": "a", "revision": 1}}'.encode(), records.Lease)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in messages._NUMBERS])
 @given(data=st.data())
-def test_a_peer_is_refused_what_is_not_finite(kind: Any, data: st.DataObject) -> None:
+def test_peer_messages_with_infinite_numbers_are_refused(kind: Any, data: st.DataObject) -> None:
     message = data.draw(struct(kind, WILD))
     if figures_of(message):
         with pytest.raises(FormatError):
@@ -120,7 +120,7 @@ def test_a_peer_is_refused_what_is_not_finite(kind: Any, data: st.DataObject) ->
 
 
 @pytest.mark.parametrize("file", WIRE)
-def test_every_message_goes_through_the_one_writer_and_reader(file: str) -> None:
+def test_every_message_type_uses_the_checked_codec(file: str) -> None:
     for node in ast.walk(ast.parse((ROOT / file).read_text())):
         if (
             isinstance(node, ast.Call)

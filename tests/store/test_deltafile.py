@@ -24,7 +24,7 @@ def _write(path: Path) -> list[bytes]:
     return chunks
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+def test_delta_file_round_trips(tmp_path: Path) -> None:
     chunks = _write(tmp_path / "d")
     signed, manifest, _ = make_pack(1, SIZES)
     with DeltaFile(tmp_path / "d") as file:
@@ -32,7 +32,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
         assert [bytes(file.chunk(i)) for i in range(3)] == chunks
 
 
-def test_a_delta_that_nobody_signed_says_so(tmp_path: Path) -> None:
+def test_unsigned_delta_file_has_no_signature(tmp_path: Path) -> None:
     _, manifest, _ = make_pack(1, [])
     with DeltaFileWriter(tmp_path / "d") as writer:
         writer.finish(manifest)
@@ -41,7 +41,7 @@ def test_a_delta_that_nobody_signed_says_so(tmp_path: Path) -> None:
         assert file.manifest == manifest
 
 
-def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_writer_leaves_only_the_old_file(tmp_path: Path) -> None:
     chunks = _write(tmp_path / "d")
     with pytest.raises(RuntimeError), DeltaFileWriter(tmp_path / "d", force=True) as writer:
         writer.append(b"new")
@@ -54,14 +54,14 @@ def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path
         assert bytes(file.chunk(1)) == chunks[1]
 
 
-def test_a_directory_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_missing_directory_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="No such file"):
         DeltaFileWriter(tmp_path / "no" / "d")
     with pytest.raises(StoreError, match="No such file"):
         DeltaFile(tmp_path / "no" / "d")
 
 
-def test_every_flipped_or_missing_byte_is_noticed(tmp_path: Path) -> None:
+def test_delta_file_detects_every_flipped_or_missing_byte(tmp_path: Path) -> None:
     _write(tmp_path / "d")
     whole = (tmp_path / "d").read_bytes()
     rng = random.Random(1)
@@ -75,7 +75,7 @@ def test_every_flipped_or_missing_byte_is_noticed(tmp_path: Path) -> None:
                 file.chunk(index)
 
 
-def test_a_fifo_or_a_directory_is_no_delta_file_and_blocks_nobody(tmp_path: Path) -> None:
+def test_delta_file_refuses_a_fifo_or_directory_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "directory").mkdir()
     for name in ("fifo", "directory"):

@@ -13,8 +13,8 @@ from p2psync.delta.block import block_count, block_range
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.parallel import limit_threads
-from p2psync.store.encoding import DELTA_BLOCK, Encoding, block_and_chunk
-from p2psync.store.segments import MAX_SEGMENT, MIN_SEGMENT, Segments
+from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding, block_and_chunk
+from p2psync.store.segments import MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Segments
 
 Pair = tuple[Units, Units]
 
@@ -79,7 +79,7 @@ MIXED = [row(0, 9_000_000), row(1, 64), *(row(n, 50_000) for n in range(2, 40)),
 
 
 @pytest.mark.parametrize("profile", ["fast", "tight"])
-def test_the_bytes_do_not_depend_on_the_number_of_threads(profile: str, threads: int) -> None:
+def test_encoding_does_not_depend_on_the_number_of_threads(profile: str, threads: int) -> None:
     pairs = model(MIXED, 0.02)
     encoding, sink = encode(MIXED, pairs, profile)
     limit_threads(1)
@@ -89,12 +89,12 @@ def test_the_bytes_do_not_depend_on_the_number_of_threads(profile: str, threads:
 
 
 @pytest.mark.parametrize("profile", ["fast", "tight"])
-def test_what_was_encoded_side_by_side_decodes_to_every_new_bit(profile: str, threads: int) -> None:
+def test_parallel_encoding_decodes_to_every_new_bit(profile: str, threads: int) -> None:
     pairs = model(MIXED, 0.02)
     encoding, sink = encode(MIXED, pairs, profile)
     made = [old.copy() for old, _ in pairs]
     for chunk in sink.chunks:
-        for block in decode_chunk(chunk, MIXED, DELTA_BLOCK, lambda index: pairs[index][0]):
+        for block in decode_chunk(chunk, MIXED, DELTA_BLOCK_UNITS, lambda index: pairs[index][0]):
             part = made[block.row][block.start : block.start + block.count]
             if block.positions is None:
                 part += block.steps
@@ -105,13 +105,13 @@ def test_what_was_encoded_side_by_side_decodes_to_every_new_bit(profile: str, th
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_the_first_chunk_leaves_before_a_twentieth_of_the_model_was_read() -> None:
+def test_first_chunk_leaves_before_a_twentieth_of_the_model_is_read() -> None:
     rows = [row(n, 1 << 20) for n in range(100)]
     _, sink = encode(rows, model(rows[:1], 0.01) * len(rows), "fast")
     assert sink.seen[0] <= sum(r.spec.nbytes for r in rows) / 20
 
 
-def test_a_wrong_array_is_refused_though_another_thread_finds_it(threads: int) -> None:
+def test_encoding_refuses_a_wrong_array_found_by_another_thread(threads: int) -> None:
     pairs = model(MIXED, 0.02)
     with pytest.raises(ValueError, match="units of"), Encoding(Sink(), MIXED) as encoding:
         for index, (old, new) in enumerate(pairs):
@@ -119,7 +119,7 @@ def test_a_wrong_array_is_refused_though_another_thread_finds_it(threads: int) -
         encoding.finish()
 
 
-def test_a_manifest_like_another_tells_of_the_same_step_coded_otherwise() -> None:
+def test_manifest_like_keeps_what_the_manifest_leads_to() -> None:
     rows = [row(0, 300, 700)]
     pairs = model(rows, 0.02)
     tight, fast = (encode(rows, pairs, profile)[0] for profile in ("tight", "fast"))
@@ -137,11 +137,9 @@ def test_a_manifest_like_another_tells_of_the_same_step_coded_otherwise() -> Non
     counts=st.lists(st.integers(0, 40_000_000), max_size=12),
     dtypes=st.lists(st.sampled_from(["U8", "BF16", "F32"]), min_size=12, max_size=12),
 )
-def test_segments_hold_every_block_once_in_order_and_are_no_larger_than_a_share(
-    counts: list[int], dtypes: list[str]
-) -> None:
+def test_segments_hold_every_block_once_and_are_bounded(counts: list[int], dtypes: list[str]) -> None:
     rows = [row(n, count, dtype=dtype) for n, (count, dtype) in enumerate(zip(counts, dtypes, strict=False))]
-    segments = Segments(rows, DELTA_BLOCK)
+    segments = Segments(rows, DELTA_BLOCK_UNITS)
     total = sum(r.spec.nbytes for r in rows)
     last, sizes = 0, {0: 0}
     for index, r in enumerate(rows):
@@ -151,22 +149,24 @@ def test_segments_hold_every_block_once_in_order_and_are_no_larger_than_a_share(
             last = number
             seen += blocks
             assert all(segments.of(index, block) == number for block in blocks)
-            units = sum(block_range(r.spec, DELTA_BLOCK, block)[1] for block in blocks)
+            units = sum(block_range(r.spec, DELTA_BLOCK_UNITS, block)[1] for block in blocks)
             sizes[number] = sizes.get(number, 0) + units * r.spec.width
-        assert seen == list(range(block_count(r.spec, DELTA_BLOCK)))
+        assert seen == list(range(block_count(r.spec, DELTA_BLOCK_UNITS)))
     # A segment may go over its share by the block that fills it.
-    assert all(size <= min(MAX_SEGMENT, max(MIN_SEGMENT, total / 16)) + (2 << 20) for size in sizes.values())
+    assert all(
+        size <= min(MAX_SEGMENT_BYTES, max(MIN_SEGMENT_BYTES, total / 16)) + (2 << 20) for size in sizes.values()
+    )
 
 
 @pytest.mark.parametrize(("megabytes", "chunk"), [(1, 64 << 10), (64, 64 << 10), (300, 512 << 10), (16_000, 512 << 10)])
-def test_small_anchors_have_small_chunks_so_that_relays_pass_them_on_soon(megabytes: int, chunk: int) -> None:
+def test_small_anchor_has_small_chunks(megabytes: int, chunk: int) -> None:
     rows = [Row(TensorSpec(Kind.TENSOR, "w", "BF16", (megabytes << 19,)), False, True)]
     encoding = Encoding(Sink(), rows, anchor=True)
     assert encoding.block_units * 2 <= chunk
     assert encoding.block_units == min(1 << 17, chunk // 2)
 
 
-def test_small_models_have_small_chunks_of_deltas_too() -> None:
+def test_small_delta_has_small_chunks() -> None:
     rng = np.random.default_rng(1)
     old = rng.integers(0, 1 << 16, 1 << 23, np.uint16)
     new = old + (rng.random(old.size) < 0.08).astype(np.uint16)
@@ -196,11 +196,11 @@ MIB = 1 << 20
         (512 * MIB, 100, 512 << 10),
     ],
 )
-def test_a_small_anchor_has_larger_chunks_where_it_is_spread_fast(nbytes: int, mbps: float, chunk: int) -> None:
+def test_small_anchor_has_larger_chunks_at_a_high_rate(nbytes: int, mbps: float, chunk: int) -> None:
     block, found = block_and_chunk([row(0, nbytes // 2)], anchor=True, rate=mbps * 125_000)
     assert (found, block) == (chunk, min(1 << 17, chunk // 2))
 
 
-def test_a_deltas_chunks_are_the_same_at_any_rate() -> None:
+def test_delta_chunks_do_not_depend_on_the_rate() -> None:
     rows = [row(0, 32 * MIB)]
     assert block_and_chunk(rows, anchor=False, rate=1e9) == block_and_chunk(rows, anchor=False)

@@ -25,7 +25,7 @@ def mapped(path: Path) -> GuardedMap:
         return GuardedMap(file.fileno(), PAGES, writable=True)
 
 
-def test_what_is_gone_reads_as_zeros_and_is_noted(tmp_path: Path) -> None:
+def test_guarded_map_reads_missing_pages_as_zeros_and_notes_them(tmp_path: Path) -> None:
     one, other = mapped(tmp_path / "one"), mapped(tmp_path / "other")
     array = np.frombuffer(one.map, np.uint8)
     os.truncate(tmp_path / "one", 5000)
@@ -37,13 +37,13 @@ def test_what_is_gone_reads_as_zeros_and_is_noted(tmp_path: Path) -> None:
     assert (tmp_path / "one").stat().st_size == 5000, "what is written there is in no file"
 
 
-def test_a_file_that_is_shorter_is_refused(tmp_path: Path) -> None:
+def test_guarded_map_refuses_a_shorter_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"short")
     with (tmp_path / "file").open("rb") as file, pytest.raises(OSError, match="shorter"):
         GuardedMap(file.fileno(), PAGES, writable=False)
 
 
-def test_a_map_is_guarded_until_the_last_array_over_it_is_gone(tmp_path: Path) -> None:
+def test_guarded_map_is_guarded_until_its_last_array_is_dropped(tmp_path: Path) -> None:
     free = len(guarded_map._free)
     one = mapped(tmp_path / "one")
     array = np.frombuffer(one.map, np.uint8)
@@ -63,7 +63,7 @@ def test_a_map_is_guarded_until_the_last_array_over_it_is_gone(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("first", ["", "import faulthandler; faulthandler.enable();"])
-def test_sigbus_in_a_map_that_is_not_guarded_ends_the_process(tmp_path: Path, first: str) -> None:
+def test_sigbus_in_an_unguarded_map_ends_the_process(tmp_path: Path, first: str) -> None:
     program = f"""{first}
 import mmap, os, sys
 from pathlib import Path

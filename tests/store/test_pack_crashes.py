@@ -23,7 +23,7 @@ def _every_kill(tmp_path: Path, work: Callable[[Path], None], check: Callable[[P
     return total
 
 
-def test_a_store_killed_while_it_receives_a_pack_keeps_what_was_written(tmp_path: Path) -> None:
+def test_store_killed_while_receiving_keeps_written_chunks(tmp_path: Path) -> None:
     signed, manifest, chunks = make_pack(1, SIZES)
 
     def work(root: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_store_killed_while_it_receives_a_pack_keeps_what_was_written(tmp_path
     assert _every_kill(tmp_path, work, check) > 10
 
 
-def test_a_store_killed_while_it_removes_a_pack_has_it_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_store_killed_while_removing_has_the_pack_whole_or_not_at_all(tmp_path: Path) -> None:
     signed, manifest, chunks = make_pack(1, SIZES)
 
     def work(root: Path) -> None:

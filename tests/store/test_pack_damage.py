@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from store_parts import make_pack
 
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 
 SIZES = [10_000, 20_000, 5_000]
 
@@ -26,9 +27,7 @@ def sealed(store: Store) -> tuple[Pack, list[bytes]]:
 
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("way", ["read", "view"])
-def test_a_payload_that_is_cut_while_it_is_open_gives_what_is_left_of_it(
-    tmp_path: Path, way: str, mapped: bool
-) -> None:
+def test_payload_cut_while_open_gives_its_remaining_chunks(tmp_path: Path, way: str, mapped: bool) -> None:
     with Store(tmp_path) as store:
         pack, chunks = sealed(store)
         if mapped:
@@ -44,7 +43,7 @@ def test_a_payload_that_is_cut_while_it_is_open_gives_what_is_left_of_it(
 
 
 @pytest.mark.parametrize("way", ["read", "view"])
-def test_a_chunk_that_somebody_wrote_over_after_it_was_checked_is_not_handed_out(tmp_path: Path, way: str) -> None:
+def test_chunk_overwritten_after_its_check_is_not_returned(tmp_path: Path, way: str) -> None:
     with Store(tmp_path) as store:
         pack, chunks = sealed(store)
         assert [getattr(pack, way)(index) for index in range(3)] == chunks
@@ -86,7 +85,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", ["manifest", "payload", "done"])
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_store_opens_whatever_befell_a_pack_and_the_pack_can_be_had_anew(
+def test_store_opens_with_any_damaged_pack_and_can_add_it_again(
     tmp_path: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
     with Store(tmp_path) as store:
@@ -94,7 +93,7 @@ def test_a_store_opens_whatever_befell_a_pack_and_the_pack_can_be_had_anew(
         signed, manifest, chunks = make_pack(1, SIZES)
     damage(tmp_path / signed.id.hex() / name)
     with Store(tmp_path) as store:
-        assert all("\n" not in line for line in store.remarks)
+        assert all("\n" not in line for line in store.diagnostics)
         pack = store.add(signed, manifest)
         for index, chunk in enumerate(chunks):
             given = pack.read(index)
@@ -111,7 +110,7 @@ def test_a_store_opens_whatever_befell_a_pack_and_the_pack_can_be_had_anew(
 
 
 @pytest.mark.parametrize("what", ["a file", "a link to nothing", "another pack"])
-def test_something_else_in_a_packs_place_does_not_keep_it_from_being_had(tmp_path: Path, what: str) -> None:
+def test_foreign_file_at_a_packs_path_does_not_prevent_adding_it(tmp_path: Path, what: str) -> None:
     signed, manifest, chunks = make_pack(1, SIZES)
     place = tmp_path / signed.id.hex()
     if what == "a file":
@@ -123,14 +122,14 @@ def test_something_else_in_a_packs_place_does_not_keep_it_from_being_had(tmp_pat
             other = store.add(*make_pack(2, SIZES)[:2])
         other.path.rename(place)
     with Store(tmp_path) as store:
-        (line,) = store.remarks
+        (line,) = store.diagnostics
         assert signed.id.hex() in line
         pack = store.add(signed, manifest)
         pack.write(0, chunks[0])
         assert pack.read(0) == chunks[0]
 
 
-def test_a_pack_that_somebody_removed_is_served_on_and_forgotten_without_a_word(tmp_path: Path) -> None:
+def test_pack_removed_by_others_is_served_and_then_forgotten(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         pack, chunks = sealed(store)
         shutil.rmtree(pack.path)
@@ -139,7 +138,7 @@ def test_a_pack_that_somebody_removed_is_served_on_and_forgotten_without_a_word(
         assert store.packs() == []
 
 
-def test_a_store_that_somebody_removed_while_it_is_open_is_made_anew(tmp_path: Path) -> None:
+def test_store_removed_by_others_while_open_is_made_again(tmp_path: Path) -> None:
     with Store(tmp_path / "packs") as store:
         shutil.rmtree(tmp_path / "packs")
         pack, chunks = sealed(store)

@@ -15,7 +15,7 @@ from p2psync.store.packs import Store
 SIZES = [1000, 1, 4096, 70_000]
 
 
-def test_a_chunk_that_was_written_is_read_back(tmp_path: Path) -> None:
+def test_pack_round_trips_a_chunk(tmp_path: Path) -> None:
     signed, manifest, chunks = make_pack(1, SIZES)
     with Store(tmp_path / "store") as store:
         pack = store.add(signed, manifest)
@@ -42,7 +42,7 @@ class Syncs:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the kernel does not tell which file is made durable")
-def test_a_pack_that_is_begun_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_pack_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     signed, manifest, chunks = make_pack(1, SIZES)
     with Store(tmp_path) as store:
         syncs = Syncs(tmp_path, monkeypatch)
@@ -53,7 +53,7 @@ def test_a_pack_that_is_begun_waits_for_no_disk(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the kernel does not tell which file is made durable")
-def test_a_pack_is_durable_with_its_name_before_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seal_makes_pack_and_name_durable_before_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     signed, manifest, chunks = make_pack(1, SIZES)
     with Store(tmp_path) as store:
         pack = store.add(signed, manifest)
@@ -68,7 +68,7 @@ def test_a_pack_is_durable_with_its_name_before_it_is_done(tmp_path: Path, monke
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the kernel does not tell which file is made durable")
-def test_a_draft_is_durable_with_its_name_once_it_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sealed_draft_is_durable_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     signed, manifest, chunks = make_pack(1, SIZES)
     with Store(tmp_path) as store:
         draft = store.draft()
@@ -81,7 +81,7 @@ def test_a_draft_is_durable_with_its_name_once_it_is_sealed(tmp_path: Path, monk
         assert [what for what, done in syncs.seen if done] == [f"{at}/done", at, "."]
 
 
-def test_a_pack_whose_manifest_a_power_loss_left_empty_is_forgotten(tmp_path: Path) -> None:
+def test_pack_with_an_empty_manifest_is_forgotten(tmp_path: Path) -> None:
     signed, manifest, chunks = make_pack(1, SIZES)
     with Store(tmp_path) as store:
         store.add(signed, manifest).write(0, chunks[0])
@@ -93,7 +93,7 @@ def test_a_pack_whose_manifest_a_power_loss_left_empty_is_forgotten(tmp_path: Pa
         assert pack.read(0) == chunks[0]
 
 
-def test_adding_a_manifest_again_gives_the_same_pack(tmp_path: Path) -> None:
+def test_add_returns_the_existing_pack(tmp_path: Path) -> None:
     signed, manifest, _ = make_pack(1, SIZES)
     with Store(tmp_path) as store:
         assert store.add(signed, manifest) is store.add(signed, manifest)
@@ -101,7 +101,7 @@ def test_adding_a_manifest_again_gives_the_same_pack(tmp_path: Path) -> None:
         assert store.get(bytes(32)) is None
 
 
-def test_a_sealed_pack_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_sealed_pack_survives_a_restart(tmp_path: Path) -> None:
     signed, manifest, chunks = make_pack(1, SIZES)
     with Store(tmp_path) as store:
         pack = store.add(signed, manifest)
@@ -115,7 +115,7 @@ def test_a_sealed_pack_is_there_after_a_restart(tmp_path: Path) -> None:
         assert [pack.read(i) for i in range(4)] == chunks
 
 
-def test_an_unsealed_pack_holds_after_a_restart_what_its_content_proves(tmp_path: Path) -> None:
+def test_unsealed_pack_holds_its_verified_chunks_after_a_restart(tmp_path: Path) -> None:
     signed, manifest, chunks = make_pack(1, SIZES)
     with Store(tmp_path) as store:
         pack = store.add(signed, manifest)
@@ -151,7 +151,7 @@ def test_a_damaged_chunk_of_a_sealed_pack_is_dropped_at_its_first_read(tmp_path:
         assert pack.read(2) == chunks[2]
 
 
-def test_a_payload_cut_short_is_mended_and_not_trusted(tmp_path: Path) -> None:
+def test_short_payload_is_extended_and_verified_again(tmp_path: Path) -> None:
     signed, manifest, chunks = make_pack(1, SIZES)
     with Store(tmp_path) as store:
         pack = store.add(signed, manifest)
@@ -196,7 +196,7 @@ def test_a_second_process_is_told_that_the_store_is_in_use(tmp_path: Path) -> No
     Store(tmp_path).close()
 
 
-def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_store_leaves_foreign_files_alone(tmp_path: Path) -> None:
     signed, manifest, _ = make_pack(1, SIZES)
     with Store(tmp_path) as store:
         store.add(signed, manifest)
@@ -214,7 +214,7 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "x.new").is_dir()
 
 
-def test_leftovers_of_a_crash_are_cleared_away(tmp_path: Path) -> None:
+def test_store_removes_unfinished_packs_when_opened(tmp_path: Path) -> None:
     for name in ("ab" * 32 + ".new", "draft-3.new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "payload").write_bytes(b"half")
@@ -257,7 +257,7 @@ def test_an_abandoned_draft_leaves_nothing(tmp_path: Path) -> None:
 
 @needs_root
 @pytest.mark.root
-def test_a_full_disk_is_known_before_anything_is_changed(tmp_path: Path) -> None:
+def test_add_on_a_full_disk_changes_nothing(tmp_path: Path) -> None:
     small, large = make_pack(1, [1 << 18]), make_pack(2, [1 << 20] * 4)
     with small_disk(tmp_path / "disk", 1 << 20) as disk, Store(disk / "store") as store:
         store.add(small[0], small[1]).write(0, small[2][0])
@@ -289,7 +289,7 @@ def _damage(path: Path, offset: int) -> None:
 
 
 @pytest.mark.parametrize("part", [[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
-def test_a_pack_of_a_part_holds_its_chunks_and_takes_no_more_room(tmp_path: Path, part: list[int]) -> None:
+def test_partial_pack_holds_its_chunks_and_reserves_no_more(tmp_path: Path, part: list[int]) -> None:
     signed, manifest, chunks = make_pack(1, SIZES)
     with Store(tmp_path) as store:
         draft = store.draft()
@@ -317,7 +317,7 @@ def test_a_pack_of_a_part_holds_its_chunks_and_takes_no_more_room(tmp_path: Path
             pack.seal()
 
 
-def test_a_part_that_is_not_what_was_drafted_is_refused(tmp_path: Path) -> None:
+def test_seal_refuses_a_part_that_was_not_drafted(tmp_path: Path) -> None:
     signed, manifest, chunks = make_pack(1, SIZES)
     with Store(tmp_path) as store:
         draft = store.draft()

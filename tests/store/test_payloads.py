@@ -10,10 +10,11 @@ import pytest
 from store_parts import make_pack
 
 from p2psync.errors import StoreError
-from p2psync.store.packs import Pack, Store
-from p2psync.store.payloads import MOST_OPEN
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
+from p2psync.store.payloads import MAX_OPEN_PAYLOADS
 
-PACKS = 3 * MOST_OPEN
+PACKS = 3 * MAX_OPEN_PAYLOADS
 
 
 def fill(store: Store, count: int = PACKS) -> list[tuple[Pack, bytes]]:
@@ -43,8 +44,8 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the 
 
 
 @needs_proc
-def test_few_files_are_open_however_many_packs_there_are(tmp_path: Path) -> None:
-    most = 2 * MOST_OPEN + 1  # each and its map, and the store's lock
+def test_open_payloads_bounds_the_open_files(tmp_path: Path) -> None:
+    most = 2 * MAX_OPEN_PAYLOADS + 1  # each and its map, and the store's lock
     with Store(tmp_path) as store:
         for pack, chunk in fill(store):
             assert pack.read(0) == pack.view(0) == chunk
@@ -58,7 +59,7 @@ def test_few_files_are_open_however_many_packs_there_are(tmp_path: Path) -> None
         assert open_below(tmp_path) <= most
 
 
-def test_a_pack_whose_file_was_closed_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_pack_reopens_its_closed_payload(tmp_path: Path) -> None:
     signed, manifest, chunks = make_pack(1000, [100, 200])
     with Store(tmp_path) as store:
         pack = store.add(signed, manifest)
@@ -70,7 +71,7 @@ def test_a_pack_whose_file_was_closed_goes_on_where_it_was(tmp_path: Path) -> No
         assert [pack.read(0), pack.read(1), view] == [*chunks, chunks[0]]
 
 
-def test_threads_read_the_right_bytes_while_files_are_closed_for_one_another(tmp_path: Path) -> None:
+def test_threads_read_the_right_bytes_while_payloads_are_closed(tmp_path: Path) -> None:
     wrong = []
     with Store(tmp_path) as store:
         made = fill(store)
@@ -91,7 +92,7 @@ def test_threads_read_the_right_bytes_while_files_are_closed_for_one_another(tmp
     assert wrong == []
 
 
-def test_a_pack_that_was_removed_never_reads_what_came_to_its_place(tmp_path: Path) -> None:
+def test_removed_pack_never_reads_its_successors_file(tmp_path: Path) -> None:
     signed, manifest, (chunk,) = make_pack(1, [100])
     with Store(tmp_path) as store:
         removed = store.add(signed, manifest)
@@ -108,7 +109,7 @@ def test_a_pack_that_was_removed_never_reads_what_came_to_its_place(tmp_path: Pa
 
 
 @needs_proc
-def test_a_descriptor_in_use_outlives_its_place_among_the_open_ones(tmp_path: Path) -> None:
+def test_payload_in_use_stays_open_after_eviction(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         (pack, chunk), *_ = fill(store)
         payload = pack._payload()

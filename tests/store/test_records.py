@@ -24,7 +24,7 @@ class Note(msgspec.Struct, frozen=True):
 NOTE = Note("0123456789abcdef", 7)
 
 
-def test_a_record_is_read_back_and_none_is_none(tmp_path: Path) -> None:
+def test_record_round_trips_and_a_missing_one_is_none(tmp_path: Path) -> None:
     path = tmp_path / "new" / "note.json"
     assert load_record(path, Note) is None
     for durably in (True, False):
@@ -33,7 +33,7 @@ def test_a_record_is_read_back_and_none_is_none(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["note.json"]
 
 
-def test_a_record_is_json_as_any_other(tmp_path: Path) -> None:
+def test_record_is_plain_json(tmp_path: Path) -> None:
     save_record(tmp_path / "note.json", NOTE)
     found = json.loads((tmp_path / "note.json").read_text())
     assert (found["run"], found["epoch"]) == (NOTE.run, NOTE.epoch)
@@ -43,13 +43,15 @@ def test_a_record_is_json_as_any_other(tmp_path: Path) -> None:
     assert load_record(tmp_path / "table.json", dict[str, int]) == {"a": 1}
 
 
-def test_a_record_of_an_earlier_layout_is_read(tmp_path: Path) -> None:
+def test_record_without_checksum_is_read(tmp_path: Path) -> None:
     (tmp_path / "note.json").write_bytes(msgspec.json.encode(NOTE))
     assert load_record(tmp_path / "note.json", Note) == NOTE
 
 
 @given(data=st.data())
-def test_no_cut_and_no_flip_gives_another_value(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_cut_or_flipped_record_never_gives_another_value(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.mktemp("record") / "note.json"
     save_record(path, NOTE, durably=False)
     whole = path.read_bytes()
@@ -80,9 +82,7 @@ PLACES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_whatever_stands_in_its_place_is_told_moved_away_and_written_over(
-    tmp_path: Path, place: Callable[[Path], object]
-) -> None:
+def test_recover_record_reports_and_moves_foreign_files_aside(tmp_path: Path, place: Callable[[Path], object]) -> None:
     path = tmp_path / "note.json"
     for _ in range(2):
         place(path)
@@ -99,7 +99,7 @@ def test_whatever_stands_in_its_place_is_told_moved_away_and_written_over(
     assert [entry.name for entry in tmp_path.iterdir()] == ["note.json.damaged"]
 
 
-def test_a_directory_is_made_where_something_else_stood_but_not_below_it(tmp_path: Path) -> None:
+def test_make_directory_moves_a_file_aside_but_refuses_one_as_parent(tmp_path: Path) -> None:
     (tmp_path / "place").write_text("somebody's")
     with pytest.raises(StoreError, match=r"place is not a directory: move it away"):
         make_directory(tmp_path / "place" / "below")

@@ -8,7 +8,7 @@ import pytest
 
 from p2psync.errors import StoreError
 from p2psync.store import staging
-from p2psync.store.staging import Staging
+from p2psync.store.staging import StagedPath
 
 
 @pytest.fixture(params=["renameat2", "plain renames"])
@@ -19,11 +19,11 @@ def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("system")
-def test_a_file_and_a_directory_are_placed(tmp_path: Path) -> None:
-    with Staging(tmp_path / "file", directory=False) as made:
+def test_staged_path_places_a_file_or_directory(tmp_path: Path) -> None:
+    with StagedPath(tmp_path / "file", directory=False) as made:
         made.path.write_bytes(b"new")
         made.place()
-    with Staging(tmp_path / "directory", directory=True) as made:
+    with StagedPath(tmp_path / "directory", directory=True) as made:
         (made.path / "below").write_bytes(b"new")
         made.place()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["directory", "file"]
@@ -31,10 +31,10 @@ def test_a_file_and_a_directory_are_placed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("system")
-def test_force_replaces_a_whole_directory(tmp_path: Path) -> None:
+def test_staged_path_replaces_a_directory_if_forced(tmp_path: Path) -> None:
     (tmp_path / "place").mkdir()
     (tmp_path / "place/stale").write_bytes(b"old")
-    with Staging(tmp_path / "place", directory=True, force=True) as made:
+    with StagedPath(tmp_path / "place", directory=True, force=True) as made:
         (made.path / "fresh").write_bytes(b"new")
         made.place()
     assert [path.name for path in tmp_path.iterdir()] == ["place"]
@@ -42,10 +42,10 @@ def test_force_replaces_a_whole_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("system")
-def test_a_link_is_replaced_and_what_it_names_is_kept(tmp_path: Path) -> None:
+def test_staged_path_replaces_a_link_and_keeps_its_target(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    with Staging(tmp_path / "link", directory=True, force=True) as made:
+    with StagedPath(tmp_path / "link", directory=True, force=True) as made:
         made.place()
     assert (tmp_path / "link").is_dir()
     assert not (tmp_path / "link").is_symlink()
@@ -53,8 +53,8 @@ def test_a_link_is_replaced_and_what_it_names_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("system")
-def test_what_appears_at_the_target_meanwhile_is_not_written_over(tmp_path: Path) -> None:
-    with Staging(tmp_path / "place", directory=False) as made:
+def test_staged_path_does_not_overwrite_a_new_target(tmp_path: Path) -> None:
+    with StagedPath(tmp_path / "place", directory=False) as made:
         (tmp_path / "place").write_bytes(b"somebody else's")
         with pytest.raises(StoreError):
             made.place()
@@ -62,26 +62,26 @@ def test_what_appears_at_the_target_meanwhile_is_not_written_over(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["place"]
 
 
-def test_leaving_without_placing_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), Staging(tmp_path / "place", directory=True) as made:
+def test_staged_path_leaves_nothing_unless_placed(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), StagedPath(tmp_path / "place", directory=True) as made:
         (made.path / "half").write_bytes(b"half")
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_but_not_what_another_is_making(tmp_path: Path) -> None:
+def test_staged_path_removes_only_leftovers_of_dead_processes(tmp_path: Path) -> None:
     (tmp_path / ".place.1.tmp").mkdir()
     (tmp_path / ".place.1.tmp/half").write_bytes(b"half")
     (tmp_path / ".place.old.tmp").write_bytes(b"not ours")
-    with Staging(tmp_path / "place", directory=False) as other:
+    with StagedPath(tmp_path / "place", directory=False) as other:
         busy = other.path.rename(tmp_path / ".place.2.tmp")
-        with Staging(tmp_path / "place", directory=False):
+        with StagedPath(tmp_path / "place", directory=False):
             assert busy.exists()
             assert not (tmp_path / ".place.1.tmp").exists()
         busy.unlink()
     assert [path.name for path in tmp_path.iterdir()] == [".place.old.tmp"]
 
 
-def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+def test_staged_path_in_an_unwritable_directory_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="missing"):
-        Staging(tmp_path / "missing/place", directory=False)
+        StagedPath(tmp_path / "missing/place", directory=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from p2psync.protocol.messages import Hush, Junk, Probe, ProbeEnd, ProbeOffer, Uplink
+from p2psync.protocol.messages import ProbeEnd, ProbeInvite, ProbePadding, ProbeRequest, SuppressProbes, UplinkRate
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauges import Gauges, Reading
 from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
@@ -17,7 +17,7 @@ STEP = 0.05
 MBIT = 125_000.0
 _FRAME = 32 << 10
 T = TypeVar("T")
-_JUNK = Junk(memoryview(bytes(_FRAME)))
+_JUNK = ProbePadding(memoryview(bytes(_FRAME)))
 
 
 @dataclass
@@ -124,7 +124,7 @@ class World:
         due = sorted((mail for mail in self._mail if mail[0] <= self.now), key=lambda mail: mail[:3])
         self._mail = [mail for mail in self._mail if mail[0] > self.now]
         for _, source, target, message in due:
-            assert isinstance(message, Probe | ProbeEnd | ProbeOffer | Uplink | Hush)
+            assert isinstance(message, ProbeRequest | ProbeEnd | ProbeInvite | UplinkRate | SuppressProbes)
             self.hosts[target].prober.receive(source, message, self.now)
             self._act(self.hosts[target])
 

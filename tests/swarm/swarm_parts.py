@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from p2psync.membership.records import Announcement, Member, NodeInfo, View
 from p2psync.protocol.manifest import Manifest, pack_table
-from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Have, Message
+from p2psync.protocol.messages import SHORT_ID_BYTES, Bitfield, Chunk, Message
 from p2psync.swarm.core import Action, SendChunk, Swarm, SwarmConfig
 from p2psync.swarm.transfer import Bits, pack_bitmap
 
@@ -95,7 +95,7 @@ class Bench:
 
     def have(self, name: str, *held: int, now: float = 0.0) -> None:
         """A peer says all that it holds."""
-        self.say(name, Have(self.short, pack_bitmap(flags(self.chunks, *held))), now)
+        self.say(name, Bitfield(self.short, pack_bitmap(flags(self.chunks, *held))), now)
 
     def say(self, name: str, message: Message, now: float = 0.0) -> None:
         """A message of a peer."""

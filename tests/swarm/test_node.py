@@ -11,7 +11,7 @@ from tree_parts import relay_plan
 
 from p2psync.membership.client import CallJoin, CallRenew
 from p2psync.membership.records import Lease, NodeInfo, Role
-from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES, Chunk, Have, Ready
+from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES, AcceptNext, Bitfield, Chunk
 from p2psync.protocol.versions import Position
 from p2psync.swarm.core import Ban, Save, Send
 from p2psync.swarm.follower import Fetch, Follower, OpenStage, Retire
@@ -173,7 +173,7 @@ def test_a_banned_peer_is_hung_up_on_neither_dialled_nor_taken_back_until_its_ti
     node.core.peer_up("z", "", 0.0)
     m = manifest_of(1)
     node.core.swarm.begin(id_of(m), m, flags(1), flags(1, 0), 0.0)
-    node.core.receive("z", Have(id_of(m)[:SHORT_ID_BYTES], b"\1"), 0.0)
+    node.core.receive("z", Bitfield(id_of(m)[:SHORT_ID_BYTES], b"\1"), 0.0)
     node.core.receive("z", Chunk(id_of(m)[:SHORT_ID_BYTES], 0, b"wrong"), 1.0)
     actions = node.core.actions()
     assert [type(a) for a in actions if isinstance(a, Hangup | Ban)] == [Hangup, Ban]
@@ -212,7 +212,7 @@ def test_only_who_has_no_weights_at_all_has_the_next_anchor_pushed_without_a_wor
     node.core.swarm.follow(relay_plan(("p", "")), 0.0)
     node.core.peer_up("p", "", 0.0)
     messages = [action.message for action in node.core.actions() if isinstance(action, Send)]
-    assert [message.digest for message in messages if isinstance(message, Ready)] == said
+    assert [message.digest for message in messages if isinstance(message, AcceptNext)] == said
 
 
 def test_a_commit_is_told_to_the_hub_at_once() -> None:

@@ -6,7 +6,7 @@ import random
 
 from p2psync.membership.lineage import in_short
 from p2psync.protocol.manifest import Manifest
-from p2psync.protocol.messages import MAX_OFFER_BYTES, Offer, Ready, Want
+from p2psync.protocol.messages import MAX_GOSSIP_BYTES, AcceptNext, ManifestGossip, Subscribe
 from p2psync.protocol.versions import Position
 from p2psync.swarm.actions import Ban, Send, SendChunk, Vet
 from p2psync.swarm.follower import MAX_HEARD, AbandonStage, CommitStage, Follower, GetManifest, OpenStage, Phase, Put
@@ -26,12 +26,12 @@ def at(version: int, epoch: int = 1) -> Position:
 
 def offered(bench: Bench) -> list[str]:
     """To whom the bench's manifest was offered since the last look."""
-    return [name for name, offer in bench.sent(Offer) if (offer.id, offer.signed) == (bench.id, SIGNED)]
+    return [name for name, offer in bench.sent(ManifestGossip) if (offer.id, offer.signed) == (bench.id, SIGNED)]
 
 
 def vet(bench: Bench, name: str) -> Vet:
     """A peer offers the bench's manifest, which is to be looked at."""
-    bench.say(name, Offer(bench.id, SIGNED))
+    bench.say(name, ManifestGossip(bench.id, SIGNED))
     (found,) = bench.done(Vet)
     assert found == Vet(name, bench.id, SIGNED)
     return found
@@ -44,24 +44,26 @@ def test_a_publisher_offers_a_new_version_to_its_first_hops_before_any_chunk() -
     core = NodeCore(info("m", role="trainer"), NodeConfig(), random.Random(1))
     for name in "abx":
         core.peer_up(name, "", 0.0)
-        core.receive(name, Ready(D1.base_digest), 0.0)
+        core.receive(name, AcceptNext(D1.base_digest), 0.0)
     core.swarm.follow(root_plan("a", "b"), 0.0)
     core.actions()
     core.offer(id_of(D1), D1, flags(2, 0, 1), 0.0, SIGNED)
     done = core.actions()
-    offers = [i for i, a in enumerate(done) if isinstance(a, Send) and isinstance(a.message, Offer)]
+    offers = [i for i, a in enumerate(done) if isinstance(a, Send) and isinstance(a.message, ManifestGossip)]
     chunks = [i for i, a in enumerate(done) if isinstance(a, SendChunk)]
     assert [action.peer for action in done if isinstance(action, Send)] == ["a", "b"]
     assert len(chunks) == 2 and max(offers) < min(chunks)
     core.offer(id_of(D2), D2, flags(2, 0, 1), 0.0)
     core.offer(id_of(D1), D1, flags(2, 0, 1), 0.0, SIGNED)
-    assert not any(isinstance(a, Send) and isinstance(a.message, Offer) for a in core.actions()), "that is no news"
+    assert not any(isinstance(a, Send) and isinstance(a.message, ManifestGossip) for a in core.actions()), (
+        "that is no news"
+    )
 
 
 def test_a_manifest_too_large_for_an_offer_is_left_to_the_hub() -> None:
     bench = root("a")
-    bench.swarm.publish(bench.id, bytes(MAX_OFFER_BYTES + 1))
-    assert bench.sent(Offer) == []
+    bench.swarm.publish(bench.id, bytes(MAX_GOSSIP_BYTES + 1))
+    assert bench.sent(ManifestGossip) == []
 
 
 def relaying() -> Bench:
@@ -78,7 +80,7 @@ def test_an_offer_is_passed_on_once_it_was_looked_at_to_children_that_do_not_hav
     bench = relaying()
     found = vet(bench, "p")
     assert offered(bench) == [], "nobody's word is passed on unseen"
-    bench.say("b", Want(bench.short, True))
+    bench.say("b", Subscribe(bench.short, True))
     bench.swarm.vetted(found, taken=True)
     assert offered(bench) == ["a", "c"]
 
@@ -92,27 +94,27 @@ def test_an_offer_that_is_no_news_is_not_passed_on() -> None:
 def test_the_same_offer_of_a_second_parent_is_not_looked_at_again() -> None:
     bench = relaying()
     found = vet(bench, "p")
-    bench.say("q", Offer(bench.id, SIGNED))
+    bench.say("q", ManifestGossip(bench.id, SIGNED))
     assert bench.done(Vet) == []
     bench.swarm.vetted(found, taken=True)
-    bench.say("p", Offer(bench.id, SIGNED))
+    bench.say("p", ManifestGossip(bench.id, SIGNED))
     assert bench.done(Vet) == []
 
 
 def test_a_manifest_that_is_exchanged_already_needs_no_offer() -> None:
     bench = relay(("p", "a"))
     bench.actions()
-    bench.say("p", Offer(bench.id, SIGNED))
+    bench.say("p", ManifestGossip(bench.id, SIGNED))
     assert bench.done(Vet) == []
 
 
 def test_only_parents_are_listened_to_and_one_offer_at_a_time() -> None:
     bench = relaying()
     for name in ("x", "a"):
-        bench.say(name, Offer(bench.id, SIGNED))
+        bench.say(name, ManifestGossip(bench.id, SIGNED))
     assert bench.done(Vet) == []
     vet(bench, "p")
-    bench.say("p", Offer(bytes(32), SIGNED))
+    bench.say("p", ManifestGossip(bytes(32), SIGNED))
     assert bench.done(Vet) == []
 
 

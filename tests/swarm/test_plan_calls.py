@@ -22,7 +22,7 @@ from p2psync.membership.client import (
     MembershipClient,
 )
 from p2psync.membership.records import Lease, Measures, NodeInfo, Path, Renew, View
-from p2psync.protocol.plan import NodePlan, Place, outside
+from p2psync.protocol.plan import NodePlan, TreePlace, unplanned
 from p2psync.swarm.node import Dial, NodeConfig, NodeCore
 
 TTL = 9.0
@@ -215,7 +215,7 @@ def info(name: str, port: int = 1) -> NodeInfo:
 
 def plan_of(*peers: str, revision: int = 1) -> NodePlan:
     """The first peer feeds this node, which feeds the others."""
-    return NodePlan(revision, list(peers), [1], [Place(0, list(range(1, len(peers))), 1, 10.0)])
+    return NodePlan(revision, list(peers), [1], [TreePlace(0, list(range(1, len(peers))), 1, 10.0)])
 
 
 class Node:
@@ -308,19 +308,19 @@ def test_a_plan_that_no_planner_makes_is_refused_and_the_last_one_stays() -> Non
     node = Node("a")
     node.core.planned(plan_of("b"), 0.0)
     for nonsense in (
-        NodePlan(2, ["b"], [1], [Place(7, [], 1, 1.0)]),
+        NodePlan(2, ["b"], [1], [TreePlace(7, [], 1, 1.0)]),
         NodePlan(2, ["b"], [], []),
-        NodePlan(2, ["b"], [1, 1], [Place(0, [], 1, 1.0)]),
+        NodePlan(2, ["b"], [1, 1], [TreePlace(0, [], 1, 1.0)]),
     ):
         with pytest.raises(FormatError):
             node.core.planned(nonsense, 1.0)
     assert node.core.plan == plan_of("b")
-    node.core.planned(outside(2), 2.0)
-    assert node.core.plan == outside(2)
+    node.core.planned(unplanned(2), 2.0)
+    assert node.core.plan == unplanned(2)
 
 
 def test_a_plan_without_this_nodes_peers_leaves_it_to_dial_as_before() -> None:
     node = Node("a")
-    node.core.planned(outside(1), 0.0)
+    node.core.planned(unplanned(1), 0.0)
     node.meet(*(info(name) for name in "bcd"))
     assert len(node.dials(0.0)) == CONFIG.max_peers

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from p2psync.protocol.messages import HaveMore, Request, Want
+from p2psync.protocol.messages import Have, Request, Subscribe
 from p2psync.swarm.actions import Widen
 from p2psync.swarm.arrivals import Arrivals
 from p2psync.swarm.core import SendChunk
@@ -23,9 +23,9 @@ LARGE = replace(CONFIG, flight_least=0)
 def through() -> Bench:
     """A relay that has pushed `c` chunks 0 to 3, and holds 4 to 15 as well, which another parent owes `c`."""
     bench = relay(("p", "c"), ("q", ""), chunks=16, config=LARGE)
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     for index in range(4, 16):
-        bench.say("q", HaveMore(bench.short, [index]), index / 1000)
+        bench.say("q", Have(bench.short, [index]), index / 1000)
     for index in range(16):
         push(bench, "p" if index < 4 else "q", index, tree=int(index >= 4), now=0.1)
     assert bench.served() == [("c", 0), ("c", 1)]
@@ -72,7 +72,7 @@ def test_what_has_not_been_around_for_long_is_left_to_whom_it_is_due_from() -> N
 
 def test_what_the_child_says_to_hold_and_what_it_was_brought_is_not_brought_again() -> None:
     bench = through()
-    bench.say("c", HaveMore(bench.short, [5, 9, 13, 15]), 0.3)
+    bench.say("c", Have(bench.short, [5, 9, 13, 15]), 0.3)
     rest = []
     for i in range(8):
         rest += brought(bench, HELD + 0.1 + i / 10)
@@ -81,8 +81,8 @@ def test_what_the_child_says_to_hold_and_what_it_was_brought_is_not_brought_agai
 
 def test_who_lacks_something_itself_brings_nothing() -> None:
     bench = relay(("p", "c"), ("q", ""), chunks=8, config=LARGE)
-    bench.say("c", Want(bench.short, True))
-    bench.say("q", HaveMore(bench.short, [4, 5, 6]), 0.0)
+    bench.say("c", Subscribe(bench.short, True))
+    bench.say("q", Have(bench.short, [4, 5, 6]), 0.0)
     for index in (4, 5, 6):
         push(bench, "q", index, tree=1, now=0.1)
     assert brought(bench, HELD + 0.2) == []
@@ -90,11 +90,11 @@ def test_who_lacks_something_itself_brings_nothing() -> None:
 
 def test_where_the_uplink_is_full_all_pushes_go_first() -> None:
     bench = relay(("p", "c+d"), ("q", ""), chunks=16, config=LARGE)
-    bench.say("c", Want(bench.short, True))
-    bench.say("d", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
+    bench.say("d", Subscribe(bench.short, True))
     bench.swarm.pace(1e6)
     for index in range(16):
-        bench.say("q", HaveMore(bench.short, [index]), 0.0)
+        bench.say("q", Have(bench.short, [index]), 0.0)
         push(bench, "p" if index < 8 else "q", index, tree=int(index >= 8), now=0.1)
     # All that is due to c has left, and d's connection takes no more.
     bench.actions()
@@ -119,8 +119,8 @@ def test_a_publisher_does_so_once_all_is_put_in() -> None:
         served += bench.served()
     first = {name: sorted(index for to, index in served if to == name) for name in "ab"}
     assert sorted(first["a"] + first["b"]) == list(range(8)), "each chunk once"
-    bench.say("a", HaveMore(bench.short, list(range(8))), 0.5)
-    bench.say("b", HaveMore(bench.short, first["b"]), 0.5)
+    bench.say("a", Have(bench.short, list(range(8))), 0.5)
+    bench.say("b", Have(bench.short, first["b"]), 0.5)
     bench.swarm.poll(0.5 + HELD)
     bench.swarm.poll(0.6 + HELD)
     again = bench.served()
@@ -131,9 +131,9 @@ def test_a_publisher_does_so_once_all_is_put_in() -> None:
 
 def test_small_manifests_are_left_alone() -> None:
     bench = relay(("p", "c"), ("q", ""), chunks=8, config=replace(CONFIG, flight_least=1 << 20))
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     for index in range(8):
-        bench.say("q", HaveMore(bench.short, [index]), 0.0)
+        bench.say("q", Have(bench.short, [index]), 0.0)
         push(bench, "q", index, tree=1, now=0.1)
     assert brought(bench, HELD + 0.2) == []
 
@@ -166,7 +166,7 @@ def brought_at_the_end(took: float) -> tuple[Bench, list[int]]:
     for i, index in enumerate(first["b"]):
         transfer.arrivals.put(index, 1, i / 10)
     transfer.arrivals.seen({"a": np.isin(np.arange(8), first["b"][:1])}, took)
-    bench.say("a", HaveMore(bench.short, [*first["a"], first["b"][0]]), 0.4)
+    bench.say("a", Have(bench.short, [*first["a"], first["b"][0]]), 0.4)
     bench.actions()
     bench.swarm.poll(0.5)
     return bench, first["b"][1:]
@@ -218,10 +218,10 @@ def late_for_a_stranger() -> Bench:
     """A root that has put all in, of which `x`, no child of it, should have one chunk of tree 1 half a second later
     than now, 0.6; nothing waits for anybody."""
     bench, owed = brought_at_the_end(took=0.1)
-    bench.say("a", HaveMore(bench.short, owed), 0.5)
+    bench.say("a", Have(bench.short, owed), 0.5)
     bench.peer("x")
-    bench.say("x", Want(bench.short, True), 0.5)
-    bench.say("x", HaveMore(bench.short, [index for index in range(8) if index != owed[-1]]), 0.5)
+    bench.say("x", Subscribe(bench.short, True), 0.5)
+    bench.say("x", Have(bench.short, [index for index in range(8) if index != owed[-1]]), 0.5)
     arrivals = bench.swarm._ground.transfers[bench.short].arrivals
     assert arrivals is not None
     arrivals.planned(2)
@@ -261,7 +261,7 @@ def test_one_who_alone_lacks_something_may_have_all_that_a_full_uplink_sends_on_
     first = [index for name, index in bench.served() if name == "a"]
     for name, lacked in (("a", set()), ("b", set(first))):
         bench.swarm.flushed(name, room, 0.4)
-        bench.say(name, HaveMore(bench.short, [index for index in range(chunks) if index not in lacked]), 0.4)
+        bench.say(name, Have(bench.short, [index for index in range(chunks) if index not in lacked]), 0.4)
     bench.actions()
     arrivals = bench.swarm._ground.transfers[bench.short].arrivals
     assert arrivals is not None
@@ -303,7 +303,7 @@ def test_a_way_that_carries_hardly_anything_is_tried_once_before_all_is_put_in()
     ready, tried = bench.actions()
     assert ready == Widen("x", 1e6)
     assert isinstance(tried, SendChunk) and tried.peer == "x"
-    bench.say("x", HaveMore(bench.short, [tried.index]), 0.61)
+    bench.say("x", Have(bench.short, [tried.index]), 0.61)
     bench.swarm.flushed("b", 0, 0.62)
     assert bench.actions() == []
 
@@ -329,8 +329,8 @@ def test_it_is_near_the_end_once_the_rest_goes_out_in_a_moment() -> None:
         for name, _ in bench.served():
             bench.swarm.flushed(name, CHUNK, i / 250)
         given = [index for index in range(1000) if index in transfer.tags]
-        bench.say("a", HaveMore(bench.short, given), i / 250)
-        bench.say("b", HaveMore(bench.short, given), i / 250)
+        bench.say("a", Have(bench.short, given), i / 250)
+        bench.say("b", Have(bench.short, given), i / 250)
         if len(given) > 1000 - rest:
             break
     assert not any(ends[: len(ends) // 2])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from swarm_parts import CHUNK, CONFIG, Bench, flags
 
-from p2psync.protocol.messages import Cancel, Chunk, Gone, HaveMore, Reject, Request
+from p2psync.protocol.messages import Cancel, Chunk, DontHave, Have, Reject, Request
 from p2psync.swarm.asking import MATES_AFTER
 from p2psync.swarm.core import Ban, Complete, Save
 
@@ -43,7 +43,7 @@ def test_the_rarest_chunks_are_asked_for_first() -> None:
         bench.peer(name, *range(6))
     bench.peer("a", *range(8))
     for name in "bcd":
-        bench.swarm.receive(name, Gone(b"x" * 8), 0.0)
+        bench.swarm.receive(name, DontHave(b"x" * 8), 0.0)
     bench.swarm._peers["a"].rate = 1.0  # so that a is asked first
     bench.fetch_all()
     assert sorted(asked(bench)["a"]) == [6, 7]
@@ -265,7 +265,7 @@ def test_a_peer_that_says_gone_is_not_asked_any_more() -> None:
     bench.fetch_all()
     bench.peer("a", 0, 1)
     bench.actions()
-    bench.say("a", Gone(bench.short), 1.0)
+    bench.say("a", DontHave(bench.short), 1.0)
     bench.peer("b", 0, 1, now=1.0)
     assert sorted(asked(bench)["b"]) == [0, 1]
     assert next(p for p in bench.swarm.peers if p.name == "a").asked_bytes == 0
@@ -434,7 +434,7 @@ def test_a_boast_beyond_the_manifests_chunks_is_ignored() -> None:
     bench = Bench(3)
     bench.fetch_all()
     bench.peer("a")
-    bench.say("a", HaveMore(bench.short, [0, 2, 3, 1 << 19]), 0.0)
+    bench.say("a", Have(bench.short, [0, 2, 3, 1 << 19]), 0.0)
     assert sorted(asked(bench)["a"]) == [0, 2]
 
 
@@ -456,8 +456,8 @@ def test_what_peers_say_of_a_manifest_before_it_is_known_is_remembered() -> None
     bench = Bench(9)
     bench.peer("a", 0, 8)
     bench.peer("b")
-    bench.say("b", HaveMore(bench.short, [5]), 0.0)
-    bench.say("b", HaveMore(bench.short, [8]), 0.0)
+    bench.say("b", Have(bench.short, [5]), 0.0)
+    bench.say("b", Have(bench.short, [8]), 0.0)
     bench.fetch_all()
     found = asked(bench)
     assert 5 in found["b"] and 0 in found["a"]
@@ -467,7 +467,7 @@ def test_the_oldest_manifest_of_a_long_lineage_is_still_known_of() -> None:
     bench = Bench(2)
     bench.peer("a", 0, 1)
     for i in range(1000):
-        bench.say("a", HaveMore(i.to_bytes(8, "big"), [0, 30]), 0.0)
+        bench.say("a", Have(i.to_bytes(8, "big"), [0, 30]), 0.0)
     bench.fetch_all()
     assert sorted(asked(bench)["a"]) == [0, 1]
 
@@ -477,7 +477,7 @@ def test_early_words_of_one_peer_are_bounded() -> None:
     bench.peer("a")
     (peer,) = bench.swarm.peers
     for i in range(200):
-        bench.say("a", HaveMore(i.to_bytes(8, "big"), [(1 << 20) - 1]), 0.0)
+        bench.say("a", Have(i.to_bytes(8, "big"), [(1 << 20) - 1]), 0.0)
     assert len(peer.early) <= 8
     assert sum(len(bitmap) for bitmap in peer.early._bitmaps.values()) <= 1 << 20
 
@@ -485,7 +485,7 @@ def test_early_words_of_one_peer_are_bounded() -> None:
 def test_a_manifest_that_is_gone_before_it_was_known_is_forgotten() -> None:
     bench = Bench(1)
     bench.peer("a", 0)
-    bench.say("a", Gone(bench.short), 0.0)
+    bench.say("a", DontHave(bench.short), 0.0)
     bench.fetch_all()
     assert asked(bench) == {}
 
@@ -519,7 +519,7 @@ def _in_region(me: str, mates: str, chunks: int = 16) -> Bench:
 
 def _from_mate(bench: Bench, index: int, now: float) -> None:
     """The mate has got a chunk, and it comes from there."""
-    bench.say("b", HaveMore(bench.short, [index]), now)
+    bench.say("b", Have(bench.short, [index]), now)
     bench.chunk("b", index, now)
 
 
@@ -538,7 +538,7 @@ def test_what_a_mate_got_is_asked_of_the_mate() -> None:
     bench.have("far", *range(16))
     mine = asked(bench)["far"]
     theirs = next(index for index in range(16) if index not in mine)
-    bench.say("b", HaveMore(bench.short, [theirs]), 0.1)
+    bench.say("b", Have(bench.short, [theirs]), 0.1)
     assert asked(bench) == {"b": [theirs]}
 
 
@@ -620,5 +620,5 @@ def test_what_is_overdue_is_asked_of_a_peer_as_soon_as_it_has_got_it() -> None:
     bench.peer("b")
     bench.actions()
     bench.swarm.poll(1.0)
-    bench.say("b", HaveMore(bench.short, [3]), 1.0)
+    bench.say("b", Have(bench.short, [3]), 1.0)
     assert asked(bench) == {"b": [3]}

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from p2psync.net.stream import MAX_BACKLOG
-from p2psync.protocol.messages import NO_VERSION, Cancel, Chunk, Gone, Have, HaveMore, Ready, Request, Want
+from p2psync.protocol.messages import (
+    NO_VERSION,
+    AcceptNext,
+    Bitfield,
+    Cancel,
+    Chunk,
+    DontHave,
+    Have,
+    Request,
+    Subscribe,
+)
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.asking import ENDGAME_HELD, IDLE_AFTER, OTHERS_PART, SPENT_AFTER, STRANGERS
 from p2psync.swarm.core import Ban, Save, Send, SendChunk, SwarmConfig
@@ -44,7 +54,7 @@ def test_a_tree_of_two_first_hops_does_not_wait_until_both_have_nothing_left_to_
     bench = Bench(40, config=SwarmConfig(flush_limit=2 * CHUNK, push_room=6 * CHUNK))
     for name in "ab":
         bench.peer(name)
-        bench.say(name, Want(bench.short, True))
+        bench.say(name, Subscribe(bench.short, True))
     bench.swarm.follow(root_plan("a+b"), 0.0)
     bench.seed_all()
     assert [index for name, index in bench.served() if name == "a"] == [0, 1]
@@ -56,7 +66,7 @@ def test_a_tree_of_two_first_hops_does_not_wait_until_both_have_nothing_left_to_
 def test_a_peer_is_handed_a_chunk_for_each_connection_up_to_a_limit(connections: int, chunks: int) -> None:
     bench = Bench(40, config=SwarmConfig(flush_limit=2 * CHUNK, push_room=2 * CHUNK, flush_most=10 * CHUNK))
     bench.peer("a")
-    bench.say("a", Want(bench.short, True))
+    bench.say("a", Subscribe(bench.short, True))
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.swarm.connections("a", connections)
     bench.seed_all()
@@ -105,7 +115,7 @@ def test_one_way_that_gives_little_does_not_hold_the_others_below_what_was_plann
             for name, index in served:
                 given[name] += 1
                 waiting[name] += 1
-                bench.say(name, HaveMore(bench.short, [index]), now)
+                bench.say(name, Have(bench.short, [index]), now)
             bench.swarm.flushed("b", waiting["b"] * CHUNK, now)
             waiting["b"] = 0
         if tick % 10 == 0 and waiting["a"]:  # it gets on, so that it is not given up
@@ -120,7 +130,7 @@ def test_a_publisher_begins_with_less_on_its_way_only_where_everybody_is_near(fa
     bench = Bench(2000, config=SwarmConfig(flight_least=0))
     for name in "ab":
         bench.peer(name, near=True)
-        bench.say(name, Want(bench.short, True))
+        bench.say(name, Subscribe(bench.short, True))
     if far_behind:
         bench.peer("c", near=False)
     bench.swarm.follow(root_plan("a", "b"), 0.0)
@@ -134,7 +144,7 @@ def test_a_publisher_lets_out_what_trees_carry_until_it_hears_of_it_even_where_e
     bench = Bench(2000, config=SwarmConfig(flight_least=0, have_delay_pushed=news))
     for name in "ab":
         bench.peer(name, near=True)
-        bench.say(name, Want(bench.short, True))
+        bench.say(name, Subscribe(bench.short, True))
     bench.swarm.follow(root_plan("a", "b"), 0.0)
     bench.seed_all()
     carried = (news + 2 * LOOK_EVERY) * 2 * 125_000 / CHUNK
@@ -146,7 +156,7 @@ def test_a_publisher_who_knows_nobody_yet_does_not_take_everybody_for_near() -> 
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
     bench.peer("a")
-    bench.say("a", Want(bench.short, True))
+    bench.say("a", Subscribe(bench.short, True))
     assert len(bench.served()) == pytest.approx(FIRST_LAG * 125_000 / CHUNK * (1 + DEEPER), abs=2)
 
 
@@ -174,9 +184,9 @@ def test_a_publisher_says_nothing_of_what_it_holds_until_others_hold_it_all() ->
     bench.peer("stranger")
     bench.actions()
     bench.seed_all()
-    assert bench.sent(Have) == []
-    bench.say("a", HaveMore(bench.short, [0, 1]), 0.1)
-    assert {name for name, _ in bench.sent(Have)} == {"a", "stranger"}
+    assert bench.sent(Bitfield) == []
+    bench.say("a", Have(bench.short, [0, 1]), 0.1)
+    assert {name for name, _ in bench.sent(Bitfield)} == {"a", "stranger"}
 
 
 def test_a_publisher_whom_nobody_asks_to_push_tells_what_it_holds_after_a_moment() -> None:
@@ -184,9 +194,9 @@ def test_a_publisher_whom_nobody_asks_to_push_tells_what_it_holds_after_a_moment
     bench.peer("a")
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
-    assert bench.sent(Have) == []
+    assert bench.sent(Bitfield) == []
     bench.swarm.poll(TELL_AFTER + 0.01)
-    assert [name for name, _ in bench.sent(Have)] == ["a"]
+    assert [name for name, _ in bench.sent(Bitfield)] == ["a"]
 
 
 def test_a_publisher_does_not_keep_silent_for_one_who_says_over_and_over_to_hold_what_nobody_was_given() -> None:
@@ -195,11 +205,11 @@ def test_a_publisher_does_not_keep_silent_for_one_who_says_over_and_over_to_hold
     bench.seed_all()
     bench.actions()
     last = max(bench.swarm._ground.transfers[bench.short].tags)
-    claims = [Have(bench.short, flags(8, *range(8))), HaveMore(bench.short, list(range(last + 1, 8)))]
+    claims = [Bitfield(bench.short, flags(8, *range(8))), Have(bench.short, list(range(last + 1, 8)))]
     for turn in range(12):
         bench.say("liar", claims[turn % 2], turn * TELL_AFTER / 4)
         bench.swarm.poll(turn * TELL_AFTER / 4)
-    told = [a for a in bench.actions() if isinstance(a, Send) and a.peer == "a" and isinstance(a.message, Have)]
+    told = [a for a in bench.actions() if isinstance(a, Send) and a.peer == "a" and isinstance(a.message, Bitfield)]
     assert told
 
 
@@ -210,7 +220,7 @@ def test_a_chunk_that_nobody_holds_after_long_goes_down_another_tree() -> None:
     lost = next(index for index, name in first.items() if name == "a")
     kept = next(index for index, name in first.items() if name == "b")
     bench.swarm.flushed("b", CHUNK, 0.1)
-    bench.say("b", HaveMore(bench.short, [kept]), 0.1)
+    bench.say("b", Have(bench.short, [kept]), 0.1)
     bench.actions()
     bench.swarm.poll(AGAIN_AFTER + 0.2)
     assert ("b", lost) in bench.served()
@@ -237,7 +247,7 @@ def test_what_only_a_first_hop_had_that_went_is_pushed_elsewhere_at_once() -> No
 
 def test_nothing_is_pushed_to_one_who_does_not_want_it_or_has_it_or_wants_it_no_more() -> None:
     bench = root("a", "b", "c", chunks=6)
-    bench.say("a", Want(bench.short, False))
+    bench.say("a", Subscribe(bench.short, False))
     bench.have("b", 0, 1, 2, 3, 4, 5)
     bench.seed_all()
     assert {name for name, _ in bench.served()} == {"c"}
@@ -249,7 +259,7 @@ def test_a_wish_that_comes_after_the_chunks_is_met_too() -> None:
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
     assert bench.served() == []
-    bench.say("a", Want(bench.short, True), 0.2)
+    bench.say("a", Subscribe(bench.short, True), 0.2)
     assert bench.served() == [("a", 0), ("a", 1)]
 
 
@@ -258,7 +268,7 @@ def test_a_wish_that_comes_after_the_chunks_is_met_too() -> None:
 
 def test_a_node_asks_its_parents_and_nobody_else_to_push() -> None:
     bench = relay(("p", "c"), ("q", ""))
-    assert [name for name, _ in bench.sent(Want)] == ["p", "q"]
+    assert [name for name, _ in bench.sent(Subscribe)] == ["p", "q"]
 
 
 def test_it_asks_whoever_publishes_too_who_brings_at_the_end_what_parents_owe_and_tells_it_when_it_wants_no_more() -> (
@@ -270,16 +280,16 @@ def test_it_asks_whoever_publishes_too_who_brings_at_the_end_what_parents_owe_an
     bench.peer("stranger")
     assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
     bench.fetch_all()
-    assert [(name, want.wanted) for name, want in bench.sent(Want)] == [("p", True), ("trainer", True)]
+    assert [(name, want.wanted) for name, want in bench.sent(Subscribe)] == [("p", True), ("trainer", True)]
     bench.swarm.forgo(bench.id)
-    assert [(name, want.wanted) for name, want in bench.sent(Want)] == [("p", False), ("trainer", False)]
+    assert [(name, want.wanted) for name, want in bench.sent(Subscribe)] == [("p", False), ("trainer", False)]
 
 
 def test_whoever_publishes_and_comes_later_is_asked_then() -> None:
     bench = relay(("p", ""))
     bench.actions()
     assert bench.swarm.peer_up("trainer", False, 0.2, source=True)
-    assert [name for name, _ in bench.sent(Want)] == ["trainer"]
+    assert [name for name, _ in bench.sent(Subscribe)] == ["trainer"]
 
 
 def test_a_parent_that_comes_later_is_asked_then_and_one_of_a_new_plan_too() -> None:
@@ -288,15 +298,15 @@ def test_a_parent_that_comes_later_is_asked_then_and_one_of_a_new_plan_too() -> 
     bench.actions()
     bench.peer("p", now=0.2)
     bench.peer("new", now=0.2)
-    assert [name for name, _ in bench.sent(Want)] == ["p"]
+    assert [name for name, _ in bench.sent(Subscribe)] == ["p"]
     bench.swarm.follow(relay_plan(("new", ""), revision=2), 0.3)
-    assert [name for name, _ in bench.sent(Want)] == ["new"]
+    assert [name for name, _ in bench.sent(Subscribe)] == ["new"]
 
 
 def test_a_chunk_is_passed_on_to_the_children_of_its_tree_once_it_is_verified() -> None:
     bench = relay(("p", "c+d"), ("q", "e"))
     for name in "cde":
-        bench.say(name, Want(bench.short, True))
+        bench.say(name, Subscribe(bench.short, True))
     push(bench, "p", 3)
     assert bench.served() == [("c", 3), ("d", 3)]
     push(bench, "q", 4, tree=1)
@@ -311,7 +321,7 @@ def test_a_chunk_goes_on_by_the_plan_under_which_it_was_sent_and_nowhere_by_an_u
     bench = relay(("p", "c"))
     bench.peer("d")
     for name in "cd":
-        bench.say(name, Want(bench.short, True))
+        bench.say(name, Subscribe(bench.short, True))
     bench.swarm.follow(relay_plan(("p", "d"), revision=2), 0.1)
     push(bench, "p", 0, revision=1)
     assert bench.served() == [("c", 0)]
@@ -327,17 +337,17 @@ def test_a_child_that_comes_later_gets_what_went_down_its_trees_before() -> None
     push(bench, "p", 0)
     push(bench, "q", 1, tree=1)
     bench.actions()
-    bench.say("c", Want(bench.short, True), 0.2)
+    bench.say("c", Subscribe(bench.short, True), 0.2)
     assert bench.served() == [("c", 0)]
 
 
 def test_a_child_that_got_it_elsewhere_is_not_pushed_what_waits_for_it() -> None:
     bench = relay(("p", "c"))
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     for index in range(4):
         push(bench, "p", index)
     assert bench.served() == [("c", 0), ("c", 1)]
-    bench.say("c", HaveMore(bench.short, [2]), 0.1)
+    bench.say("c", Have(bench.short, [2]), 0.1)
     bench.swarm.flushed("c", CHUNK, 0.1)
     assert bench.served() == [("c", 3)]
 
@@ -348,7 +358,7 @@ def test_of_what_an_uplink_is_short_of_no_child_waits_longer_than_another() -> N
     config = replace(CONFIG, flush_limit=1 << 30, flight_least=0)
     bench = relay(("p", "c"), ("q", "d"), chunks=chunks, config=config)
     for name in "cd":
-        bench.say(name, Want(bench.short, True))
+        bench.say(name, Subscribe(bench.short, True))
     bench.swarm.pace(CHUNK / 0.01)
     waited: dict[str, list[float]] = {"c": [], "d": []}
     came = {}
@@ -372,7 +382,7 @@ def test_who_asks_without_end_takes_turns_with_what_is_pushed() -> None:
         push(bench, "p", index)
     for start in range(0, 2000, 500):
         bench.say("e", Request(bench.short, list(range(start, start + 500))))
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     bench.served()
     bench.swarm.poll(20.0)
     names = [name for name, _ in bench.served()]
@@ -382,7 +392,7 @@ def test_who_asks_without_end_takes_turns_with_what_is_pushed() -> None:
 
 def test_what_waits_to_be_pushed_to_one_who_asks_for_it_goes_out_once_and_before_the_rest() -> None:
     bench = relay(("p", "c"))
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     for index in range(5):
         push(bench, "p", index)
     assert bench.served() == [("c", 0), ("c", 1)]
@@ -396,7 +406,7 @@ def test_what_waits_to_be_pushed_to_one_who_asks_for_it_goes_out_once_and_before
 
 def test_what_was_pushed_is_sent_again_to_one_who_lost_it() -> None:
     bench = relay(("p", "c"))
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     push(bench, "p", 0)
     assert bench.served() == [("c", 0)]
     bench.swarm.flushed("c", CHUNK, 0.1)
@@ -406,7 +416,7 @@ def test_what_was_pushed_is_sent_again_to_one_who_lost_it() -> None:
 
 def test_a_push_that_is_called_off_does_not_go_out() -> None:
     bench = relay(("p", "c"))
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     for index in range(4):
         push(bench, "p", index)
     bench.actions()
@@ -422,20 +432,20 @@ def test_a_node_tells_its_parents_and_later_ones_too_what_it_runs() -> None:
     bench = relay(("p", "c"))
     bench.actions()
     bench.swarm.running(bytes(16))
-    assert [(name, ready.digest) for name, ready in bench.sent(Ready)] == [("p", bytes(16))]
+    assert [(name, ready.digest) for name, ready in bench.sent(AcceptNext)] == [("p", bytes(16))]
     bench.peer("new")
     bench.swarm.follow(relay_plan(("new", ""), revision=2), 0.1)
-    assert [name for name, _ in bench.sent(Ready)] == ["new"]
+    assert [name for name, _ in bench.sent(AcceptNext)] == ["new"]
     bench.swarm.peer_down("new", 0.2)
     bench.peer("new", now=0.3)
-    assert [name for name, _ in bench.sent(Ready)] == ["new"]
+    assert [name for name, _ in bench.sent(AcceptNext)] == ["new"]
 
 
 def test_a_delta_is_pushed_without_a_word_to_those_who_run_its_base_and_to_nobody_else() -> None:
     bench = Bench(8, config=CONFIG)
     for name, digest in (("a", bench.manifest.base_digest), ("b", bytes([9]) * 16), ("c", b"")):
         bench.peer(name)
-        bench.say(name, Ready(digest))
+        bench.say(name, AcceptNext(digest))
     bench.swarm.follow(root_plan("a", "b", "c"), 0.0)
     bench.seed_all()
     assert {name for name, _ in bench.served()} == {"a"}
@@ -446,7 +456,7 @@ def test_an_anchor_is_pushed_without_a_word_to_those_who_run_nothing_and_to_nobo
     for name in "abcd":
         bench.peer(name)
     for name, digest in (("a", NO_VERSION), ("b", bytes([9]) * 16), ("c", b"")):
-        bench.say(name, Ready(digest))
+        bench.say(name, AcceptNext(digest))
     bench.swarm.follow(root_plan("a", "b", "c", "d"), 0.0)
     bench.seed_all()
     assert {name for name, _ in bench.served()} == {"a"}
@@ -458,12 +468,12 @@ def test_a_node_that_runs_nothing_says_so_until_it_fetches_something() -> None:
     for name in "pc":
         bench.peer(name)
     bench.swarm.running(NO_VERSION)
-    assert [(name, ready.digest) for name, ready in bench.sent(Ready)] == [("p", NO_VERSION)]
+    assert [(name, ready.digest) for name, ready in bench.sent(AcceptNext)] == [("p", NO_VERSION)]
     bench.fetch_all(1.0)
-    assert [(name, ready.digest) for name, ready in bench.sent(Ready)] == [("p", b"")]
+    assert [(name, ready.digest) for name, ready in bench.sent(AcceptNext)] == [("p", b"")]
     bench.swarm.follow(relay_plan(("new", ""), revision=2), 2.0)
     bench.peer("new", now=2.0)
-    assert not bench.sent(Ready)
+    assert not bench.sent(AcceptNext)
 
 
 def test_only_little_is_pushed_to_one_who_has_not_asked_and_the_rest_once_it_asks() -> None:
@@ -471,23 +481,23 @@ def test_only_little_is_pushed_to_one_who_has_not_asked_and_the_rest_once_it_ask
     chunks = 3 * config.unasked // CHUNK
     bench = Bench(chunks, config=config)
     bench.peer("a")
-    bench.say("a", Ready(bench.manifest.base_digest))
+    bench.say("a", AcceptNext(bench.manifest.base_digest))
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
     served = len(bench.served())
     assert config.unasked <= served * CHUNK <= config.unasked + CHUNK
-    bench.say("a", Want(bench.short, True), 0.1)
+    bench.say("a", Subscribe(bench.short, True), 0.1)
     assert len(bench.served()) == chunks - served
 
 
 def test_where_nothing_is_to_be_pushed_unasked_all_is_once_it_is_asked_for() -> None:
     bench = Bench(8, config=SwarmConfig(flush_limit=100 * CHUNK, unasked=0))
     bench.peer("a")
-    bench.say("a", Ready(bench.manifest.base_digest))
+    bench.say("a", AcceptNext(bench.manifest.base_digest))
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
     assert not bench.served()
-    bench.say("a", Want(bench.short, True), 0.1)
+    bench.say("a", Subscribe(bench.short, True), 0.1)
     assert len(bench.served()) == 8
 
 
@@ -496,8 +506,8 @@ def test_what_one_who_never_asks_was_not_pushed_goes_to_the_others() -> None:
     for name in "ab":
         bench.peer(name)
     bench.swarm.follow(root_plan("a", "b"), 0.0)
-    bench.say("a", Want(bench.short, True))
-    bench.say("b", Ready(bench.manifest.base_digest))
+    bench.say("a", Subscribe(bench.short, True))
+    bench.say("b", AcceptNext(bench.manifest.base_digest))
     bench.seed_all()
     early = bench.served()
     assert sum(name == "b" for name, _ in early) == 3
@@ -509,7 +519,7 @@ def test_a_root_looks_again_soon_once_one_asks_to_whom_it_could_push_no_more_bef
     def begun(unasked: int) -> tuple[Bench, int]:
         bench = Bench(2000, config=SwarmConfig(flush_limit=1 << 20, flight_least=0, unasked=unasked))
         bench.peer("a")
-        bench.say("a", Ready(bench.manifest.base_digest))
+        bench.say("a", AcceptNext(bench.manifest.base_digest))
         bench.swarm.follow(root_plan("a"), 0.0)
         bench.seed_all()
         return bench, len(bench.served())
@@ -520,7 +530,7 @@ def test_a_root_looks_again_soon_once_one_asks_to_whom_it_could_push_no_more_bef
     assert served == full
     bench.swarm.poll(0.05)
     bench.swarm.poll(0.05 + LOOK_EVERY)
-    bench.say("a", Want(bench.short, True), 0.2)
+    bench.say("a", Subscribe(bench.short, True), 0.2)
     wake = bench.swarm.next_wake()
     assert wake <= 0.2 + LOOK_EVERY
 
@@ -539,7 +549,7 @@ def test_first_hops_that_have_not_asked_yet_keep_their_part_for_a_moment() -> No
     for name in "abcd":
         bench.peer(name)
     bench.swarm.follow(root_plan("a", "b", "c", "d"), 0.0)
-    bench.say("a", Want(bench.short, True))
+    bench.say("a", Subscribe(bench.short, True))
     bench.seed_all()
     assert len(bench.served()) <= 4
     bench.swarm.poll(EXPECTED_FOR + 0.01)
@@ -551,7 +561,7 @@ def test_chunks_pushed_before_their_manifest_came_are_kept_and_used_and_passed_o
     bench.swarm.follow(relay_plan(("p", "c")), 0.0)
     for name in "pc":
         bench.peer(name)
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     push(bench, "p", 3)
     push(bench, "p", 5)
     assert bench.done(Save) == []
@@ -930,7 +940,7 @@ def test_a_part_of_a_manifest_is_pulled_not_pushed() -> None:
     bench.peer("p")
     wanted = [index in (1, 2) for index in range(bench.chunks)]
     bench.swarm.begin(bench.id, bench.manifest, np.zeros(bench.chunks, bool), np.array(wanted), 0.0)
-    assert bench.sent(Want) == []
+    assert bench.sent(Subscribe) == []
     bench.have("p", 1, 2)
     assert bench.sent(Request)
 
@@ -939,7 +949,7 @@ def test_a_manifest_that_is_forgone_is_no_longer_pushed_here() -> None:
     bench = relay(("p", ""))
     bench.actions()
     bench.swarm.forgo(bench.id)
-    assert [(name, want.wanted) for name, want in bench.sent(Want)] == [("p", False)]
+    assert [(name, want.wanted) for name, want in bench.sent(Subscribe)] == [("p", False)]
 
 
 def test_a_manifest_that_ended_leaves_no_pushes_behind() -> None:
@@ -947,7 +957,7 @@ def test_a_manifest_that_ended_leaves_no_pushes_behind() -> None:
     bench.seed_all()
     bench.actions()
     bench.swarm.end(bench.id)
-    assert [name for name, _ in bench.sent(Gone)] == ["a"]
+    assert [name for name, _ in bench.sent(DontHave)] == ["a"]
     bench.swarm.flushed("a", 2 * CHUNK, 0.1)
     bench.swarm.poll(10.0)
     assert bench.actions() == []
@@ -971,9 +981,9 @@ def test_news_of_pushed_chunks_waits_longer_where_there_are_many_peers() -> None
         push(bench, "p", 0, now=1.0)
         push(bench, "p", 1, now=1.05)
         bench.swarm.poll(1.0 + 0.99 * delay)
-        assert bench.sent(HaveMore) == []
+        assert bench.sent(Have) == []
         bench.swarm.poll(1.0 + delay)
-        assert len(bench.sent(HaveMore)) == peers
+        assert len(bench.sent(Have)) == peers
 
 
 def test_a_plan_of_the_same_revision_and_other_trees_is_followed() -> None:
@@ -981,7 +991,7 @@ def test_a_plan_of_the_same_revision_and_other_trees_is_followed() -> None:
     bench = root("a", "b", chunks=30)
     bench.seed_all()
     bench.peer("c")
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     bench.actions()
     bench.swarm.follow(root_plan("a", "b", "c"), 0.1)
     assert ("c", 4) in bench.served()
@@ -1000,11 +1010,11 @@ def test_a_root_that_holds_a_part_of_the_chunks_puts_that_part_in_and_then_tells
     bench = root("a", "b")
     seed(bench, 1, 3, 4, 6)
     assert sorted(index for _, index in bench.served()) == [1, 3, 4, 6]
-    assert bench.sent(Have) == []
+    assert bench.sent(Bitfield) == []
     for name, held in (("a", [1, 3]), ("b", [4, 6])):
-        bench.say(name, HaveMore(bench.short, held), 0.5)
-    told = [message for _, message in bench.sent(Have)]
-    assert told and all(message == Have(bench.short, pack_bitmap(flags(8, 1, 3, 4, 6))) for message in told)
+        bench.say(name, Have(bench.short, held), 0.5)
+    told = [message for _, message in bench.sent(Bitfield)]
+    assert told and all(message == Bitfield(bench.short, pack_bitmap(flags(8, 1, 3, 4, 6))) for message in told)
 
 
 def several_roots() -> Bench:
@@ -1024,10 +1034,10 @@ def several_roots() -> Bench:
 
 def test_who_has_the_trainer_for_a_parent_wants_chunks_of_all_who_publish_beside_it() -> None:
     bench = several_roots()
-    assert {name for name, _ in bench.sent(Want)} == {"root", "second", "third", "other"}
+    assert {name for name, _ in bench.sent(Subscribe)} == {"root", "second", "third", "other"}
     push(bench, "second", 5, tree=1)
     assert bench.done(Save)[-1].index == 5
-    bench.say("below", Want(bench.short, True))
+    bench.say("below", Subscribe(bench.short, True))
     assert ("below", 5) in bench.served()
 
 

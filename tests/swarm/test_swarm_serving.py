@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from swarm_parts import CHUNK, CONFIG, Bench, flags
 
-from p2psync.protocol.messages import Cancel, Have, HaveMore, Ping, Pong, Reject, Request
+from p2psync.protocol.messages import Bitfield, Cancel, Have, Ping, Pong, Reject, Request
 from p2psync.swarm.core import Send, SendChunk
 from p2psync.swarm.peer import MAX_QUEUED
 
@@ -17,7 +17,7 @@ def test_a_new_peer_is_told_what_is_held() -> None:
     bench.swarm.begin(bench.id, bench.manifest, flags(9, 0, 8), flags(9), 0.0)
     bench.actions()
     bench.peer("a")
-    assert bench.actions() == [Send("a", Have(bench.short, b"\x01\x01"))]
+    assert bench.actions() == [Send("a", Bitfield(bench.short, b"\x01\x01"))]
 
 
 def test_a_node_that_holds_nothing_says_nothing() -> None:
@@ -36,12 +36,12 @@ def test_news_of_chunks_waits_a_moment_for_company() -> None:
     bench.actions()
     bench.chunk("a", 0, 1.0)
     bench.chunk("a", 1, 1.005)
-    assert bench.sent(HaveMore) == []
+    assert bench.sent(Have) == []
     assert bench.swarm.next_wake() == pytest.approx(1.0 + CONFIG.have_delay)
     bench.swarm.poll(1.0 + CONFIG.have_delay)
-    assert sorted(bench.sent(HaveMore), key=lambda m: m[0]) == [
-        ("a", HaveMore(bench.short, [0, 1])),
-        ("b", HaveMore(bench.short, [0, 1])),
+    assert sorted(bench.sent(Have), key=lambda m: m[0]) == [
+        ("a", Have(bench.short, [0, 1])),
+        ("b", Have(bench.short, [0, 1])),
     ]
 
 
@@ -51,7 +51,7 @@ def test_the_last_chunk_is_told_at_once() -> None:
     bench.peer("a", 0)
     bench.actions()
     bench.chunk("a", 0, 1.0)
-    assert [name for name, _ in bench.sent(HaveMore)] == ["a"]
+    assert [name for name, _ in bench.sent(Have)] == ["a"]
 
 
 def test_a_chunk_that_was_lost_before_it_was_told_is_not_told() -> None:
@@ -63,7 +63,7 @@ def test_a_chunk_that_was_lost_before_it_was_told_is_not_told() -> None:
     bench.swarm.lost(bench.id, 0, 1.0)
     bench.actions()
     bench.swarm.poll(2.0)
-    assert bench.sent(HaveMore) == []
+    assert bench.sent(Have) == []
 
 
 def test_what_is_held_is_served_and_the_rest_rejected() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from p2psync.protocol.messages import Chunk, Want
-from p2psync.protocol.plan import NodePlan, Place
+from p2psync.protocol.messages import Chunk, Subscribe
+from p2psync.protocol.plan import NodePlan, TreePlace
 from p2psync.swarm.core import SwarmConfig
 from p2psync.swarm.trees import tag_of
 from tests.swarm.swarm_parts import CHUNK, Bench, chunk_data
@@ -25,7 +25,7 @@ def root_plan(*first_hops: str, revision: int = 1, shares: tuple[int, ...] = ())
     peers = sorted({name for hops in first_hops for name in hops.split("+")})
     parts = list(shares) or [1] * len(first_hops)
     places = [
-        Place(-1, [peers.index(name) for name in hops.split("+")], 0, float(part))
+        TreePlace(-1, [peers.index(name) for name in hops.split("+")], 0, float(part))
         for hops, part in zip(first_hops, parts, strict=True)
     ]
     return NodePlan(revision, peers, parts, places)
@@ -35,7 +35,7 @@ def relay_plan(*trees: tuple[str, str], revision: int = 1) -> NodePlan:
     """A relay's plan: (parent, children joined by "+", or "") of each tree."""
     peers = sorted({name for parent, hops in trees for name in [parent, *filter(None, hops.split("+"))]})
     places = [
-        Place(peers.index(parent), [peers.index(name) for name in filter(None, hops.split("+"))], 1, 1.0)
+        TreePlace(peers.index(parent), [peers.index(name) for name in filter(None, hops.split("+"))], 1, 1.0)
         for parent, hops in trees
     ]
     return NodePlan(revision, peers, [1] * len(places), places)
@@ -46,7 +46,7 @@ def root(*first_hops: str, chunks: int = 8, shares: tuple[int, ...] = (), config
     bench = Bench(chunks, config=config)
     for name in sorted({name for hops in first_hops for name in hops.split("+")}):
         bench.peer(name)
-        bench.say(name, Want(bench.short, True))
+        bench.say(name, Subscribe(bench.short, True))
     bench.swarm.follow(root_plan(*first_hops, shares=shares), 0.0)
     bench.actions()
     return bench

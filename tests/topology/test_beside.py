@@ -57,7 +57,7 @@ def test_every_one_of_them_is_a_root_of_all_trees_at_its_share_of_the_rate() -> 
         assert part is not None
         assert [place.children for place in part.places] == [place.children for place in whole.places]
         assert [place.rate for place in part.places] == pytest.approx([place.rate / 3 for place in whole.places])
-        assert (part.peers, part.roots) == (whole.peers, [])
+        assert (part.peers, part.co_publishers) == (whole.peers, [])
 
 
 def test_who_is_fed_by_the_trainer_is_fed_by_all_and_the_others_by_their_relays_alone() -> None:
@@ -68,9 +68,9 @@ def test_who_is_fed_by_the_trainer_is_fed_by_all_and_the_others_by_their_relays_
         assert part is not None
         part.check()
         parents = {part.peers[place.parent] for place in part.places}
-        roots = {part.peers[root] for root in part.roots}
-        assert roots == (BESIDE if name(0) in parents else set())
-        fed += bool(roots)
+        co_publishers = {part.peers[root] for root in part.co_publishers}
+        assert co_publishers == (BESIDE if name(0) in parents else set())
+        fed += bool(co_publishers)
     assert fed
 
 

@@ -16,7 +16,8 @@ from p2psync.delta.tensors import Kind, TensorSpec
 from p2psync.engines.module.live_tensors import host_units
 from p2psync.engines.module.table import module_rows
 from p2psync.errors import StoreError, UsageError
-from p2psync.store.packs import Draft, Store
+from p2psync.store.draft import Draft
+from p2psync.store.packs import Store
 from p2psync.trainer.publisher import Publisher
 from p2psync.trainer.versions.builder import Made, VersionMaker
 from p2psync.trainer.versions.device_path import DevicePath

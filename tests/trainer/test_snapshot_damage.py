@@ -18,7 +18,8 @@ from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.errors import DigestMismatchError
 from p2psync.observe.events import Event
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.trainer.versions.builder import VersionMaker, announcement_of
 from p2psync.trainer.versions.scrubber import Scrubber
 from p2psync.trainer.versions.snapshot import Snapshot

@@ -17,7 +17,7 @@ from p2psync.delta.container import decode_chunk
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.errors import DigestMismatchError, FormatError, P2PSyncError, StoreError
 from p2psync.store.encoding import Encoding, rows_between
-from p2psync.store.packs import Pack
+from p2psync.store.pack import Pack
 from p2psync.trainer.squash import squasher as module
 from p2psync.trainer.squash.planner import Plan, SquashPlanner
 from p2psync.trainer.squash.squasher import MadeSquash, Overtaken, Squasher

@@ -15,8 +15,8 @@ from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.membership.records import Announcement
-from p2psync.protocol.lineage import Place, is_squash, place_after, resolve
-from p2psync.store.packs import Pack
+from p2psync.protocol.lineage import VersionKey, is_squash, resolve, target_key
+from p2psync.store.pack import Pack
 from p2psync.trainer.squash.planner import Plan, SquashPlanner
 from p2psync.trainer.squash.squasher import Squasher
 from p2psync.trainer.versions.builder import announcement_of
@@ -107,13 +107,13 @@ class Walk:
         return [announcement_of(p.signed, p.manifest) for p in self.bench.store.packs()]
 
 
-def fewest(lineage: Sequence[Announcement], start: Place | None, target: Place) -> int | None:
+def fewest(lineage: Sequence[Announcement], start: VersionKey | None, target: VersionKey) -> int | None:
     """Bytes of the best way, version by version."""
-    cost: dict[Place, int] = {} if start is None else {start: 0}
+    cost: dict[VersionKey, int] = {} if start is None else {start: 0}
     for a in sorted(lineage, key=lambda a: (a.version, a.base is not None)):
         before = 0 if a.base is None else cost.get((a.base, a.base_digest))
         if before is not None:
-            place = place_after(a)
+            place = target_key(a)
             cost[place] = min(cost.get(place, before + a.payload_bytes), before + a.payload_bytes)
     return cost.get(target)
 
@@ -144,7 +144,7 @@ def test_from_anywhere_to_anywhere_by_fewest_bytes_and_exactly(tmp_path: Path, s
         walk.step()
     lineage = walk.lineage()
     packs = {pack.signed.id.hex(): pack for pack in walk.bench.store.packs()}
-    places = {a.version: place_after(a) for a in lineage}
+    places = {a.version: target_key(a) for a in lineage}
     assert len(places) == len(walk.past) > 5
     used: set[str] = set()
     for target in places:

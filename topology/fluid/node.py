@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, HaveMore, Message
+from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, Have, Message
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import Clock
 from p2psync.swarm.core import Ban, Complete, Save, Send, SendChunk, Swarm
@@ -45,7 +45,7 @@ class FluidNode:
         self._clock, self._net, self._witness = clock, net, witness
         self._wake = _NEVER
         # News that came and have not been read, with who sent each.
-        self._news: list[tuple[str, HaveMore]] = []
+        self._news: list[tuple[str, Have]] = []
         self.joined = clock.now
         self.alive = True
         #: Takes everything and passes nothing on.
@@ -95,7 +95,7 @@ class FluidNode:
 
     def receive(self, sender: str, message: Message) -> None:
         """See `End`."""
-        if type(message) is HaveMore:
+        if type(message) is Have:
             if not self._news:
                 self._clock.at((self._clock.now // NEWS_EVERY + 1) * NEWS_EVERY, self._read)
             self._news.append((sender, message))

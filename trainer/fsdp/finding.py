@@ -17,7 +17,7 @@ from p2psync.delta.algebra import gather
 from p2psync.delta.block import Block
 from p2psync.delta.container import ChunkEncoder, decode_chunk
 from p2psync.delta.digest import MODULUS, digest_change
-from p2psync.delta.extract import Extraction, Found, found_block
+from p2psync.delta.extract import Extraction, FoundChanges, found_block
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 from p2psync.parallel import in_parallel
@@ -124,7 +124,7 @@ def received(chunks: Iterable[bytes], layout: Layout, rank: int, rows: Sequence[
             yield Block(block.row, block.start, block.count, where, block.steps[where])
 
 
-def put_together(parts: Iterable[Block], old: Callable[[int], Units]) -> Iterator[Found]:
+def put_together(parts: Iterable[Block], old: Callable[[int], Units]) -> Iterator[FoundChanges]:
     """Whole blocks of parts from any ranks, in any order. old: the published bits of a row.
 
     Raises `FormatError` where two ranks tell of the same unit."""
@@ -133,7 +133,7 @@ def put_together(parts: Iterable[Block], old: Callable[[int], Units]) -> Iterato
         blocks = list(group)
         count = blocks[0].count
         if len(blocks) == 1 and blocks[0].positions is None:
-            yield Found(blocks[0], old(row)[start : start + count].copy())
+            yield FoundChanges(blocks[0], old(row)[start : start + count].copy())
             continue
         if any(block.positions is None for block in blocks):
             raise FormatError("two ranks hold the same units")

@@ -29,8 +29,10 @@ from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest, SignedManifest, decode_body, sign
 from p2psync.protocol.messages import NO_VERSION
 from p2psync.protocol.versions import Position
+from p2psync.store.draft import Draft
 from p2psync.store.encoding import EncodedPart, Encoding
-from p2psync.store.packs import Draft, Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.trainer.fsdp.copy import Copy
 from p2psync.trainer.fsdp.finding import Finder, Findings, NewUnits, put_together, received
 from p2psync.trainer.fsdp.layout import ROUND_BYTES, Layout

@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.errors import P2PSyncError, RanksError, StoreError
 from p2psync.protocol.versions import Position
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.trainer.fsdp import orders
 from p2psync.trainer.fsdp.copy import Copy
 from p2psync.trainer.fsdp.layout import Layout

@@ -19,7 +19,8 @@ from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import choose_congestion
 from p2psync.observe.events import Event, Trouble
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.trainer.fsdp.orders import Serve
 from p2psync.trainer.node import TrainerConfig

@@ -12,7 +12,8 @@ from p2psync.errors import P2PSyncError
 from p2psync.membership.records import Announcement, View
 from p2psync.observe.events import Event, Squashed, Trouble
 from p2psync.protocol.lineage import is_squash
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.trainer.squash.planner import LEAST_STEPS, Plan, SquashPlanner
 from p2psync.trainer.squash.squasher import MadeSquash, Overtaken, Squasher
 from p2psync.trainer.versions.builder import VersionMaker

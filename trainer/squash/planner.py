@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from p2psync.membership.records import Announcement, Member
-from p2psync.protocol.lineage import Place, head, is_squash, missing_bytes, place_after, resolve
+from p2psync.protocol.lineage import VersionKey, is_squash, missing_bytes, newest_announcement, resolve, target_key
 from p2psync.protocol.manifest import Manifest
 
 #: A squash is made if it spares one member this share of the bytes of its way, and so many of them.
@@ -65,10 +65,10 @@ class SquashPlanner:
         to those in the profile named. Members count where they say they are; those with nothing will come from the
         newest anchor.
         """
-        newest = head(lineage)
+        newest = newest_announcement(lineage)
         if newest is None or sum(is_squash(a) for a in lineage) >= MAX_SQUASHES:
             return None
-        target = place_after(newest)
+        target = target_key(newest)
         starts = Counter((m.version, m.digest) if m.version is not None else None for m in members)
         ways = {start: resolve(lineage, start, target) for start in starts}
         chain = _chain_to(lineage, target)
@@ -107,9 +107,9 @@ class SquashPlanner:
     def _spared(
         self,
         lineage: Sequence[Announcement],
-        starts: Counter[Place | None],
-        ways: dict[Place | None, list[Announcement] | None],
-        target: Place,
+        starts: Counter[VersionKey | None],
+        ways: dict[VersionKey | None, list[Announcement] | None],
+        target: VersionKey,
         plan: Plan,
     ) -> float:
         """Bytes that all members together would fetch less; 0 unless it is worth it for one of them at least."""
@@ -137,10 +137,10 @@ class SquashPlanner:
         return total if worth else 0.0
 
 
-def _chain_to(lineage: Sequence[Announcement], target: Place) -> dict[Place, tuple[Announcement, ...]]:
+def _chain_to(lineage: Sequence[Announcement], target: VersionKey) -> dict[VersionKey, tuple[Announcement, ...]]:
     """For each place that leads to the target by published deltas: these, in order."""
-    leading = {place_after(a): a for a in lineage if a.base is not None and not is_squash(a)}
-    chains: dict[Place, tuple[Announcement, ...]] = {}
+    leading = {target_key(a): a for a in lineage if a.base is not None and not is_squash(a)}
+    chains: dict[VersionKey, tuple[Announcement, ...]] = {}
     place = target
     chain: tuple[Announcement, ...] = ()
     while (delta := leading.get(place)) is not None and delta.base is not None:
@@ -149,13 +149,15 @@ def _chain_to(lineage: Sequence[Announcement], target: Place) -> dict[Place, tup
     return chains
 
 
-def _bases(ways: dict[Place | None, list[Announcement] | None], starts: Counter[Place | None]) -> list[Place]:
+def _bases(
+    ways: dict[VersionKey | None, list[Announcement] | None], starts: Counter[VersionKey | None]
+) -> list[VersionKey]:
     """Where squashes may begin: where members are, most of them first, and at the anchors that others will come to."""
-    found: Counter[Place] = Counter()
+    found: Counter[VersionKey] = Counter()
     for start, count in starts.items():
         way = ways[start]
         if way and way[0].base is None:
-            found[place_after(way[0])] += count
+            found[target_key(way[0])] += count
         elif start is not None:
             found[start] += count
     return [place for place, _ in sorted(found.items(), key=lambda item: (-item[1], item[0]))][:MAX_STARTS]

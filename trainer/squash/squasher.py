@@ -31,8 +31,10 @@ from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.engines.compose import Delta, squashed
 from p2psync.errors import DigestMismatchError, StoreError
 from p2psync.protocol.manifest import sign
-from p2psync.store.encoding import DELTA_BLOCK, Encoding
-from p2psync.store.packs import Draft, Pack, Store
+from p2psync.store.draft import Draft
+from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.trainer.squash.planner import Plan, SquashPlanner
 from p2psync.trainer.versions.steps import Steps
 
@@ -180,7 +182,7 @@ class _Checked:
 
     def append(self, data: bytes) -> None:
         """See `Sink`. Raises `DigestMismatchError`."""
-        blocks = decode_chunk(data, self._rows, DELTA_BLOCK, lambda row: self.olds[row])
+        blocks = decode_chunk(data, self._rows, DELTA_BLOCK_UNITS, lambda row: self.olds[row])
         for block in blocks:
             if not self._expected or not _same(block, self._expected.popleft()):
                 raise DigestMismatchError("a squash decodes to other steps than were squashed: not announced")

@@ -19,7 +19,7 @@ import numpy as np
 
 from p2psync.delta.block import MAX_BLOCK_UNITS, Block, block_count, block_range, block_span
 from p2psync.delta.digest import MODULUS, digest_units
-from p2psync.delta.kernels.block_sums import ScanSums, Sums, sum_blocks
+from p2psync.delta.kernels.block_sums import BlockSums, ScanSums, sum_blocks
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.errors import DigestMismatchError
 from p2psync.parallel import in_parallel
@@ -38,9 +38,9 @@ class BitRecord:
     def __init__(self, specs: Sequence[TensorSpec], units_of: UnitsOf) -> None:
         """Take the record of the bits as they are: reads all of them, on all cores."""
         self._specs = list(specs)
-        self._sums: dict[TensorSpec, Sums] = {}
+        self._sums: dict[TensorSpec, BlockSums] = {}
         self._digests: dict[TensorSpec, list[int]] = {spec: [] for spec in self._specs}
-        found: dict[TensorSpec, list[Sums]] = {spec: [] for spec in self._specs}
+        found: dict[TensorSpec, list[BlockSums]] = {spec: [] for spec in self._specs}
         for spec, sums, digests in in_parallel(lambda task: _read(*task, units_of), _tasks(self._specs)):
             found[spec].append(sums)
             self._digests[spec] += digests
@@ -63,7 +63,7 @@ class BitRecord:
         if missed := scan.missed():
             raise DigestMismatchError(f"{spec.name}: the scan of block {missed[0]} missed a change: not published")
 
-    def compare(self, spec: TensorSpec, sums: Sums) -> None:
+    def compare(self, spec: TensorSpec, sums: BlockSums) -> None:
         """Hold the sums of all blocks of a tensor against the record. Raises `DigestMismatchError`."""
         wrong = np.flatnonzero((sums != self._sums[spec]).any(axis=(1, 2)))
         if wrong.size:
@@ -74,7 +74,7 @@ class BitRecord:
         span = block_span(spec.width, MAX_BLOCK_UNITS)
         self._digests[spec][block.start // span] += change
 
-    def summed(self, spec: TensorSpec, sums: Sums) -> None:
+    def summed(self, spec: TensorSpec, sums: BlockSums) -> None:
         """These are a tensor's sums from now on."""
         self._sums[spec] = sums.copy()
 
@@ -101,7 +101,7 @@ def _tasks(specs: Sequence[TensorSpec]) -> Iterator[tuple[TensorSpec, int, int]]
             yield spec, first, min(blocks, first + _TASK_BLOCKS)
 
 
-def _read(spec: TensorSpec, first: int, stop: int, units_of: UnitsOf) -> tuple[TensorSpec, Sums, list[int]]:
+def _read(spec: TensorSpec, first: int, stop: int, units_of: UnitsOf) -> tuple[TensorSpec, BlockSums, list[int]]:
     """Sums first: what is damaged between both readings is in no digest that is right."""
     units, ranges = units_of(spec), [block_range(spec, MAX_BLOCK_UNITS, index) for index in range(first, stop)]
     end = ranges[-1][0] + ranges[-1][1]

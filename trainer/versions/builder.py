@@ -32,13 +32,15 @@ from p2psync.errors import DigestMismatchError, FormatError, StoreError
 from p2psync.membership.lineage import in_short
 from p2psync.membership.records import Announcement
 from p2psync.protocol.keys import public_text
-from p2psync.protocol.lineage import place_after, reachable, resolve
+from p2psync.protocol.lineage import newest_reachable, resolve, target_key
 from p2psync.protocol.manifest import Manifest, SignedManifest, sign
 from p2psync.protocol.messages import NO_VERSION
 from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, write_durably
+from p2psync.store.draft import Draft
 from p2psync.store.encoding import Encoding, rows_between
-from p2psync.store.packs import Draft, Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.trainer.versions.bit_record import Scans
 from p2psync.trainer.versions.pack_reading import UnreadableError, compare_whole, name_of, reader
 from p2psync.trainer.versions.snapshot import Keeper, Snapshot
@@ -406,10 +408,10 @@ class VersionMaker:
         by_id = {pack.signed.id.hex(): pack for pack in packs}
         lineage = [announcement_of(pack.signed, pack.manifest) for pack in packs]
         start = (live.version, live.digest.hex()) if live else None
-        newest = reachable(lineage, start)
+        newest = newest_reachable(lineage, start)
         if newest is None or (live is not None and (live.epoch, live.version) >= (newest.epoch, newest.version)):
             return []  # there already; or beyond, and the pack that led there was damaged since
-        path = resolve(lineage, start, place_after(newest))
+        path = resolve(lineage, start, target_key(newest))
         assert path is not None
         return [by_id[announced.id] for announced in path]
 

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from p2psync.delta.extract import Found
+from p2psync.delta.extract import FoundChanges
 from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import TensorSpec
 from p2psync.engines.device import gather as device_move
@@ -40,14 +40,14 @@ class DeviceBase(Protocol):
 class Finds:
     """What was found, row after row."""
 
-    def __init__(self, found: dict[int, Iterator[Found]], sums: dict[int, ScanSums]) -> None:
+    def __init__(self, found: dict[int, Iterator[FoundChanges]], sums: dict[int, ScanSums]) -> None:
         """found: for each row that is covered, what gives its blocks, and then those of later rows. sums: of rows,
         filled while their blocks are found."""
         self._found = found
         self._sums = sums
-        self._next: dict[Iterator[Found], Found | None] = {}
+        self._next: dict[Iterator[FoundChanges], FoundChanges | None] = {}
 
-    def of(self, row: int) -> Iterable[Found] | None:
+    def of(self, row: int) -> Iterable[FoundChanges] | None:
         """See `p2psync.trainer.versions.source.Finds`."""
         found = self._found.get(row)
         return None if found is None else self._take(row, found)
@@ -56,7 +56,7 @@ class Finds:
         """See `p2psync.trainer.versions.source.Finds`."""
         return self._sums.get(row)
 
-    def _take(self, row: int, found: Iterator[Found]) -> Iterator[Found]:
+    def _take(self, row: int, found: Iterator[FoundChanges]) -> Iterator[FoundChanges]:
         if found not in self._next:
             self._next[found] = next(found, None)
         while (one := self._next[found]) is not None and one.block.row == row:
@@ -86,7 +86,7 @@ class DevicePath:
         if not known:
             self._twin = {}
         pairs: dict[torch.device, list[Pair]] = {}
-        found: dict[int, Iterator[Found]] = {}
+        found: dict[int, Iterator[FoundChanges]] = {}
         sums: dict[int, ScanSums] = {}
         for index, spec, tensor in rows:
             new = _flat(spec, tensor)
@@ -126,10 +126,10 @@ class DevicePath:
             self._twin[spec] = twin = host.to(device, copy=True)
         return twin
 
-    def _follow(self, found: Iterator[Found], pairs: Sequence[Pair]) -> Iterator[Found]:
+    def _follow(self, found: Iterator[FoundChanges], pairs: Sequence[Pair]) -> Iterator[FoundChanges]:
         """Pass on what is found, and have the twin follow it."""
         twins = {pair.row: self._twin[pair.spec] for pair in pairs if pair.spec in self._twin}
-        waiting: list[Found] = []
+        waiting: list[FoundChanges] = []
         units = 0
         for one in found:
             if one.block.row in twins:
@@ -142,7 +142,7 @@ class DevicePath:
         _write(twins, waiting)
 
 
-def _write(twins: dict[int, torch.Tensor], found: Sequence[Found]) -> None:
+def _write(twins: dict[int, torch.Tensor], found: Sequence[FoundChanges]) -> None:
     blocks = [one.block for one in found]
     places = [Place(twins[block.row], block.start, block.count, block.positions) for block in blocks]
     for write in device_move.prepare(places, [one.olds + one.block.steps for one in found]):

@@ -12,7 +12,7 @@ from p2psync.delta.container import iter_chunk
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.errors import DigestMismatchError, StoreError
 from p2psync.parallel import in_parallel
-from p2psync.store.packs import Pack
+from p2psync.store.pack import Pack
 
 
 class UnreadableError(StoreError):

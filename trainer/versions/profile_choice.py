@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from p2psync.delta.container import PROFILES
 from p2psync.errors import UsageError
 from p2psync.membership.records import Member
-from p2psync.store.encoding import DELTA_CHUNK
+from p2psync.store.encoding import MAX_DELTA_CHUNK_BYTES
 
 AUTO = "auto"
 #: By this share another profile must be faster than the one in use, and by so many seconds: less is noise.
@@ -115,7 +115,7 @@ class ProfileChooser:
         encode = ENCODE[profile].seconds(units, changed) * _scale(self._encode, profile) / self._cores
         decode = APPLY[profile].seconds(units, changed) * _scale(self._apply, profile) / self._cores
         transfer = nbytes / link if link else 0.0
-        chunks = max(1.0, nbytes / DELTA_CHUNK)
+        chunks = max(1.0, nbytes / MAX_DELTA_CHUNK_BYTES)
         total = encode + decode + max(transfer, decode) + min(transfer, decode) / chunks
         return Forecast(profile, total, encode, transfer, decode, nbytes)
 

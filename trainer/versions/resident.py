@@ -26,7 +26,7 @@ from p2psync.delta.block import Block
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.base import Step
+from p2psync.engines.base import PathStep
 from p2psync.engines.module.engine import ModuleEngine
 from p2psync.engines.module.live_tensors import flat_bits
 from p2psync.engines.module.table import ModuleTable, table_source, tensor_table
@@ -117,7 +117,7 @@ class ResidentSnapshot:
 
         take: is given each block, in order. Raises `DigestMismatchError`, also for a version of other tensors.
         """
-        step = Step(b"", manifest)
+        step = PathStep(b"", manifest)
         try:
             stage = self._engine.stage([step])
             if take is not None:

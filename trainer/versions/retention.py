@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from p2psync.membership.lineage import MAX_MANIFEST_BYTES, MAX_MANIFESTS
 from p2psync.membership.records import Announcement, Member
-from p2psync.protocol.lineage import head, is_squash, place_after, place_before, resolve
+from p2psync.protocol.lineage import base_key, is_squash, newest_announcement, resolve, target_key
 
 #: An anchor is due after so many deltas, however small: every node is shown all of them with each new version, and a
 #: joiner fetches them one by one.
@@ -36,18 +36,18 @@ def anchor_due(
     that a joiner would fetch less by a fresh one; where they are more than `deltas`; and where that anchor's `age`
     (seconds) is more than `seconds`.
     """
-    newest = head(lineage)
+    newest = newest_announcement(lineage)
     if newest is None:
         return ""
     anchor = newest_anchor(lineage)
     if anchor is None:
         return "there is no anchor yet"
-    if place_after(anchor) == place_after(newest):
+    if target_key(anchor) == target_key(newest):
         return ""
     chain = _chain(lineage)
     since = [a for a in chain if a.version > anchor.version]
-    if (not since or place_before(since[-1]) != place_after(anchor)) and (
-        resolve(lineage, None, place_after(newest)) is None
+    if (not since or base_key(since[-1]) != target_key(anchor)) and (
+        resolve(lineage, None, target_key(newest)) is None
     ):
         return "no anchor leads to the newest version"
     if sum(a.payload_bytes for a in since) > ratio * anchor.payload_bytes:
@@ -117,25 +117,25 @@ def newest_anchor(lineage: Sequence[Announcement]) -> Announcement | None:
 
 def _oldest_over(kept: Sequence[Announcement], most: int, most_bytes: int) -> list[Announcement]:
     """The oldest manifests beyond these bounds; the newest anchor, and what leads to the newest version, are none."""
-    newest, anchor = head(kept), newest_anchor(kept)
+    newest, anchor = newest_announcement(kept), newest_anchor(kept)
     over = []
     count, nbytes = len(kept), sum(a.manifest_bytes for a in kept)
     for a in sorted(kept, key=lambda a: (a.epoch, a.version, a.base is None)):
         if count <= most and nbytes <= most_bytes:
             break
-        if a is not anchor and newest is not None and place_after(a) != place_after(newest):
+        if a is not anchor and newest is not None and target_key(a) != target_key(newest):
             over.append(a)
             count, nbytes = count - 1, nbytes - a.manifest_bytes
     return over
 
 
 def _squashes_in_use(lineage: Sequence[Announcement], members: Sequence[Member], anchor: Announcement) -> set[str]:
-    newest = head(lineage)
+    newest = newest_announcement(lineage)
     squashes = [a for a in lineage if is_squash(a)]
     if newest is None or not squashes:
         return set()
     starts = {(m.version, m.digest) if m.version is not None else None for m in members}
-    ways = [resolve(lineage, start, place_after(newest)) or [] for start in starts]
+    ways = [resolve(lineage, start, target_key(newest)) or [] for start in starts]
     used = {a.id for way in ways for a in way}
     first = min((place[0] if place is not None else anchor.version for place in starts), default=newest.version)
     return {a.id for a in squashes if a.id in used or (first <= (a.base or 0) and a.version > anchor.version)}
@@ -143,10 +143,10 @@ def _squashes_in_use(lineage: Sequence[Announcement], members: Sequence[Member],
 
 def _chain(lineage: Sequence[Announcement]) -> list[Announcement]:
     """The deltas that lead to the head, the last one first."""
-    leading = {place_after(a): a for a in lineage if a.base is not None and not is_squash(a)}
-    newest = head(lineage)
+    leading = {target_key(a): a for a in lineage if a.base is not None and not is_squash(a)}
+    newest = newest_announcement(lineage)
     chain: list[Announcement] = []
-    place = place_after(newest) if newest is not None else None
+    place = target_key(newest) if newest is not None else None
     while place is not None and (delta := leading.get(place)) is not None and delta.base is not None:
         chain.append(delta)
         place = (delta.base, delta.base_digest)

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from p2psync.delta.extract import Found
+from p2psync.delta.extract import FoundChanges
 from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint, signature
@@ -33,7 +33,7 @@ class Source(Protocol):
 class Finds(Protocol):
     """Changes that a source found by itself."""
 
-    def of(self, row: int) -> Iterable[Found] | None:
+    def of(self, row: int) -> Iterable[FoundChanges] | None:
         """The changed blocks of a row, to be run through before the next row is asked for; None if it must be read."""
 
     def sums(self, row: int) -> ScanSums | None:

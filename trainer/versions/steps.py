@@ -21,8 +21,9 @@ from p2psync.engines.compose import BASELESS, Delta
 from p2psync.errors import P2PSyncError, StoreError
 from p2psync.store.deltafile import DeltaFile, DeltaFileWriter
 from p2psync.store.disk import disk_errors
-from p2psync.store.encoding import DELTA_BLOCK, Encoding
-from p2psync.store.packs import Pack, Store
+from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.store.records import clear, make_directory
 
 _NAME = re.compile(r"[0-9a-f]{64}")
@@ -100,7 +101,7 @@ class Steps:
     def keep(self, pack: Pack) -> Keeping | None:
         """Begin to write down a delta; None if it needs no record, or has one."""
         m = pack.manifest
-        if m.base is None or m.profile in BASELESS or m.block_units != DELTA_BLOCK or self._path(pack).exists():
+        if m.base is None or m.profile in BASELESS or m.block_units != DELTA_BLOCK_UNITS or self._path(pack).exists():
             return None
         return Keeping(self._path(pack), pack)
 

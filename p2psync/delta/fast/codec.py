@@ -2,14 +2,14 @@
 
 A chunk's body is 13 byte streams (`streams`), which the blocks fill one after another:
 
-    0 heads    where each block lies and how it is coded (`heads`)
+    0 headers  where each block lies and how it is coded (`block_headers`)
     1 gaps     modes CODES, PLANES: positions; 255 means add 255 and go on
     2 codes    mode CODES: two bits a step, each block filled up to a whole byte
     3 small    mode CODES: zigzag of the step, less 3
     4 wide     mode CODES: the step, a whole unit
     5…12       modes PLANES, DENSE: byte planes, the most significant byte of each unit in stream 5
 
-A block is coded in the mode that takes fewest bytes before compression, so that nothing is ever larger than sent whole.
+A block is coded in the mode that takes the fewest bytes before compression, so no block is larger than its units.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from numpy.typing import NDArray
 
 from p2psync.delta.algebra import densify
 from p2psync.delta.block import Block, block_span
-from p2psync.delta.block_headers import MAX_BLOCKS, Head, HeadWriter, Mode, read_heads
-from p2psync.delta.fast import kernels as coding
-from p2psync.delta.kernels.weights import kernel, plain
-from p2psync.delta.streams import Bytes, Parts, packed_parts, stored_bytes, unpack_streams
+from p2psync.delta.block_headers import MAX_BODY_BLOCKS, BlockHeader, BlockHeaderWriter, BlockMode, read_block_headers
+from p2psync.delta.fast import byte_loops
+from p2psync.delta.kernels.unit_loops import kernel, plain
+from p2psync.delta.streams import ByteArray, ByteParts, packed_parts, stored_bytes, unpack_streams
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 
-NAME = "fast"
-CODE = 1
+FAST = "fast"
+FAST_CODE = 1
 _PLANES = 8
 _STREAMS = 5 + _PLANES
-#: No head takes more bytes than this.
-_HEAD_BYTES = 15
+#: Bytes of one block header, at most.
+_MAX_HEADER_BYTES = 15
 
 
-class Coded(NamedTuple):
+class CodedBlock(NamedTuple):
     """One block, coded but not yet compressed."""
 
     block: Block
-    mode: Mode
+    mode: BlockMode
     changed: int
     size: int
-    """Bytes that it adds to a chunk before compression, at most."""
+    """Bytes that the block adds to a chunk before compression, at most."""
     parts: tuple[bytes, ...] = ()
-    """Of mode CODES: gaps, codes, small, wide; of mode PLANES: gaps."""
+    """In mode CODES: gaps, codes, small, wide; in mode PLANES: gaps."""
     planes: NDArray[np.uint8] | None = None
-    """Of the other modes: (width, steps)."""
+    """In modes PLANES and DENSE: u8 (bytes of a unit, steps)."""
 
 
-def code_block(block: Block, row: Row) -> Coded:
-    """Code one block in the mode that takes fewest bytes."""
+def code_block(block: Block, row: Row) -> CodedBlock:
+    """Code one block in the mode that takes the fewest bytes before compression."""
     if block.positions is not None:
         whole = block.count * block.steps.itemsize
         n = block.positions.size
@@ -62,163 +62,186 @@ def code_block(block: Block, row: Row) -> Coded:
             if sparse is not None:
                 return sparse
         block = Block(block.row, block.start, block.count, None, densify(block))
-    return Coded(block, Mode.DENSE, block.changed, _HEAD_BYTES + block.steps.nbytes, (), _cut(block.steps, row))
+    return CodedBlock(
+        block,
+        BlockMode.DENSE,
+        block.changed,
+        _MAX_HEADER_BYTES + block.steps.nbytes,
+        (),
+        _byte_planes(block.steps, row),
+    )
 
 
-def most_bytes(block: Block) -> int:
-    """No less than the `size` that `code_block` finds, without coding: the block whole, or a byte or so and a unit for
-    each change."""
+def fast_bytes_bound(block: Block) -> int:
+    """An upper bound of the `size` that `code_block` finds, in bytes, computed without coding.
+
+    Either the whole block, or about a byte and a unit for each change.
+    """
     changed = block.count if block.positions is None else block.steps.size
-    return most_bytes_of(block.count, changed, block.steps.itemsize)
+    return fast_bytes_bound_of(block.count, changed, block.steps.itemsize)
 
 
 @kernel
-def most_bytes_of(count: int, changed: int, width: int) -> int:
-    """`most_bytes` of a block of `count` units of `width` bytes."""
-    return _HEAD_BYTES + min(count * width, changed + count // coding.ESCAPE + changed * width)
+def fast_bytes_bound_of(count: int, changed: int, width: int) -> int:
+    """`fast_bytes_bound` of a block of `count` units of `width` bytes, of which `changed` are changed."""
+    return _MAX_HEADER_BYTES + min(count * width, changed + count // byte_loops.ESCAPE + changed * width)
 
 
-def is_dense(block: Block) -> bool:
-    """Whether a block may be coded without positions."""
-    return most_bytes(block) == _HEAD_BYTES + block.count * block.steps.itemsize
+def may_be_dense(block: Block) -> bool:
+    """Whether `code_block` may choose mode DENSE for a block."""
+    return fast_bytes_bound(block) == _MAX_HEADER_BYTES + block.count * block.steps.itemsize
 
 
 def gap_bytes(block: Block) -> int:
-    """Bytes that the positions of a block take that is alone in a body and not dense."""
+    """Bytes that the positions of a sparse block take if it is alone in a body."""
     assert block.positions is not None
     return stored_bytes(_gaps(block, block.positions))
 
 
 def _gaps(block: Block, positions: NDArray[np.uint32]) -> bytes:
-    room = np.empty(positions.size + block.count // coding.ESCAPE + 2, np.uint8)
-    return room[: coding.write_gaps(plain(positions), room)].tobytes()
+    out = np.empty(positions.size + block.count // byte_loops.ESCAPE + 2, np.uint8)
+    return out[: byte_loops.write_gaps(plain(positions), out)].tobytes()
 
 
-def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row, whole: int) -> Coded | None:
-    """With positions, if that takes fewer bytes than `whole`."""
+def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row, whole: int) -> CodedBlock | None:
+    """Code a block with positions; None unless that takes fewer bytes than `whole`."""
     steps = plain(block.steps)
     n, width = steps.size, steps.itemsize
     gaps = _gaps(block, positions)
     padded = (n + 31) // 32
     codes, scratch = np.empty(8 * padded, np.uint8), np.empty(32 * padded, np.uint8)
     small, wide = np.empty(n, np.uint8), np.empty(n, steps.dtype)
-    smalls, wides = coding.write_steps(steps, codes, small, wide, scratch)
+    smalls, wides = byte_loops.write_steps(steps, codes, small, wide, scratch)
     packed = (n + 3) // 4
     size = packed + smalls + wides * width
     if len(gaps) + min(size, n * width) >= whole:
         return None
     if size > n * width:
-        return Coded(block, Mode.PLANES, n, _HEAD_BYTES + len(gaps) + n * width, (gaps,), _cut(steps, row))
+        return CodedBlock(
+            block, BlockMode.PLANES, n, _MAX_HEADER_BYTES + len(gaps) + n * width, (gaps,), _byte_planes(steps, row)
+        )
     parts = (gaps, codes[:packed].tobytes(), small[:smalls].tobytes(), wide[:wides].tobytes())
-    return Coded(block, Mode.CODES, n, _HEAD_BYTES + len(gaps) + size, parts)
+    return CodedBlock(block, BlockMode.CODES, n, _MAX_HEADER_BYTES + len(gaps) + size, parts)
 
 
-def _cut(steps: Units, row: Row) -> NDArray[np.uint8]:
+def _byte_planes(steps: Units, row: Row) -> NDArray[np.uint8]:
     planes = np.empty((steps.itemsize, steps.size), np.uint8)
-    coding.write_planes(plain(steps), _turn(row), planes)
+    byte_loops.write_planes(plain(steps), _transform(row), planes)
     return planes
 
 
-def _turn(row: Row) -> int:
-    """Weights that come or go are rotated, so that the sign leaves the exponent's byte alone; changes are zigzagged."""
+def _transform(row: Row) -> int:
+    """The transform of a row's steps before they are cut into byte planes.
+
+    Steps of tensors in both versions are zigzagged. Units of added or removed tensors are rotated, so that the sign bit
+    stands apart from the exponent's byte.
+    """
     if row.before and row.after:
-        return coding.ZIGZAG
-    return coding.ROTATED if row.after else coding.NEGATED
+        return byte_loops.ZIGZAG
+    return byte_loops.ROTATED if row.after else byte_loops.NEGATED
 
 
 class FastWriter:
-    """The body of one chunk in the making. Blocks come in rising order."""
+    """Collects blocks, in rising order, and writes the bodies of chunks."""
 
     def __init__(self, block_units: int, limit: int = 0) -> None:
-        """limit: bytes, before compression, that `fits` goes by."""
+        """limit: bytes of a body before compression, as `fits` checks them."""
         self._block_units, self._limit = block_units, limit
         self._begin()
 
     def _begin(self) -> None:
-        self._heads = HeadWriter()
+        self._headers = BlockHeaderWriter()
         self._streams = [bytearray() for _ in range(_STREAMS - 1)]
         self._size = 0
 
-    def prepare(self, block: Block, row: Row) -> Coded:
+    def prepare(self, block: Block, row: Row) -> CodedBlock:
         """Code a block."""
         return code_block(block, row)
 
-    def fits(self, coded: Coded) -> bool:
-        """Whether the chunk at hand, which has blocks, should take one more."""
-        return self._size + coded.size <= self._limit and self._heads.count < MAX_BLOCKS
+    def fits(self, coded: CodedBlock) -> bool:
+        """Whether the current chunk, which has blocks, should take one more."""
+        return self._size + coded.size <= self._limit and self._headers.count < MAX_BODY_BLOCKS
 
-    def add(self, coded: Coded) -> None:
+    def add(self, coded: CodedBlock) -> None:
         """Append a block."""
         block, streams = coded.block, self._streams
         self._size += coded.size
-        self._heads.add(block, block_span(block.steps.itemsize, self._block_units), coded.mode)
+        self._headers.add(block, block_span(block.steps.itemsize, self._block_units), coded.mode)
         for stream, part in zip(streams, coded.parts, strict=False):
             stream += part
         if coded.planes is not None:
             for stream, plane in zip(streams[4:], coded.planes, strict=False):
                 stream += plane.data
 
-    def close(self) -> tuple[int, Parts]:
-        """The profile's code, and the parts of the body of the chunk at hand; a new one begins."""
-        parts = packed_parts([self._heads.data, *self._streams])
+    def close(self) -> tuple[int, ByteParts]:
+        """End the current chunk: returns the profile's code and the parts of the body."""
+        parts = packed_parts([self._headers.data, *self._streams])
         self._begin()
-        return CODE, parts
+        return FAST_CODE, parts
 
 
-def read_body(
+def read_fast_body(
     data: memoryview,
     rows: Sequence[Row],
     block_units: int,
     limit: int,
     base: Callable[[int], Units] | None = None,
 ) -> list[Block]:
-    """Decode a body of at most `limit` bytes before compression; `base` is not used. Raises `FormatError`."""
+    """Decode a body of at most `limit` bytes before compression. `base` is not used. Raises `FormatError`."""
     streams = unpack_streams(data, _STREAMS, limit)
-    heads = read_heads(streams[0], rows, block_units)
-    positions = _read_positions(streams[1], [head for head in heads if head.mode is not Mode.DENSE])
-    steps = _read_steps(heads, rows, streams)
+    headers = read_block_headers(streams[0], rows, block_units)
+    positions = _read_positions(streams[1], [header for header in headers if header.mode is not BlockMode.DENSE])
+    steps = _read_steps(headers, rows, streams)
     return [
-        Block(head.row, head.start, head.units, None if head.mode is Mode.DENSE else next(positions), next(steps))
-        for head in heads
+        Block(
+            header.row,
+            header.start,
+            header.units,
+            None if header.mode is BlockMode.DENSE else next(positions),
+            next(steps),
+        )
+        for header in headers
     ]
 
 
-def _read_positions(gaps: Bytes, heads: list[Head]) -> Iterator[NDArray[np.uint32]]:
-    sizes = np.array([head.size for head in heads], np.int64)
-    spans = np.array([head.units for head in heads], np.int64)
+def _read_positions(gaps: ByteArray, headers: list[BlockHeader]) -> Iterator[NDArray[np.uint32]]:
+    sizes = np.array([header.size for header in headers], np.int64)
+    spans = np.array([header.units for header in headers], np.int64)
     total = int(sizes.sum())
     if total > gaps.size:
         raise FormatError("a chunk has fewer gaps than positions")
     out = np.empty(total + 1, np.uint32)
-    if status := coding.read_gaps(gaps, sizes, spans, out):
+    if status := byte_loops.read_gaps(gaps, sizes, spans, out):
         raise FormatError(
             "a chunk has " + ("more or fewer gaps than positions" if status == -1 else "a position outside its block")
         )
-    return iter(np.split(out[:total], np.cumsum(sizes)[:-1])) if heads else iter(())
+    return iter(np.split(out[:total], np.cumsum(sizes)[:-1])) if headers else iter(())
 
 
-def _read_steps(heads: list[Head], rows: Sequence[Row], streams: list[Bytes]) -> Iterator[Units]:
+def _read_steps(headers: list[BlockHeader], rows: Sequence[Row], streams: list[ByteArray]) -> Iterator[Units]:
     """The steps of each block, in order; raises `FormatError` unless every stream is used up exactly."""
     at = [0] * _STREAMS
     steps: list[Units] = []
-    for (coded, _), group in groupby(heads, key=lambda head: (head.mode is Mode.CODES, head.width)):
+    for (coded, _), group in groupby(headers, key=lambda header: (header.mode is BlockMode.CODES, header.width)):
         if coded:
             steps += _read_codes(list(group), rows, streams, at)
         else:
-            steps += [_read_planes(head, rows[head.row], streams, at) for head in group]
+            steps += [_read_planes(header, rows[header.row], streams, at) for header in group]
     if any(at[k] != streams[k].size for k in range(2, _STREAMS)):
         raise FormatError("a chunk has bytes that belong to no block")
     return iter(steps)
 
 
-def _read_codes(heads: list[Head], rows: Sequence[Row], streams: list[Bytes], at: list[int]) -> list[Units]:
-    sizes = np.array([head.size for head in heads], np.int64)
+def _read_codes(
+    headers: list[BlockHeader], rows: Sequence[Row], streams: list[ByteArray], at: list[int]
+) -> list[Units]:
+    sizes = np.array([header.size for header in headers], np.int64)
     packed = int(((sizes + 3) >> 2).sum())
     codes, small, wide = (streams[k][at[k] :] for k in (2, 3, 4))
     if packed > codes.size:
         raise FormatError("a chunk has fewer step codes than positions")
-    out = np.empty(int(sizes.sum()), rows[heads[0].row].spec.unit)
-    smalls, wides = coding.read_steps(codes, small, wide, sizes, out)
+    out = np.empty(int(sizes.sum()), rows[headers[0].row].spec.unit)
+    smalls, wides = byte_loops.read_steps(codes, small, wide, sizes, out)
     if smalls < 0:
         raise FormatError("a chunk has a broken step")
     for k, used in zip((2, 3, 4), (packed, smalls, wides), strict=True):
@@ -226,15 +249,15 @@ def _read_codes(heads: list[Head], rows: Sequence[Row], streams: list[Bytes], at
     return np.split(out, np.cumsum(sizes)[:-1])
 
 
-def _read_planes(head: Head, row: Row, streams: list[Bytes], at: list[int]) -> Units:
+def _read_planes(header: BlockHeader, row: Row, streams: list[ByteArray], at: list[int]) -> Units:
     parts = []
-    for k in range(5, 5 + head.width):
-        parts.append(streams[k][at[k] : at[k] + head.size])
-        at[k] += head.size
-        if parts[-1].size != head.size:
+    for k in range(5, 5 + header.width):
+        parts.append(streams[k][at[k] : at[k] + header.size])
+        at[k] += header.size
+        if parts[-1].size != header.size:
             raise FormatError("a chunk has fewer steps than positions")
-    out = np.empty(head.size, row.spec.unit)
-    coding.read_planes(np.stack(parts), _turn(row), out)
-    if head.mode is Mode.PLANES and not out.all():
+    out = np.empty(header.size, row.spec.unit)
+    byte_loops.read_planes(np.stack(parts), _transform(row), out)
+    if header.mode is BlockMode.PLANES and not out.all():
         raise FormatError("a chunk has a step of zero")
     return out

@@ -1,7 +1,7 @@
-"""Rounding fp32 masters to the bf16 bits that are published, piece by piece, with no copy of the whole.
+"""Rounding of fp32 masters to the published bf16 bits, part by part, without a copy of the whole.
 
-Nearest, ties to even, on the bits alone: subnormals are kept, what is too large becomes an infinity. A NaN becomes one
-pattern that the caller names, because libraries differ there and drop the payload all alike: torch gives 0xFFFF where
+Nearest, ties to even, on the bits alone: subnormals are kept, values out of range become infinities. A NaN becomes one
+pattern that the caller gives, because libraries differ there and drop the payload all alike: torch gives 0xFFFF where
 it converts in vectors on a CPU, 0x7FC0 where it does not, 0x7FFF on CUDA.
 """
 
@@ -10,16 +10,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels.weights import kernel
+from p2psync.delta.kernels.unit_loops import kernel
 
-#: What a NaN becomes, unless told otherwise: the quiet NaN without payload.
+#: The default pattern of a NaN: quiet, without payload.
 QUIET_NAN = 0x7FC0
 
 
 def round_bf16(masters: NDArray[np.float32], out: NDArray[np.uint16], nan: int = QUIET_NAN) -> None:
     """Write the bf16 bits of `masters` to `out`; both flat, contiguous and of one length.
 
-    Raises `ValueError` for other arrays, or a `nan` that is none.
+    Raises `ValueError` for other arrays, or if `nan` is not a NaN.
     """
     if masters.dtype != np.float32 or out.dtype != np.uint16 or masters.ndim != 1 or masters.shape != out.shape:
         raise ValueError("flat fp32 masters and as many 16-bit units are wanted")

@@ -1,9 +1,9 @@
-"""Vector operations on groups of 64 units of 16 bits: the masks of their classes, and where a rank lies.
+"""SIMD operations on groups of 64 units of 16 bits: class masks, and the look-up of class-relative indices.
 
-They are written in LLVM's own vector language, which every processor has some lowering for; the instructions that it
-does not know (byte shuffles, the transposing of bits, pdep) have plain equivalents, and all ways give the same bits.
+They are written in LLVM's vector language, which LLVM lowers for every processor. Instructions outside it (byte
+shuffles, bit transposes, pdep) have plain equivalents, and all variants give the same bits.
 
-A *quad* is four groups. All arguments but ranks and masks are addresses.
+A *quad* is four groups. All arguments but class indices, counts, tags and masks are addresses.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-#: Most classes that a table may have.
+#: Classes of a table, at most.
 MAX_CLASSES = 8
-#: Scales that can be told apart: this many, in a row; a class for those below, and one for those above, included.
+#: Consecutive scales that a table maps to classes; lower scales count as its first, higher ones as its last.
 WINDOW = 16
 GROUP, QUAD, RUN = 64, 256, 4096
-#: Bytes from a table to the sums of the groups that are classified and compared.
-SUMS_AFTER = 64
-#: Items that are looked at together, and so may be looked at after the last.
-BEYOND = 8
+#: Bytes from the start of a table to the sums of the units that are classified and compared.
+SUMS_OFFSET = 64
+#: Items that are read together, so this many may be read after the last.
+READ_AHEAD_ITEMS = 8
 
 _I1, _I16, _I64, _BYTE = ir.IntType(1), ir.IntType(16), ir.IntType(64), ir.IntType(8)
 _LANES = ir.VectorType(_I64, MAX_CLASSES)
 _BYTES, _UNITS = ir.VectorType(_BYTE, GROUP), ir.VectorType(_I16, GROUP)
-#: Table look-ups of bytes: what a processor must have, the instruction, and its bytes.
+#: Byte-table look-ups: the processor feature, the instruction, and its width in bytes.
 _SHUFFLES = (
     ("+avx512bw", "llvm.x86.avx512.pshuf.b.512", 64),
     ("+avx2", "llvm.x86.avx2.pshuf.b", 32),
@@ -36,14 +36,14 @@ _SHUFFLES = (
 
 
 def _classifier(compare: bool) -> Any:
-    """The operation that classifies a quad, and compares it with another if told so."""
+    """The operation that classifies a quad, and compares it with another if `compare` is set."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         features = context.codegen()._tm_features.split(",")
         old, new, table, masks, before, ends, differ = args
         first = _splat(builder, _load(builder, table, _BYTE), _BYTES)
         counts = []
-        lanes = builder.add(table, _I64(SUMS_AFTER))
+        lanes = builder.add(table, _I64(SUMS_OFFSET))
         totals = [_load(builder, builder.add(lanes, _I64(2 * GROUP * k)), _UNITS) for k in range(2 * compare)]
         for g in range(QUAD // GROUP):
             units = _load(builder, builder.add(old, _I64(2 * GROUP * g)), _UNITS)
@@ -57,7 +57,7 @@ def _classifier(compare: bool) -> Any:
             counts.append(_call(builder, "llvm.ctpop", mask.type, [mask]))
         for k, total in enumerate(totals):
             _store(builder, total, builder.add(lanes, _I64(2 * GROUP * k)))
-        # Four sums of 16 bits in each lane, running on from the last of the quad before.
+        # Four running sums of 16 bits in each lane, continued from the last one of the previous quad.
         sums = counts[0]
         for g in range(1, 4):
             sums = builder.or_(sums, builder.shl(counts[g], ir.Constant(_LANES, [16 * g] * MAX_CLASSES)))
@@ -77,9 +77,9 @@ def _classifier(compare: bool) -> Any:
         table: the first scale of the window (1 byte), the class of each of its scales (16), 1 << class of each (16).
 
         masks: for each group and class a u64, bit k for unit k. ends: for each class four u16, the number of units of
-        the class up to the end of each group, counted on from the last of those at `before`. differ: for
-        each group a u64, bit k for a unit k that is another than at `new`. Where units are compared, the groups
-        are added to 64 lanes of u16 that stand `SUMS_AFTER` bytes after the table, those at `new` to 64 after these.
+        the class up to the end of each group, continued from the last of those at `before`. differ: for each group a
+        u64, bit k set if unit k differs from that at `new`. If units are compared, the groups are added to 64 lanes of
+        u16, `SUMS_OFFSET` bytes after the table, and those at `new` to the 64 lanes after these.
         """
         return types.void(*[types.uint64] * 7), generate
 
@@ -87,7 +87,7 @@ def _classifier(compare: bool) -> Any:
 
 
 def _masks(builder: Any, units: Any, first: Any, table: Any, features: list[str]) -> Any:
-    """The mask of each class of 64 units."""
+    """For 64 units the mask of each class."""
     transposing = {"+avx512bw", "+avx512vbmi", "+gfni"} <= set(features)
     # The scale of a unit, doubled, is its upper byte. Bits are transposed with the last of eight bytes first.
     order = [8 * (k // 8) + 7 - k % 8 for k in range(GROUP)] if transposing else range(GROUP)
@@ -101,7 +101,7 @@ def _masks(builder: Any, units: Any, first: Any, table: Any, features: list[str]
 
 
 def _transposed(builder: Any, found: Any) -> Any:
-    """Of 64 bytes of one bit each the words of that bit: bits within each eight bytes, then bytes."""
+    """Transpose 64 bytes with one bit set each into 8 masks: first bits within each eight bytes, then bytes."""
     function = builder.module.declare_intrinsic(
         "llvm.x86.vgf2p8affineqb.512", [], ir.FunctionType(_BYTES, [_BYTES, _BYTES, _BYTE])
     )
@@ -111,7 +111,7 @@ def _transposed(builder: Any, found: Any) -> Any:
 
 
 def _planes(builder: Any, found: Any) -> Any:
-    """Of 64 classes in bytes the mask of each class: for each of a class's bits, the lanes where it is as it should."""
+    """The masks of all classes from 64 classes in bytes: the AND, over a class's bits, of the lanes that match."""
     mask = None
     for plane in range(3):
         bits = builder.and_(found, ir.Constant(_BYTES, [1 << plane] * GROUP))
@@ -123,7 +123,7 @@ def _planes(builder: Any, found: Any) -> Any:
 
 
 def _look_up(builder: Any, value: Any, row: Any, features: list[str]) -> Any:
-    """For each byte below 16 of `value` the byte of `row`: shuffles where there are any, else compares and sums."""
+    """Look up each byte (below 16) of `value` in `row`: by byte shuffles if available, else by compares and sums."""
     for feature, name, width in _SHUFFLES:
         if feature in features:
             wide = ir.VectorType(_BYTE, width)
@@ -150,9 +150,11 @@ classify, classify_pair = _classifier(False), _classifier(True)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def turn_ends(typing_context: Any, ends: Any, rows: Any) -> Any:
-    """Write the ends of a run, 16 quads of 8 classes of 4 groups, to `rows`: 8 classes, each 256 bytes after
-    the one before, of 64 groups."""
+def transpose_ends(typing_context: Any, ends: Any, rows: Any) -> Any:
+    """Transpose the ends of a run from 16 quads of 8 classes of 4 groups to 8 classes of 64 groups.
+
+    rows: receives the classes, 256 bytes apart.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         ends, rows = args
@@ -175,8 +177,8 @@ def turn_ends(typing_context: Any, ends: Any, rows: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def group_of(typing_context: Any, row: Any, rank: Any) -> Any:
-    """`group_of(row, rank) -> u64`: how many of the 64 u16 at `row` are not above `rank`."""
+def group_of_index(typing_context: Any, row: Any, class_index: Any) -> Any:
+    """`group_of_index(row, class_index) -> u64`: how many of the 64 u16 at `row` are not above `class_index`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         ends = _load(builder, args[0], ir.VectorType(_I16, GROUP))
@@ -188,18 +190,22 @@ def group_of(typing_context: Any, row: Any, rank: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def take_below(typing_context: Any, items: Any, left: Any, start: Any, stop: Any, tag: Any, out: Any) -> Any:
-    """`take_below(items, left, start, stop, tag, out) -> u64`: how many of `left` items, and of 8, have a rank (the low
-    32 bits; they rise) below `stop`. All 8 are copied to `out`, less `start`, with `tag` added."""
+    """`take_below(items, left, start, stop, tag, out) -> u64`: how many of 8 items, and of `left`, lie below `stop`.
+
+    Compares the low 32 bits, which are rising class indices. Copies all 8 to `out`, less `start` and plus `tag`.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         items, left, start, stop, tag, out = args
         entries = _load(builder, items, _LANES)
-        ranks = builder.and_(entries, ir.Constant(_LANES, [0xFFFFFFFF] * BEYOND))
-        below = builder.icmp_unsigned("<", ranks, _splat(builder, stop, _LANES))
-        there = builder.icmp_unsigned("<", ir.Constant(_LANES, list(range(BEYOND))), _splat(builder, left, _LANES))
+        indices = builder.and_(entries, ir.Constant(_LANES, [0xFFFFFFFF] * READ_AHEAD_ITEMS))
+        below = builder.icmp_unsigned("<", indices, _splat(builder, stop, _LANES))
+        there = builder.icmp_unsigned(
+            "<", ir.Constant(_LANES, list(range(READ_AHEAD_ITEMS))), _splat(builder, left, _LANES)
+        )
         entries = builder.sub(entries, _splat(builder, builder.sub(start, tag), _LANES))
         _store(builder, entries, out)
-        bits = builder.bitcast(builder.and_(below, there), ir.IntType(BEYOND))
+        bits = builder.bitcast(builder.and_(below, there), ir.IntType(READ_AHEAD_ITEMS))
         return _call(builder, "llvm.ctpop", _I64, [builder.zext(bits, _I64)])
 
     return types.uint64(*[types.uint64] * 6), generate
@@ -207,7 +213,7 @@ def take_below(typing_context: Any, items: Any, left: Any, start: Any, stop: Any
 
 @intrinsic  # type: ignore[untyped-decorator]
 def count_before(typing_context: Any, words: Any, counts: Any) -> Any:
-    """Write to `counts`, u64, for each of the 64 u64 at `words` how many bits are set in those before it."""
+    """Write to `counts`, u64, for each of the 64 u64 at `words` the number of bits set in the words before it."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words, counts = args
@@ -231,8 +237,10 @@ def count_before(typing_context: Any, words: Any, counts: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def compress(typing_context: Any, units: Any, mask: Any, out: Any) -> Any:
-    """Copy those of the 64 units at `units` whose bits are set in `mask` to `out`, in order; 64 units there are scratch
-    from then on but for these."""
+    """Copy the units, of 64 at `units`, whose bits are set in `mask` to `out`, in order.
+
+    Overwrites 64 units at `out`; those after the copied ones are undefined.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         units, mask, out = args
@@ -255,7 +263,7 @@ def compress(typing_context: Any, units: Any, mask: Any, out: Any) -> Any:
 
 
 def _move_each(context: Any, builder: Any, units: Any, mask: Any, out: Any) -> Any:
-    """The same, unit by unit: stores without asking are cheaper than branches that nobody can predict."""
+    """`compress`, unit by unit: unconditional stores are cheaper than unpredictable branches."""
     for k in range(GROUP):
         _store(builder, _load(builder, builder.add(units, _I64(2 * k)), _I16), out)
         bit = builder.and_(builder.lshr(mask, _I64(k)), _I64(1))
@@ -264,39 +272,39 @@ def _move_each(context: Any, builder: Any, units: Any, mask: Any, out: Any) -> A
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def select(typing_context: Any, mask: Any, rank: Any) -> Any:
-    """`select(mask, rank) -> u64`: the place of set bit number `rank` of `mask`, which has more than `rank` set."""
+def select(typing_context: Any, mask: Any, number: Any) -> Any:
+    """`select(mask, number) -> u64`: the position of set bit `number`, from 0 on, of `mask`, which must have it."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        mask, rank = args
+        mask, number = args
         if "+bmi2" not in context.codegen()._tm_features.split(","):
-            return _search(builder, mask, rank)
+            return _bisect(builder, mask, number)
         pdep = builder.module.declare_intrinsic("llvm.x86.bmi.pdep.64", [], ir.FunctionType(_I64, [_I64, _I64]))
-        only = builder.call(pdep, [builder.shl(_I64(1), rank), mask])
+        only = builder.call(pdep, [builder.shl(_I64(1), number), mask])
         count = builder.module.declare_intrinsic("llvm.cttz", [_I64], ir.FunctionType(_I64, [_I64, _I1]))
         return builder.call(count, [only, _I1(1)])
 
     return types.uint64(types.uint64, types.uint64), generate
 
 
-def _search(builder: Any, mask: Any, rank: Any) -> Any:
-    """The same by halves: skip the lower half of what is left where it has too few set bits."""
-    place = _I64(0)
+def _bisect(builder: Any, mask: Any, number: Any) -> Any:
+    """`select` by bisection: skip the lower half of the remaining bits if it has too few set bits."""
+    position = _I64(0)
     for half in (32, 16, 8, 4, 2, 1):
         low = _call(builder, "llvm.ctpop", _I64, [builder.and_(mask, _I64((1 << half) - 1))])
-        skip = builder.icmp_unsigned(">=", rank, low)
-        rank = builder.sub(rank, builder.select(skip, low, _I64(0)))
+        skip = builder.icmp_unsigned(">=", number, low)
+        number = builder.sub(number, builder.select(skip, low, _I64(0)))
         step = builder.select(skip, _I64(half), _I64(0))
-        mask, place = builder.lshr(mask, step), builder.add(place, step)
-    return place
+        mask, position = builder.lshr(mask, step), builder.add(position, step)
+    return position
 
 
-def _load(builder: Any, place: Any, kind: Any) -> Any:
-    return builder.load(builder.inttoptr(place, kind.as_pointer()), align=1)
+def _load(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
 
 
-def _store(builder: Any, value: Any, place: Any) -> None:
-    builder.store(value, builder.inttoptr(place, value.type.as_pointer()), align=1)
+def _store(builder: Any, value: Any, address: Any) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=1)
 
 
 def _order(order: Any) -> Any:
@@ -309,7 +317,7 @@ def _shuffle(builder: Any, vector: Any, order: Any) -> Any:
 
 
 def _splat(builder: Any, value: Any, vector: Any) -> Any:
-    """A vector of which every lane is the low bits of the u64 `value`."""
+    """A vector whose lanes are all the low bits of the u64 `value`."""
     undefined = ir.Constant(vector, ir.Undefined)
     low = value if value.type == vector.element else builder.trunc(value, vector.element)
     one = builder.insert_element(undefined, low, ir.IntType(32)(0))
@@ -317,7 +325,7 @@ def _splat(builder: Any, value: Any, vector: Any) -> Any:
 
 
 def _call(builder: Any, name: str, kind: Any, args: list[Any]) -> Any:
-    """An LLVM intrinsic of arguments and outcome of one type."""
+    """Call an LLVM intrinsic whose arguments and result have one type."""
     suffix = f"v{kind.count}i{kind.element.width}" if isinstance(kind, ir.VectorType) else f"i{kind.width}"
     function = builder.module.declare_intrinsic(f"{name}.{suffix}", [], ir.FunctionType(kind, [kind] * len(args)))
     return builder.call(function, args)

@@ -1,27 +1,27 @@
-"""Putting what a device found into order: its tiles write their finds wherever there was room first."""
+"""Ordering of changes found on a device, whose tiles write their runs in any order."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels.weights import kernel
+from p2psync.delta.kernels.unit_loops import kernel
 from p2psync.delta.tensors import Units
 
-Found = tuple[NDArray[np.uint32], Units, Units]
+OrderedRuns = tuple[NDArray[np.uint32], Units, Units]
 
 
-def order_runs(runs: NDArray[np.int32], positions: NDArray[np.uint32], olds: Units, steps: Units) -> Found:
-    """Copies of positions, old bits and steps, run after run. runs: (runs, 2), the first entry and the number of each.
+def order_runs(runs: NDArray[np.int32], positions: NDArray[np.uint32], olds: Units, steps: Units) -> OrderedRuns:
+    """Copy positions, old bits and steps, run after run. runs: i32 (runs, 2), first entry and length of each.
 
-    Raises `ValueError` for a run outside of the arrays.
+    Raises `ValueError` for a run outside the arrays.
     """
     total = int(runs[:, 1].sum(dtype=np.int64))
     out = np.empty(total, np.uint32), np.empty(total, olds.dtype), np.empty(total, steps.dtype)
-    room = min(positions.size, olds.size, steps.size)
+    entries = min(positions.size, olds.size, steps.size)
     ends = runs.sum(axis=1, dtype=np.int64)[runs[:, 1] > 0]
-    if int(runs.min(initial=0)) < 0 or int(ends.max(initial=0)) > room:
-        raise ValueError("a run of finds lies outside of the room for them")
+    if int(runs.min(initial=0)) < 0 or int(ends.max(initial=0)) > entries:
+        raise ValueError("a run of changes lies outside its array")
     _order(np.ascontiguousarray(runs), positions, olds, steps, *out)
     return out
 

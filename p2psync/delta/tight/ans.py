@@ -1,11 +1,11 @@
-"""Tables of the asymmetric numeral systems (J. Duda 2009, 2013) that write and read the symbols of the `tight` profile.
+"""Coding tables of asymmetric numeral systems (J. Duda 2009, 2013), which code the symbols of profile `tight`.
 
-A coder has one of 2048 states. Each symbol has as many of them as its frequency says; to read one is to look up the
-state's symbol, and to go on to a state that the entry and some bits tell. A symbol of frequency f takes 11 − log2 f
-bits on average, also where that is less than one. The writer goes the other way, from the last symbol to the first.
+A coder has one of 2048 states, and each symbol owns as many states as its frequency. A reader looks up the state's
+symbol, and computes the next state from the table entry and some bits. A symbol of frequency f takes 11 − log2 f bits
+on average, also if that is less than one. The writer goes the other way, from the last symbol to the first.
 
-Frequencies are told by *levels*: 0, the symbol does not occur; 1, it has one state; from 2 on, one state and a share of
-those left over in proportion to a weight of three significant bits: 4, 5, 6, 7, 8, 10, 12, 14, 16, 20 …
+Frequencies are stored as *levels*: 0, the symbol does not occur; 1, it has one state; from 2 on, one state and a share
+of the remaining states in proportion to a weight of three significant bits: 4, 5, 6, 7, 8, 10, 12, 14, 16, 20 …
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels.weights import inline, kernel, leading
+from p2psync.delta.kernels.unit_loops import inline, kernel, leading
 
 STATE_BITS = 11
 STATES = 1 << STATE_BITS
 MAX_LEVEL = 49
-#: From one state of a symbol to its next. It has no factor in common with the number of states, so all are reached.
+#: The step from one assigned state to the next. It is coprime to the number of states, so all are reached.
 _STRIDE = (STATES >> 1) + (STATES >> 3) + 3
 
 
@@ -31,7 +31,7 @@ def _weight(level: Any) -> Any:
 
 @kernel
 def choose_levels(counts: NDArray[np.int64], levels: NDArray[np.uint8]) -> None:
-    """The levels that suit symbols with these counts best."""
+    """Choose the levels for symbols with these counts. counts: i64 (symbols). levels: u8 (symbols), written."""
     total = counts.sum()
     for symbol in range(counts.size):
         levels[symbol] = 0
@@ -47,15 +47,15 @@ def choose_levels(counts: NDArray[np.int64], levels: NDArray[np.uint8]) -> None:
 
 
 @kernel
-def choose_all(counts: NDArray[np.int64], levels: NDArray[np.uint8]) -> None:
+def choose_level_rows(counts: NDArray[np.int64], levels: NDArray[np.uint8]) -> None:
     """`choose_levels` of each row."""
     for row in range(len(counts)):
         choose_levels(counts[row], levels[row])
 
 
 @kernel
-def share_states(levels: NDArray[np.uint8], frequencies: NDArray[np.int64]) -> bool:
-    """The frequency of each symbol; False if there are symbols, but none has a weight."""
+def frequencies_of(levels: NDArray[np.uint8], frequencies: NDArray[np.int64]) -> bool:
+    """Compute the frequency of each symbol from its level; False if there are symbols but none has a weight."""
     used, total = 0, 0
     for level in levels:
         used += int(level > 0)
@@ -71,60 +71,64 @@ def share_states(levels: NDArray[np.uint8], frequencies: NDArray[np.int64]) -> b
 
 
 @kernel
-def share_all(levels: NDArray[np.uint8], frequencies: NDArray[np.int64]) -> bool:
-    """`share_states` of each row; False if any has symbols, but no weight."""
+def frequency_rows(levels: NDArray[np.uint8], frequencies: NDArray[np.int64]) -> bool:
+    """`frequencies_of` of each row; False if a row has symbols but no weight."""
     shared = True
     for row in range(len(levels)):
-        shared &= share_states(levels[row], frequencies[row])
+        shared &= frequencies_of(levels[row], frequencies[row])
     return shared
 
 
 @inline
 def _spread(frequencies: Any, owners: Any) -> Any:
-    """Which symbol each state belongs to; nothing if there are no symbols."""
-    place = 0
+    """Assign each state to a symbol; writes nothing if there are no symbols."""
+    state = 0
     for symbol in range(frequencies.size):
         for _ in range(frequencies[symbol]):
-            owners[place] = symbol
-            place = (place + _STRIDE) & (STATES - 1)
+            owners[state] = symbol
+            state = (state + _STRIDE) & (STATES - 1)
 
 
 @kernel
-def fill_reader(frequencies: NDArray[np.int64], templates: NDArray[np.uint64], table: NDArray[np.uint64]) -> None:
-    """For each state what its symbol's template says, and how to go on.
+def fill_decode_table(
+    frequencies: NDArray[np.int64], symbol_templates: NDArray[np.uint64], table: NDArray[np.uint64]
+) -> None:
+    """Fill the entry of each state: its symbol's template, and the next state.
 
-    The number of bits to be read is added to the template; from bit 32 on stands the state that follows if they are
-    all zero, from bit 48 on the mask that they have. All is zero if there are no symbols.
+    The number of bits to read is added to the template. From bit 32 on stands the next state if these bits are zero,
+    from bit 48 on their mask. All entries are 0 if there are no symbols.
     """
     if frequencies.sum() != STATES:
         table[:] = 0
         return
     owners = np.empty(STATES, np.uint8)
     _spread(frequencies, owners)
-    places = frequencies.copy()
+    numbers = frequencies.copy()
     for state in range(STATES):
         symbol = owners[state]
-        place = places[symbol]
-        places[symbol] += 1
-        # As many as make it one of the states again.
-        bits = STATE_BITS - 63 + np.int64(leading(np.uint64(place)))
-        base = (place << bits) - STATES
-        table[state] = templates[symbol] + np.uint64(bits | base << 32 | ((1 << bits) - 1) << 48)
+        number = numbers[symbol]
+        numbers[symbol] += 1
+        # As many bits as lead back into the range of states.
+        bits = STATE_BITS - 63 + np.int64(leading(np.uint64(number)))
+        base = (number << bits) - STATES
+        table[state] = symbol_templates[symbol] + np.uint64(bits | base << 32 | ((1 << bits) - 1) << 48)
 
 
 @kernel
-def fill_writer(frequencies: NDArray[np.int64], book: NDArray[np.uint64], follow: NDArray[np.uint16]) -> None:
-    """For each symbol how to go on from a state, of 2048 to 4095, and the states that then follow.
+def fill_encode_table(
+    frequencies: NDArray[np.int64], codebook: NDArray[np.uint64], next_states: NDArray[np.uint16]
+) -> None:
+    """Fill the codebook entry of each symbol, and the states that follow each of its states, 2048 to 4095.
 
-    Low half of `book`: what, added to the state, has in bits 16 on how many of the state's low bits are written. High
-    half: what, added to the state's other bits, is 2048 more than the place in `follow`. Nothing is written if there
-    are no symbols.
+    codebook: u64 (symbols). The low half of an entry, added to the state, has from bit 16 on the number of low bits of
+    the state to write; the high half, added to the state's remaining bits, is 2048 more than an index in
+    `next_states`. next_states: u16 (2048). Writes nothing if there are no symbols.
     """
     if frequencies.sum() != STATES:
         return
     owners = np.empty(STATES, np.uint8)
     _spread(frequencies, owners)
-    places = np.zeros(frequencies.size, np.int64)
+    indices = np.zeros(frequencies.size, np.int64)
     begin = 0
     for symbol in range(frequencies.size):
         frequency = frequencies[symbol]
@@ -134,17 +138,19 @@ def fill_writer(frequencies: NDArray[np.int64], book: NDArray[np.uint64], follow
                 bits += 1
             # States from frequency << bits on leave that many bits, those below one less; with 2048 there are none.
             low = max(0, (bits << 16) - (frequency << bits))
-            book[symbol] = np.uint64(low | (STATES + begin - frequency) << 32)
-        places[symbol] = begin
+            codebook[symbol] = np.uint64(low | (STATES + begin - frequency) << 32)
+        indices[symbol] = begin
         begin += frequency
     for state in range(STATES):
         symbol = owners[state]
-        follow[places[symbol]] = STATES + state
-        places[symbol] += 1
+        next_states[indices[symbol]] = STATES + state
+        indices[symbol] += 1
 
 
 @kernel
-def fill_writers(frequencies: NDArray[np.int64], books: NDArray[np.uint64], follows: NDArray[np.uint16]) -> None:
-    """`fill_writer` of each row."""
+def fill_encode_tables(
+    frequencies: NDArray[np.int64], codebooks: NDArray[np.uint64], next_state_rows: NDArray[np.uint16]
+) -> None:
+    """`fill_encode_table` of each row."""
     for row in range(len(frequencies)):
-        fill_writer(frequencies[row], books[row], follows[row])
+        fill_encode_table(frequencies[row], codebooks[row], next_state_rows[row])

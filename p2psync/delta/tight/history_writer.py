@@ -1,14 +1,15 @@
-"""Profile `tight` with a history, which a receiver must have too: changes told apart by whether their units are known.
+"""Encoder of history-conditioned `tight` chunks: changes coded apart by whether their units changed before.
 
-A unit is *known* if it changed before. Of each block the known units, and the others, are taken out of it, in order;
-what changes among the ones and among the others is coded as profile `tight` codes a block, with classes, tables and
-heads of their own. A known unit is likely to change, and mostly the way it went last. A chunk's body:
+Every receiver must have the same change history. A unit is *known* if it changed before. The known units of each block,
+in order, form one sequence, and the other units another. The changes in either sequence are coded as profile `tight`
+codes a block, in a part with classes, tables and headers of its own. A known unit is likely to change again, and mostly
+in its last direction. A chunk's body:
 
     varints  bytes of the others' meta part and symbols, of those of the known units, of the signs, of the rest
     then     these six parts
 
-Where the symbols of the known units hold no signs, `surprises` tells these; else the signs take no bytes. Of either
-kind of units nothing may be told. The rest is a body of profile `fast`, or nothing, as in `tight`.
+The signs of known units are either in their symbols, and then the signs take no bytes, or coded as `sign_residuals`.
+One of the two parts may be empty. The rest is a body of profile `fast`, or nothing, as in `tight`.
 """
 
 from __future__ import annotations
@@ -18,223 +19,243 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta import block_headers as heads
 from p2psync.delta.block import Block, block_span
-from p2psync.delta.fast import codec as fast
-from p2psync.delta.history import History, Past, add_chosen, choose_units, count_both_scales, part_changes
+from p2psync.delta.block_headers import MAX_BODY_BLOCKS
+from p2psync.delta.fast.codec import FAST_CODE, CodedBlock, code_block, fast_bytes_bound
+from p2psync.delta.history import (
+    ChangeHistory,
+    HistoryLookup,
+    add_to_selected,
+    copy_selected,
+    count_scales_by_history,
+    split_changes,
+)
 from p2psync.delta.kernels.simd import MAX_CLASSES
-from p2psync.delta.kernels.weights import GROUP, address, gather_at, plain
-from p2psync.delta.streams import Parts, varint
+from p2psync.delta.kernels.unit_loops import GROUP, address, gather_at, plain
+from p2psync.delta.streams import ByteParts, varint
 from p2psync.delta.tensors import Row, Units
-from p2psync.delta.tight.change_finder import DENSE
-from p2psync.delta.tight.class_index import SCAN_BYTES, scan_ranked
-from p2psync.delta.tight.classes import best_window, count_steps, empty_changes
-from p2psync.delta.tight.scratch import Room
-from p2psync.delta.tight.sign_residuals import SignWriter
+from p2psync.delta.tight.change_finder import MAX_SPARSE_SHARE, MAX_TIGHT_CHANGES, UNIT_BYTES
+from p2psync.delta.tight.class_choice import best_window, count_steps, empty_changes
+from p2psync.delta.tight.class_index import SCAN_BYTES, scan_class_indices
+from p2psync.delta.tight.scratch import MAX_TIGHT_BLOCKS, ScratchBuffers
+from p2psync.delta.tight.sign_residuals import SignResidualWriter
 from p2psync.delta.tight.writer import (
-    FIRST_RATE,
-    MAX_BLOCKS,
-    MAX_CHANGED,
-    WIDTH,
-    code_ranked,
+    FIRST_CHANGE_BYTES,
+    code_tight_part,
     fast_body,
-    may_be_ranked,
-    surely_less,
+    is_surely_smaller,
+    may_code_tightly,
 )
 
-CODE = 3
-#: Bytes that the heads of a block take, about.
-_HEAD_BYTES = 24
-Meta = tuple[bytes, memoryview]
-_NOTHING: Meta = b"", memoryview(b"")
+HISTORY_CODE = 3
+#: Bytes of a block's headers in both parts, about.
+_HEADER_BYTES = 24
+CodedPart = tuple[bytes, memoryview]
+_NOTHING: CodedPart = b"", memoryview(b"")
 
 
-class _Changes(NamedTuple):
-    """Changes of a block: positions in it, u32, and steps, u16."""
+class _ChangeList(NamedTuple):
+    """Changes of a block: positions in it (u32), and steps (u16)."""
 
     positions: NDArray[np.uint32]
     steps: Units
 
 
-class Piece(NamedTuple):
-    """A block on its way into a chunk. size, worst: bytes that it may take, and in profile `fast`.
+class PreparedBlock(NamedTuple):
+    """A block to be added to a chunk.
 
-    coded: of a block that is not ranked. Of others old, past: units and history of its tensor; sides: the changes of
-    other units, and of known ones.
+    size: estimated bytes. fast_bound: bytes in profile `fast`, at most. coded: the coded block, unless it is a tight
+    block. For a tight block: old and history, the old units and the history of its tensor; changes, those of other
+    units and those of known units.
     """
 
     block: Block
     row: Row
     changed: int
     size: int
-    worst: int
-    coded: fast.Coded | None = None
+    fast_bound: int
+    coded: CodedBlock | None = None
     old: Units = np.empty(0, np.uint16)
-    past: History | None = None
-    sides: tuple[_Changes, ...] = ()
+    history: ChangeHistory | None = None
+    changes: tuple[_ChangeList, ...] = ()
 
 
-class PastWriter:
-    """The chunks of one encoder, one after another. Blocks come in rising order.
+class HistoryWriter:
+    """Collects blocks, in rising order, and writes the bodies of one encoder's chunks.
 
-    Of a tensor whose row was begun the old units and the history are read until the chunk of its last block is closed.
+    Reads a tensor's old units and history from `begin_row` on until the chunk of its last block is closed.
     """
 
-    def __init__(self, block_units: int, limit: int, history: Past) -> None:
-        """limit: bytes that a chunk should not be larger than; history: of each row, where receivers have it too."""
+    def __init__(self, block_units: int, limit: int, history: HistoryLookup) -> None:
+        """limit: intended maximum bytes of a chunk. history: returns a row's history, if receivers have it too."""
         self._block_units, self._history = block_units, history
-        self._limit, self._most = limit, min(12 * limit, MAX_CHANGED)
-        #: Bytes a change, in the last chunk.
-        self._rate = FIRST_RATE
-        #: Of the row that was begun.
+        self._limit, self._most = limit, min(12 * limit, MAX_TIGHT_CHANGES)
+        #: Bytes of a change in the last chunk.
+        self._rate = FIRST_CHANGE_BYTES
+        #: Of the current row.
         self._old = np.empty(0, np.uint16)
-        self._past: History | None = None
-        self._scratch = np.empty((2, block_span(WIDTH, block_units) + GROUP), np.uint16)
+        self._row_history: ChangeHistory | None = None
+        self._scratch = np.empty((2, block_span(UNIT_BYTES, block_units) + GROUP), np.uint16)
         self._state = np.empty(SCAN_BYTES, np.uint8)
         self._begin()
 
     def _begin(self) -> None:
-        self._pieces: list[Piece] = []
-        self._ranked: list[Piece] = []
-        self._size = self._worst = 0
+        self._prepared: list[PreparedBlock] = []
+        self._tight: list[PreparedBlock] = []
+        self._size = self._fast_bound = 0
         self._units = np.zeros((2, 256), np.int64)
         self._changes = empty_changes(), empty_changes()
 
     def begin_row(self, index: int, row: Row, old: Units | None) -> None:
-        """Blocks of this row follow. Raises `ValueError` if its history is that of another tensor."""
-        if not may_be_ranked(row) or old is None:
+        """Begin a row, whose blocks follow. Raises `ValueError` if its history is that of another tensor."""
+        if not may_code_tightly(row) or old is None:
             return
-        self._old, self._past = old, self._history(index)
-        if self._past is not None and self._past.count != row.spec.count:
+        self._old, self._row_history = old, self._history(index)
+        if self._row_history is not None and self._row_history.count != row.spec.count:
             raise ValueError(f"the history of {row.spec.name} is that of another tensor")
 
-    def prepare(self, block: Block, row: Row) -> Piece:
-        """Find out how a block of the row that was begun is to be coded. Raises `ValueError` for places outside it, and
-        steps of 0."""
+    def prepare(self, block: Block, row: Row) -> PreparedBlock:
+        """Prepare a block of the current row: as a tight block, or coded by profile `fast`.
+
+        Raises `ValueError` for positions outside the block, and for steps of 0.
+        """
         changed = block.changed
-        if not may_be_ranked(row) or block.positions is None or changed > DENSE * block.count:
-            coded = fast.code_block(block, row)
-            return Piece(block, row, coded.changed, coded.size, fast.most_bytes(coded.block), coded)
+        if not may_code_tightly(row) or block.positions is None or changed > MAX_SPARSE_SHARE * block.count:
+            coded = code_block(block, row)
+            return PreparedBlock(block, row, coded.changed, coded.size, fast_bytes_bound(coded.block), coded)
         if int(block.positions.max()) >= block.count:
             raise ValueError("the block has positions outside its own range")
         if not block.steps.all():
             raise ValueError("the block has steps of 0")
-        size = _HEAD_BYTES + int(self._rate * changed)
-        sides = _parted(block, self._past)
-        return Piece(block, row, changed, size, fast.most_bytes(block), None, self._old, self._past, sides)
+        size = _HEADER_BYTES + int(self._rate * changed)
+        changes = _split_changes(block, self._row_history)
+        return PreparedBlock(
+            block, row, changed, size, fast_bytes_bound(block), None, self._old, self._row_history, changes
+        )
 
-    def fits(self, piece: Piece) -> bool:
-        """Whether the chunk at hand, which has blocks, should take one more."""
-        # A block has up to two heads.
-        if 2 * len(self._ranked) >= MAX_BLOCKS - 1 or len(self._pieces) == heads.MAX_BLOCKS:
+    def fits(self, prepared: PreparedBlock) -> bool:
+        """Whether the current chunk, which has blocks, has space for one more."""
+        # A block has up to two headers.
+        if 2 * len(self._tight) >= MAX_TIGHT_BLOCKS - 1 or len(self._prepared) == MAX_BODY_BLOCKS:
             return False
-        return self._size + piece.size <= self._limit and self._worst + piece.worst <= self._most
+        return self._size + prepared.size <= self._limit and self._fast_bound + prepared.fast_bound <= self._most
 
-    def add(self, piece: Piece) -> None:
+    def add(self, prepared: PreparedBlock) -> None:
         """Append a block."""
-        self._pieces.append(piece)
-        if piece.coded is None:
-            self._ranked.append(piece)
-            self._see(piece)
-        self._size += piece.size
-        self._worst += piece.worst
+        self._prepared.append(prepared)
+        if prepared.coded is None:
+            self._tight.append(prepared)
+            self._count(prepared)
+        self._size += prepared.size
+        self._fast_bound += prepared.fast_bound
 
-    def close(self) -> tuple[int, Parts]:
-        """The code of its profile and the parts of the body of the chunk at hand; a new one begins."""
-        found = None
-        if self._ranked:
-            body, changed = self._body(), sum(piece.changed for piece in self._ranked)
+    def close(self) -> tuple[int, ByteParts]:
+        """End the current chunk: returns its profile's code and the parts of its body."""
+        result = None
+        if self._tight:
+            body, changed = self._body(), sum(prepared.changed for prepared in self._tight)
             self._rate = min(3.0, len(body) / changed)
-            blocks = ((piece.block, piece.row) for piece in self._ranked)
-            found = CODE, body
-            sure = surely_less(len(body), changed, self._worst, blocks, self._block_units)
-        if found is None or not sure:
-            coded = (piece.coded or fast.code_block(piece.block, piece.row) for piece in self._pieces)
+            blocks = ((prepared.block, prepared.row) for prepared in self._tight)
+            result = HISTORY_CODE, body
+            is_smaller = is_surely_smaller(len(body), changed, self._fast_bound, blocks, self._block_units)
+        if result is None or not is_smaller:
+            coded = (prepared.coded or code_block(prepared.block, prepared.row) for prepared in self._prepared)
             body = fast_body(coded, self._block_units)
-            found = (fast.CODE, body) if found is None or len(body) <= len(found[1]) else found
+            result = (FAST_CODE, body) if result is None or len(body) <= len(result[1]) else result
         self._begin()
-        return found[0], [found[1]]
+        return result[0], [result[1]]
 
-    def _see(self, piece: Piece) -> None:
+    def _count(self, prepared: PreparedBlock) -> None:
         """Add a block to the histograms, while its old units are in the cache."""
-        block, place = piece.block, address(piece.old) + WIDTH * piece.block.start
+        block, start_address = prepared.block, address(prepared.old) + UNIT_BYTES * prepared.block.start
         none = 0, np.zeros(-(-block.count // GROUP), np.uint64)
-        start, known = none if piece.past is None else (block.start, piece.past.known)
-        count_both_scales(place, known, start, block.count, self._units)
-        for side, changes in zip(piece.sides, self._changes, strict=True):
-            olds = np.empty(side.steps.size, np.uint16)
-            gather_at(place, side.positions, block.count, olds)
-            count_steps(olds, side.steps, changes)
+        start, known = none if prepared.history is None else (block.start, prepared.history.known)
+        count_scales_by_history(start_address, known, start, block.count, self._units)
+        for changes, histogram in zip(prepared.changes, self._changes, strict=True):
+            olds = np.empty(changes.steps.size, np.uint16)
+            gather_at(start_address, changes.positions, block.count, olds)
+            count_steps(olds, changes.steps, histogram)
 
     def _body(self) -> bytes:
         (others,) = self._part(0, (True,))
         known, signs = self._known_part()
         parts: list[bytes | memoryview] = [*others, *known, signs]
-        coded = [piece.coded for piece in self._pieces if piece.coded is not None]
+        coded = [prepared.coded for prepared in self._prepared if prepared.coded is not None]
         parts.append(fast_body(coded, self._block_units) if coded else b"")
         return b"".join([*(varint(len(part)) for part in parts), *parts])
 
-    def _known_part(self) -> tuple[Meta, bytes]:
-        """The known units' meta part and symbols, and the signs: whichever way takes fewer bytes."""
-        writer = SignWriter()
-        for piece in self._ranked:
-            if piece.past is not None:
-                writer.add(piece.past, piece.block.start, *piece.sides[1])
+    def _known_part(self) -> tuple[CodedPart, bytes]:
+        """The known units' part and their signs: signs in the symbols or as residuals, whichever takes fewer bytes."""
+        writer = SignResidualWriter()
+        for prepared in self._tight:
+            if prepared.history is not None:
+                writer.add(prepared.history, prepared.block.start, *prepared.changes[1])
         signs = writer.finish()
-        told, untold = self._part(1, (True, False))
-        if not untold[0] or sum(map(len, told)) <= sum(map(len, untold)) + len(signs):
-            return told, b""
-        return untold, signs
+        with_signs, without_signs = self._part(1, (True, False))
+        if not without_signs[0] or sum(map(len, with_signs)) <= sum(map(len, without_signs)) + len(signs):
+            return with_signs, b""
+        return without_signs, signs
 
-    def _part(self, wanted: int, signs: tuple[bool, ...]) -> list[Meta]:
-        """Meta part and symbols of the changes among the known units (1), or the others (0): with signs and without."""
+    def _part(self, wanted: int, signs: tuple[bool, ...]) -> list[CodedPart]:
+        """Meta part and symbols of the changes of known units (1) or of other units (0), for each entry of `signs`."""
         window = best_window(self._units[wanted], self._changes[wanted])
-        room, parts = Room.take(), []
-        blocks, most = self._rank(wanted, window, room)
-        for told in signs if blocks else ():
-            # Items are not what they were afterwards.
-            items = room.items if told is signs[-1] else room.items[:, :most].copy()
-            places, counts = room.places[:blocks, :2], room.counts[:blocks]
-            parts.append(code_ranked(window, places, counts, items, self._block_units, signs=told))
-        room.give()
+        scratch, parts = ScratchBuffers.take(), []
+        blocks, most = self._index_changes(wanted, window, scratch)
+        for include_signs in signs if blocks else ():
+            # Coding overwrites the items, so all but the last get a copy.
+            items = scratch.items if include_signs is signs[-1] else scratch.items[:, :most].copy()
+            starts, counts = scratch.block_table[:blocks, :2], scratch.counts[:blocks]
+            parts.append(code_tight_part(window, starts, counts, items, self._block_units, signs=include_signs))
+        scratch.give()
         return parts if blocks else [_NOTHING] * len(signs)
 
-    def _rank(self, wanted: int, window: NDArray[np.uint8], room: Room) -> tuple[int, int]:
-        """Rank these changes; returns how many blocks have some, and the most of one class."""
+    def _index_changes(self, wanted: int, window: NDArray[np.uint8], scratch: ScratchBuffers) -> tuple[int, int]:
+        """Compute the class indices of these changes; returns the number of their blocks, and the most of one class."""
         filled, blocks, changed = np.zeros(MAX_CLASSES, np.int64), 0, 0
-        for piece in self._ranked:
-            more = piece.sides[wanted].steps.size
+        for prepared in self._tight:
+            more = prepared.changes[wanted].steps.size
             if more:
-                left, right, count = self._chosen(piece, wanted)
-                room.grow(filled, changed, count)
-                found = room.positions, room.olds, room.steps, changed, room.counts[blocks], room.items, filled
-                scan_ranked(left, right, count, window, *found, self._state, 0)
-                room.places[blocks] = piece.block.row, piece.block.start, count, more
-                filled += room.counts[blocks, 0]
+                left, right, count = self._selected(prepared, wanted)
+                scratch.grow(filled, changed, count)
+                found = (
+                    scratch.positions,
+                    scratch.olds,
+                    scratch.steps,
+                    changed,
+                    scratch.counts[blocks],
+                    scratch.items,
+                    filled,
+                )
+                scan_class_indices(left, right, count, window, *found, self._state, 0)
+                scratch.block_table[blocks] = prepared.block.row, prepared.block.start, count, more
+                filled += scratch.counts[blocks, 0]
                 blocks, changed = blocks + 1, changed + more
         return blocks, int(filled.max())
 
-    def _chosen(self, piece: Piece, wanted: int) -> tuple[int, int, int]:
-        """Addresses of old and new units of one kind of a block, and how many they are."""
-        block, past, (positions, steps) = piece.block, piece.past, piece.sides[wanted]
-        place, (before, after) = address(piece.old) + WIDTH * block.start, self._scratch
-        if past is None:
-            after[: block.count] = piece.old[block.start : block.start + block.count]
+    def _selected(self, prepared: PreparedBlock, wanted: int) -> tuple[int, int, int]:
+        """The selected units of a block: addresses of the old and the new ones, and their number."""
+        block, history, (positions, steps) = prepared.block, prepared.history, prepared.changes[wanted]
+        start_address, (before, after) = address(prepared.old) + UNIT_BYTES * block.start, self._scratch
+        if history is None:
+            after[: block.count] = prepared.old[block.start : block.start + block.count]
             after[positions] += steps
-            return place, address(after), block.count
-        count = choose_units(place, past.known, block.start, block.count, wanted, before)
+            return start_address, address(after), block.count
+        count = copy_selected(start_address, history.known, block.start, block.count, wanted, before)
         after[:count] = before[:count]
-        add_chosen(past.known, block.start, wanted, positions, steps, after)
+        add_to_selected(history.known, block.start, wanted, positions, steps, after)
         return address(before), address(after), count
 
 
-def _parted(block: Block, past: History | None) -> tuple[_Changes, _Changes]:
-    """A block's changes of other units, and of known ones."""
+def _split_changes(block: Block, history: ChangeHistory | None) -> tuple[_ChangeList, _ChangeList]:
+    """A block's changes of other units, and of known units."""
     assert block.positions is not None
     positions, steps = plain(block.positions), plain(block.steps)
-    if past is None:
-        return _Changes(positions, steps), _Changes(np.empty(0, np.uint32), np.empty(0, np.uint16))
-    places, moves = np.empty((2, steps.size), np.uint32), np.empty((2, steps.size), np.uint16)
-    known = part_changes(past.known, block.start, positions, steps, places, moves)
-    rest = steps.size - known
-    return _Changes(places[0, :rest], moves[0, :rest]), _Changes(places[1, :known], moves[1, :known])
+    if history is None:
+        return _ChangeList(positions, steps), _ChangeList(np.empty(0, np.uint32), np.empty(0, np.uint16))
+    split_positions, split_steps = np.empty((2, steps.size), np.uint32), np.empty((2, steps.size), np.uint16)
+    known = split_changes(history.known, block.start, positions, steps, split_positions, split_steps)
+    other = steps.size - known
+    return (
+        _ChangeList(split_positions[0, :other], split_steps[0, :other]),
+        _ChangeList(split_positions[1, :known], split_steps[1, :known]),
+    )

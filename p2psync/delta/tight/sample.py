@@ -1,8 +1,8 @@
-"""A sample of what is to be coded, taken before: some pieces of 256 units of both copies, from all over a tensor.
+"""Samples of a tensor's changes, taken before it is coded: pieces of 256 units of both copies, from all over it.
 
-Which pieces these are follows from the tensor's row alone: one of each stretch of `every` pieces, at a place that looks
-random, since any even pace would meet the same columns of a matrix again and again. So a sample is the same whether it
-is taken of two copies or of blocks that were found elsewhere. Smaller pieces would be fetched from memory more slowly.
+The choice of pieces follows from the tensor's row alone: one piece of each stretch of `every` pieces, at a
+pseudo-random position, because a regular pace would sample the same columns of a matrix again and again. So a sample of
+two copies equals one of blocks that were found elsewhere. Smaller pieces would be slower to fetch from memory.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.block import Block
-from p2psync.delta.kernels.weights import GROUP, differ, inline, kernel, load, prefetch, trailing
+from p2psync.delta.kernels.unit_loops import GROUP, differ, inline, kernel, load, prefetch, trailing
 from p2psync.delta.tensors import Units
 
-#: Units of a piece. Scales are counted of one unit in four of them: changes are rare, and tell less exactly anyway.
-PIECE, _COUNTED = 256, 4
-#: Memory is fetched so many pieces ahead.
-_AHEAD = 2
+#: Units of a piece; scales are counted of one unit in this many. Changes are rare, so exact counts would not help.
+PIECE_UNITS, _COUNT_EVERY = 256, 4
+#: Pieces that memory is prefetched ahead.
+_PREFETCH_PIECES = 2
 
 _U = np.uint64
 _ONE = _U(1)
 _UNIT = np.empty(0, np.uint16)
-#: Of multiplicative hashing: 2^64 divided by the golden ratio.
+#: Multiplier of the hash that places pieces: 2^64 divided by the golden ratio.
 _GOLDEN = _U(0x9E3779B97F4A7C15)
 
 
-class Sample(NamedTuple):
-    """units: i64 (256), about how often each scale occurs; size: how many units that are; changes' old bits, steps."""
+class ChangeSample(NamedTuple):
+    """Estimated counts of scales, and the changes found.
+
+    units: i64 (256), units of each scale. size: units in the sample. olds, steps: u16, one for each change.
+    """
 
     units: NDArray[np.int64]
     size: int
@@ -38,13 +41,16 @@ class Sample(NamedTuple):
     steps: Units
 
 
-def sample_copies(old: int, new: int, row: int, first: int, stop: int, every: int) -> Sample:
-    """Of units `first` to `stop` of a row whose copies' first units are at these addresses; `first` begins a piece."""
-    return Sample(*_both(old, new, row, first, stop, every))
+def sample_copies(old: int, new: int, row: int, first: int, stop: int, every: int) -> ChangeSample:
+    """Sample units `first` to `stop` of a row from both copies.
+
+    old, new: addresses of the copies' first units. first: the first unit of a piece. every: see the module.
+    """
+    return ChangeSample(*_sample(old, new, row, first, stop, every))
 
 
-def sample_blocks(old: int, row: int, first: int, stop: int, every: int, blocks: Iterable[Block]) -> Sample:
-    """The same, where all changes of these units are in `blocks`."""
+def sample_blocks(old: int, row: int, first: int, stop: int, every: int, blocks: Iterable[Block]) -> ChangeSample:
+    """The sample of `sample_copies` from the old copy and the blocks that hold all changes of these units."""
     units, size = _scales(old, row, first, stop, every)
     olds, steps = np.empty(size, np.uint16), np.empty(size, np.uint16)
     found = 0
@@ -53,37 +59,37 @@ def sample_blocks(old: int, row: int, first: int, stop: int, every: int, blocks:
         if positions is None:
             positions = np.arange(block.count, dtype=np.uint32)
         found = _pick(old, row, block.start, every, positions, block.steps, olds, steps, found)
-    return Sample(units, size, olds[:found], steps[:found])
+    return ChangeSample(units, size, olds[:found], steps[:found])
 
 
 @inline
 def _piece(row: Any, stretch: Any, every: Any) -> Any:
-    """The piece of a stretch that is looked at."""
+    """The sampled piece of a stretch."""
     mixed = (stretch + row * _GOLDEN + _ONE) * _GOLDEN
     return stretch * every + ((mixed >> _U(32)) * every >> _U(32))
 
 
 @inline
 def _fetch(base: Any, piece: Any) -> Any:
-    """Have a piece fetched from memory."""
-    for line in range(_U(0), _U(2 * PIECE), _U(64)):
-        prefetch(_U(base) + _U(2 * PIECE) * piece + line)
+    """Prefetch a piece."""
+    for line in range(_U(0), _U(2 * PIECE_UNITS), _U(64)):
+        prefetch(_U(base) + _U(2 * PIECE_UNITS) * piece + line)
 
 
 @kernel
 def _scales(old: int, row: int, first: int, stop: int, every: int) -> tuple[NDArray[np.int64], int]:
-    # A count that has just been stored is slow to load, so neighbours are counted apart.
+    # A count that was just stored is slow to load, so neighbours go to different tallies.
     begin: Any
     tallies, size = np.zeros((4, 256), np.int64), 0
-    for stretch in range(first // (PIECE * every), (stop - 1) // (PIECE * every) + 1):
-        begin = PIECE * np.int64(_piece(_U(row), _U(stretch), _U(every)))
-        _fetch(old, _piece(_U(row), _U(stretch + _AHEAD), _U(every)))
+    for stretch in range(first // (PIECE_UNITS * every), (stop - 1) // (PIECE_UNITS * every) + 1):
+        begin = PIECE_UNITS * np.int64(_piece(_U(row), _U(stretch), _U(every)))
+        _fetch(old, _piece(_U(row), _U(stretch + _PREFETCH_PIECES), _U(every)))
         if begin < first or begin >= stop:
             continue
-        end = min(begin + PIECE, stop)
+        end = min(begin + PIECE_UNITS, stop)
         size += end - begin
-        for i in range(begin + stretch % _COUNTED, end, _COUNTED):
-            tallies[i // _COUNTED & 3, (load(old, i, _UNIT) >> _U(7)) & _U(255)] += _COUNTED
+        for i in range(begin + stretch % _COUNT_EVERY, end, _COUNT_EVERY):
+            tallies[i // _COUNT_EVERY & 3, (load(old, i, _UNIT) >> _U(7)) & _U(255)] += _COUNT_EVERY
     return tallies.sum(axis=0), size
 
 
@@ -91,12 +97,12 @@ def _scales(old: int, row: int, first: int, stop: int, every: int) -> tuple[NDAr
 def _changes(old: int, new: int, row: int, first: int, stop: int, every: int, olds: Units, steps: Units) -> int:
     begin: Any
     found = 0
-    for stretch in range(first // (PIECE * every), (stop - 1) // (PIECE * every) + 1):
-        begin = PIECE * np.int64(_piece(_U(row), _U(stretch), _U(every)))
-        _fetch(new, _piece(_U(row), _U(stretch + _AHEAD), _U(every)))
+    for stretch in range(first // (PIECE_UNITS * every), (stop - 1) // (PIECE_UNITS * every) + 1):
+        begin = PIECE_UNITS * np.int64(_piece(_U(row), _U(stretch), _U(every)))
+        _fetch(new, _piece(_U(row), _U(stretch + _PREFETCH_PIECES), _U(every)))
         if begin < first:
             continue
-        for at in range(begin, min(begin + PIECE, stop), GROUP):
+        for at in range(begin, min(begin + PIECE_UNITS, stop), GROUP):
             rest = _U(0)
             if at + GROUP <= stop:
                 rest = differ(old, new, at, _UNIT)
@@ -104,16 +110,16 @@ def _changes(old: int, new: int, row: int, first: int, stop: int, every: int, ol
                 for i in range(stop - at):
                     rest |= _U(load(old, at + i, _UNIT) != load(new, at + i, _UNIT)) << _U(i)
             while rest != _U(0):
-                place = at + np.int64(trailing(rest))
-                olds[found] = load(old, place, _UNIT)
-                steps[found] = load(new, place, _UNIT) - load(old, place, _UNIT)
+                unit = at + np.int64(trailing(rest))
+                olds[found] = load(old, unit, _UNIT)
+                steps[found] = load(new, unit, _UNIT) - load(old, unit, _UNIT)
                 found += 1
                 rest &= rest - _ONE
     return found
 
 
 @kernel
-def _both(
+def _sample(
     old: int, new: int, row: int, first: int, stop: int, every: int
 ) -> tuple[NDArray[np.int64], int, Units, Units]:
     units, size = _scales(old, row, first, stop, every)
@@ -135,9 +141,9 @@ def _pick(
     found: int,
 ) -> int:
     for j in range(positions.size):
-        place = start + np.int64(positions[j])
-        piece = _U(place // PIECE)
+        unit = start + np.int64(positions[j])
+        piece = _U(unit // PIECE_UNITS)
         if piece == _piece(_U(row), piece // _U(every), _U(every)):
-            olds[found], steps[found] = load(old, place, _UNIT), given[j]
+            olds[found], steps[found] = load(old, unit, _UNIT), given[j]
             found += 1
     return found

@@ -1,15 +1,17 @@
-"""What stands before the symbols of a `tight` chunk: the classes, and the symbols of each.
+"""The tables and headers in front of the symbols of a `tight` chunk.
+
+Tables: the classes, and the symbols of each class.
 
     1 byte    the first scale of the window
     8 bytes   the classes of its 16 scales, four bits each, the first in the low bits
     then, for each class from 0 to the highest of those:
     1 byte    its shift
-    1 byte    how many buckets have a level at all, then for each kind and each of these buckets its level less that of
-              the bucket before it, mod 256
-    1 byte    how many extra symbols have a level at all, then for each of these its level
+    1 byte    number of buckets up to the last with a level, then for each kind and each of these buckets its level less
+              that of the bucket before it, mod 256
+    1 byte    number of extra symbols up to the last with a level, then the level of each
 
-A level tells how often a symbol occurs (`ans`). Levels fall at an even pace from bucket to bucket, as gaps are nearly
-geometric, and so do the bytes of their differences repeat.
+A level stands for a symbol's frequency (`ans`). Gaps are nearly geometric, so levels fall evenly from bucket to bucket,
+and the bytes of their differences repeat.
 """
 
 from __future__ import annotations
@@ -20,30 +22,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.kernels.simd import MAX_CLASSES, WINDOW
-from p2psync.delta.kernels.weights import kernel, plain
-from p2psync.delta.streams import Bytes
+from p2psync.delta.kernels.unit_loops import kernel, plain
+from p2psync.delta.streams import ByteArray
 from p2psync.delta.tight import ans, symbols
 from p2psync.delta.tight.ans import MAX_LEVEL, STATES
-from p2psync.delta.tight.classes import Counts
+from p2psync.delta.tight.class_choice import IntArray
 from p2psync.delta.tight.symbols import BUCKETS, EXTRAS, KINDS, MAX_SHIFT, SYMBOLS
 from p2psync.errors import FormatError
 
-#: Gaps are cut into buckets that are at most this share of the mean gap, and more than half of it.
-_BUCKET = 0.36
-#: Shifts, whether there are signs, and for each class the tables of `symbols.read_symbols`.
-Readers = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint64]]
-#: Memory for the tables of `symbols.read_symbols`.
-ReaderRoom = tuple[NDArray[np.uint64], NDArray[np.uint64]]
-#: The same for `symbols.write_symbols`: books and states to follow, of symbols and of extra symbols.
-Writers = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint64], NDArray[np.uint16]]
+#: The width of a bucket is at most this share of the mean gap, and more than half of this share.
+_BUCKET_SHARE = 0.36
+#: For `symbols.read_symbols`: shifts, whether symbols include signs, tables, extra tables.
+DecodeTables = tuple[NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint64]]
+#: Buffers for the tables and extra tables of `symbols.read_symbols`.
+DecodeTableBuffers = tuple[NDArray[np.uint64], NDArray[np.uint64]]
+#: For `symbols.write_symbols`: shifts, whether symbols include signs, codebook and next states of symbols and of extra
+#: symbols.
+EncodeTables = tuple[
+    NDArray[np.uint8], bool, NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint64], NDArray[np.uint16]
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tables:
-    """Classes and codes of one chunk.
+class SymbolTables:
+    """The classes and symbol frequencies of one chunk.
 
-    window: u8 (17). shifts: u8 (classes). levels: u8 (classes, SYMBOLS) and (classes, EXTRAS); the frequencies that
-    follow from them: i64 of the same shapes.
+    window: u8 (17), see `class_choice.best_window`. shifts: u8 (classes). levels: u8 (classes, SYMBOLS). extra_levels:
+    u8 (classes, EXTRAS). frequencies, extra_frequencies: i64 of the same shapes, computed from the levels.
     """
 
     window: NDArray[np.uint8]
@@ -55,16 +60,16 @@ class Tables:
 
     @classmethod
     def choose(
-        cls, window: NDArray[np.uint8], totals: Counts, sizes: Counts, items: NDArray[np.uint64], signs: bool
-    ) -> Tables:
-        """The tables that suit blocks best; totals: units of each class; sizes: changes, (blocks, classes).
+        cls, window: NDArray[np.uint8], totals: IntArray, sizes: IntArray, items: NDArray[np.uint64], signs: bool
+    ) -> SymbolTables:
+        """Choose the tables for some blocks, and prepare their items for `symbols.write_symbols`.
 
-        signs: whether symbols tell them. Items, the changes of all blocks, class after class, are left as
-        `write_symbols` wants them.
+        totals: units of each class. sizes: i64 (blocks, classes), changes of each block. items: u64 (8, capacity), the
+        changes of each class. signs: whether symbols include signs.
         """
         classes = totals.size
         # Over many blocks the mean gap of a class may be larger than any block, and so than any gap.
-        gaps = np.clip(_BUCKET * totals / np.maximum(sizes.sum(axis=0), 1), 1, 1 << MAX_SHIFT)
+        gaps = np.clip(_BUCKET_SHARE * totals / np.maximum(sizes.sum(axis=0), 1), 1, 1 << MAX_SHIFT)
         shifts = np.log2(gaps).astype(np.uint8)
         levels, extra_levels = np.empty((classes, SYMBOLS), np.uint8), np.empty((classes, EXTRAS), np.uint8)
         frequencies = np.empty(levels.shape, np.int64), np.empty(extra_levels.shape, np.int64)
@@ -72,46 +77,49 @@ class Tables:
         return cls(window, shifts, levels, extra_levels, *frequencies)
 
     def to_bytes(self) -> bytes:
-        """The wire form."""
+        """Encode the tables."""
         out = np.empty(self.window.size + self.shifts.size * (SYMBOLS + EXTRAS + 3), np.uint8)
         return out[: _pack(self.window, self.shifts, self.levels, self.extra_levels, out)].tobytes()
 
     @classmethod
-    def from_bytes(cls, data: Bytes) -> Tables:
-        """The inverse of `to_bytes`. Raises `FormatError`."""
+    def from_bytes(cls, data: ByteArray) -> SymbolTables:
+        """Decode tables. Raises `FormatError`."""
         window = np.empty(1 + WINDOW, np.uint8)
         shifts = np.empty(MAX_CLASSES, np.uint8)
         levels, extras = np.zeros((MAX_CLASSES, SYMBOLS), np.uint8), np.zeros((MAX_CLASSES, EXTRAS), np.uint8)
         frequencies, others = np.empty(levels.shape, np.int64), np.empty(extras.shape, np.int64)
         classes = _parse(plain(data), window, shifts, levels, extras, frequencies, others)
         if classes < 0:
-            raise FormatError(f"a chunk's tables {_WRONG[~classes]}")
+            raise FormatError(f"a chunk's tables {_TABLE_ERRORS[~classes]}")
         used = slice(classes)
         return cls(window, shifts[used], levels[used], extras[used], frequencies[used], others[used])
 
-    def readers(self, signs: bool, room: ReaderRoom | None = None) -> Readers:
-        """What the reading loop needs; room: memory for it, which must not be in use. Raises `FormatError` where there
-        are to be no signs, and extra symbols tell some."""
+    def decode_tables(self, signs: bool, buffers: DecodeTableBuffers | None = None) -> DecodeTables:
+        """The tables that `symbols.read_symbols` takes.
+
+        buffers: written to; not in use elsewhere. Raises `FormatError` if `signs` is False and an extra symbol has a
+        sign.
+        """
         if not signs and self.extra_levels[:, 2::2].any():
-            raise FormatError("a chunk's tables tell signs where there are none")
-        tables, extra_tables = reader_room() if room is None else room
-        _fill_readers(self.shifts, signs, self.frequencies, self.extra_frequencies, tables, extra_tables)
+            raise FormatError("a chunk's tables have signs, which must be coded apart")
+        tables, extra_tables = decode_table_buffers() if buffers is None else buffers
+        _fill_decode_tables(self.shifts, signs, self.frequencies, self.extra_frequencies, tables, extra_tables)
         return self.shifts, signs, tables, extra_tables
 
-    def writers(self, signs: bool) -> Writers:
-        """What the writing loop needs."""
-        own, extra = _writer_room(self.frequencies), _writer_room(self.extra_frequencies)
-        _fill_writers(self.frequencies, self.extra_frequencies, *own, *extra)
+    def encode_tables(self, signs: bool) -> EncodeTables:
+        """The tables that `symbols.write_symbols` takes."""
+        own, extra = _encode_table_buffers(self.frequencies), _encode_table_buffers(self.extra_frequencies)
+        _fill_encode_tables(self.frequencies, self.extra_frequencies, *own, *extra)
         return self.shifts, signs, *own, *extra
 
 
-def _writer_room(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint16]]:
+def _encode_table_buffers(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint16]]:
     return np.empty(frequencies.shape, np.uint64), np.empty((len(frequencies), STATES), np.uint16)
 
 
 @kernel
 def _choose(
-    sizes: Counts,
+    sizes: IntArray,
     items: NDArray[np.uint64],
     shifts: NDArray[np.uint8],
     signs: bool,
@@ -120,31 +128,32 @@ def _choose(
     frequencies: NDArray[np.int64],
     extra_frequencies: NDArray[np.int64],
 ) -> None:
-    """Count the symbols of changes, note them, and tell the levels that suit them, with the frequencies that follow.
+    """Count the symbols of changes, put them into the items, and choose levels and frequencies.
 
-    One call, since the interpreter finds nothing of its own in the caches here; see `ranking` on loops of other files.
+    One compiled call, since the interpreter would find none of its data in the caches; see `change_finder` on loops of
+    other files.
     """
     counts, extras = np.zeros(levels.shape, np.int64), np.zeros(extra_levels.shape, np.int64)
     symbols.count_symbols(sizes, items, shifts, signs, counts, extras)
-    ans.choose_all(counts, levels)
-    ans.choose_all(extras, extra_levels)
-    # The most frequent symbol always has a weight.
-    ans.share_all(levels, frequencies)
-    ans.share_all(extra_levels, extra_frequencies)
+    ans.choose_level_rows(counts, levels)
+    ans.choose_level_rows(extras, extra_levels)
+    # The result needs no check: the most frequent symbol always has a weight.
+    ans.frequency_rows(levels, frequencies)
+    ans.frequency_rows(extra_levels, extra_frequencies)
 
 
 @kernel
-def _fill_writers(
+def _fill_encode_tables(
     frequencies: NDArray[np.int64],
     extra_frequencies: NDArray[np.int64],
-    book: NDArray[np.uint64],
-    follow: NDArray[np.uint16],
-    extra_book: NDArray[np.uint64],
-    extra_follow: NDArray[np.uint16],
+    codebook: NDArray[np.uint64],
+    next_states: NDArray[np.uint16],
+    extra_codebook: NDArray[np.uint64],
+    extra_next_states: NDArray[np.uint16],
 ) -> None:
-    """`ans.fill_writers`, of symbols and of extra symbols."""
-    ans.fill_writers(frequencies, book, follow)
-    ans.fill_writers(extra_frequencies, extra_book, extra_follow)
+    """Fill the encode tables of symbols and of extra symbols."""
+    ans.fill_encode_tables(frequencies, codebook, next_states)
+    ans.fill_encode_tables(extra_frequencies, extra_codebook, extra_next_states)
 
 
 @kernel
@@ -155,7 +164,7 @@ def _pack(
     extras: NDArray[np.uint8],
     out: NDArray[np.uint8],
 ) -> int:
-    """Write the tables; returns how many bytes they take."""
+    """Write the tables; returns the number of bytes."""
     out[0] = window[0]
     for k in range(WINDOW // 2):
         out[1 + k] = window[1 + 2 * k] | window[2 + 2 * k] << 4
@@ -183,37 +192,40 @@ def _pack(
     return at
 
 
-def write_heads(places: Counts, sizes: Counts, ends: Counts) -> bytes:
-    """The heads of blocks; places: (blocks, 2), row and index on the grid; sizes: (blocks, classes), changes of each
-    class; ends: where the bytes of each block end."""
-    heads = np.empty((len(places), 3 + sizes.shape[1]), np.int64)
-    _rises(places, sizes, ends, heads)
-    data = np.empty(5 * heads.size, np.uint8)
-    return data[: _write_varints(heads.ravel(), data)].tobytes()
+def write_tight_headers(block_keys: IntArray, sizes: IntArray, ends: IntArray) -> bytes:
+    """Encode the headers of tight blocks.
+
+    block_keys: i64 (blocks, 2), row and index on the grid. sizes: i64 (blocks, classes), changes of each class. ends:
+    i64 (blocks), end of each block's symbol bytes.
+    """
+    headers = np.empty((len(block_keys), 3 + sizes.shape[1]), np.int64)
+    _subtract_previous(block_keys, sizes, ends, headers)
+    data = np.empty(5 * headers.size, np.uint8)
+    return data[: _write_varints(headers.ravel(), data)].tobytes()
 
 
 @kernel
-def _rises(places: Counts, sizes: Counts, ends: Counts, heads: Counts) -> None:
-    """Of each block what its head tells: how it differs from the block before."""
-    for k in range(len(heads)):
+def _subtract_previous(block_keys: IntArray, sizes: IntArray, ends: IntArray, headers: IntArray) -> None:
+    """Set each block's header values: the differences to the previous block."""
+    for k in range(len(headers)):
         first = k == 0
-        row = 0 if first else places[k - 1, 0]
-        heads[k, 0] = places[k, 0] - row
-        index = -1 if first else places[k - 1, 1]
-        heads[k, 1] = places[k, 1] - (index + 1 if places[k, 0] == row else 0)
+        row = 0 if first else block_keys[k - 1, 0]
+        headers[k, 0] = block_keys[k, 0] - row
+        index = -1 if first else block_keys[k - 1, 1]
+        headers[k, 1] = block_keys[k, 1] - (index + 1 if block_keys[k, 0] == row else 0)
         for c in range(sizes.shape[1]):
             change = sizes[k, c] - (0 if first else sizes[k - 1, c])
-            heads[k, 2 + c] = 2 * change if change >= 0 else -2 * change - 1
-        heads[k, 2 + sizes.shape[1]] = ends[k] - (0 if first else ends[k - 1])
+            headers[k, 2 + c] = 2 * change if change >= 0 else -2 * change - 1
+        headers[k, 2 + sizes.shape[1]] = ends[k] - (0 if first else ends[k - 1])
 
 
-def reader_room() -> ReaderRoom:
-    """For `Tables.readers`."""
+def decode_table_buffers() -> DecodeTableBuffers:
+    """New buffers for `SymbolTables.decode_tables`."""
     return np.empty((MAX_CLASSES, STATES), np.uint64), np.empty((MAX_CLASSES, STATES), np.uint64)
 
 
-#: What can be wrong with the bytes of tables.
-_WRONG = (
+#: The errors of `_parse`, as the rest of a sentence about a chunk's tables.
+_TABLE_ERRORS = (
     "are cut off",
     f"have more than {MAX_CLASSES} classes",
     "have a class of too many buckets",
@@ -233,9 +245,9 @@ def _parse(
     frequencies: NDArray[np.int64],
     extra_frequencies: NDArray[np.int64],
 ) -> int:
-    """Read tables into arrays for the most classes that there may be; `levels` and `extras` are zeros.
+    """Read tables into arrays for `MAX_CLASSES` classes; `levels` and `extras` must be zeros.
 
-    Returns how many classes there are, or the complement of a place in `_WRONG`, which is less than 0.
+    Returns the number of classes, or the complement of an index in `_TABLE_ERRORS`, which is less than 0.
     """
     at = 1 + WINDOW // 2
     if data.size < at:
@@ -277,13 +289,13 @@ def _parse(
     if at != data.size or highest > MAX_LEVEL:
         return -5
     for c in range(classes):
-        if not (ans.share_states(levels[c], frequencies[c]) and ans.share_states(extras[c], extra_frequencies[c])):
+        if not (ans.frequencies_of(levels[c], frequencies[c]) and ans.frequencies_of(extras[c], extra_frequencies[c])):
             return -6
     return classes
 
 
 @kernel
-def _fill_readers(
+def _fill_decode_tables(
     shifts: NDArray[np.uint8],
     signs: bool,
     frequencies: NDArray[np.int64],
@@ -291,19 +303,21 @@ def _fill_readers(
     tables: NDArray[np.uint64],
     extra_tables: NDArray[np.uint64],
 ) -> None:
-    templates, extra_templates = np.empty(SYMBOLS, np.uint64), np.empty(EXTRAS, np.uint64)
+    symbol_templates, extra_templates = np.empty(SYMBOLS, np.uint64), np.empty(EXTRAS, np.uint64)
     symbols.extra_templates(extra_templates)
     for c in range(shifts.size):
-        symbols.templates(int(shifts[c]), signs, templates)
-        ans.fill_reader(frequencies[c], templates, tables[c])
-        ans.fill_reader(extra_frequencies[c], extra_templates, extra_tables[c])
+        symbols.symbol_templates(int(shifts[c]), signs, symbol_templates)
+        ans.fill_decode_table(frequencies[c], symbol_templates, tables[c])
+        ans.fill_decode_table(extra_frequencies[c], extra_templates, extra_tables[c])
 
 
-def read_heads(data: Bytes, classes: int, most: int, most_changed: int) -> tuple[Counts, Counts, Counts]:
-    """What `write_heads` wrote of `most` blocks and `most_changed` changes at most.
+def read_tight_headers(
+    data: ByteArray, classes: int, most: int, most_changed: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Decode the headers of at most `most` tight blocks with at most `most_changed` changes.
 
-    Row steps, indices and bytes as the bytes tell them, (blocks, 3); changes of each class, (blocks + 1, classes), of
-    which the last are zeros; changes of each block. Raises `FormatError`.
+    Returns, as i64: (blocks, 3), row difference, index or its difference, and symbol bytes, as they are coded; (blocks
+    + 1, classes), changes of each class, and zeros; (blocks), changes of each block. Raises `FormatError`.
     """
     width = 3 + classes
     values = np.empty(min(data.size, most * width + 1), np.int64)
@@ -311,43 +325,43 @@ def read_heads(data: Bytes, classes: int, most: int, most_changed: int) -> tuple
     if found > most * width:
         raise FormatError(f"a chunk has more than {most} tight blocks")
     if found < 0 or found % width:
-        raise FormatError("a chunk's heads are cut off or have a number that is not in its shortest form")
+        raise FormatError("a chunk's block headers are cut off or have a number that is not in its shortest form")
     blocks = found // width
-    places, changed = np.empty((blocks, 3), np.int64), np.empty(blocks, np.int64)
+    coded, changed = np.empty((blocks, 3), np.int64), np.empty(blocks, np.int64)
     sizes = np.empty((blocks + 1, classes), np.int64)
-    if not _sum_heads(values, places, sizes, changed, most_changed):
+    if not _sum_headers(values, coded, sizes, changed, most_changed):
         raise FormatError("a chunk has a block of more or fewer changes than it can have")
-    return places, sizes, changed
+    return coded, sizes, changed
 
 
 @kernel
-def _sum_heads(values: Counts, places: Counts, sizes: Counts, changed: Counts, most: int) -> bool:
-    """Sum up the changes that heads tell; False if some are less than 0, a block has none, or there are too many."""
+def _sum_headers(values: IntArray, coded: IntArray, sizes: IntArray, changed: IntArray, most: int) -> bool:
+    """Sum up the coded changes; False if a class has less than 0, a block has none, or there are more than `most`."""
     blocks, classes = len(changed), sizes.shape[1]
     at, total = 0, 0
     for c in range(classes):
         sizes[blocks, c] = 0
     for k in range(blocks):
-        places[k, 0], places[k, 1], places[k, 2] = values[at], values[at + 1], values[at + 2 + classes]
-        here = 0
+        coded[k, 0], coded[k, 1], coded[k, 2] = values[at], values[at + 1], values[at + 2 + classes]
+        block_changes = 0
         for c in range(classes):
             value = values[at + 2 + c]
             size = (sizes[k - 1, c] if k else 0) + (-((value + 1) >> 1) if value & 1 else value >> 1)
             if size < 0:
                 return False
             sizes[k, c] = size
-            here += size
-        changed[k] = here
-        total += here
+            block_changes += size
+        changed[k] = block_changes
+        total += block_changes
         at += 3 + classes
-        if here < 1 or total > most:
+        if block_changes < 1 or total > most:
             return False
     return True
 
 
 @kernel
-def _read_varints(data: NDArray[np.uint8], values: Counts) -> int:
-    """The varints that `data` is made of, until `values` is full; returns how many, or −1 where it is made of none."""
+def _read_varints(data: NDArray[np.uint8], values: IntArray) -> int:
+    """Decode varints into `values`; returns their number, one more if it is full too early, −1 if one is malformed."""
     count, value, size = 0, 0, 0
     for byte in data:
         value |= (int(byte) & 0x7F) << (7 * size)
@@ -365,8 +379,8 @@ def _read_varints(data: NDArray[np.uint8], values: Counts) -> int:
 
 
 @kernel
-def _write_varints(values: Counts, out: NDArray[np.uint8]) -> int:
-    """Varints of values below 2^35; returns how many bytes they take."""
+def _write_varints(values: IntArray, out: NDArray[np.uint8]) -> int:
+    """Encode values below 2^35 as varints; returns the number of bytes."""
     at = 0
     for value in values:
         while value >= 0x80:

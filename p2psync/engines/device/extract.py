@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from p2psync.delta.block import block_span, check_block_units
-from p2psync.delta.extract import Found, found_block
+from p2psync.delta.extract import FoundChanges, found_block
 from p2psync.delta.kernels.tile_order import order_runs
 from p2psync.engines.device.buffers import DONE, MOST_BLOCKS, Lanes, Mark, Room, entry_bytes
 from p2psync.engines.device.finder import Finder, Group, Pair, Piece, TorchFinder, nan_bits
@@ -77,7 +77,7 @@ class DeviceExtraction:
         #: How often the host waited for the device, and how often a group had to be done in parts, since the start.
         self.waits = self.redone = 0
 
-    def extract(self, pairs: Iterable[Pair]) -> Iterator[Found]:
+    def extract(self, pairs: Iterable[Pair]) -> Iterator[FoundChanges]:
         """Every changed block of the pairs, in their order; on this device (`old` may be on the host).
 
         Neither version may change until the iterator's end.
@@ -203,7 +203,7 @@ class DeviceExtraction:
                 following.looked.hold()
                 following.looked = lanes.mark()
 
-    def _in_parts(self, lanes: Lanes, flight: _Flight) -> Iterator[Found]:
+    def _in_parts(self, lanes: Lanes, flight: _Flight) -> Iterator[FoundChanges]:
         """Do a group again whose finds are more than its room holds, in parts that are known to fit."""
         assert flight.runs is not None
         self.redone += 1
@@ -259,7 +259,7 @@ def _upload(pieces: Sequence[Piece], room: Room) -> list[torch.Tensor]:
     return olds
 
 
-def _found(flight: _Flight) -> Iterator[Found]:
+def _found(flight: _Flight) -> Iterator[FoundChanges]:
     """The blocks of a group whose finds are on the host."""
     assert flight.runs is not None
     width, total = flight.group.width, flight.total

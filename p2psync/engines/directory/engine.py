@@ -30,7 +30,7 @@ from types import TracebackType
 import msgspec
 
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.base import ChunkReader, Commit, Data, Position, Step, rows_after
+from p2psync.engines.base import ChunkReader, Commit, Data, PathStep, Position, rows_after
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.directory.patch import Hook, LocalCopy, Patch
 from p2psync.engines.directory.seals import NO_SEAL, seal_of
@@ -45,7 +45,7 @@ from p2psync.engines.directory.slots import (
 from p2psync.engines.directory.state import Home, SlotName, State, boot_id, other
 from p2psync.engines.path_checks import check_path, position_of
 from p2psync.errors import DigestMismatchError, EngineError, FormatError
-from p2psync.store.records import open_up
+from p2psync.store.records import grant_owner_access
 
 #: How long a stage waits for readers of the slot that it is about to patch (seconds), unless told otherwise.
 DEFAULT_READER_LIMIT = 30.0
@@ -126,7 +126,7 @@ class DirectoryEngine:
         self._state = State(self._boot)
         self._live: Checkpoint | None = None
         self._patch: Patch | None = None
-        self._trail: tuple[Step, ...] = ()
+        self._trail: tuple[PathStep, ...] = ()
         self._second_was: Position | None = None
         #: The seal of the second slot when it was brought to the live version.
         self._brought = NO_SEAL
@@ -209,7 +209,7 @@ class DirectoryEngine:
         except FormatError:
             return ""
 
-    def stage(self, path: Sequence[Step]) -> DirectoryStage:
+    def stage(self, path: Sequence[PathStep]) -> DirectoryStage:
         """See `Engine.stage`. Also raises `FormatError` for names or sizes that no checkpoint has, and `EngineError`
         if readers keep the second slot or the disk has no room; then nothing was changed. Raises it, too, if the live
         slot turns out to be damaged: `position` is another one then."""
@@ -263,7 +263,7 @@ class DirectoryEngine:
 
     # ---- staging
 
-    def _new_patch(self, path: Sequence[Step]) -> Patch:
+    def _new_patch(self, path: Sequence[PathStep]) -> Patch:
         needed = max(sum(spec.nbytes for spec in rows_after(step.manifest.rows())) for step in path)
         if path[0].manifest.base is None:
             local = self._local_copy()
@@ -281,7 +281,7 @@ class DirectoryEngine:
         return self._patch_of(second, base, self.position.digest, path, LocalCopy([]))
 
     def _patch_of(
-        self, slot: SlotName, base: Checkpoint | None, digest: bytes, path: Sequence[Step], local: LocalCopy
+        self, slot: SlotName, base: Checkpoint | None, digest: bytes, path: Sequence[PathStep], local: LocalCopy
     ) -> Patch:
         place = self._home.slot(slot)
         return Patch(place, self._home.build, base, digest, path, self._reader, local, self._hook)
@@ -292,7 +292,7 @@ class DirectoryEngine:
         second: SlotName = other(self._state.live) if self._state.live is not None else "a"
         place = self._home.slot(second)
         with disk_refusals(place):
-            open_up(place)
+            grant_owner_access(place)
             check_room(place, max(0, nbytes - disk_bytes(place)))
             if self._lock is None or self._lock[0] != second:
                 self._unlock()

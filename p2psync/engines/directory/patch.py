@@ -26,7 +26,7 @@ from p2psync.delta.block import Block, block_count, block_range
 from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
-from p2psync.engines.base import ChunkReader, Data, Step
+from p2psync.engines.base import ChunkReader, Data, PathStep
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.checkpoint.layout import EMPTY, Layout, layout
 from p2psync.engines.directory.slots import relayout
@@ -238,7 +238,7 @@ class Patch:
         build: Path,
         base: Checkpoint | None,
         digest: bytes,
-        path: Sequence[Step],
+        path: Sequence[PathStep],
         reader: ChunkReader,
         local: LocalCopy,
         hook: Hook,
@@ -294,12 +294,12 @@ class Patch:
         with self._breaking():
             self._advance()
 
-    def follows(self, path: Sequence[Step]) -> bool:
+    def follows(self, path: Sequence[PathStep]) -> bool:
         """Whether the work done is the beginning of another path too."""
         begun = min(self._turn + 1, len(self.path))
         return not self.broken and [s.id for s in path[:begun]] == [s.id for s in self.path[:begun]]
 
-    def reroute(self, path: Sequence[Step]) -> None:
+    def reroute(self, path: Sequence[PathStep]) -> None:
         """Go on along another path, which `follows`: what was put of steps that both have is kept."""
         same = 0
         while same < min(len(path), len(self.path)) and path[same].id == self.path[same].id:

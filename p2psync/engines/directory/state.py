@@ -25,7 +25,7 @@ import msgspec
 from p2psync.engines.base import Position
 from p2psync.engines.directory.seals import NO_SEAL
 from p2psync.errors import EngineError, StoreError
-from p2psync.store.disk import disk_errors, is_at, lock, sync_directory
+from p2psync.store.disk import disk_errors, lock, path_names_file, sync_directory
 from p2psync.store.records import clear, make_directory, recover_record, save_record
 
 SlotName = Literal["a", "b"]
@@ -101,7 +101,7 @@ class Home:
         with _refusals():
             for directory in (self.root / _OURS, self.root / _OURS / "slots", self.slot("a"), self.slot("b")):
                 make_directory(directory)
-            if self._held is not None and is_at(self._held, place):
+            if self._held is not None and path_names_file(self._held, place):
                 return
             self.release()
             with disk_errors(self.root):

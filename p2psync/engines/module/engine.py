@@ -26,7 +26,7 @@ import torch
 
 from p2psync.delta.digest import digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
-from p2psync.engines.base import Commit, Data, Position, Step
+from p2psync.engines.base import Commit, Data, PathStep, Position
 from p2psync.engines.checkpoint.file_names import is_weights
 from p2psync.engines.checkpoint.header import blob_spec, canonical_header
 from p2psync.engines.module.extra_state import ExtraState
@@ -66,7 +66,7 @@ class _Journal:
 class ModuleStage:
     """A path being made ready beside the live weights."""
 
-    def __init__(self, engine: ModuleEngine, path: Sequence[Step], staging: Staging, table: ModuleTable) -> None:
+    def __init__(self, engine: ModuleEngine, path: Sequence[PathStep], staging: Staging, table: ModuleTable) -> None:
         """table: of the module whose tensors are staged."""
         self._engine = engine
         self._table = table
@@ -171,7 +171,7 @@ class ModuleEngine:
         self._journal = None
         return True
 
-    def stage(self, path: Sequence[Step]) -> ModuleStage:
+    def stage(self, path: Sequence[PathStep]) -> ModuleStage:
         """See `Engine.stage`. Also raises `EngineError` if the path's tensors are not the module's."""
         table = self._look_up()
         check_path(path, self._position, self.table())

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from p2psync.delta.block import MAX_BLOCK_BYTES, Block, block_count, block_range
-from p2psync.delta.extract import Extraction, Found
+from p2psync.delta.extract import Extraction, FoundChanges
 from p2psync.delta.kernels.block_sums import ScanSums, address_of_block
 from p2psync.delta.kernels.rounding import round_bf16
 from p2psync.delta.tensors import Units
@@ -31,7 +31,7 @@ def rounded_units(masters: torch.Tensor) -> Units:
     return out
 
 
-def find_rounded(pair: Pair, block_units: int, sums: ScanSums | None = None) -> Iterator[Found]:
+def find_rounded(pair: Pair, block_units: int, sums: ScanSums | None = None) -> Iterator[FoundChanges]:
     """What `delta.extract` finds between old bits and rounded masters, both on a CPU. Rounds a block at a time.
 
     sums: of the tensor, to be filled; only where blocks are the largest."""
@@ -47,7 +47,7 @@ def find_rounded(pair: Pair, block_units: int, sums: ScanSums | None = None) -> 
         found, _ = extraction.block_with_digest(pair.spec, 0, count, mine)
         if found is not None:
             block = Block(pair.row, start, count, found.positions, found.steps)
-            yield Found(block, extraction.olds.copy())
+            yield FoundChanges(block, extraction.olds.copy())
 
 
 def _floats(masters: torch.Tensor) -> NDArray[np.float32]:

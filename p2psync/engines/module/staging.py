@@ -20,9 +20,9 @@ from p2psync.delta.algebra import apply_block, compose
 from p2psync.delta.block import Block
 from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_from_bytes, digest_units
-from p2psync.delta.kernels.weights import address, scatter_places
+from p2psync.delta.kernels.unit_loops import address, scatter_runs
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
-from p2psync.engines.base import Data, Step
+from p2psync.engines.base import Data, PathStep
 from p2psync.engines.device.gather import DEVICE_BYTES, Place, gather, prepare
 from p2psync.engines.module.live_tensors import LiveTensor, Positions
 from p2psync.engines.module.misfit import misfit
@@ -55,7 +55,7 @@ class Staging:
     """A path on its way to a module. The path was checked against position and table (`paths.check_path`)."""
 
     def __init__(
-        self, path: Sequence[Step], tensors: Mapping[TensorSpec, LiveTensor], blobs: Mapping[TensorSpec, Units]
+        self, path: Sequence[PathStep], tensors: Mapping[TensorSpec, LiveTensor], blobs: Mapping[TensorSpec, Units]
     ) -> None:
         """tensors and blobs: what is live. Raises `EngineError` if the path's tensors are not the module's."""
         self._path = path
@@ -361,7 +361,7 @@ def _one_call(part: Sequence[tuple[Change, Units]]) -> Callable[[], None]:
         positions.append(where)
         kept.append(units)  # the memory that is written
     joined, bits = np.concatenate(positions), np.concatenate([bits for _, bits in part])
-    scatter_places(places[:0], joined, bits)  # compiled here, not in the pause
+    scatter_runs(places[:0], joined, bits)  # compiled here, not in the pause
 
     return functools.partial(_write_places, kept, places, joined, bits)
 
@@ -370,7 +370,7 @@ def _write_places(
     kept: Sequence[Units], places: NDArray[np.int64], positions: NDArray[np.uint32], values: Units
 ) -> None:
     """kept: what the places point to, so that it lives as long as the call."""
-    scatter_places(places, positions, values)
+    scatter_runs(places, positions, values)
 
 
 def _place(tensor: LiveTensor, block: Block) -> Place:
@@ -388,7 +388,7 @@ def _sum(blobs: Mapping[TensorSpec, Units], before: Mapping[TensorSpec, Units]) 
     return total - sum(digest_units(spec, units) for spec, units in before.items() if blobs.get(spec) is not units)
 
 
-def _check_tensors(step: Step, tensors: Mapping[TensorSpec, LiveTensor]) -> None:
+def _check_tensors(step: PathStep, tensors: Mapping[TensorSpec, LiveTensor]) -> None:
     rows = [row for row in step.manifest.rows() if row.spec.kind == Kind.TENSOR]
     theirs = {row.spec for row in rows if row.after}
     if theirs != tensors.keys():

@@ -31,8 +31,8 @@ from p2psync.errors import FormatError, StoreError, UsageError
 from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import Manifest, open_signed
 from p2psync.store.deltafile import DeltaFile, DeltaFileWriter
-from p2psync.store.encoding import Encoding, Sink, rows_between
-from p2psync.store.staging import Staging, refuse_existing
+from p2psync.store.encoding import ChunkSink, Encoding, rows_between
+from p2psync.store.staging import StagedPath, refuse_existing
 
 #: The run that deltas belong to which no trainer published.
 OFFLINE_RUN = "0" * 32
@@ -161,7 +161,7 @@ def apply(old: Path, delta: Path, out: Path, *, force: bool = False, progress: P
         if force:
             _check_replaceable(out)
         check_base_table(base, opened)
-        with Staging(out, directory=single is None, force=force) as staging:
+        with StagedPath(out, directory=single is None, force=force) as staging:
             plan = rebuild(base, opened, staging.path, single=single, progress=progress)
             staging.place()
         manifest = opened.manifest
@@ -238,7 +238,7 @@ def _derive(
         chain: list[Delta] = list(given)
         if needs_base(given):
             weights = stack.enter_context(_checkpoint(base)) if base is not None else None
-            scratch = stack.enter_context(Staging(out.with_name(f"{out.name}.steps"), directory=True))
+            scratch = stack.enter_context(StagedPath(out.with_name(f"{out.name}.steps"), directory=True))
             chain = baseless(given, weights, scratch.path, stack)
         rows, blocks = derive(chain)
         ends = chain[0].manifest.base_digest, chain[-1].manifest.digest
@@ -261,7 +261,7 @@ def _derive(
 
 
 def _encode(
-    sink: Sink, rows: Sequence[Row], profile: str, before: Checkpoint, after: Checkpoint, progress: Progress
+    sink: ChunkSink, rows: Sequence[Row], profile: str, before: Checkpoint, after: Checkpoint, progress: Progress
 ) -> tuple[Encoding, int]:
     """Encode every row; returns the encoding, and the digest of `before`, summed up beside it."""
     total, done, sums = sum(row.spec.nbytes for row in rows), 0, [0]

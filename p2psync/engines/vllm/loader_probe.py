@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from p2psync.delta.digest import witness
+from p2psync.delta.digest import unit_witness
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.module.live_tensors import host_units, torch_dtype
 from p2psync.engines.vllm.live_map import LiveMap, joined
@@ -129,7 +129,10 @@ def _pass(
 
     def probes() -> Iterator[tuple[str, torch.Tensor]]:
         for spec, first in zip(specs, firsts.tolist(), strict=False):
-            yield spec.name, as_tensor(spec, digits(first, spec.count, digit, witness(spec.unit), inverted=inverted))
+            yield (
+                spec.name,
+                as_tensor(spec, digits(first, spec.count, digit, unit_witness(spec.unit), inverted=inverted)),
+            )
 
     with torch.no_grad():
         try:

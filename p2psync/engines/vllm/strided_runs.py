@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels.weights import kernel, plain
+from p2psync.delta.kernels.unit_loops import kernel, plain
 from p2psync.delta.tensors import Units
 
 #: A loader that permutes units one by one would make as many pieces as units; such a map is of no use.

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2psync.delta.block import block_count
-from p2psync.delta.block_headers import MAX_BLOCKS
+from p2psync.delta.block_headers import MAX_BODY_BLOCKS
 from p2psync.delta.container import MAX_CHUNK_BYTES, PROFILES, ChunkEncoder, decode_chunk
 from p2psync.delta.streams import pack_streams
 from p2psync.delta.tensors import DTYPE_BITS, Kind, Row, TensorSpec
@@ -71,7 +71,7 @@ CHANGES = {
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize("change_name", CHANGES)
-def test_no_change_costs_more_than_sending_whole(change_name, dtype, profile):
+def test_delta_is_never_larger_than_the_whole_tensors(change_name, dtype, profile):
     row = Row(spec(dtype, (3 * GRID + 77,)), True, True)
     old = random_units(np.random.default_rng(1), row.spec.unit, row.spec.count)
     new = CHANGES[change_name](old)
@@ -85,7 +85,7 @@ def test_no_change_costs_more_than_sending_whole(change_name, dtype, profile):
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("state", [(False, True), (True, False)])
 @pytest.mark.parametrize("dtype", WIDTHS)
-def test_tensors_of_random_bits_that_come_or_go_cost_their_own_size(dtype, state, profile):
+def test_added_or_removed_random_tensor_takes_its_size(dtype, state, profile):
     row = Row(spec(dtype, (3 * GRID + 77,)), *state)
     units = np.random.default_rng(1).integers(1, np.iinfo(row.spec.unit).max, row.spec.count, row.spec.unit)
     sides = [units if row.before else None], [units if row.after else None]
@@ -93,7 +93,7 @@ def test_tensors_of_random_bits_that_come_or_go_cost_their_own_size(dtype, state
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_a_model_of_single_units_costs_a_few_bytes_a_tensor(profile):
+def test_single_unit_tensors_take_a_few_bytes_each(profile):
     dtypes = sorted(set(DTYPES) - {dtype for dtype, bits in DTYPE_BITS.items() if bits < 8})
     rows = [Row(spec(dtypes[k % len(dtypes)], (), f"{k:04d}"), True, True) for k in range(3000)]
     old = [np.array([k % 200], row.spec.unit) for k, row in enumerate(rows)]
@@ -102,7 +102,7 @@ def test_a_model_of_single_units_costs_a_few_bytes_a_tensor(profile):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_a_long_tail_of_random_steps_after_a_block_that_suits_the_profile(profile):
+def test_chunk_of_random_steps_after_a_typical_block_is_bounded(profile):
     """The first block of a chunk speaks well for classes and ranks; the next is noise, nearly everywhere."""
     rng = np.random.default_rng(0)
     first = np.full(60_000, 0x3F80, np.uint16)
@@ -117,7 +117,7 @@ def test_a_long_tail_of_random_steps_after_a_block_that_suits_the_profile(profil
 
 @pytest.mark.parametrize("density", [0.02, 0.085, 0.33, 0.66])
 @pytest.mark.parametrize("profile", PROFILES)
-def test_no_chunk_outgrows_its_limit_whatever_the_last_ones_cost(density, profile):
+def test_chunk_stays_within_its_limit_after_cheap_chunks(density, profile):
     """Steps that take a bit or two each, then steps that take as many as there are."""
     rng = np.random.default_rng(2)
     old = np.full(8 << 20, 0x3F80, np.uint16)
@@ -128,7 +128,7 @@ def test_no_chunk_outgrows_its_limit_whatever_the_last_ones_cost(density, profil
     round_trip(rows, [old], [stepped(old, where, steps)], profile, block_units=1 << 18, chunk_bytes=4 << 20)
 
 
-def test_a_class_of_many_units_of_which_hardly_any_change_can_be_read_back():
+def test_rarely_changed_large_class_round_trips():
     """The mean gap of the class, over many blocks, is larger than any block."""
     rng = np.random.default_rng(0)
     old = np.where(rng.random(9 << 20) < 0.05, 0x3F80, 0x3C00).astype(np.uint16)
@@ -152,7 +152,7 @@ WORST = {
 @pytest.mark.parametrize("scales", ["one scale", "alternating scales", "all scales"])
 @pytest.mark.parametrize("worst", WORST)
 @pytest.mark.parametrize("profile", PROFILES)
-def test_changes_that_are_unlike_any_real_ones_come_back(profile, worst, scales):
+def test_artificial_changes_round_trip(profile, worst, scales):
     rng = np.random.default_rng(4)
     size = 1 << 17
     old = {
@@ -165,7 +165,7 @@ def test_changes_that_are_unlike_any_real_ones_come_back(profile, worst, scales)
 
 
 @pytest.mark.parametrize("units", [256, 2048, 8192])
-def test_many_small_tensors_cost_no_more_in_one_profile_than_in_the_other(units):
+def test_many_small_tensors_take_the_same_in_both_profiles(units):
     """Heads are a large share of small blocks, and larger where each tells the changes of every class."""
     rng = np.random.default_rng(6)
     rows = [Row(spec("BF16", (units,), f"{k:04d}"), True, True) for k in range(400)]
@@ -181,22 +181,22 @@ def many_blocks(count):
     return b"\x70\x01" + pack_streams([b"\0\0\1" * count, bytes(count), b"\1" * count, *[b""] * 10])
 
 
-def test_more_blocks_than_a_chunk_may_have_are_refused():
+def test_reader_refuses_more_blocks_than_the_limit():
     """A block takes half a kilobyte and a hundredth of a millisecond, and next to nothing on the wire."""
     rows = [Row(spec("BF16", (1 << 40,)), True, True)]
-    assert len(decode_chunk(many_blocks(MAX_BLOCKS), rows, GRID)) == MAX_BLOCKS
-    assert len(many_blocks(MAX_BLOCKS + 1)) < 200
+    assert len(decode_chunk(many_blocks(MAX_BODY_BLOCKS), rows, GRID)) == MAX_BODY_BLOCKS
+    assert len(many_blocks(MAX_BODY_BLOCKS + 1)) < 200
     with pytest.raises(FormatError, match="more than"):
-        decode_chunk(many_blocks(MAX_BLOCKS + 1), rows, GRID)
+        decode_chunk(many_blocks(MAX_BODY_BLOCKS + 1), rows, GRID)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_no_more_blocks_are_written_to_a_chunk_than_may_be_read(profile):
-    count = MAX_BLOCKS + 9
+def test_writer_keeps_to_the_limit_of_blocks(profile):
+    count = MAX_BODY_BLOCKS + 9
     rows = [Row(TensorSpec(Kind.TENSOR, f"{k:06d}", "U8", (1,)), True, True) for k in range(count)]
     old, new = [np.zeros(1, np.uint8)] * count, [np.ones(1, np.uint8)] * count
     chunks = encode(rows, old, new, profile, chunk_bytes=4 << 20)
-    assert [chunk.blocks for chunk in chunks] == [MAX_BLOCKS, 9]
+    assert [chunk.blocks for chunk in chunks] == [MAX_BODY_BLOCKS, 9]
     assert all(len(decode_chunk(chunk.data, rows, GRID)) == chunk.blocks for chunk in chunks)
 
 
@@ -217,7 +217,7 @@ def tables(draw):
 
 @settings(max_examples=120, deadline=None)
 @given(tables(), st.sampled_from(PROFILES), st.sampled_from([GRID, 1 << 18]), st.sampled_from([4096, 1 << 18, 4 << 20]))
-def test_any_table_of_any_dtypes_survives_both_profiles(table, profile, block_units, chunk_bytes):
+def test_any_table_round_trips_in_both_profiles(table, profile, block_units, chunk_bytes):
     round_trip(*table, profile, block_units=block_units, chunk_bytes=chunk_bytes)
 
 
@@ -225,7 +225,7 @@ def test_any_table_of_any_dtypes_survives_both_profiles(table, profile, block_un
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_every_dtype_survives_any_bits(dtype, profile, data):
+def test_every_dtype_round_trips_any_bits(dtype, profile, data):
     """Old and new are bytes that hypothesis chooses itself: it finds the patterns that a generator would not."""
     width = spec(dtype, (8,)).width
     units = data.draw(st.integers(0, 40)) * (3 if DTYPE_BITS[dtype] == 6 else 1)
@@ -241,7 +241,7 @@ def test_every_dtype_survives_any_bits(dtype, profile, data):
 
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_survives_every_density_up_to_a_short_last_block(dtype, profile):
+def test_every_dtype_round_trips_every_density(dtype, profile):
     one = spec(dtype, (GRID + 333, 8))
     rng = np.random.default_rng(5)
     old = random_units(rng, one.unit, one.count)

@@ -1,13 +1,13 @@
-"""The compiled loops that read and write weights: scan, gather, add, and the digest's sums.
+"""Compiled loops over units of weights: scan, gather, scatter, add, and the sums of digest and block sums.
 
 Weights come as an address and a count of units, not as arrays: safetensors data in a memory map may begin at any byte,
 even an odd one, and may be read-only, and each such kind of array would be a compilation of its own. Every load and
 store here is unaligned, which costs nothing on current processors but where a unit straddles two cache lines. The
 callers check every bound before they pass an address and keep the array alive meanwhile.
 
-`like` is an array whose dtype tells the unit (u1, u2, u4, u8); its contents are never read. All loops that call one
-another stand in this one file (`coding` borrows the primitives), because numba's cache on disk notices a change of a
-function's own file only.
+`like` is an array whose dtype tells the unit (u1, u2, u4, u8); its contents are never read. Loops that call one another
+stand in this one file, because numba's cache on disk notices a change of a function's own file only; files that use the
+primitives here (`fast.byte_loops`, `tight`, `history`) must be compiled anew after a change of this one.
 Compilation happens at the first call of each dtype, never at import.
 """
 
@@ -34,20 +34,20 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 GROUP = 64
 #: Units scanned before the changed ones are gathered and both copies are summed: few enough that they are still in the
 #: L1 cache (with twice as many, summing takes twice as long).
-_SCAN = 2048
-#: Units after which block sums add the lanes to the second row. It divides `_SCAN`, and is some turns of a ranking
-#: scan: a larger tile tells fewer places apart, a smaller one costs more.
-TILE = 2048
-#: Rows of a block's sums: lanes and weighted lanes of the old units, the same of the new ones, and the steps found.
+_SCAN_UNITS = 2048
+#: Units after which block sums add the lanes to the weighted lanes. It divides `_SCAN_UNITS` and is a multiple of the
+#: turns of `class_index`: larger tiles tell fewer swaps apart, smaller ones cost more.
+TILE_UNITS = 2048
+#: Rows of a block's sums: lanes and weighted lanes of the old units, the same of the new units, the steps found.
 SUM_ROWS = 5
-#: Changed units that are added before their digest is summed: the old bits wait in the L1 cache.
+#: Units added before their digest is summed, few enough that their old bits stay in the L1 cache.
 _BATCH = 512
-#: How many changed units ahead of the one at hand memory is fetched.
-_AHEAD = 256
+#: Changed units that memory is prefetched ahead of the current one.
+_PREFETCH_UNITS = 256
 
 
 def kernel(function: _F) -> _F:
-    """Compile with numba: no GIL, no Python objects, kept on disk, compiled at the first call."""
+    """Compile with numba: without the GIL and Python objects, cached on disk, at the first call of each type."""
     return cast(_F, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
 
 
@@ -63,18 +63,18 @@ def _intrinsic(function: Callable[..., Any]) -> Any:
 def address(array: NDArray[Any]) -> int:
     """The address of an array's first byte."""
     if array.flags.carray and array.size:
-        # A third of the time that numpy takes to tell; read-only arrays do not let it be asked so.
+        # Three times as fast as the array interface; read-only arrays do not allow it.
         return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
     return int(array.__array_interface__["data"][0])
 
 
 def plain(array: NDArray[_T]) -> NDArray[_T]:
-    """The array, or a copy that is contiguous, aligned and writable: the one kind that kernels are compiled for."""
+    """The array itself if it is contiguous, aligned and writable, else such a copy: loops are compiled for no other."""
     return array if array.flags.carray else array.copy()
 
 
-def _lane(builder: Any, base: Any, index: Any, element: Any, shape: Any) -> Any:
-    """A pointer to `shape` at unit `index` after `base`."""
+def _unit_pointer(builder: Any, base: Any, index: Any, element: Any, shape: Any) -> Any:
+    """A pointer of type `shape` to unit `index` after address `base`."""
     pointer = builder.gep(builder.inttoptr(base, element.as_pointer()), [index])
     return builder.bitcast(pointer, shape.as_pointer())
 
@@ -85,7 +85,7 @@ def load(typing_context: Any, base: Any, index: Any, like: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         element = context.get_value_type(signature.args[2].dtype)
-        value = builder.load(_lane(builder, args[0], args[1], element, element), align=1)
+        value = builder.load(_unit_pointer(builder, args[0], args[1], element, element), align=1)
         return value if element.width == 64 else builder.zext(value, ir.IntType(64))
 
     return types.uint64(types.uint64, types.int64, like), generate
@@ -98,7 +98,7 @@ def store(typing_context: Any, base: Any, index: Any, value: Any, like: Any) -> 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         element = context.get_value_type(signature.args[3].dtype)
         low = args[2] if element.width == 64 else builder.trunc(args[2], element)
-        builder.store(low, _lane(builder, args[0], args[1], element, element), align=1)
+        builder.store(low, _unit_pointer(builder, args[0], args[1], element, element), align=1)
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.int64, types.uint64, like), generate
@@ -111,8 +111,8 @@ def differ(typing_context: Any, a: Any, b: Any, index: Any, like: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         element = context.get_value_type(signature.args[3].dtype)
         vector = ir.VectorType(element, GROUP)
-        left = builder.load(_lane(builder, args[0], args[2], element, vector), align=1)
-        right = builder.load(_lane(builder, args[1], args[2], element, vector), align=1)
+        left = builder.load(_unit_pointer(builder, args[0], args[2], element, vector), align=1)
+        right = builder.load(_unit_pointer(builder, args[1], args[2], element, vector), align=1)
         return builder.bitcast(builder.icmp_unsigned("!=", left, right), ir.IntType(GROUP))
 
     return types.uint64(types.uint64, types.uint64, types.int64, like), generate
@@ -127,20 +127,20 @@ def add_groups(typing_context: Any, base: Any, groups: Any, lanes: Any, like: An
         element = context.get_value_type(signature.args[3].dtype)
         vector, word = ir.VectorType(element, GROUP), ir.IntType(64)
         base, groups, lanes, _ = args
-        place = builder.inttoptr(lanes, vector.as_pointer())
-        first, before = builder.load(place, align=1), builder.block
+        sums = builder.inttoptr(lanes, vector.as_pointer())
+        first, before = builder.load(sums, align=1), builder.block
         loop, done = builder.append_basic_block("groups"), builder.append_basic_block("summed")
         builder.branch(loop)
         builder.position_at_end(loop)
         index, total = builder.phi(word), builder.phi(vector)
-        units = builder.load(_lane(builder, base, builder.mul(index, word(GROUP)), element, vector), align=1)
+        units = builder.load(_unit_pointer(builder, base, builder.mul(index, word(GROUP)), element, vector), align=1)
         following, summed = builder.add(index, word(1)), builder.add(total, units)
         for value, start, after in ((index, word(0), following), (total, first, summed)):
             value.add_incoming(start, before)
             value.add_incoming(after, loop)
         builder.cbranch(builder.icmp_signed("<", following, groups), loop, done)
         builder.position_at_end(done)
-        builder.store(summed, place, align=1)
+        builder.store(summed, sums, align=1)
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.int64, types.uint64, like), generate
@@ -170,9 +170,9 @@ trailing = _unary("llvm.cttz", (0,))
 
 @_intrinsic
 def prefetch(typing_context: Any, base: Any) -> Any:
-    """`prefetch(base)`: ask for the cache line at an address, into the second-level cache; any address is allowed.
+    """`prefetch(base)`: fetch the cache line at any address into the second-level cache.
 
-    Not into the first level: that has far fewer requests in flight than the second (measured: 1.7 times slower).
+    The first level has far fewer requests in flight, so prefetching into it is slower.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -197,8 +197,8 @@ def bits_of(typing_context: Any, like: Any) -> Any:
     return types.uint64(like), generate
 
 
-# The mix. Two lanes, each linear in (index, bits) and then scrambled by a bijection of 64 bits. The scramblers are
-# published finalizers: low lane "moremur" (P. Evensen 2019), high lane "mix13" (D. Stafford 2011).
+# The mix of the digest. Two lanes, each linear in (index, bits) and then scrambled by a bijection of 64 bits. The
+# scramblers are published finalizers: low lane "moremur" (P. Evensen 2019), high lane "mix13" (D. Stafford 2011).
 INDEX_LOW = _U(0x9E3779B97F4A7C15)
 INDEX_HIGH = _U(0xD1B54A32D192ED03)
 BITS_LOW = _U(0x9E3779B1)
@@ -226,7 +226,7 @@ def _high(x: Any) -> Any:
 
 @kernel
 def sum_units(base: int, count: int, start: int, key: NDArray[np.uint64], like: Units) -> Any:
-    """Sum the mix of `count` units; the low lane in two halves, so that no carry is lost (count < 2^32).
+    """Sum the mix of `count` < 2^32 units; the low lane in two halves, so that no carry is lost.
 
     Returns three u64: sum of the low lane's low halves, sum of its high halves, sum of the high lane mod 2^64.
     """
@@ -246,7 +246,7 @@ def sum_units(base: int, count: int, start: int, key: NDArray[np.uint64], like: 
 def sum_change(
     positions: NDArray[np.uint32], old: Units, steps: Units, count: int, start: int, key: NDArray[np.uint64]
 ) -> Any:
-    """Sum mix(old + step) − mix(old) over `count` < 2^31 positions; as `sum_units`, but the first two are signed."""
+    """Sum mix(old + step) − mix(old) over `count` < 2^31 positions; returns as `sum_units`, the first two signed."""
     first, second, high = np.int64(0), np.int64(0), _U(0)
     key_low = key[0] + _U(start) * INDEX_LOW
     key_high = key[1] + _U(start) * INDEX_HIGH
@@ -264,23 +264,23 @@ def sum_change(
 
 @kernel
 def add_tiles(base: Any, count: Any, lanes: Any, like: Any) -> None:
-    """Add `count` units to a block's sums, of which 64 lanes stand at address `lanes`, and 64 weighted ones after them.
+    """Add `count` units to a block's sums: 64 lanes at address `lanes`, and 64 weighted lanes after them.
 
-    Unit i is added to lane i mod 64; at the end of each tile the lanes are added to the weighted ones, so that a unit
-    weighs as many times as tiles end after it. All mod 2^width. Call after call goes on, as long as each but the last
-    adds whole tiles.
+    Unit i is added to lane i mod 64. At the end of each tile the lanes are added to the weighted lanes, so a unit
+    counts once for each tile that ends after it. All mod 2^width. Several calls continue one block if all but the last
+    add whole tiles.
     """
     width = bits_of(like) >> _U(3)
     weighted = _U(lanes) + _U(GROUP) * width
-    for begin in range(_U(0), _U(count), _U(TILE)):
-        size = min(_U(TILE), _U(count) - begin)
-        place = _U(base) + begin * width
+    for begin in range(_U(0), _U(count), _U(TILE_UNITS)):
+        size = min(_U(TILE_UNITS), _U(count) - begin)
+        tile = _U(base) + begin * width
         groups = size // _U(GROUP)
         if groups:
-            add_groups(place, np.int64(groups), _U(lanes), like)
+            add_groups(tile, np.int64(groups), _U(lanes), like)
         for i in range(groups * _U(GROUP), size):
             lane = np.int64(i % _U(GROUP))
-            store(_U(lanes), lane, load(_U(lanes), lane, like) + load(place, np.int64(i), like), like)
+            store(_U(lanes), lane, load(_U(lanes), lane, like) + load(tile, np.int64(i), like), like)
         add_groups(_U(lanes), 1, weighted, like)
 
 
@@ -314,11 +314,11 @@ def sum_blocks(base: int, count: int, span: int, sums: NDArray[Any], like: Units
 def scan(
     old: int, new: int, count: int, positions: NDArray[np.uint32], olds: Units, steps: Units, sums: int = 0
 ) -> int:
-    """Find the units that differ: their offsets, old bits and steps; returns how many there are.
+    """Find the units that differ and write their offsets, old bits and steps; returns their number.
 
-    The three outputs must hold `count + GROUP` entries; what lies after the returned number is scratch. sums: address
-    of the block's sums (`SUM_ROWS` rows of 64 units), which are set; 0: none. Memory is not fetched ahead: the
-    processor sees two streams and does it better (it runs at the rate of merely reading).
+    positions, olds, steps: at least `count + GROUP` entries; entries after the returned number are undefined. sums:
+    address of the block's sums (`SUM_ROWS` rows of 64 units), which the scan sets; 0: none. The scan does not prefetch:
+    the processor's own prefetching of two streams reaches the rate of merely reading.
     """
     total = _U(count)
     found = _U(0)
@@ -328,13 +328,13 @@ def scan(
     if sums:
         clear_sums(sums, steps)
     while begin < total:
-        end = min(begin + _U(_SCAN), total)
+        end = min(begin + _U(_SCAN_UNITS), total)
         first = found
         i = begin
         while i + _U(GROUP) <= end:
             rest = differ(old, new, np.int64(i), steps)
             after = found + popcount(rest)
-            # Four stores without asking are cheaper than a branch that nobody can predict.
+            # Four unconditional stores are cheaper than an unpredictable branch.
             for k in range(_U(4)):
                 positions[found + k] = np.uint32(i + trailing(rest))
                 rest &= rest - _ONE
@@ -351,9 +351,9 @@ def scan(
                 found += _ONE
             i += _ONE
         for j in range(first, found):
-            place = np.int64(positions[j])
-            before = load(old, place, steps)
-            step = load(new, place, steps) - before
+            at_unit = np.int64(positions[j])
+            before = load(old, at_unit, steps)
+            step = load(new, at_unit, steps) - before
             olds[j] = before
             steps[j] = step
             moved += step
@@ -367,7 +367,7 @@ def scan(
 
 @kernel
 def count_changed(old: int, new: int, count: int, like: Units) -> int:
-    """How many of `count` units differ."""
+    """Number of units, among `count`, that differ."""
     found = _U(0)
     i = 0
     while i + GROUP <= count:
@@ -383,9 +383,9 @@ def count_changed(old: int, new: int, count: int, like: Units) -> int:
 def add_sparse(
     base: int, positions: NDArray[np.uint32], steps: Units, start: int, span: int, key: NDArray[np.uint64]
 ) -> Any:
-    """Add each step to the unit at its position, mod 2^width; returns the three of `sum_change`, and True.
+    """Add each step to the unit at its position, mod 2^width; returns the three sums of `sum_change`, and True.
 
-    The last is False, and nothing is touched, if a position is not below `span`.
+    Returns False as the last value, and writes nothing, if a position is not below `span`.
     """
     first, second, high = np.int64(0), np.int64(0), _U(0)
     if not _within(positions, span):
@@ -393,13 +393,13 @@ def add_sparse(
     olds = np.empty(_BATCH, steps.dtype)
     width = bits_of(steps) >> _U(3)
     count = _U(positions.size)
-    for j in range(min(_U(_AHEAD), count)):
+    for j in range(min(_U(_PREFETCH_UNITS), count)):
         prefetch(base + _U(positions[j]) * width)
     begin = _U(0)
     while begin < count:
         size = min(_U(_BATCH), count - begin)
         for j in range(size):
-            prefetch(base + _U(positions[min(begin + j + _U(_AHEAD), count - _ONE)]) * width)
+            prefetch(base + _U(positions[min(begin + j + _U(_PREFETCH_UNITS), count - _ONE)]) * width)
             at = np.int64(positions[begin + j])
             before = load(base, at, steps)
             olds[j] = before
@@ -415,43 +415,46 @@ def add_sparse(
 
 @kernel
 def gather_at(base: int, positions: NDArray[np.uint32], span: int, out: Units) -> bool:
-    """Read the units at `positions` into `out`; False, and nothing read, if a position is not below `span`."""
+    """Read the units at `positions` into `out`. Returns False, and reads nothing, if a position is not below `span`."""
     if not _within(positions, span):
         return False
     count = _U(positions.size)
     width = bits_of(out) >> _U(3)
     for j in range(count):
-        prefetch(base + _U(positions[min(j + _U(_AHEAD), count - _ONE)]) * width)
+        prefetch(base + _U(positions[min(j + _U(_PREFETCH_UNITS), count - _ONE)]) * width)
         out[j] = load(base, np.int64(positions[j]), out)
     return True
 
 
 @kernel
 def scatter_at(base: int, positions: NDArray[np.uint32], span: int, values: Units) -> bool:
-    """Write `values` to the units at `positions`; False, and nothing written, if a position is not below `span`."""
+    """Write `values` to the units at `positions`. Returns False, and writes nothing, if one is not below `span`."""
     if not _within(positions, span):
         return False
     count = _U(positions.size)
     width = bits_of(values) >> _U(3)
     for j in range(count):
-        prefetch(base + _U(positions[min(j + _U(_AHEAD), count - _ONE)]) * width)
+        prefetch(base + _U(positions[min(j + _U(_PREFETCH_UNITS), count - _ONE)]) * width)
         store(base, np.int64(positions[j]), _U(values[j]), values)
     return True
 
 
 @kernel
-def scatter_places(places: NDArray[np.int64], positions: NDArray[np.uint32], values: Units) -> None:
-    """Write `values` to many places by one call. places: for each an address, and how many of `positions` and `values`
-    are its own; these follow on each other. The caller has checked that all of them lie where they may."""
+def scatter_runs(runs: NDArray[np.int64], positions: NDArray[np.uint32], values: Units) -> None:
+    """Write `values` to several tensors in one call.
+
+    runs: i64 (runs, 2), the address of a tensor's first unit, and its number of consecutive entries in `positions` and
+    `values`. The caller checks that all positions lie within their tensors.
+    """
     width = bits_of(values) >> _U(3)
     last = _U(max(positions.size, 1) - 1)
     begin = _U(0)
-    for k in range(places.shape[0]):
-        base = places[k, 0]
-        end = begin + _U(places[k, 1])
+    for k in range(runs.shape[0]):
+        base = runs[k, 0]
+        end = begin + _U(runs[k, 1])
         for j in range(begin, end):
-            # Beyond its own end this fetches by another place's positions, which does no harm.
-            prefetch(base + _U(positions[min(j + _U(_AHEAD), last)]) * width)
+            # Past the run's end this prefetches by the next run's positions, which is harmless.
+            prefetch(base + _U(positions[min(j + _U(_PREFETCH_UNITS), last)]) * width)
             store(base, np.int64(positions[j]), _U(values[j]), values)
         begin = end
 
@@ -474,7 +477,7 @@ def merge_sums(
     positions: NDArray[np.uint32],
     steps: Units,
 ) -> int:
-    """Merge two rising lists, adding steps where both have a position, dropping zeros; returns how many are left."""
+    """Merge two rising lists of changes: add steps at common positions, drop zeros. Returns the number of changes."""
     i = j = n = 0
     while i < a.size or j < b.size:
         at = np.uint32(0)

@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 
 from p2psync.delta.block import Block
 from p2psync.delta.container import ChunkEncoder, decode_chunk, iter_chunk
-from p2psync.delta.extract import Found, extract_block
-from p2psync.delta.history import History
+from p2psync.delta.extract import FoundChanges, extract_block
+from p2psync.delta.history import ChangeHistory
 from p2psync.delta.streams import pack_streams, unpack_streams, varint
 from p2psync.delta.tensors import Row
-from p2psync.delta.tight.history_reader import read_body
-from p2psync.delta.tight.reader import MOST, cut
+from p2psync.delta.tight.history_reader import read_history_body
+from p2psync.delta.tight.reader import PART_LIMITS, split_parts
 from p2psync.errors import FormatError
 
 Bits = NDArray[np.uint16]
 SHARES = (0.0, 0.001, 0.05, 0.5, 0.95, 1.0)
 
 
-def history_of(count: int, known: NDArray[np.bool_], down: NDArray[np.bool_]) -> History:
+def history_of(count: int, known: NDArray[np.bool_], down: NDArray[np.bool_]) -> ChangeHistory:
     """Bits beyond the last unit are set: nobody may look at them."""
-    history = History(count)
+    history = ChangeHistory(count)
     for words, bits in ((history.known, known), (history.down, down)):
         padded = np.ones(64 * words.size, np.bool_)
         padded[:count] = bits
@@ -49,16 +49,16 @@ class Case:
         self.rows: list[Row] = []
         self.old: list[Bits | None] = []
         self.new: list[Bits | None] = []
-        self.pasts: list[History | None] = []
+        self.histories: list[ChangeHistory | None] = []
 
-    def add(self, row: Row, old: Bits | None, new: Bits | None, past: History | None) -> None:
+    def add(self, row: Row, old: Bits | None, new: Bits | None, history: ChangeHistory | None) -> None:
         self.rows.append(row)
         self.old.append(old)
         self.new.append(new)
-        self.pasts.append(past)
+        self.histories.append(history)
 
-    def encode(self, *, past: bool = True, grid: int = GRID, size: int = 1 << 16) -> list[bytes]:
-        history = self.pasts.__getitem__ if past else None
+    def encode(self, *, history: bool = True, grid: int = GRID, size: int = 1 << 16) -> list[bytes]:
+        history = self.histories.__getitem__ if history else None
         encoder = ChunkEncoder(self.rows, block_units=grid, chunk_bytes=size, profile="tight", history=history)
         chunks = [one for k in range(len(self.rows)) for one in encoder.add(k, self.old[k], self.new[k])]
         chunks += encoder.finish()
@@ -66,7 +66,7 @@ class Case:
         return [one.data for one in chunks]
 
     def decode(self, data: bytes, grid: int = GRID) -> list[Block]:
-        return decode_chunk(data, self.rows, grid, self.base, self.pasts.__getitem__)
+        return decode_chunk(data, self.rows, grid, self.base, self.histories.__getitem__)
 
     def base(self, row: int) -> Bits:
         units = self.old[row]
@@ -90,9 +90,9 @@ def random_case(seed: int, shares: Sequence[float], counts: Sequence[int], densi
     for k, (share, count) in enumerate(zip(shares, counts, strict=True)):
         old = weights(rng, count) if k % 2 else random_units(rng, np.dtype("<u2"), count)
         known, down = rng.random(count) < share, rng.random(count) < 0.5
-        past = None if k % 3 == 2 else history_of(count, known, down)
+        history = None if k % 3 == 2 else history_of(count, known, down)
         new = change(rng, old, density, kind)
-        case.add(Row(spec("BF16", (count,), f"{k}"), True, True), misaligned(old), misaligned(new), past)
+        case.add(Row(spec("BF16", (count,), f"{k}"), True, True), misaligned(old), misaligned(new), history)
     return case
 
 
@@ -104,7 +104,7 @@ def random_case(seed: int, shares: Sequence[float], counts: Sequence[int], densi
     density=st.sampled_from([0.001, 0.02, 0.3, 0.9, 1.0]),
     kind=st.sampled_from(["one", "little", "any"]),
 )
-def test_any_change_comes_back_whatever_is_known(
+def test_history_chunks_round_trip_at_any_history(
     seed: int, shares: list[float], counts: list[int], density: float, kind: str
 ) -> None:
     case = random_case(seed, shares, counts, density, kind)
@@ -130,8 +130,8 @@ def mixed() -> Case:
     """Tensors with and without a history; blocks that cannot be ranked; tensors that come and go."""
     case, rng = drifting(3 * GRID + 500), np.random.default_rng(3)
     some = random_case(4, (0.3, 0.0, 0.5), (GRID + 9, 700, 2 * GRID), 0.02, "little")
-    for row, old, new, past in zip(some.rows, some.old, some.new, some.pasts, strict=True):
-        case.add(row, old, new, past)
+    for row, old, new, history in zip(some.rows, some.old, some.new, some.histories, strict=True):
+        case.add(row, old, new, history)
     dense = random_units(rng, np.dtype("<u2"), 5000)
     all_known = history_of(5000, np.ones(5000, np.bool_), np.ones(5000, np.bool_))
     case.add(Row(spec("BF16", (5000,), "dense"), True, True), dense, dense + np.uint16(1), all_known)
@@ -139,45 +139,45 @@ def mixed() -> Case:
     case.add(Row(spec("F32", (600,), "wide"), True, True), wide, change(rng, wide, 0.1, "any"), None)
     case.add(Row(spec("BF16", (600,), "come"), False, True), None, weights(rng, 600), all_known)
     case.add(Row(spec("BF16", (600,), "gone"), True, False), weights(rng, 600), None, all_known)
-    case.add(*(part[0] for part in (case.rows, case.old, case.new, case.pasts)))
+    case.add(*(part[0] for part in (case.rows, case.old, case.new, case.histories)))
     return case
 
 
 @pytest.mark.parametrize(("grid", "size"), [(1 << 15, 4096), (GRID, 1 << 14), (1 << 20, 1 << 20)])
-def test_rows_with_and_without_a_history_share_chunks_with_blocks_that_cannot_be_ranked(grid: int, size: int) -> None:
+def test_history_chunk_carries_rows_without_history_and_fast_blocks(grid: int, size: int) -> None:
     case = mixed()
     chunks = case.encode(grid=grid, size=size)
     assert 3 in {data[1] for data in chunks}
     case.assert_exact(chunks, grid)
 
 
-def test_where_changes_go_on_a_history_saves_a_fifth() -> None:
+def test_history_saves_a_fifth_on_drifting_changes() -> None:
     case = drifting()
-    plain, chunks = case.encode(past=False), case.encode()
+    plain, chunks = case.encode(history=False), case.encode()
     assert {data[1] for data in chunks} == {3}
     assert sum(map(len, chunks)) < 0.8 * sum(map(len, plain))
 
 
 def parts(data: bytes) -> list[bytes]:
-    return [bytes(part) for part in cut(memoryview(data)[2:], 0, 6)]
+    return [bytes(part) for part in split_parts(memoryview(data)[2:], 0, 6)]
 
 
 def put_together(found: Sequence[bytes]) -> bytes:
     return b"\x70\x03" + b"".join([*(varint(len(part)) for part in found), *found])
 
 
-def test_signs_of_known_units_are_told_by_surprises_only_where_that_takes_fewer_bytes() -> None:
+def test_signs_are_residuals_only_if_that_saves_bytes() -> None:
     (going_on,) = drifting().encode()
     (turning,) = drifting(turning=0.5).encode()
     assert parts(going_on)[4] and not parts(turning)[4]
 
 
-def test_positions_are_told_by_the_history_even_where_directions_are_not() -> None:
+def test_history_saves_bytes_on_positions_alone() -> None:
     case = drifting(turning=0.5)
-    assert sum(map(len, case.encode())) < 0.85 * sum(map(len, case.encode(past=False)))
+    assert sum(map(len, case.encode())) < 0.85 * sum(map(len, case.encode(history=False)))
 
 
-def test_a_chunk_is_never_larger_than_one_of_profile_fast() -> None:
+def test_history_chunk_is_never_larger_than_fast() -> None:
     rng, case = np.random.default_rng(0), Case()
     old = random_units(rng, np.dtype("<u2"), 300)
     new = old.copy()
@@ -188,10 +188,10 @@ def test_a_chunk_is_never_larger_than_one_of_profile_fast() -> None:
     case.assert_exact(chunks)
 
 
-def test_changes_found_elsewhere_give_the_same_chunks_digest_and_counts() -> None:
+def test_add_found_with_history_gives_the_same_chunks() -> None:
     case = mixed()
     chunks, counts = case.encode(size=1 << 14), case.counts
-    history = case.pasts.__getitem__
+    history = case.histories.__getitem__
     encoder = ChunkEncoder(case.rows, block_units=GRID, chunk_bytes=1 << 14, profile="tight", history=history)
     made = []
     for k, (row, old, new) in enumerate(zip(case.rows, case.old, case.new, strict=True)):
@@ -203,37 +203,37 @@ def test_changes_found_elsewhere_give_the_same_chunks_digest_and_counts() -> Non
             block = extract_block(k, old, new, start, min(GRID, row.spec.count - start))
             if block is not None:
                 where = slice(None) if block.positions is None else block.positions
-                found.append(Found(block, old[start : start + block.count][where]))
+                found.append(FoundChanges(block, old[start : start + block.count][where]))
         made += encoder.add_found(k, found, old)
     made += encoder.finish()
     assert [one.data for one in made] == chunks
     assert (encoder.changed, encoder.total, encoder.digest_change) == counts
 
 
-def test_what_was_looked_at_before_does_not_matter() -> None:
+def test_samples_do_not_change_history_chunks() -> None:
     case = drifting()
     encoder = ChunkEncoder(
-        case.rows, block_units=GRID, chunk_bytes=1 << 16, profile="tight", history=case.pasts.__getitem__
+        case.rows, block_units=GRID, chunk_bytes=1 << 16, profile="tight", history=case.histories.__getitem__
     )
-    encoder.look(0, case.old[0], case.new[0], range(4), 1)
+    encoder.add_sample(0, case.old[0], case.new[0], range(4), 1)
     made = [*encoder.add(0, case.old[0], case.new[0]), *encoder.finish()]
     assert [one.data for one in made] == case.encode()
 
 
 @pytest.mark.parametrize(
-    ("make", "surprises"), [(mixed, True), (lambda: drifting(GRID), True), (lambda: drifting(turning=0.5), False)]
+    ("make", "residuals"), [(mixed, True), (lambda: drifting(GRID), True), (lambda: drifting(turning=0.5), False)]
 )
-def test_the_reference_reads_what_the_codec_writes(make: Callable[[], Case], surprises: bool) -> None:
+def test_reference_reads_tight_chunks(make: Callable[[], Case], residuals: bool) -> None:
     case = make()
 
     bits = [
         None
-        if past is None
-        else [np.unpackbits(w.view("u1"), bitorder="little").tolist() for w in (past.known, past.down)]
-        for past in case.pasts
+        if history is None
+        else [np.unpackbits(w.view("u1"), bitorder="little").tolist() for w in (history.known, history.down)]
+        for history in case.histories
     ]
     chunks = case.encode(size=1 << 14)
-    assert {bool(parts(data)[4]) for data in chunks if data[1] == 3} == {surprises}
+    assert {bool(parts(data)[4]) for data in chunks if data[1] == 3} == {residuals}
     for data in chunks:
         steps = reference_tight.read_chunk(data, case.rows, GRID, case.base, bits.__getitem__)
         for block, wanted in zip(case.decode(data), steps, strict=True):
@@ -242,20 +242,20 @@ def test_the_reference_reads_what_the_codec_writes(make: Callable[[], Case], sur
             assert found == wanted
 
 
-def test_what_was_read_may_be_applied_and_recorded_before_the_next_is_asked_for() -> None:
+def test_block_may_be_applied_and_recorded_before_the_next() -> None:
     case = mixed()
-    pasts = [None if past is None else History(past.count) for past in case.pasts]
-    for mine, past in zip(pasts, case.pasts, strict=True):
-        if mine is not None and past is not None:
-            mine.known[:], mine.down[:] = past.known, past.down
+    histories = [None if history is None else ChangeHistory(history.count) for history in case.histories]
+    for mine, history in zip(histories, case.histories, strict=True):
+        if mine is not None and history is not None:
+            mine.known[:], mine.down[:] = history.known, history.down
     live = apply_all(case.rows, case.old, [])
     for data in case.encode(size=1 << 14):
-        for block in iter_chunk(data, case.rows, GRID, live.__getitem__, pasts.__getitem__):
+        for block in iter_chunk(data, case.rows, GRID, live.__getitem__, histories.__getitem__):
             where = slice(None) if block.positions is None else block.positions
             live[block.row][block.start : block.start + block.count][where] += block.steps
-            past = pasts[block.row]
-            if past is not None and past.count == case.rows[block.row].spec.count:
-                past.record(block)
+            history = histories[block.row]
+            if history is not None and history.count == case.rows[block.row].spec.count:
+                history.record(block)
     for made, new in zip(live, case.new, strict=True):
         assert new is None or np.array_equal(made, new)
 
@@ -263,35 +263,35 @@ def test_what_was_read_may_be_applied_and_recorded_before_the_next_is_asked_for(
 # ---- what does not fit
 
 
-def test_a_chunk_made_with_a_history_is_refused_without_it_and_with_that_of_another_tensor() -> None:
+def test_history_chunk_is_refused_without_its_history() -> None:
     case = drifting()
     (data,) = case.encode()
     with pytest.raises(FormatError, match="history, which is missing"):
         decode_chunk(data, case.rows, GRID, case.base)
     with pytest.raises(FormatError, match="another tensor"):
-        decode_chunk(data, case.rows, GRID, case.base, lambda row: History(64))
+        decode_chunk(data, case.rows, GRID, case.base, lambda row: ChangeHistory(64))
     with pytest.raises(FormatError, match="changes among 0 units"):
         decode_chunk(data, case.rows, GRID, case.base, lambda row: None)
 
 
-def test_the_history_of_another_tensor_is_not_encoded_with() -> None:
+def test_encoder_refuses_the_history_of_another_tensor() -> None:
     case = drifting()
-    case.pasts[0] = History(64)
+    case.histories[0] = ChangeHistory(64)
     with pytest.raises(ValueError, match="another tensor"):
         case.encode()
 
 
-def test_positions_outside_a_block_that_was_found_elsewhere_are_refused() -> None:
+def test_add_found_refuses_positions_outside_the_block() -> None:
     case = drifting(GRID)
     encoder = ChunkEncoder(
-        case.rows, block_units=GRID, chunk_bytes=1 << 16, profile="tight", history=case.pasts.__getitem__
+        case.rows, block_units=GRID, chunk_bytes=1 << 16, profile="tight", history=case.histories.__getitem__
     )
     block = Block(0, 0, GRID, np.array([1, 1 << 31], np.uint32), np.ones(2, np.uint16))
     with pytest.raises(ValueError, match="outside"):
-        list(encoder.add_found(0, [Found(block, np.zeros(2, np.uint16))], case.old[0]))
+        list(encoder.add_found(0, [FoundChanges(block, np.zeros(2, np.uint16))], case.old[0]))
 
 
-def test_old_weights_are_wanted_and_blocks_alone_are_refused() -> None:
+def test_history_encoder_needs_old_weights() -> None:
     case = drifting()
     encoder = ChunkEncoder(case.rows, block_units=GRID, chunk_bytes=1 << 16, profile="tight", history={}.get)
     with pytest.raises(ValueError, match="missing"):
@@ -301,13 +301,13 @@ def test_old_weights_are_wanted_and_blocks_alone_are_refused() -> None:
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_more_changes_than_units_of_a_side_are_refused_before_any_is_read(side: int) -> None:
+def test_reader_refuses_more_changes_than_selected_units(side: int) -> None:
     case = drifting(GRID)
     (data,) = case.encode()
     found = parts(data)
-    past = case.pasts[0]
-    assert past is not None
-    known = int(np.bitwise_count(past.known).sum())
+    history = case.histories[0]
+    assert history is not None
+    known = int(np.bitwise_count(history.known).sum())
     units = (GRID - known, known)[side]
     tables = unpack_streams(memoryview(found[2 * side]), 2, 1 << 20)[0].tobytes()
     # Row 0, block 0, all changes of class 0: the zigzag of what are one too many.
@@ -320,24 +320,24 @@ def test_more_changes_than_units_of_a_side_are_refused_before_any_is_read(side: 
             case.decode(put_together(found))
 
 
-def test_bounds_of_blocks_and_changes_hold_for_both_sides_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_hold_for_both_parts_together(monkeypatch: pytest.MonkeyPatch) -> None:
     case = drifting(4 * GRID)
     (data,) = case.encode(size=1 << 20)
     body, rows = memoryview(data)[2:], case.rows
     changed = case.counts[0]
 
     def read() -> list[Block]:
-        return list(read_body(body, rows, GRID, 1 << 20, case.base, case.pasts.__getitem__))
+        return list(read_history_body(body, rows, GRID, 1 << 20, case.base, case.histories.__getitem__))
 
-    for most, match in (((7, MOST[1]), "more than 3 tight blocks"), ((8, changed - 1), "more or fewer changes")):
-        monkeypatch.setattr("p2psync.delta.tight.history_reader.MOST", most)
+    for most, match in (((7, PART_LIMITS[1]), "more than 3 tight blocks"), ((8, changed - 1), "more or fewer changes")):
+        monkeypatch.setattr("p2psync.delta.tight.history_reader.PART_LIMITS", most)
         with pytest.raises(FormatError, match=match):
             read()
-    monkeypatch.setattr("p2psync.delta.tight.history_reader.MOST", (8, changed))
+    monkeypatch.setattr("p2psync.delta.tight.history_reader.PART_LIMITS", (8, changed))
     assert len(read()) == 4
 
 
-def test_parts_that_are_there_without_what_they_belong_to_are_refused() -> None:
+def test_reader_refuses_inconsistent_parts() -> None:
     case = drifting()
     (data,) = case.encode()
     others, bits, known, more, signs, rest = parts(data)
@@ -359,7 +359,7 @@ def test_parts_that_are_there_without_what_they_belong_to_are_refused() -> None:
         assert len(case.decode(put_together(alone))) == 2
 
 
-def test_a_block_of_the_rest_that_is_told_of_already_is_refused() -> None:
+def test_reader_refuses_a_block_of_the_rest_that_is_in_a_part() -> None:
     case = drifting(GRID)
     (data,) = case.encode()
     encoder = ChunkEncoder(case.rows, block_units=GRID, chunk_bytes=1 << 20, profile="fast")
@@ -368,7 +368,7 @@ def test_a_block_of_the_rest_that_is_told_of_already_is_refused() -> None:
         case.decode(put_together([*parts(data)[:5], fast.data[2:]]))
 
 
-def test_a_chunk_that_was_tampered_with_ends_in_one_error_or_in_sound_blocks() -> None:
+def test_mutated_history_chunk_is_refused_or_decodes_to_valid_blocks() -> None:
     case = mixed()
     (data,) = case.encode(size=1 << 20)
     rng, refused = np.random.default_rng(0), 0

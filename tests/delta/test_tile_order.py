@@ -6,7 +6,7 @@ import pytest
 from p2psync.delta.kernels.tile_order import order_runs
 
 
-def test_runs_are_put_in_order() -> None:
+def test_order_runs_copies_runs_in_order() -> None:
     positions = np.arange(10, dtype=np.uint32)
     olds, steps = positions.astype(np.uint16) + 100, positions.astype(np.uint16) + 200
     runs = np.array([[4, 3], [0, 0], [0, 2], [9, 1]], np.int32)
@@ -20,7 +20,7 @@ def test_runs_are_put_in_order() -> None:
 
 
 @pytest.mark.parametrize("run", [[8, 3], [-1, 1], [2**31 - 1, 2]])
-def test_a_run_outside_of_the_room_is_refused(run: list[int]) -> None:
+def test_order_runs_refuses_a_run_outside_the_arrays(run: list[int]) -> None:
     array = np.zeros(10, np.uint16)
     with pytest.raises(ValueError, match="outside"):
         order_runs(np.array([[0, 1], run], np.int64).astype(np.int32), np.zeros(10, np.uint32), array, array)

@@ -1,7 +1,7 @@
 """The compiled loops of the `fast` profile: gaps, steps and byte planes, to bytes and back.
 
-The reading loops take what a peer may have forged: each is told how much it may read and write, and answers with a
-negative number where the bytes are not what they claim to be. None of them allocates.
+The reading loops take bytes that a peer may have forged: each knows how much it may read and write, and returns a
+negative number for malformed bytes. None of them allocates.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels.weights import bits_of, kernel, trailing
+from p2psync.delta.kernels.unit_loops import bits_of, kernel, trailing
 from p2psync.delta.tensors import Units
 
-Bytes = NDArray[np.uint8]
+ByteArray = NDArray[np.uint8]
 
-#: The gap byte that says: add this many, and go on.
+#: The gap byte that adds this many and continues with the next byte.
 ESCAPE = 255
-#: Step codes, two bits each: −1, +1, the next byte of `small`, the next unit of `wide`.
+#: The two-bit step codes besides 0 (−1) and 1 (+1): the next byte of `small`, the next unit of `wide`.
 SMALL, WIDE = 2, 3
-#: Zigzag values from 3 to this fit the `small` stream.
+#: Zigzag values from 3 to this one fit a byte of the `small` stream.
 LAST_SMALL = 258
 
-#: How the units of a plane-coded block are turned before they are cut into bytes.
+#: The transforms of units before they are cut into byte planes.
 ZIGZAG, ROTATED, NEGATED = 0, 1, 2
 
 # Indices are unsigned throughout: numba lets signed ones count from the end, at the price of a test each.
@@ -34,10 +34,10 @@ _ESCAPED = _U(0xAAAAAAAAAAAAAAAA)
 
 
 @kernel
-def write_gaps(positions: NDArray[np.uint32], out: Bytes) -> int:
-    """Code rising positions as gaps; returns bytes written, at most `positions.size + positions[-1] // 255`.
+def write_gaps(positions: NDArray[np.uint32], out: ByteArray) -> int:
+    """Code rising positions as gaps; returns the bytes written, at most `positions.size + positions[-1] // 255`.
 
-    `out` must hold one more.
+    out: at least one byte more than that.
     """
     at = _U(0)
     previous = _BEFORE
@@ -58,9 +58,12 @@ def write_gaps(positions: NDArray[np.uint32], out: Bytes) -> int:
 
 
 @kernel
-def read_gaps(data: Bytes, sizes: NDArray[np.int64], spans: NDArray[np.int64], out: NDArray[np.uint32]) -> int:
-    """Read `sizes[b]` positions below `spans[b]` for each block b; −1 if bytes run out or are left over, −2 if a
-    position is outside its block. `out` must hold `sum(sizes) + 1` entries; no more than 2^24 bytes of `data`."""
+def read_gaps(data: ByteArray, sizes: NDArray[np.int64], spans: NDArray[np.int64], out: NDArray[np.uint32]) -> int:
+    """Read `sizes[b]` positions below `spans[b]` for each block b; returns 0.
+
+    Returns −1 if bytes run out or are left over, −2 if a position is outside its block. out: `sum(sizes) + 1` entries.
+    data: at most 2^24 bytes.
+    """
     at = _U(0)
     filled = _U(0)
     for b in range(sizes.size):
@@ -69,27 +72,27 @@ def read_gaps(data: Bytes, sizes: NDArray[np.int64], spans: NDArray[np.int64], o
         position = _BEFORE
         while filled < end:
             # As many bytes as positions are wanted can be read without passing the end of either.
-            turn = min(end - filled, _U(data.size) - at)
-            if turn == _U(0):
+            batch = min(end - filled, _U(data.size) - at)
+            if batch == _U(0):
                 return -1
-            for k in range(at, at + turn):
+            for k in range(at, at + batch):
                 byte = np.uint32(data[k])
                 final = np.uint32(byte != np.uint32(ESCAPE))
                 position = np.uint32(position + byte + final)
                 out[filled] = position
                 filled += _U(final)
-            at += turn
+            at += batch
         if np.int64(position) >= spans[b]:
             return -2
     return 0 if at == _U(data.size) else -1
 
 
 @kernel
-def write_steps(steps: Units, codes: Bytes, small: Bytes, wide: Units, scratch: Bytes) -> Any:
+def write_steps(steps: Units, codes: ByteArray, small: ByteArray, wide: Units, scratch: ByteArray) -> Any:
     """Code non-zero steps; returns how many bytes of `small` and units of `wide` were written.
 
-    `codes` takes four steps a byte, the first in the low bits. Room wanted: `codes` 8 bytes for every 32 steps begun,
-    `small` and `wide` as many as there are steps, `scratch` 32 for every 32 steps begun.
+    `codes` takes four steps a byte, the first in the low bits. Minimum sizes, n being the number of steps: `codes`
+    8·⌈n/32⌉, `small` and `wide` n, `scratch` 32·⌈n/32⌉.
     """
     top = bits_of(steps) - _U(1)
     size = _U(steps.size)
@@ -122,7 +125,7 @@ def write_steps(steps: Units, codes: Bytes, small: Bytes, wide: Units, scratch: 
 
 
 @kernel
-def read_steps(codes: Bytes, small: Bytes, wide: Bytes, sizes: NDArray[np.int64], out: Units) -> Any:
+def read_steps(codes: ByteArray, small: ByteArray, wide: ByteArray, sizes: NDArray[np.int64], out: Units) -> Any:
     """Read `sizes[b]` steps for each block b; returns the bytes used of `small` and `wide`, or (−1, −1).
 
     The caller has checked that `codes` holds (sizes[b] + 3) // 4 bytes for each block.
@@ -176,25 +179,25 @@ def read_steps(codes: Bytes, small: Bytes, wide: Bytes, sizes: NDArray[np.int64]
 
 
 @kernel
-def write_planes(values: Units, turn: int, out: NDArray[np.uint8]) -> None:
-    """Cut turned units into byte planes: `out[p]` holds byte p of each, the most significant first."""
+def write_planes(values: Units, transform: int, out: NDArray[np.uint8]) -> None:
+    """Transform units and cut them into byte planes: `out[p]` holds byte p of each, the most significant first."""
     top = bits_of(values) - _ONE
     width = np.int64(bits_of(values)) >> 3
     for p in range(width):
         shift = np.uint64(8 * (width - 1 - p))
         for j in range(values.size):
             value = np.uint64(values[j])
-            if turn == ZIGZAG:
+            if transform == ZIGZAG:
                 value = _zigzag(value, top)
             else:
-                if turn == NEGATED:
+                if transform == NEGATED:
                     value = np.uint64(values.dtype.type(~value + _ONE))
                 value = (value << _ONE) | (value >> top)
             out[p, j] = value >> shift
 
 
 @kernel
-def read_planes(planes: NDArray[np.uint8], turn: int, out: Units) -> None:
+def read_planes(planes: NDArray[np.uint8], transform: int, out: Units) -> None:
     """The inverse of `write_planes`."""
     top = bits_of(out) - _ONE
     width = np.int64(bits_of(out)) >> 3
@@ -202,22 +205,22 @@ def read_planes(planes: NDArray[np.uint8], turn: int, out: Units) -> None:
         value = np.uint64(0)
         for p in range(width):
             value = (value << np.uint64(8)) | np.uint64(planes[p, j])
-        if turn == ZIGZAG:
+        if transform == ZIGZAG:
             out[j] = _unzigzag(value)
         else:
             value = (value >> _ONE) | (value << top)
-            out[j] = ~value + _ONE if turn == NEGATED else value
+            out[j] = ~value + _ONE if transform == NEGATED else value
 
 
 @kernel
 def _zigzag(step: Any, top: Any) -> Any:
-    """0, −1, +1, −2, … → 0, 1, 2, 3, … of a unit whose sign is bit `top`; bits above the unit are rubbish."""
+    """0, −1, +1, −2, … → 0, 1, 2, 3, … of a unit whose sign is bit `top`; bits above the unit are undefined."""
     return (step << _ONE) ^ (~(step >> top) + _ONE)
 
 
 @kernel
 def _unzigzag(value: Any) -> Any:
-    """The inverse of `_zigzag`; bits above the unit are rubbish."""
+    """The inverse of `_zigzag`; bits above the unit are undefined."""
     return (value >> _ONE) ^ (~(value & _ONE) + _ONE)
 
 

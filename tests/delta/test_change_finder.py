@@ -8,12 +8,11 @@ from delta_parts import GRID, spec
 
 from p2psync.delta.container import ChunkEncoder, decode_chunk
 from p2psync.delta.digest import MODULUS, digest_units
-from p2psync.delta.extract import Found, extract_block
-from p2psync.delta.fast import codec as fast
+from p2psync.delta.extract import FoundChanges, extract_block
+from p2psync.delta.fast.codec import FAST_CODE
 from p2psync.delta.tensors import Row
-from p2psync.delta.tight import scratch as rooms
-from p2psync.delta.tight import symbols
-from p2psync.delta.tight import writer as tight
+from p2psync.delta.tight import scratch, symbols, writer
+from p2psync.delta.tight.writer import TIGHT_CODE, _fast_rate, _gap_rate
 
 #: Of each block the share of units that change: none, few, nearly all, all, and so that classes shift.
 DENSITIES = (0.0, 0.01, 0.9, 1.0, 0.02, 0.0, 0.3, 0.01, 0.9, 0.05, 0.01, 0.001)
@@ -43,11 +42,11 @@ def found_apart(old, new):
         block = extract_block(0, old, new, start, count)
         if block is not None:
             before = old[start : start + count]
-            yield Found(block, before if block.positions is None else before[block.positions])
+            yield FoundChanges(block, before if block.positions is None else before[block.positions])
 
 
 @pytest.mark.parametrize("chunk_bytes", [4096, 40_000, 1 << 20])
-def test_blocks_found_one_by_one_give_the_same_bytes_digest_and_counts(chunk_bytes):
+def test_change_finder_gives_the_same_chunks_block_by_block(chunk_bytes):
     old, new = stepped()
     whole, encoder, _, _ = encode(old, new, chunk_bytes)
     parts, other, _, _ = encode(old, new, chunk_bytes, found_apart(old, new))
@@ -67,7 +66,7 @@ def decoded(old, data, row, chunks):
 
 
 @pytest.mark.parametrize("chunk_bytes", [4096, 1 << 20])
-def test_digest_counts_and_blocks_are_those_of_the_change(chunk_bytes):
+def test_change_finder_reports_digest_counts_and_blocks(chunk_bytes):
     old, new = stepped(seed=1)
     data, encoder, row, chunks = encode(old, new, chunk_bytes)
     assert encoder.digest_change == (digest_units(row.spec, new) - digest_units(row.spec, old)) % MODULUS
@@ -75,15 +74,15 @@ def test_digest_counts_and_blocks_are_those_of_the_change(chunk_bytes):
     assert np.array_equal(decoded(old, data, row, chunks), new)
 
 
-def test_a_block_that_does_not_fit_comes_first_in_the_next_chunk():
+def test_change_finder_moves_a_waiting_block_to_the_next_chunk():
     old, new = stepped((0.05,) * 40, seed=2)
     data, _, row, chunks = encode(old, new, 20_000)
     assert len(data) > 2
-    assert all(one[1] == tight.CODE for one in data)
+    assert all(one[1] == TIGHT_CODE for one in data)
     assert np.array_equal(decoded(old, data, row, chunks), new)
 
 
-def test_so_it_does_where_the_next_chunk_turns_out_to_be_one_of_profile_fast():
+def test_change_finder_moves_a_waiting_block_to_a_fast_chunk():
     """There, positions and steps are coded that were found, and not what was ranked."""
     rng = np.random.default_rng(5)
     old = np.full(GRID * 8, 0x3F80, np.uint16)
@@ -92,37 +91,37 @@ def test_so_it_does_where_the_next_chunk_turns_out_to_be_one_of_profile_fast():
     new[np.tile(np.cumsum(rng.integers(1, 40, 600)), 40) + np.repeat(np.arange(40) * 13_000, 600)] += 1
     data, _, row, chunks = encode(old, new, 4096)
     assert len(data) > 1
-    assert data[1][1] == fast.CODE
+    assert data[1][1] == FAST_CODE
     assert np.array_equal(decoded(old, data, row, chunks), new)
 
 
-def test_what_was_found_stays_where_room_grows(monkeypatch):
+def test_change_finder_keeps_changes_when_scratch_grows(monkeypatch):
     old, new = stepped((0.45,) * 24, seed=3)
     usual = encode(old, new, 1 << 20)[0]
     assert len(usual) == 1
-    assert usual[0][1] == tight.CODE
-    monkeypatch.setattr(rooms, "_ROOM", 0)
-    monkeypatch.setattr(rooms, "_local", threading.local())
+    assert usual[0][1] == TIGHT_CODE
+    monkeypatch.setattr(scratch, "_KEPT_CHANGES", 0)
+    monkeypatch.setattr(scratch, "_local", threading.local())
     assert encode(old, new, 1 << 20)[0] == usual
 
 
 @pytest.mark.parametrize("density", [0.07, 0.2, 0.6])
-def test_what_gaps_take_of_profile_fast_is_no_more_than_all_of_it(density, monkeypatch):
+def test_gap_rate_is_at_most_the_fast_rate(density, monkeypatch):
     rates = []
 
-    def surely_less(size, changed, worst, blocks, block_units):
+    def is_surely_smaller(size, changed, fast_bound, blocks, block_units):
         some = list(blocks)
-        rates.append((tight._gap_rate(some[0][0]), tight._fast_rate(some, block_units)))
+        rates.append((_gap_rate(some[0][0]), _fast_rate(some, block_units)))
         return True
 
-    monkeypatch.setattr(tight, "surely_less", surely_less)
+    monkeypatch.setattr(writer, "is_surely_smaller", is_surely_smaller)
     encode(*stepped((density,) * 4, seed=3), 1 << 20)
     assert rates
     assert all(0 <= gaps <= whole for gaps, whole in rates)
     assert density > 0.5 or all(gaps for gaps, _ in rates)
 
 
-def test_symbols_are_counted_and_noted_as_their_definition_says():
+def test_count_symbols_follows_the_definition():
     rng = np.random.default_rng(4)
     sizes = np.array([[1500, 3], [0, 700], [513, 512]], np.int64)
     items, wanted = np.zeros((2, 4000), np.uint64), []
@@ -133,8 +132,8 @@ def test_symbols_are_counted_and_noted_as_their_definition_says():
         for size in sizes[:, c]:
             gaps = rng.geometric(0.02, size) - 1
             steps = rng.choice([1, 65535, 2, 65534, 3, 65533, 9, 32768], size)
-            ranks = np.cumsum(gaps + 1) - 1
-            items[c, at : at + size] = ranks.astype(np.uint64) | steps.astype(np.uint64) << np.uint64(32)
+            indices = np.cumsum(gaps + 1) - 1
+            items[c, at : at + size] = indices.astype(np.uint64) | steps.astype(np.uint64) << np.uint64(32)
             at += size
             for gap, step in zip(gaps.tolist(), steps.tolist(), strict=True):
                 magnitude = min(step, 65536 - step)

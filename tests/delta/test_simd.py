@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from p2psync.delta.container import ChunkEncoder, decode_chunk, iter_chunk
-from p2psync.delta.kernels import simd as lanes
-from p2psync.delta.kernels.weights import address, kernel
+from p2psync.delta.kernels import simd
+from p2psync.delta.kernels.unit_loops import address, kernel
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 
 GRID = 1 << 16
@@ -34,21 +34,21 @@ def assert_leads_to(blocks, old, new):
     assert np.array_equal(made, new)
 
 
-def test_two_readings_of_one_thread_may_take_turns():
+def test_two_tight_readers_of_one_thread_interleave():
     one, other = tight_chunk(1), tight_chunk(2, 0.3)
     pairs = list(zip(read(one[2], one[0]), read(other[2], other[0]), strict=True))
     assert_leads_to([a for a, _ in pairs], *one[:2])
     assert_leads_to([b for _, b in pairs], *other[:2])
 
 
-def test_what_was_read_is_not_touched_by_what_is_read_next():
+def test_tight_reader_leaves_earlier_blocks_unchanged():
     one, other = tight_chunk(1), tight_chunk(2)
     blocks = decode_chunk(one[2], ROWS, GRID, lambda row: one[0])
     decode_chunk(other[2], ROWS, GRID, lambda row: other[0])
     assert_leads_to(blocks, *one[:2])
 
 
-def test_a_reading_that_is_given_up_leaves_nothing_behind():
+def test_abandoned_tight_reader_frees_its_scratch():
     old, new, data = tight_chunk()
     begun = read(data, old)
     next(begun)
@@ -56,23 +56,23 @@ def test_a_reading_that_is_given_up_leaves_nothing_behind():
     assert_leads_to(read(data, old), old, new)
 
 
-def test_a_base_may_be_another_array_for_each_block():
+def test_base_may_return_another_array_for_each_block():
     old, new, data = tight_chunk()
     assert_leads_to(iter_chunk(data, ROWS, GRID, lambda row: old.copy()), old, new)
 
 
 @kernel
 def _count_before(words, counts):
-    lanes.count_before(np.uint64(words), np.uint64(counts))
+    simd.count_before(np.uint64(words), np.uint64(counts))
 
 
 @kernel
 def _take_below(items, left, start, stop, tag, out):
     numbers = np.uint64(left), np.uint64(start), np.uint64(stop), np.uint64(tag)
-    return lanes.take_below(np.uint64(items), *numbers, np.uint64(out))
+    return simd.take_below(np.uint64(items), *numbers, np.uint64(out))
 
 
-def test_set_bits_before_each_word_are_counted():
+def test_count_before_counts_set_bits_before_each_word():
     words, counts = np.random.default_rng(0).integers(0, 1 << 64, 64, np.uint64), np.empty(64, np.uint64)
     _count_before(address(words), address(counts))
     own = [int(word).bit_count() for word in words]
@@ -80,8 +80,8 @@ def test_set_bits_before_each_word_are_counted():
 
 
 @pytest.mark.parametrize(("left", "stop", "taken"), [(8, 20, 2), (100, 1 << 31, 8), (3, 1 << 31, 3), (0, 1 << 31, 0)])
-def test_items_below_a_rank_are_taken(left, stop, taken):
-    ranks = np.array([12, 19, 20, 21, 30, 40, 50, 1 << 20], np.uint64)
-    items, out = ranks | np.uint64(0xFFFF << 32), np.zeros(8, np.uint64)
+def test_take_below_takes_items_below_a_class_index(left, stop, taken):
+    indices = np.array([12, 19, 20, 21, 30, 40, 50, 1 << 20], np.uint64)
+    items, out = indices | np.uint64(0xFFFF << 32), np.zeros(8, np.uint64)
     assert _take_below(address(items), left, 10, stop, 5 << 24, address(out)) == taken
-    assert np.array_equal(out, (ranks - np.uint64(10)) + np.uint64(5 << 24) | np.uint64(0xFFFF << 32))
+    assert np.array_equal(out, (indices - np.uint64(10)) + np.uint64(5 << 24) | np.uint64(0xFFFF << 32))

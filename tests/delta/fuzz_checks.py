@@ -22,8 +22,8 @@ def chunk(given: Input) -> None:
     """Decode a chunk; what comes out are blocks on the grid, of the right unit, with rising positions."""
     blocks = decode_chunk(given.data, given.rows, given.block_units, given.base, given.history)
     assert blocks
-    places = [(block.row, block.start) for block in blocks]
-    assert all(a < b for a, b in itertools.pairwise(places))
+    block_keys = [(block.row, block.start) for block in blocks]
+    assert all(a < b for a, b in itertools.pairwise(block_keys))
     for block in blocks:
         one = given.rows[block.row].spec
         index, off = divmod(block.start, block_span(one.width, given.block_units))

@@ -49,7 +49,7 @@ def decode(chunks, rows, old, manifest):
     return [b for data in chunks for b in decode_chunk(data, rows, manifest.block_units, old.__getitem__)]
 
 
-def test_the_table_of_forty_thousand_tensors_takes_about_a_byte_a_tensor():
+def test_table_of_forty_thousand_tensors_takes_a_byte_each():
     specs = [TensorSpec(Kind.TENSOR, *one) for one in expert_names()]
     rows = rows_between(specs, specs)
     assert len(rows) == TENSORS
@@ -72,7 +72,7 @@ def experts():
 
 
 @pytest.mark.parametrize("profile", ["fast", "tight"])
-def test_of_forty_thousand_tensors_what_did_not_change_costs_nothing(experts, profile):
+def test_unchanged_tensors_of_forty_thousand_take_no_bytes(experts, profile):
     rows, old = experts
     chunks, manifest, encoding = encode(rows, old, old, profile)
     assert not chunks and encoding.changed == 0
@@ -87,7 +87,7 @@ def test_of_forty_thousand_tensors_what_did_not_change_costs_nothing(experts, pr
 
 
 @pytest.mark.parametrize("profile", ["fast", "tight"])
-def test_ten_thousand_tensors_that_all_changed_a_little(experts, profile):
+def test_ten_thousand_slightly_changed_tensors_round_trip(experts, profile):
     rows, old = (side[:10_000] for side in experts)
     new = [units.copy() for units in old]
     for k, units in enumerate(new):
@@ -102,7 +102,7 @@ def test_ten_thousand_tensors_that_all_changed_a_little(experts, profile):
 
 @pytest.mark.parametrize("profile", ["fast", "tight"])
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "I8", "F8_E8M0"])
-def test_a_model_of_eight_bits_changed_by_one_step_in_a_hundred(dtype, profile):
+def test_eight_bit_model_at_one_percent_is_compressed(dtype, profile):
     """Quantized weights beside the scales and norms that go with them."""
     rng = np.random.default_rng(2)
     shapes = [(dtype, 1 << 20), ("F32", 1 << 13), (dtype, 300_001), ("BF16", 4096)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from p2psync.membership.records import Announcement
-from p2psync.protocol.lineage import Place, head, place_after, resolve
+from p2psync.protocol.lineage import VersionKey, newest_announcement, resolve, target_key
 
 
-def step(base: Place | None, place: Place, cost: int, epoch: int = 1) -> Announcement:
+def step(base: VersionKey | None, place: VersionKey, cost: int, epoch: int = 1) -> Announcement:
     """A manifest that leads from one place to another."""
     return Announcement(
         id=f"{base}-{place}-{cost}-{epoch}",
@@ -22,13 +22,13 @@ def step(base: Place | None, place: Place, cost: int, epoch: int = 1) -> Announc
     )
 
 
-def cheapest(lineage: list[Announcement], start: Place | None, target: Place) -> tuple[int, int] | None:
+def cheapest(lineage: list[Announcement], start: VersionKey | None, target: VersionKey) -> tuple[int, int] | None:
     """Bytes and manifests of the best way, by trying every way there is."""
     if start == target:
         return (0, 0)
     best: tuple[int, int] | None = None
-    stack: list[tuple[Place, int, int]] = [] if start is None else [(start, 0, 0)]
-    stack += [(place_after(a), a.payload_bytes, 1) for a in lineage if a.base is None]
+    stack: list[tuple[VersionKey, int, int]] = [] if start is None else [(start, 0, 0)]
+    stack += [(target_key(a), a.payload_bytes, 1) for a in lineage if a.base is None]
     while stack:
         place, cost, steps = stack.pop()
         if place == target:
@@ -36,15 +36,15 @@ def cheapest(lineage: list[Announcement], start: Place | None, target: Place) ->
             continue
         for a in lineage:
             if a.base is not None and (a.base, a.base_digest) == place:
-                stack.append((place_after(a), cost + a.payload_bytes, steps + 1))
+                stack.append((target_key(a), cost + a.payload_bytes, steps + 1))
     return best
 
 
-def test_the_way_is_as_cheap_as_the_best_of_all_ways() -> None:
+def test_resolve_finds_the_path_of_fewest_bytes() -> None:
     rng = random.Random(4)
     found = 0
     for _ in range(2000):
-        places: list[Place] = [(v, fork) for v in range(5) for fork in ("x", "y")]
+        places: list[VersionKey] = [(v, fork) for v in range(5) for fork in ("x", "y")]
         lineage = [step(None, rng.choice(places), rng.randint(1, 60)) for _ in range(rng.randint(0, 2))]
         for _ in range(rng.randint(0, 10)):
             a, b = sorted(rng.sample(places, 2))
@@ -65,34 +65,34 @@ def test_the_way_is_as_cheap_as_the_best_of_all_ways() -> None:
             assert a.base is not None or i == 0
             if a.base is not None:
                 assert (a.base, a.base_digest) == place
-            place = place_after(a)
+            place = target_key(a)
         assert place == target
     assert found > 300
 
 
-def test_being_there_already_needs_nothing() -> None:
+def test_resolve_to_the_current_version_is_empty() -> None:
     assert resolve([], (3, "d"), (3, "d")) == []
 
 
-def test_the_same_number_with_another_digest_is_another_place() -> None:
+def test_resolve_tells_forks_of_one_number_apart() -> None:
     lineage = [step((1, "a"), (2, "b"), 1)]
     assert resolve(lineage, (1, "z"), (2, "b")) is None
     assert resolve(lineage, (1, "a"), (2, "z")) is None
 
 
-def test_fewer_manifests_win_among_equally_many_bytes() -> None:
+def test_resolve_prefers_fewer_manifests_at_equal_bytes() -> None:
     lineage = [step((0, "a"), (1, "b"), 5), step((1, "b"), (2, "c"), 5), step((0, "a"), (2, "c"), 10)]
     assert resolve(lineage, (0, "a"), (2, "c")) == [lineage[2]]
 
 
-def test_a_long_chain_is_resolved() -> None:
+def test_resolve_finds_a_long_chain() -> None:
     lineage = [step(None, (0, "d"), 1000)] + [step((v, "d"), (v + 1, "d"), 1) for v in range(500)]
     path = resolve(lineage, None, (500, "d"))
     assert path is not None and len(path) == 501
 
 
-def test_the_head_is_of_the_highest_epoch_then_version_then_cheapest() -> None:
+def test_newest_announcement_goes_by_epoch_version_and_payload() -> None:
     old, new = step(None, (9, "a"), 1, epoch=1), step(None, (3, "b"), 50, epoch=2)
     cheap = step((2, "x"), (3, "b"), 5, epoch=2)
-    assert head([]) is None
-    assert head([new, old, cheap]) == cheap
+    assert newest_announcement([]) is None
+    assert newest_announcement([new, old, cheap]) == cheap

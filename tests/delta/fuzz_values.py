@@ -10,9 +10,25 @@ from p2psync.delta.container import MAX_CHUNK_BYTES
 from p2psync.delta.streams import pack_streams, read_varint, unpack_streams, varint
 
 #: Numbers at the edges of what a varint, a block, a chunk or a table can hold.
-EXTREMES = (0, 1, 2, 3, 47, 127, 128, 255, 65535, 65536, 1 << 20, (1 << 20) + 1, 1 << 31, (1 << 32) - 1, (1 << 35) - 1)
+EDGE_NUMBERS = (
+    0,
+    1,
+    2,
+    3,
+    47,
+    127,
+    128,
+    255,
+    65535,
+    65536,
+    1 << 20,
+    (1 << 20) + 1,
+    1 << 31,
+    (1 << 32) - 1,
+    (1 << 35) - 1,
+)
 #: Bytes at such edges.
-BYTES = (0, 1, 2, 11, 12, 15, 16, 20, 21, 47, 48, 49, 127, 128, 254, 255)
+EDGE_BYTES = (0, 1, 2, 11, 12, 15, 16, 20, 21, 47, 48, 49, 127, 128, 254, 255)
 
 
 @functools.lru_cache(maxsize=64)
@@ -34,7 +50,7 @@ def pack(choice: random.Random, found: Sequence[bytes]) -> bytes:
 
 def number(choice: random.Random, value: int) -> int:
     """Another number for one."""
-    return choice.choice((*EXTREMES, max(value - 1, 0), value + 1, 2 * value)) & ((1 << 35) - 1)
+    return choice.choice((*EDGE_NUMBERS, max(value - 1, 0), value + 1, 2 * value)) & ((1 << 35) - 1)
 
 
 def numbers(choice: random.Random, data: bytes) -> bytes:
@@ -47,7 +63,7 @@ def numbers(choice: random.Random, data: bytes) -> bytes:
             break
         found.append(value)
     if not found:
-        return varint(choice.choice(EXTREMES))
+        return varint(choice.choice(EDGE_NUMBERS))
     k = choice.randrange(len(found))
     match choice.randrange(6):
         case 0:
@@ -76,9 +92,9 @@ def content(choice: random.Random, stream: bytes) -> bytes:
             case 2 if forged:
                 forged[at] ^= 1 << choice.randrange(8)
             case 3:
-                forged[at : at + 20] = bytes((choice.choice(BYTES),)) * len(forged[at : at + 20])
+                forged[at : at + 20] = bytes((choice.choice(EDGE_BYTES),)) * len(forged[at : at + 20])
             case _ if forged:
-                forged[at] = choice.choice(BYTES)
+                forged[at] = choice.choice(EDGE_BYTES)
             case _:
                 forged += b"\0"
     return bytes(forged)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from p2psync.delta.block import MAX_BLOCK_UNITS, block_span
 from p2psync.delta.kernels.block_sums import ScanSums, sum_blocks
-from p2psync.delta.kernels.weights import TILE
+from p2psync.delta.kernels.unit_loops import TILE_UNITS
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.store.encoding import Encoding
 
@@ -28,9 +28,9 @@ def defined(of: TensorSpec, units: Units) -> np.ndarray:
     found = []
     for start in range(0, units.size, span):
         block = units[start : start + span]
-        padded = np.zeros(-(-block.size // TILE) * TILE, of.unit)
+        padded = np.zeros(-(-block.size // TILE_UNITS) * TILE_UNITS, of.unit)
         padded[: block.size] = block
-        tiles = padded.reshape(-1, TILE // 64, 64).sum(axis=1, dtype=of.unit)
+        tiles = padded.reshape(-1, TILE_UNITS // 64, 64).sum(axis=1, dtype=of.unit)
         weights = np.arange(len(tiles), 0, -1).astype(of.unit)[:, None]
         found.append([tiles.sum(axis=0, dtype=of.unit), (tiles * weights).sum(axis=0, dtype=of.unit)])
     return np.array(found, of.unit).reshape(-1, 2, 64)
@@ -47,7 +47,7 @@ def drawn(of: TensorSpec, seed: int = 0) -> tuple[Units, Units]:
 
 @pytest.mark.parametrize("profile", ["fast", "tight"])
 @pytest.mark.parametrize(("dtype", "count"), [("U8", 1_100_003), ("BF16", 1_100_003), ("F32", 600_001), ("F64", 70)])
-def test_a_scan_sums_up_both_copies_and_its_own_steps(dtype: str, count: int, profile: str) -> None:
+def test_scan_sums_both_copies_and_its_steps(dtype: str, count: int, profile: str) -> None:
     of = spec(dtype, (count,))
     old, new = drawn(of)
     old[2000:9000] = new[2000:9000] + np.array(3, of.unit)  # a dense stretch
@@ -63,7 +63,7 @@ def test_a_scan_sums_up_both_copies_and_its_own_steps(dtype: str, count: int, pr
 
 @settings(max_examples=60)
 @given(dtype=st.sampled_from(["U8", "BF16", "F32", "F64"]), count=st.integers(1, 5000), data=st.data())
-def test_every_flipped_bit_changes_the_sums(dtype: str, count: int, data: st.DataObject) -> None:
+def test_block_sums_detect_every_flipped_bit(dtype: str, count: int, data: st.DataObject) -> None:
     of = spec(dtype, (count,))
     units, _ = drawn(of)
     before = sum_blocks(of, units)
@@ -72,6 +72,6 @@ def test_every_flipped_bit_changes_the_sums(dtype: str, count: int, data: st.Dat
     assert (sum_blocks(of, units) != before).any()
 
 
-def test_a_tensor_of_no_units_has_no_sums() -> None:
+def test_block_sums_of_no_units_are_empty() -> None:
     of = spec("BF16", (0,))
     assert ScanSums(of).address == 0 and sum_blocks(of, np.empty(0, of.unit)).size == 0

@@ -18,7 +18,9 @@ from p2psync.store.packs import Store
 from p2psync.swarm.node import NodeConfig, NodeCore
 
 
-async def test_it_waits_for_the_disk_to_have_what_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_runner_stop_waits_until_complete_packs_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, may_end = threading.Event(), threading.Event()
     sync = os.fsync
 
