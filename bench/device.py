@@ -21,10 +21,10 @@ import torch
 from p2psync.bench.policy import draw_step, model_rows
 from p2psync.delta.block import block_count, block_range
 from p2psync.delta.extract import Extraction, Found
-from p2psync.engines.device import gather as device_move
+from p2psync.engines.device import unit_transfer as device_move
 from p2psync.engines.device.extract import DeviceExtraction, best_finder
 from p2psync.engines.device.finder import Finder, Pair, TorchFinder, nan_bits
-from p2psync.engines.device.gather import Place
+from p2psync.engines.device.unit_transfer import Place
 from p2psync.store.encoding import DELTA_BLOCK
 
 

@@ -16,7 +16,7 @@ from p2psync.cli import output
 from p2psync.cli.output import JsonTarget
 
 if TYPE_CHECKING:
-    from p2psync.engines.offline.commands import DerivedReport, InfoReport
+    from p2psync.engines.offline.delta_commands import DerivedReport, InfoReport
 
 app = typer.Typer(help="Deltas between checkpoints on disk.", no_args_is_help=True)
 
@@ -40,7 +40,7 @@ def diff(
     json: JsonTarget = None,
 ) -> None:
     """Write the delta that leads from OLD to NEW: every file, every bit."""
-    from p2psync.engines.offline import commands as offline
+    from p2psync.engines.offline import delta_commands as offline
 
     with _stoppable(), output.progress("diff") as progress:
         made = offline.diff(old, new, out, profile=profile, force=force, progress=progress)
@@ -51,7 +51,7 @@ def diff(
 @app.command("apply")
 def apply(old: Old, delta: Delta, out: Out, force: Force = False, json: JsonTarget = None) -> None:
     """Write what a delta makes of OLD, checked by its digest; OLD stays as it is."""
-    from p2psync.engines.offline import commands as offline
+    from p2psync.engines.offline import delta_commands as offline
 
     with _stoppable(), output.progress("apply") as progress:
         made = offline.apply(old, delta, out, force=force, progress=progress)
@@ -70,7 +70,7 @@ def apply(old: Old, delta: Delta, out: Out, force: Force = False, json: JsonTarg
 @app.command("info")
 def info(delta: Delta, json: JsonTarget = None) -> None:
     """Check every chunk of a delta file, and describe it."""
-    from p2psync.engines.offline import commands as offline
+    from p2psync.engines.offline import delta_commands as offline
 
     found = offline.info(delta)
     output.report(found, json, [*_figures(found), *_origin(found)])
@@ -85,7 +85,7 @@ def squash(
     json: JsonTarget = None,
 ) -> None:
     """Write the one delta that does what a chain of them does; of profile fast, it needs no weights."""
-    from p2psync.engines.offline import commands as offline
+    from p2psync.engines.offline import delta_commands as offline
 
     with _stoppable(), output.progress("squash") as progress:
         made = offline.squash(deltas, out, base=base, force=force, progress=progress)
@@ -95,7 +95,7 @@ def squash(
 @app.command("invert")
 def invert(delta: Delta, out: Out, base: Base = None, force: Force = False, json: JsonTarget = None) -> None:
     """Write the delta that undoes another; of profile fast, it needs no weights."""
-    from p2psync.engines.offline import commands as offline
+    from p2psync.engines.offline import delta_commands as offline
 
     with _stoppable(), output.progress("invert") as progress:
         made = offline.invert(delta, out, base=base, force=force, progress=progress)

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from p2psync.delta.tensors import DTYPE_BITS, Kind, TensorSpec
-from p2psync.engines.offline import commands as offline
+from p2psync.engines.offline import delta_commands as offline
 
 
 class Tensor(NamedTuple):

@@ -28,7 +28,7 @@ from offline_parts import (
 from safetensors.numpy import save_file
 
 from p2psync.delta.tensors import DTYPE_BITS
-from p2psync.engines.offline import commands as offline
+from p2psync.engines.offline import delta_commands as offline
 from p2psync.store import encoding
 
 exactly = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

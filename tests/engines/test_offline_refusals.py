@@ -16,7 +16,7 @@ from offline_parts import Files, bf16, contents, model, round_trip, safetensors,
 
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 from p2psync.engines.checkpoint.layout import Layout
-from p2psync.engines.offline import commands as offline
+from p2psync.engines.offline import delta_commands as offline
 from p2psync.errors import (
     BaseMismatchError,
     DigestMismatchError,

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from offline_parts import Files, Tensor, checkpoints, contents, model, safetensors, scratch, step, successors, write
 
-from p2psync.engines.offline import commands as offline
+from p2psync.engines.offline import delta_commands as offline
 from p2psync.errors import BaseMismatchError, P2PSyncError, UsageError
 
 

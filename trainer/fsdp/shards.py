@@ -15,10 +15,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.module.entries import Entry
 from p2psync.engines.module.live_tensors import host_units
 from p2psync.engines.module.masters import rounded_units
 from p2psync.engines.module.table import Names, module_table
+from p2psync.engines.module.table_rows import Entry
 from p2psync.errors import UsageError
 from p2psync.trainer.fsdp.stretches import Stretches
 

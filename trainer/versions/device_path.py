@@ -15,11 +15,11 @@ import torch
 from p2psync.delta.extract import Found
 from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import TensorSpec
-from p2psync.engines.device import gather as device_move
+from p2psync.engines.device import unit_transfer as device_move
 from p2psync.engines.device.buffers import SIGNED
 from p2psync.engines.device.extract import DeviceExtraction
 from p2psync.engines.device.finder import Pair
-from p2psync.engines.device.gather import Place
+from p2psync.engines.device.unit_transfer import Place
 from p2psync.engines.module.live_tensors import flat_bits
 from p2psync.engines.module.masters import find_rounded
 from p2psync.protocol.versions import Position

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from p2psync.engines.device.gather import Group
+from p2psync.engines.device.unit_transfer import Group
 
 #: Units that a program moves.
 TILE = 1024

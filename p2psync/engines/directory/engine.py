@@ -32,7 +32,7 @@ import msgspec
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.base import ChunkReader, Commit, Data, Position, Step, rows_after
 from p2psync.engines.checkpoint.files import Checkpoint
-from p2psync.engines.directory.patch import Hook, LocalCopy, Patch
+from p2psync.engines.directory.in_place_apply import Hook, LocalCopy, Patch
 from p2psync.engines.directory.seals import NO_SEAL, seal_of
 from p2psync.engines.directory.slots import (
     check_room,

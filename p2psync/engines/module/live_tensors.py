@@ -14,9 +14,9 @@ from p2psync.delta.algebra import gather, scatter
 from p2psync.delta.block import Block
 from p2psync.delta.digest import digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
-from p2psync.engines.device import gather as device_move
+from p2psync.engines.device import unit_transfer as device_move
 from p2psync.engines.device.buffers import SIGNED
-from p2psync.engines.device.gather import Place
+from p2psync.engines.device.unit_transfer import Place
 from p2psync.errors import EngineError
 
 __all__ = [

@@ -23,7 +23,7 @@ from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_fr
 from p2psync.delta.kernels.weights import address, scatter_places
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.engines.base import Data, Step
-from p2psync.engines.device.gather import DEVICE_BYTES, Place, gather, prepare
+from p2psync.engines.device.unit_transfer import DEVICE_BYTES, Place, gather, prepare
 from p2psync.engines.module.live_tensors import LiveTensor, Positions
 from p2psync.engines.module.misfit import misfit
 from p2psync.errors import EngineError, MisfitError

@@ -18,10 +18,10 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from p2psync.delta.tensors import TensorSpec
-from p2psync.engines.module.entries import Entry, Storage, by_spec, storage_of, without_aliases
 from p2psync.engines.module.memory_maps import first_unwritable
 from p2psync.engines.module.names import Names, Renaming, Slot, depends_on_state, inner_key, module_tree, slots
 from p2psync.engines.module.storage_views import Relation, StorageView, relation
+from p2psync.engines.module.table_rows import Entry, Storage, by_spec, storage_of, without_aliases
 from p2psync.engines.module.tensor_refusals import module_refusal, refusal, storage_view
 from p2psync.errors import ModuleError
 

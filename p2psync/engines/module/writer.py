@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from p2psync.delta.tensors import Units
-from p2psync.engines.device import gather as device_move
+from p2psync.engines.device import unit_transfer as device_move
 from p2psync.engines.module.staging import Change, prepare_writes
 from p2psync.errors import EngineError
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from p2psync.delta.digest import MODULUS, digest_change, digest_units
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.device import gather as device_move
-from p2psync.engines.device.gather import Place
+from p2psync.engines.device import unit_transfer as device_move
+from p2psync.engines.device.unit_transfer import Place
 from p2psync.engines.module.live_tensors import live_tensor, torch_dtype
 from p2psync.engines.module.staging import Change, grouped_writes
 from p2psync.engines.module.writer import Write, Writer, undo_writes

@@ -27,10 +27,10 @@ import torch  # noqa: E402
 from device_parts import CPU, GRID, WIDTHS, assert_same, masters, on_cpu, pairs_of, tensor_of, versions  # noqa: E402
 
 from p2psync.delta.digest import digest_units  # noqa: E402
-from p2psync.engines.device import gather as device_move  # noqa: E402
+from p2psync.engines.device import unit_transfer as device_move
 from p2psync.engines.device.extract import DeviceExtraction  # noqa: E402
 from p2psync.engines.device.finder import Pair, nan_bits  # noqa: E402
-from p2psync.engines.device.gather import Place  # noqa: E402
+from p2psync.engines.device.unit_transfer import Place  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 

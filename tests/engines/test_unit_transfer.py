@@ -11,8 +11,8 @@ from engine_parts import Run, bring, digest_of, put_all
 from module_parts import Policy, Version, anchor, bits, stepped, version_of, weights
 
 from p2psync.engines.base import Position
-from p2psync.engines.device import gather as device_move
-from p2psync.engines.device.gather import Place
+from p2psync.engines.device import unit_transfer as device_move
+from p2psync.engines.device.unit_transfer import Place
 from p2psync.engines.module import engine as module
 from p2psync.engines.module import staging
 from p2psync.engines.module.engine import ModuleEngine
