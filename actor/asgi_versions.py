@@ -13,26 +13,26 @@ from typing import Any
 import msgspec
 
 from p2psync.actor.demand import (
-    Demand,
-    Reading,
-    Unmet,
+    LiveReading,
+    UnmetDemand,
+    VersionDemand,
+    changed_during,
     demand_of,
     end_headers,
-    moved,
     refusal_headers,
-    span,
     start_headers,
-    unmet,
+    unmet_demand,
+    version_span,
 )
 from p2psync.actor.live_version import LiveVersion
-from p2psync.actor.stream_trailer import EndMark
+from p2psync.actor.stream_trailer import StreamTrailer
 from p2psync.errors import EngineError, P2PSyncError
 from p2psync.net.hub_wire import encode_error, status_of
 
 #: Paths that begin so are answered with versions.
-INFERENCE = ("/v1/", "/inference/")
+INFERENCE_PATHS = ("/v1/", "/inference/")
 #: Where the application's state holds the `LiveVersion`; nothing: this process does not conduct.
-STATE = "p2psync_live"
+STATE_ATTRIBUTE = "p2psync_live"
 _Message = MutableMapping[str, Any]
 _Send = Callable[[_Message], Awaitable[None]]
 
@@ -45,20 +45,20 @@ class VersionMiddleware:
 
     async def __call__(self, scope: _Message, receive: Callable[[], Awaitable[_Message]], send: _Send) -> None:
         """One request. Without a version, and without a demand for one, the engine answers as it would alone."""
-        if scope["type"] != "http" or not scope["path"].startswith(INFERENCE):
+        if scope["type"] != "http" or not scope["path"].startswith(INFERENCE_PATHS):
             return await self._app(scope, receive, send)
-        live: LiveVersion | None = getattr(scope["app"].state, STATE, None)
+        live: LiveVersion | None = getattr(scope["app"].state, STATE_ATTRIBUTE, None)
         try:
             demand = demand_of(_headers(scope["headers"]))
             start = await _read(live)
-            if start is None and demand != Demand():
+            if start is None and demand != VersionDemand():
                 raise EngineError("this process does not know which version is live: serve with one API process")
         except P2PSyncError as error:
             status = 502 if isinstance(error, EngineError) else status_of(error)
             return await _answer(send, status, encode_error(error), {})
-        if live is None or start is None or (start.position is None and demand == Demand()):
+        if live is None or start is None or (start.position is None and demand == VersionDemand()):
             return await self._app(scope, receive, send)
-        if (refusal := unmet(demand, start.position)) is not None:
+        if (refusal := unmet_demand(demand, start.position)) is not None:
             return await _refuse(send, refusal)
         return await self._app(scope, receive, _Marked(live, demand, start, send).send)
 
@@ -66,10 +66,10 @@ class VersionMiddleware:
 class _Marked:
     """One answer. Streams go on as they come, and end with their mark; others are held until their end is known."""
 
-    def __init__(self, live: LiveVersion, demand: Demand, start: Reading, send: _Send) -> None:
+    def __init__(self, live: LiveVersion, demand: VersionDemand, start: LiveReading, send: _Send) -> None:
         self._live, self._demand, self._start, self._send = live, demand, start, send
         self._begin: _Message = {}
-        self._mark: EndMark | None = None
+        self._mark: StreamTrailer | None = None
         self._body = b""
 
     async def send(self, message: _Message) -> None:
@@ -88,23 +88,23 @@ class _Marked:
         headers = _headers(message.get("headers", ()))
         kind = headers.get("content-type", "").split(";")[0].strip()
         self._begin = dict(message)
-        if EndMark.can_mark(kind):
-            self._mark = EndMark(kind)
+        if StreamTrailer.can_carry(kind):
+            self._mark = StreamTrailer(kind)
             await self._send_begin(start_headers(self._start), without=b"content-length")
 
-    async def _part(self, mark: EndMark, message: _Message) -> None:
+    async def _part(self, mark: StreamTrailer, message: _Message) -> None:
         body, more = mark.feed(message.get("body", b"")), bool(message.get("more_body", False))
         if not more:
-            body += mark.finish(span(self._start, await self._live.read()))
+            body += mark.finish(version_span(self._start, await self._live.read()))
         if body or not more:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def _whole(self) -> None:
         end = await self._live.read()
-        if (refusal := moved(self._demand, self._start, end)) is not None:
+        if (refusal := changed_during(self._demand, self._start, end)) is not None:
             await _refuse(self._send, refusal)
             return
-        await self._send_begin({**start_headers(self._start), **end_headers(span(self._start, end))})
+        await self._send_begin({**start_headers(self._start), **end_headers(version_span(self._start, end))})
         await self._send({"type": "http.response.body", "body": self._body})
 
     async def _send_begin(self, added: Mapping[str, str], without: bytes = b"") -> None:
@@ -112,14 +112,14 @@ class _Marked:
         await self._send({**self._begin, "headers": [*kept, *_encoded(added)]})
 
 
-async def _read(live: LiveVersion | None) -> Reading | None:
+async def _read(live: LiveVersion | None) -> LiveReading | None:
     """What is live; None where nobody knows, because commits are conducted elsewhere, or no more."""
     with suppress(EngineError):
         return None if live is None else await live.read()
     return None
 
 
-async def _refuse(send: _Send, refusal: Unmet) -> None:
+async def _refuse(send: _Send, refusal: UnmetDemand) -> None:
     await _answer(send, 409, msgspec.json.encode(refusal), refusal_headers(refusal, 1.0))
 
 

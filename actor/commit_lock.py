@@ -1,8 +1,8 @@
 """Who may use the live weights when: readers together, or one commit alone, and a commit never waits for long.
 
 A commit that waits keeps new readers out, so that a loop that reads without pause does not starve it: it waits for the
-readers of the moment and no others. A reader inside may enter again. Readers are threads (`held`) or coroutines
-(`holding`).
+readers of the moment and no others. A reader inside may enter again. Readers are threads (`read_lock`) or coroutines
+(`read_lock_async`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _at_once() -> bool:
     return True
 
 
-class Gate:
+class CommitLock:
     """Any number of readers, or one writer, who goes first."""
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Gate:
         return self._commits
 
     @property
-    def wanted(self) -> bool:
+    def write_requested(self) -> bool:
         """Whether a writer waits or is inside."""
         return self._writers > 0
 
     @contextmanager
-    def held(self, ready: Callable[[], bool] = _at_once) -> Iterator[None]:
+    def read_lock(self, ready: Callable[[], bool] = _at_once) -> Iterator[None]:
         """Keep writers out meanwhile. Waits until `ready` (see `look`). Raises what `end` was given."""
         me = threading.get_ident()
         with self._changed:
@@ -55,8 +55,8 @@ class Gate:
             self._leave(me)
 
     @asynccontextmanager
-    async def holding(self, ready: Callable[[], bool] = _at_once) -> AsyncIterator[None]:
-        """`held`, for a coroutine; each entry is a reader of its own, so it must not enter again inside."""
+    async def read_lock_async(self, ready: Callable[[], bool] = _at_once) -> AsyncIterator[None]:
+        """`read_lock`, for a coroutine; each entry is a reader of its own, so it must not enter again inside."""
         me, loop = object(), asyncio.get_running_loop()
         while True:
             with self._changed:
@@ -71,7 +71,7 @@ class Gate:
             self._leave(me)
 
     @contextmanager
-    def closed(self) -> Iterator[float]:
+    def write_lock(self) -> Iterator[float]:
         """Keep readers out meanwhile; waits for those inside, however long they stay.
 
         Gives the moment (`time.perf_counter`) since which readers have had to wait: while the writer waits for the end
@@ -91,8 +91,8 @@ class Gate:
                 self._wake()
 
     @asynccontextmanager
-    async def closing(self) -> AsyncIterator[None]:
-        """`closed`, for a coroutine."""
+    async def write_lock_async(self) -> AsyncIterator[None]:
+        """`write_lock`, for a coroutine."""
         loop = asyncio.get_running_loop()
         with self._changed:
             self._writers += 1

@@ -28,21 +28,21 @@ LIVE_VERSION = "P2PSync-Live-Version"
 Reason = Literal["not_yet", "passed", "moved"]
 
 
-class Demand(msgspec.Struct, frozen=True, kw_only=True):
+class VersionDemand(msgspec.Struct, frozen=True, kw_only=True):
     """What a request wants; None: anything."""
 
     minimum: int | None = None
     exact: int | None = None
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class LiveReading(msgspec.Struct, frozen=True, kw_only=True):
     """What was live at a moment without a commit, and how many commits there had been."""
 
     position: Position | None
     commits: int
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
     """Under which versions an answer was made. Digests in hex. commits: during it."""
 
     start_version: int
@@ -52,7 +52,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     commits: int
 
 
-class Unmet(msgspec.Struct, frozen=True, kw_only=True):
+class UnmetDemand(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a 409. live: None before the first version. retry: whether the same actor may be asked again."""
 
     error: str = "version_unmet"
@@ -63,15 +63,15 @@ class Unmet(msgspec.Struct, frozen=True, kw_only=True):
     retry: bool
 
 
-def demand_of(headers: Mapping[str, str]) -> Demand:
+def demand_of(headers: Mapping[str, str]) -> VersionDemand:
     """What a request's headers want. Raises `FormatError`."""
     minimum, exact = _number(headers, MIN_HEADER), _number(headers, EXACT_HEADER)
     if minimum is not None and exact is not None:
         raise FormatError(f"{MIN_HEADER} and {EXACT_HEADER}: ask for one of them")
-    return Demand(minimum=minimum, exact=exact)
+    return VersionDemand(minimum=minimum, exact=exact)
 
 
-def unmet(demand: Demand, live: Position | None) -> Unmet | None:
+def unmet_demand(demand: VersionDemand, live: Position | None) -> UnmetDemand | None:
     """Why the demand is not met by what is live; None if it is. Nothing is met before the first version."""
     version = None if live is None else live.version
     if version is None or (demand.minimum is not None and version < demand.minimum):
@@ -81,7 +81,7 @@ def unmet(demand: Demand, live: Position | None) -> Unmet | None:
     return None
 
 
-def moved(demand: Demand, start: Reading, end: Reading) -> Unmet | None:
+def changed_during(demand: VersionDemand, start: LiveReading, end: LiveReading) -> UnmetDemand | None:
     """Why an answer that was begun rightly is not what was asked for; None if it is.
 
     Only an exact version can be missed, and is already when a commit came in between and was rolled back.
@@ -92,10 +92,10 @@ def moved(demand: Demand, start: Reading, end: Reading) -> Unmet | None:
     return _refusal(demand, version, "moved" if version is not None and version <= demand.exact else "passed")
 
 
-def span(start: Reading, end: Reading) -> Span:
+def version_span(start: LiveReading, end: LiveReading) -> VersionSpan:
     """What an answer says of its versions. Both readings found a version."""
     assert start.position is not None and end.position is not None
-    return Span(
+    return VersionSpan(
         start_version=start.position.version,
         start_digest=start.position.digest.hex(),
         end_version=end.position.version,
@@ -104,18 +104,18 @@ def span(start: Reading, end: Reading) -> Span:
     )
 
 
-def start_headers(start: Reading) -> dict[str, str]:
+def start_headers(start: LiveReading) -> dict[str, str]:
     """What is said when an answer begins."""
     assert start.position is not None
     return {START_VERSION: str(start.position.version), START_DIGEST: start.position.digest.hex()}
 
 
-def end_headers(found: Span) -> dict[str, str]:
+def end_headers(found: VersionSpan) -> dict[str, str]:
     """What is said when an answer's end is known before it is sent."""
     return {END_VERSION: str(found.end_version), END_DIGEST: found.end_digest, COMMITS: str(found.commits)}
 
 
-def refusal_headers(refusal: Unmet, after: float) -> dict[str, str]:
+def refusal_headers(refusal: UnmetDemand, after: float) -> dict[str, str]:
     """What is said with a 409. after: seconds until a version that is not there yet may be."""
     headers = {} if refusal.live is None else {LIVE_VERSION: str(refusal.live)}
     if refusal.retry:
@@ -123,8 +123,8 @@ def refusal_headers(refusal: Unmet, after: float) -> dict[str, str]:
     return headers
 
 
-def _refusal(demand: Demand, live: int | None, reason: Reason) -> Unmet:
-    return Unmet(reason=reason, live=live, minimum=demand.minimum, exact=demand.exact, retry=reason != "passed")
+def _refusal(demand: VersionDemand, live: int | None, reason: Reason) -> UnmetDemand:
+    return UnmetDemand(reason=reason, live=live, minimum=demand.minimum, exact=demand.exact, retry=reason != "passed")
 
 
 def _number(headers: Mapping[str, str], name: str) -> int | None:

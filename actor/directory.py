@@ -7,7 +7,7 @@ from pathlib import Path
 from p2psync.actor.node import chunk_reader
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.directory.engine import DirectoryEngine
-from p2psync.engines.directory.state import Home
+from p2psync.engines.directory.state import EngineDirectory
 from p2psync.store.packs import Store
 
 
@@ -17,7 +17,7 @@ def local_digest(into: Path, base: Path | None) -> str:
     Reads every byte of it. Raises `FormatError` if it is no sound checkpoint, `EngineError` if `into/current` is not
     one of ours; nothing was made yet.
     """
-    home = Home(into)
+    home = EngineDirectory(into)
     if base is None or home.link.is_symlink():
         return ""
     with Checkpoint.open(base) as checkpoint:

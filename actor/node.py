@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from p2psync.arguments import as_directory, as_public_keys
-from p2psync.engines.base import Closing, Engine, Inspecting
+from p2psync.engines.base import ClosableEngine, Engine, InspectableEngine
 from p2psync.engines.relay import RelayEngine
 from p2psync.errors import UsageError
 from p2psync.membership.records import NodeInfo, Role
@@ -37,7 +37,7 @@ from p2psync.swarm.follower import Follower
 from p2psync.swarm.node import NodeConfig, NodeCore
 
 #: How often an engine looks for damage (seconds): a `stat` of each file, readers see a damage for so long.
-INSPECT_EVERY = 1.0
+INSPECT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +114,8 @@ class ActorNode:
         try:
             self._engine = await asyncio.to_thread(self._engine_of, self.store)
             local = self._local_digest
-            if not local and isinstance(self._engine, Inspecting):
-                local = await asyncio.to_thread(self._engine.at_hand)
+            if not local and isinstance(self._engine, InspectableEngine):
+                local = await asyncio.to_thread(self._engine.unidentified_digest)
             follower = Follower(self.engine.position, local, follow=parse_follow(config.follow_run))
             info = NodeInfo(
                 node=self._identity(),
@@ -170,16 +170,16 @@ class ActorNode:
         await self.runner.until_broken()
 
     def _close(self) -> None:
-        if isinstance(self._engine, Closing):
+        if isinstance(self._engine, ClosableEngine):
             self._engine.close()
         self.store.close()
 
     async def _inspect(self) -> None:
         """Look at what is on disk every second, at names, sizes and times alone."""
         assert self.runner.driver is not None
-        while isinstance(self.engine, Inspecting):
+        while isinstance(self.engine, InspectableEngine):
             await self.runner.driver.inspect()
-            await asyncio.sleep(INSPECT_EVERY)
+            await asyncio.sleep(INSPECT_SECONDS)
 
     async def _scrub(self) -> None:
         from p2psync.actor.scrub import Scrubber  # loads numba, which a relay does without
@@ -187,7 +187,7 @@ class ActorNode:
         assert self.runner.driver is not None
 
         def doubt(position: Position) -> None:
-            if not isinstance(self.engine, Inspecting):  # else it has taken its own look, and fallen back
+            if not isinstance(self.engine, InspectableEngine):  # else it has taken its own look, and fallen back
                 self.runner.doubt(f"bits of version {position.version} were damaged here; fetching it anew", None)
 
         follower = self.runner.core.follower
@@ -231,7 +231,7 @@ class ActorNode:
         return identity.node
 
 
-def relay(config: ActorConfig, *, on_event: Callable[[Event], None] = lambda event: None) -> ActorNode:
+def make_relay(config: ActorConfig, *, on_event: Callable[[Event], None] = lambda event: None) -> ActorNode:
     """A relay: it fetches and serves what an actor would, and keeps no weights."""
     config = dataclasses.replace(config, role="relay")
     return ActorNode(config, lambda packs: RelayEngine(config.store / "relay.json", packs), on_event=on_event)

@@ -11,12 +11,12 @@ from collections.abc import AsyncGenerator, Mapping
 import aiohttp
 from yarl import URL
 
-from p2psync.actor.rollout_server import Answered, Asked
+from p2psync.actor.rollout_server import RolloutAnswer, RolloutRequest
 from p2psync.errors import EngineError, UsageError
 from p2psync.net.hub_wire import NotFoundError, one_line
 
 #: Paths that begin so are passed on.
-INFERENCE = ("/v1/",)
+INFERENCE_PATHS = ("/v1/",)
 #: Headers that belong to one connection, or that are made anew.
 _OWN = frozenset(
     {
@@ -30,7 +30,7 @@ _OWN = frozenset(
 class ProxyEngine:
     """Passes requests on to `url`. An async context manager, or `close` it."""
 
-    def __init__(self, url: str, *, paths: tuple[str, ...] = INFERENCE, silence: float = 600.0) -> None:
+    def __init__(self, url: str, *, paths: tuple[str, ...] = INFERENCE_PATHS, silence: float = 600.0) -> None:
         """paths: what is passed on begins with one of these. silence: seconds for which the server may say nothing."""
         self._url = URL(url)
         if self._url.scheme not in ("http", "https") or not self._url.host:
@@ -50,7 +50,7 @@ class ProxyEngine:
         if self._session is not None:
             await self._session.close()
 
-    async def __call__(self, asked: Asked) -> Answered:
+    async def __call__(self, asked: RolloutRequest) -> RolloutAnswer:
         """See `RolloutEngine`. Raises `EngineError` where the server cannot be reached."""
         if not asked.path.startswith(self._paths) or "/.." in asked.path:
             raise NotFoundError(f"{one_line(asked.path)[:80]} is not passed on; inference is at {self._paths[0]}")
@@ -70,7 +70,7 @@ class ProxyEngine:
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineError(f"the engine at {self._url} does not answer: {one_line(str(error))}") from None
-        return Answered(
+        return RolloutAnswer(
             body=_parts(response),
             status=response.status,
             content_type=response.content_type,

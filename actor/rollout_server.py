@@ -18,20 +18,20 @@ import msgspec
 from aiohttp import web
 
 from p2psync.actor.demand import (
-    Demand,
-    Reading,
-    Span,
-    Unmet,
+    LiveReading,
+    UnmetDemand,
+    VersionDemand,
+    VersionSpan,
+    changed_during,
     demand_of,
     end_headers,
-    moved,
     refusal_headers,
-    span,
     start_headers,
-    unmet,
+    unmet_demand,
+    version_span,
 )
-from p2psync.actor.live_version import Live
-from p2psync.actor.stream_trailer import EndMark
+from p2psync.actor.live_version import LiveVersionReader
+from p2psync.actor.stream_trailer import StreamTrailer
 from p2psync.errors import EngineError, P2PSyncError
 from p2psync.net.hub_wire import TooLargeError, encode_error, read_bounded, status_of
 
@@ -41,7 +41,7 @@ MAX_ANSWER = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class RolloutRequest:
     """A request as an engine sees it. path: with its query."""
 
     method: str
@@ -51,7 +51,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
+class RolloutAnswer:
     """An engine's answer. body: whole, or as it comes."""
 
     body: bytes | AsyncGenerator[bytes, None]
@@ -63,16 +63,16 @@ class Answered:
 class RolloutEngine(Protocol):
     """Answers requests; cancelled when the asker hangs up."""
 
-    async def __call__(self, asked: Asked) -> Answered:
+    async def __call__(self, asked: RolloutRequest) -> RolloutAnswer:
         """Raises `P2PSyncError`."""
 
 
-class RolloutFace:
+class RolloutServer:
     """Serves an engine. To be used on one loop."""
 
     def __init__(
         self,
-        live: Live,
+        live: LiveVersionReader,
         engine: RolloutEngine,
         *,
         hold: bool = False,
@@ -127,13 +127,13 @@ class RolloutFace:
         if body is None:
             raise TooLargeError(f"a request of more than {MAX_REQUEST} bytes")
         async with self._begun() as start:
-            if (refusal := unmet(demand, start.position)) is not None:
+            if (refusal := unmet_demand(demand, start.position)) is not None:
                 return self._refuse(refusal)
-            asked = Asked(method=request.method, path=request.path_qs, headers=request.headers, body=body)
+            asked = RolloutRequest(method=request.method, path=request.path_qs, headers=request.headers, body=body)
             answered = await self._engine(asked)
             if isinstance(answered.body, bytes):
                 return await self._whole(demand, start, answered, answered.body)
-            if EndMark.can_mark(answered.content_type):
+            if StreamTrailer.can_carry(answered.content_type):
                 return await self._stream(request, start, answered, answered.body)
             whole = await read_bounded(answered.body, MAX_ANSWER)
             if whole is None:
@@ -141,21 +141,23 @@ class RolloutFace:
             return await self._whole(demand, start, answered, whole)
 
     @asynccontextmanager
-    async def _begun(self) -> AsyncIterator[Reading]:
+    async def _begun(self) -> AsyncIterator[LiveReading]:
         if self._hold:
             async with self._live.hold() as reading:
                 yield reading
         else:
             yield await self._live.read()
 
-    async def _span(self, start: Reading) -> tuple[Reading, Span]:
+    async def _span(self, start: LiveReading) -> tuple[LiveReading, VersionSpan]:
         # Who holds the gate need not enter it again, and must not: a commit that waits keeps new readers out.
         end = start if self._hold else await self._live.read()
-        return end, span(start, end)
+        return end, version_span(start, end)
 
-    async def _whole(self, demand: Demand, start: Reading, answered: Answered, body: bytes) -> web.Response:
+    async def _whole(
+        self, demand: VersionDemand, start: LiveReading, answered: RolloutAnswer, body: bytes
+    ) -> web.Response:
         end, found = await self._span(start)
-        if (refusal := moved(demand, start, end)) is not None:
+        if (refusal := changed_during(demand, start, end)) is not None:
             return self._refuse(refusal)
         return web.Response(
             body=body,
@@ -165,12 +167,12 @@ class RolloutFace:
         )
 
     async def _stream(
-        self, request: web.Request, start: Reading, answered: Answered, parts: AsyncGenerator[bytes, None]
+        self, request: web.Request, start: LiveReading, answered: RolloutAnswer, parts: AsyncGenerator[bytes, None]
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=answered.status, headers={**answered.headers, **start_headers(start)})
         response.content_type = answered.content_type
         await response.prepare(request)
-        mark = EndMark(answered.content_type)
+        mark = StreamTrailer(answered.content_type)
         try:
             async with aclosing(parts):
                 async for part in parts:
@@ -186,7 +188,7 @@ class RolloutFace:
         await response.write_eof()
         return response
 
-    def _refuse(self, refusal: Unmet) -> web.Response:
+    def _refuse(self, refusal: UnmetDemand) -> web.Response:
         headers = refusal_headers(refusal, self._retry_after())
         return web.Response(
             status=409, body=msgspec.json.encode(refusal), content_type="application/json", headers=headers

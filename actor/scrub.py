@@ -20,10 +20,10 @@ from p2psync.errors import P2PSyncError
 from p2psync.protocol.versions import Position
 
 #: The pause after each tensor is at least this (seconds), so that small models are not read all the time.
-LEAST_PAUSE = 0.05
+MIN_PAUSE_SECONDS = 0.05
 
 
-class InWorker(Protocol):
+class EngineThread(Protocol):
     """Calls something in the engine's thread."""
 
     def __call__(self, call: Callable[[], int | None]) -> Awaitable[int | None]:
@@ -33,7 +33,9 @@ class InWorker(Protocol):
 class Scrubber:
     """Scrubs one engine."""
 
-    def __init__(self, engine: Engine, in_worker: InWorker, share: float, least_pause: float = LEAST_PAUSE) -> None:
+    def __init__(
+        self, engine: Engine, in_worker: EngineThread, share: float, least_pause: float = MIN_PAUSE_SECONDS
+    ) -> None:
         """share: of the engine thread's time, above 0 and at most 1."""
         self._engine = engine
         self._in_worker = in_worker

@@ -14,26 +14,26 @@ import re
 
 import msgspec
 
-from p2psync.actor.demand import Span
+from p2psync.actor.demand import VersionSpan
 
 _DONE = b"data: [DONE]"
 _AT_LINE, _AFTER_LINE = re.compile(rb"(?:\A|\n)(data: \[DONE\])"), re.compile(rb"\n(data: \[DONE\])")
 _LINE = re.compile(rb"^(?:: p2psync (\{.*\})|\{\"p2psync\":(\{.*\})\})\r?$", re.MULTILINE)
-EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+EVENT_STREAM, JSON_LINES = "text/event-stream", "application/x-ndjson"
 
 
-class EndMark:
+class StreamTrailer:
     """One stream. What `feed` gives is to be sent; only what could be the beginning of the end is kept back."""
 
     def __init__(self, content_type: str) -> None:
-        self._events = content_type == EVENTS
+        self._events = content_type == EVENT_STREAM
         self._kept = b""
         self._at_line = True  # the kept bytes begin a line
 
     @staticmethod
-    def can_mark(content_type: str) -> bool:
+    def can_carry(content_type: str) -> bool:
         """Whether streams of this type have a place for it."""
-        return content_type in (EVENTS, LINES, "application/jsonl")
+        return content_type in (EVENT_STREAM, JSON_LINES, "application/jsonl")
 
     def feed(self, data: bytes) -> bytes:
         """Bytes of the engine's; returns bytes to send now."""
@@ -48,7 +48,7 @@ class EndMark:
             self._at_line = data[:at].endswith(b"\n")
         return data[:at]
 
-    def finish(self, found: Span) -> bytes:
+    def finish(self, found: VersionSpan) -> bytes:
         """The engine is through: the rest of the stream."""
         text = msgspec.json.encode(found)
         between = b"" if self._at_line else b"\n"
@@ -71,10 +71,10 @@ class EndMark:
         return len(data)
 
 
-def read_mark(stream: bytes) -> Span | None:
+def read_trailer(stream: bytes) -> VersionSpan | None:
     """What a whole stream, or its last part, says of its versions; None if it says nothing."""
     found = list(_LINE.finditer(stream))
     try:
-        return msgspec.json.decode(found[-1][1] or found[-1][2], type=Span) if found else None
+        return msgspec.json.decode(found[-1][1] or found[-1][2], type=VersionSpan) if found else None
     except msgspec.MsgspecError:
         return None

@@ -30,7 +30,7 @@ _MAX_GRANT_REPLY = MAX_GRANT_BYTES // 3 * 4 + (1 << 20)
 _PACK_FROM = 4 << 10
 _EXPECT_FROM = 64 << 10
 #: Pauses between tries (seconds): the first, and the longest; each is drawn from half of it to all.
-RETRY_FIRST, RETRY_LAST = 0.25, 8.0
+RETRY_MIN_SECONDS, RETRY_MAX_SECONDS = 0.25, 8.0
 _SERVER_ERRORS = frozenset({500, 502, 503, 504})
 
 
@@ -110,7 +110,7 @@ class WorkClient:
         body, packed = await self._prepare(result)
         head = ResultHead(work=work, item=item, version=version, digest=digest, tokens=tokens, packed=packed)
         loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + patience, RETRY_FIRST
+        deadline, pause = loop.time() + patience, RETRY_MIN_SECONDS
         while True:
             try:
                 return await self._offer(head, body)
@@ -120,7 +120,7 @@ class WorkClient:
                 if loop.time() + wait > deadline:
                     raise
             await asyncio.sleep(wait)
-            pause = min(RETRY_LAST, 2 * pause)
+            pause = min(RETRY_MAX_SECONDS, 2 * pause)
 
     async def _prepare(self, result: bytes) -> tuple[bytes, bool]:
         if len(result) > MAX_RESULT_BYTES:
@@ -150,4 +150,4 @@ def _seconds(answer: Answer) -> float:
     try:
         return min(max(float(answer.retry_after), 0.0), 60.0)
     except ValueError:
-        return RETRY_FIRST
+        return RETRY_MIN_SECONDS

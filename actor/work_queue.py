@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from p2psync.actor.work_client import RETRY_FIRST, RETRY_LAST, WorkClient
+from p2psync.actor.work_client import RETRY_MAX_SECONDS, RETRY_MIN_SECONDS, WorkClient
 from p2psync.errors import LeaseError, P2PSyncError
 from p2psync.membership.work import WorkItem
 from p2psync.net.background import BackgroundLoop
@@ -36,18 +36,18 @@ _MOST_AHEAD = 4
 #: Results on their way at once; `hand_in` waits while there are more.
 MAX_HANDING_IN = 64
 #: How long a lease waits at the ledger for work (seconds).
-WAIT = 20.0
+LEASE_WAIT_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Work:
+class ClaimedItem:
     """An item that is this node's. work: the id of its work lease."""
 
     work: str
     item: WorkItem
 
 
-def ahead(slots: int, began: deque[float], leases: deque[float]) -> int:
+def items_ahead(slots: int, began: deque[float], leases: deque[float]) -> int:
     """Items to hold beyond those in the making. began: when the last items were begun; leases: how long the last leases
     took (seconds)."""
     if len(began) < 2 or began[-1] <= began[0] or not leases:
@@ -76,7 +76,7 @@ class WorkQueue:
         self._slots = slots
         self._patience = patience
         self._changed = threading.Condition()
-        self._queue: deque[Work] = deque()
+        self._queue: deque[ClaimedItem] = deque()
         self._making: set[tuple[str, str]] = set()
         self._void: set[tuple[str, str]] = set()
         self._began: deque[float] = deque(maxlen=_REMEMBERED)
@@ -103,7 +103,7 @@ class WorkQueue:
         with self._changed:
             return self._outcomes.copy()
 
-    def take(self, timeout: float = math.inf) -> Work | None:
+    def take(self, timeout: float = math.inf) -> ClaimedItem | None:
         """The next item, to be begun at once; None if there is none for `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue, None if timeout == math.inf else timeout)
@@ -115,7 +115,7 @@ class WorkQueue:
         self._loop.soon(self._look)
         return work
 
-    def hand_in(self, work: Work, result: bytes, position: Position, tokens: int = 0) -> None:
+    def hand_in(self, work: ClaimedItem, result: bytes, position: Position, tokens: int = 0) -> None:
         """A result of `tokens` tokens, made under `position`. Waits only while very many are on their way."""
         with self._changed:
             self._making.discard(_key(work))
@@ -123,14 +123,14 @@ class WorkQueue:
         self._handing_in.acquire()
         self._loop.soon(lambda: self._deliver_soon(work, result, position, tokens))
 
-    def drop(self, work: Work) -> None:
+    def drop(self, work: ClaimedItem) -> None:
         """Give up an item that is `needless`."""
         with self._changed:
             self._making.discard(_key(work))
             self._void.discard(_key(work))
         self._loop.soon(self._look)
 
-    def needless(self, work: Work) -> bool:
+    def needless(self, work: ClaimedItem) -> bool:
         """Whether somebody else's result of this item counted, so that it need not be finished."""
         with self._changed:
             return _key(work) in self._void
@@ -153,11 +153,11 @@ class WorkQueue:
 
     def _room(self) -> int:
         with self._changed:
-            most = self._slots + ahead(self._slots, self._began, self._leases)
+            most = self._slots + items_ahead(self._slots, self._began, self._leases)
             return most - len(self._queue) - len(self._making)
 
     async def _lease_on(self) -> None:
-        pause = RETRY_FIRST
+        pause = RETRY_MIN_SECONDS
         while True:
             self._wanted.clear()
             if (room := self._room()) <= 0:
@@ -165,34 +165,34 @@ class WorkQueue:
                 continue
             try:
                 await self._lease(room)
-                pause = RETRY_FIRST
+                pause = RETRY_MIN_SECONDS
             except LeaseError:  # what was claimed under it is others' now
                 with self._changed:
                     self._queue.clear()
-                await asyncio.sleep(RETRY_FIRST)
+                await asyncio.sleep(RETRY_MIN_SECONDS)
             except P2PSyncError:
                 await asyncio.sleep(pause)
-                pause = min(RETRY_LAST, 2 * pause)
+                pause = min(RETRY_MAX_SECONDS, 2 * pause)
 
     async def _lease(self, room: int) -> None:
         lease, version = self._membership()
         if lease is None:
             raise LeaseError("not a member of the hub now")
         begun = time.monotonic()
-        grant = await self._client.lease(lease, room, WAIT, version)
+        grant = await self._client.lease(lease, room, LEASE_WAIT_SECONDS, version)
         with self._changed:
             if grant.items:
                 self._leases.append(time.monotonic() - begun)
-            self._queue.extend(Work(grant.work, item) for item in grant.items)
+            self._queue.extend(ClaimedItem(grant.work, item) for item in grant.items)
             self._changed.notify_all()
 
-    def _deliver_soon(self, work: Work, result: bytes, position: Position, tokens: int) -> None:
+    def _deliver_soon(self, work: ClaimedItem, result: bytes, position: Position, tokens: int) -> None:
         task = asyncio.get_running_loop().create_task(self._deliver(work, result, position, tokens))
         self._delivering.add(task)
         task.add_done_callback(self._delivering.discard)
         self._look()
 
-    async def _deliver(self, work: Work, result: bytes, position: Position, tokens: int) -> None:
+    async def _deliver(self, work: ClaimedItem, result: bytes, position: Position, tokens: int) -> None:
         outcome, void = "failed", list[str]()
         try:
             receipt = await self._client.deliver(
@@ -217,5 +217,5 @@ class WorkQueue:
         self._void |= {key for key in self._making if key[0] == work and key[1] in items}
 
 
-def _key(work: Work) -> tuple[str, str]:
+def _key(work: ClaimedItem) -> tuple[str, str]:
     return work.work, work.item.item

@@ -30,20 +30,20 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.v1.worker.worker_base import WorkerBase
 
 from p2psync.actor.node import ActorConfig, ActorNode
-from p2psync.actor.vllm import refusals as vllm_refusals
+from p2psync.actor.vllm.refusals import check_supported
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint
-from p2psync.engines.vllm.commit_handoff import Crossing
-from p2psync.engines.vllm.commit_notifier import Bell
-from p2psync.engines.vllm.derived_tensors import Derived, check_not_emptied
+from p2psync.engines.vllm.commit_handoff import CommitHandoff
+from p2psync.engines.vllm.commit_notifier import CommitNotifier
+from p2psync.engines.vllm.derived_tensors import DerivedTensors, check_not_emptied
 from p2psync.engines.vllm.engine import LiveEngine
-from p2psync.engines.vllm.equal_tensors import twins_of
+from p2psync.engines.vllm.equal_tensors import find_equal_tensors
 from p2psync.engines.vllm.live_map import check_whole
-from p2psync.engines.vllm.loader_probe import learn
-from p2psync.engines.vllm.nonfinite_caches import forget_wild
-from p2psync.engines.vllm.rank_writer import Hand
+from p2psync.engines.vllm.loader_probe import learn_live_map
+from p2psync.engines.vllm.nonfinite_caches import clear_nonfinite
+from p2psync.engines.vllm.rank_writer import RankWriter
 from p2psync.engines.vllm.ranks import Ranks
-from p2psync.engines.vllm.registered_tensors import Registered
+from p2psync.engines.vllm.registered_tensors import RegisteredTensors
 from p2psync.environment import Environment
 from p2psync.errors import EngineError, P2PSyncError, UnvouchedError, UsageError
 from p2psync.net.addresses import advertised_hosts, check_url, listen_host
@@ -105,20 +105,20 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         self._node: ActorNode | None = None
         self._loop: BackgroundLoop | None = None
         self._temporary: str | None = None
-        self._path = vllm_refusals.check(vllm_config)
+        self._path = check_supported(vllm_config)
         self._ranks = Ranks(self._rank(), vllm_config.parallel_config.world_size)
-        self._bell = Bell()
-        self._crossing = Crossing(self._bell.ring)
+        self._bell = CommitNotifier()
+        self._handoff = CommitHandoff(self._bell.ring)
         check_not_emptied(model)
-        registered = Registered(model)
-        parameters = registered.memories()
+        registered = RegisteredTensors(model)
+        parameters = registered.distinct_tensors()
         with Checkpoint.open(self._path) as checkpoint:
             specs = [spec for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
-            live = learn(registered.load, parameters, specs, checkpoint.units)
+            live = learn_live_map(registered.load, parameters, specs, checkpoint.units)
             registered.check_untouched()
             dropped = check_whole(self._ranks.maps(live))
-            derived = Derived(model, [parameters[live.parameters[number]] for number in live.used()])
-            self._ranks.hand = Hand(live, list(parameters.values()), derived=derived)
+            derived = DerivedTensors(model, [parameters[live.parameters[number]] for number in live.used()])
+            self._ranks.writer = RankWriter(live, list(parameters.values()), derived=derived)
             self._engine = self._engine_of(checkpoint, specs, dropped) if self._ranks.rank == 0 else None
         if self._ranks.rank:
             self._ranks.follow(self._note)
@@ -205,7 +205,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             "version": position.version if position is not None else None,
             "digest": position.digest.hex() if position is not None else "",
             "commits": self._commits,
-            "staged": self._crossing.version,
+            "staged": self._handoff.version,
             "bell": self._bell.address,
             "prefix_caching": bool(self.vllm_config.cache_config.enable_prefix_caching),
             "external_cache": self.vllm_config.kv_transfer_config is not None,
@@ -227,7 +227,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
     def shutdown(self) -> None:
         """Leave the swarm; the weights stay as they are. Again: no effect."""
         if self._node is not None and self._loop is not None:
-            self._crossing.close()
+            self._handoff.close()
             self._loop.call(self._bell.close())
             self._loop.call(self._node.stop())
             self._loop.close()
@@ -248,30 +248,30 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
                 return _DONE
             # A version may also become live without a commit: weights at hand can turn out to be it.
             left = deadline - time.monotonic()
-            if self._crossing.wait(min(_LOOK_EVERY, max(0.0, left))):
+            if self._handoff.wait(min(_LOOK_EVERY, max(0.0, left))):
                 return _COMMIT
             if left <= 0:
                 return _DONE if version < 0 else _LATE
 
     def _commit(self) -> None:
         self._commits += 1  # also if it fails: the weights were touched
-        wild = self._ranks.hand.wild
+        nonfinite = self._ranks.writer.nonfinite
         try:
             if self._engine is not None:
-                self._crossing.take()
+                self._handoff.take()
             else:
                 self._ranks.write()
         except UnvouchedError as error:
             self.refuse(str(error))
             raise
         # What one rank's part of the weights made reaches the caches of all.
-        if self._ranks.any(wild > 0):
+        if self._ranks.any(nonfinite > 0):
             layers = self.vllm_config.compilation_config.static_forward_context.values()
             caches = [getattr(layer, "kv_cache", None) for layer in layers]
-            cleared = forget_wild(caches, self.vllm_config.cache_config.cache_dtype)
+            cleared = clear_nonfinite(caches, self.vllm_config.cache_config.cache_dtype)
             logger.warning(
                 "p2psync: the version before had weights that are not finite (%d on this rank); %d values that it left "
-                "in the cache were cleared", wild, cleared,
+                "in the cache were cleared", nonfinite, cleared,
             )  # fmt: skip
 
     def refuse(self, reason: str) -> None:
@@ -293,11 +293,11 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
 
     def _engine_of(self, checkpoint: Checkpoint, specs: list[TensorSpec], dropped: list[TensorSpec]) -> LiveEngine:
         weights: dict[TensorSpec, Units] = {spec: np.array(checkpoint.units(spec)) for spec in specs}
-        twins = twins_of(dropped, weights)
+        equal_tensors = find_equal_tensors(dropped, weights)
         for spec in dropped:
-            if spec not in twins:
+            if spec not in equal_tensors:
                 logger.warning("p2psync: the model's loader leaves out %s, now and in every version", spec.name)
-        return LiveEngine(self._ranks, weights, checkpoint.blobs(), self._crossing, self.refuse, twins)
+        return LiveEngine(self._ranks, weights, checkpoint.blobs(), self._handoff, self.refuse, equal_tensors)
 
     def _rank(self) -> int:
         return int(self.parallel_config.rank)

@@ -15,17 +15,17 @@ import torch
 NAME = "p2psync"
 
 
-def chosen(vllm_config: Any) -> bool:
+def uses_backend(vllm_config: Any) -> bool:
     """Whether this engine was told to use the backend."""
     transfer = getattr(vllm_config, "weight_transfer_config", None)
     return transfer is not None and transfer.backend == NAME
 
 
-def is_loading_chosen() -> bool:
+def is_loading_for_backend() -> bool:
     """Whether the model that this thread builds or loads now is of an engine that uses the backend."""
     from vllm.config import get_current_vllm_config_or_none
 
-    return chosen(get_current_vllm_config_or_none())
+    return uses_backend(get_current_vllm_config_or_none())
 
 
 def keep_plain_weights() -> None:
@@ -45,7 +45,7 @@ def keep_plain_weights() -> None:
 def _plain_gemm(packing: Any) -> Any:
     @functools.wraps(packing)
     def dispatch(layer: Any, remove_weight: bool) -> None:
-        if not is_loading_chosen():
+        if not is_loading_for_backend():
             packing(layer, remove_weight)
             return
         if layer.weight.ndim != 2 and _has_native_convolution():
@@ -69,7 +69,7 @@ def _plain_experts(kernels: Any) -> Any:
     @functools.wraps(kernels)
     def choose(backend: Any) -> list[Any]:
         found: list[Any] = kernels(backend)
-        return [_plain(kind) for kind in found] if backend.name == "CPU" and is_loading_chosen() else found
+        return [_plain(kind) for kind in found] if backend.name == "CPU" and is_loading_for_backend() else found
 
     return choose
 

@@ -11,12 +11,12 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from p2psync.actor.vllm.plain_weights import NAME, chosen, is_loading_chosen, keep_plain_weights
+from p2psync.actor.vllm.plain_weights import NAME, is_loading_for_backend, keep_plain_weights, uses_backend
 
 #: Marks what stands in place of vLLM's own, so that it does so once.
 _MARK = "_p2psync"
 
-__all__ = ["NAME", "chosen", "register"]
+__all__ = ["NAME", "register", "uses_backend"]
 
 
 def register() -> None:
@@ -43,10 +43,10 @@ def _look_before_loading() -> None:
 
     @functools.wraps(load_weights)
     def load(self: Any, model: Any, model_config: Any) -> None:
-        if is_loading_chosen():
-            from p2psync.engines.vllm.derived_tensors import note_construction
+        if is_loading_for_backend():
+            from p2psync.engines.vllm.derived_tensors import record_construction
 
-            note_construction(model)
+            record_construction(model)
         load_weights(self, model, model_config)
 
     setattr(load, _MARK, True)

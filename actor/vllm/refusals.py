@@ -11,7 +11,7 @@ from p2psync.errors import EngineError
 FORMATS = ("auto", "hf", "safetensors")
 
 
-def check(vllm_config: Any) -> Path:
+def check_supported(vllm_config: Any) -> Path:
     """The directory of the model's checkpoint. Raises `EngineError` with the reason if the engine cannot be served."""
     parallel, model, load = vllm_config.parallel_config, vllm_config.model_config, vllm_config.load_config
     reasons = {

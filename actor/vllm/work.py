@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 
 import aiohttp
 
-from p2psync.actor.demand import Reading
+from p2psync.actor.demand import LiveReading
 from p2psync.actor.work_client import WorkClient
 from p2psync.errors import EngineError, LeaseError, UnvouchedError, UsageError
 from p2psync.membership.work import MAX_WORK_WAIT, Receipt, WorkGrant, WorkItem
@@ -34,7 +34,7 @@ _LOOK_EVERY = 0.05
 _LIMIT = aiohttp.ClientTimeout(total=60)
 
 
-class Member(Protocol):
+class EngineMember(Protocol):
     """What is asked of an engine here."""
 
     async def status(self) -> Status:
@@ -54,7 +54,7 @@ class EngineVersion:
         """status: of the controls of an engine, or `server_status` of a server that conducts itself."""
         self._status = status
 
-    async def read(self) -> Reading:
+    async def read(self) -> LiveReading:
         """What is live. Raises `UnvouchedError` if the engine serves no more, `EngineError` if it does not answer."""
         first = min(await self._status(), key=lambda rank: int(rank["rank"]))
         if first["refused"]:
@@ -63,10 +63,10 @@ class EngineVersion:
         if first["version"] is not None:
             digest = bytes.fromhex(first["digest"])
             position = Position(run=first["run"], epoch=first["epoch"], version=first["version"], digest=digest)
-        return Reading(position=position, commits=first["commits"])
+        return LiveReading(position=position, commits=first["commits"])
 
     @asynccontextmanager
-    async def hold(self) -> AsyncIterator[Reading]:
+    async def hold(self) -> AsyncIterator[LiveReading]:
         """Raises `UsageError`: vLLM keeps requests over a commit, and no request keeps a commit out."""
         raise UsageError("a vLLM engine holds no version for a request: ask for P2PSync-Exact-Version instead")
         yield
@@ -92,7 +92,7 @@ def server_status(url: str) -> Callable[[], Awaitable[Status]]:
 class EngineWork:
     """The ledger's work for one engine. An async context manager, to be used on one loop."""
 
-    def __init__(self, engine: Member, hub_url: str, token: str | None = None) -> None:
+    def __init__(self, engine: EngineMember, hub_url: str, token: str | None = None) -> None:
         """hub_url, token: as the engine joined with. Raises `UsageError` for a malformed url."""
         self._engine = engine
         self._hub = HubClient(hub_url, token)
@@ -118,7 +118,7 @@ class EngineWork:
             raise LeaseError("the engine is not a member of the hub now, or has no version yet")
         return await self._client.lease(lease, max_items, wait, position.version)
 
-    async def begin(self, grant: WorkGrant, item: WorkItem) -> Reading:
+    async def begin(self, grant: WorkGrant, item: WorkItem) -> LiveReading:
         """What is live, once that will do for the item: work that was put in ahead, for a version that is still to be
         made, is begun under one that is within the grant's staleness bound then, if that one was made already.
 

@@ -18,12 +18,12 @@ from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.protocol.versions import Position, Step
 
 __all__ = [
+    "ChunkBytes",
     "ChunkReader",
-    "Closing",
-    "Commit",
-    "Data",
+    "ClosableEngine",
+    "CommitResult",
     "Engine",
-    "Inspecting",
+    "InspectableEngine",
     "Position",
     "Stage",
     "Step",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class CommitResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a commit did. pause_seconds: how long readers of the live weights had to wait.
 
     stage_seconds: time spent decoding, reading old bits and checking the digest beside the live weights.
@@ -43,7 +43,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     stage_seconds: float
 
 
-Data = bytes | bytearray | memoryview
+ChunkBytes = bytes | bytearray | memoryview
 #: Reads a verified chunk that the store still holds: (manifest id, chunk index) → bytes, or None if it is gone.
 ChunkReader = Callable[[bytes, int], bytes | None]
 
@@ -54,13 +54,13 @@ class Stage(Protocol):
     def wanted(self, step: int) -> Sequence[int]:
         """Chunks of path[step] that must still be put: all of them, less what a local copy already covers."""
 
-    def put(self, step: int, chunks: Mapping[int, Data]) -> None:
+    def put(self, step: int, chunks: Mapping[int, ChunkBytes]) -> None:
         """Decode chunks of path[step] by index, already verified against its manifest, on all cores. Any order.
 
         Raises `FormatError` (the manifest's signer made a bad chunk) or `EngineError`.
         """
 
-    def commit(self) -> Commit:
+    def commit(self) -> CommitResult:
         """Make path[-1] live. All wanted chunks must have been put.
 
         Raises `DigestMismatchError` or `EngineError`; then what was live before is live, bit for bit.
@@ -105,7 +105,7 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Closing(Protocol):
+class ClosableEngine(Protocol):
     """An engine that holds something until it is closed."""
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Closing(Protocol):
 
 
 @runtime_checkable
-class Inspecting(Protocol):
+class InspectableEngine(Protocol):
     """An engine whose weights others can damage, such as files."""
 
     def inspect(self) -> list[str]:
@@ -123,7 +123,7 @@ class Inspecting(Protocol):
         Cheap, to be called every second. Returns what was found since the last call, a line each.
         """
 
-    def at_hand(self) -> str:
+    def unidentified_digest(self) -> str:
         """The digest (hex) of weights that are here though the record of what they are is lost, "" if there are none.
 
         Reads all of them. `adopt` takes them, once a version with that digest is known.

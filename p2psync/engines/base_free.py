@@ -17,7 +17,7 @@ from p2psync.delta.algebra import apply_block, reblock
 from p2psync.delta.block import Block
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint
-from p2psync.engines.compose import BASELESS, Delta, blocks_of, check_meet
+from p2psync.engines.compose import BASE_FREE_PROFILES, DeltaReader, check_chain, iter_blocks
 from p2psync.engines.offline.rebuild import check_base_table
 from p2psync.errors import BaseMismatchError, FormatError, UsageError
 from p2psync.store.deltafile import DeltaFile, DeltaFileWriter
@@ -25,12 +25,14 @@ from p2psync.store.disk import disk_errors
 from p2psync.store.encoding import DELTA_BLOCK, Encoding
 
 
-def needs_base(chain: Sequence[Delta]) -> bool:
+def needs_base(chain: Sequence[DeltaReader]) -> bool:
     """Whether some delta of the chain cannot be read without weights."""
-    return any(delta.manifest.profile not in BASELESS for delta in chain)
+    return any(delta.manifest.profile not in BASE_FREE_PROFILES for delta in chain)
 
 
-def baseless(chain: Sequence[DeltaFile], base: Checkpoint | None, place: Path, stack: ExitStack) -> list[Delta]:
+def make_base_free(
+    chain: Sequence[DeltaFile], base: Checkpoint | None, place: Path, stack: ExitStack
+) -> list[DeltaReader]:
     """The chain, or deltas that do the same, none of which needs weights.
 
     base: what the first delta starts from. place: a directory for scratch files; stack: closes what was opened. Raises
@@ -39,17 +41,17 @@ def baseless(chain: Sequence[DeltaFile], base: Checkpoint | None, place: Path, s
     """
     if not needs_base(chain):
         return list(chain)
-    tight = [i for i, delta in enumerate(chain) if delta.manifest.profile not in BASELESS]
+    tight = [i for i, delta in enumerate(chain) if delta.manifest.profile not in BASE_FREE_PROFILES]
     if base is None:
         raise UsageError(
             f"{chain[tight[0]].path} is of profile {chain[tight[0]].manifest.profile}, which is read against the "
             "weights it starts from: name the checkpoint that the first delta starts from, by --base"
         )
-    check_meet(chain)
+    check_chain(chain)
     check_base_table(base, chain[0])
     if base.digest() != chain[0].manifest.base_digest:
         raise BaseMismatchError(f"{base.root} is not the base of {chain[0].path}: name the one that it was made from")
-    found: list[Delta] = list(chain)
+    found: list[DeltaReader] = list(chain)
     scratch = _Scratch(base, place)
     for i, delta in enumerate(chain[: tight[-1] + 1]):
         rows = delta.manifest.rows()
@@ -81,7 +83,7 @@ class _Scratch:
                 raise FormatError(f"it asks for old bits of {rows[index].spec.name}, which has none")
             return self._units(rows[index].spec)
 
-        for block in blocks_of(delta, old):
+        for block in iter_blocks(delta, old):
             yield block
             if not last:
                 apply_block(self._owned(rows[block.row].spec), block)

@@ -8,7 +8,7 @@ The outcome is brought into the form that extraction from weights gives it, so t
 byte, the delta between its ends:
 
 - a tensor that exists at neither end is not in the table, and its steps must cancel out;
-- a block is dense where extraction makes it so (`normal`), and absent where nothing changed.
+- a block is dense where extraction makes it so (`normalize`), and absent where nothing changed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from p2psync.protocol.manifest import Manifest
 from p2psync.store.encoding import DELTA_BLOCK
 
 #: Profiles whose chunks can be decoded without the weights they start from.
-BASELESS = ("fast",)
+BASE_FREE_PROFILES = ("fast",)
 
 
-class Delta(Protocol):
+class DeltaReader(Protocol):
     """A delta that can be read chunk by chunk: a delta file, or a pack of a store."""
 
     @property
@@ -53,7 +53,7 @@ class Delta(Protocol):
         """Nothing will be read any more."""
 
 
-def blocks_of(delta: Delta, base: Callable[[int], Units] | None = None) -> Iterator[Block]:
+def iter_blocks(delta: DeltaReader, base: Callable[[int], Units] | None = None) -> Iterator[Block]:
     """The blocks of a delta file, each chunk verified, in rising order. Raises `FormatError`.
 
     base: gives the old units of a row to profiles that need them.
@@ -75,7 +75,7 @@ def blocks_of(delta: Delta, base: Callable[[int], Units] | None = None) -> Itera
             yield block
 
 
-def normal(block: Block, row: Row) -> Block:
+def normalize(block: Block, row: Row) -> Block:
     """The block as extraction makes it: dense if every unit changed, or over half of a tensor that comes or goes."""
     changed = block.changed
     dense = changed == block.count if row.before and row.after else 2 * changed > block.count
@@ -87,28 +87,28 @@ def normal(block: Block, row: Row) -> Block:
     return dataclasses.replace(block, positions=where, steps=block.steps[where])
 
 
-def inverted(delta: Delta) -> tuple[list[Row], Iterator[Block]]:
+def invert_delta(delta: DeltaReader) -> tuple[list[Row], Iterator[Block]]:
     """The table and the blocks of what undoes `delta`. Raises `UsageError`; the blocks raise `FormatError`."""
-    _check_baseless(delta)
+    _check_base_free(delta)
     rows = [Row(row.spec, row.after, row.before) for row in delta.manifest.rows()]
-    return rows, (normal(algebra.invert(block), rows[block.row]) for block in _on_grid(delta) if block.changed)
+    return rows, (normalize(algebra.invert(block), rows[block.row]) for block in _on_grid(delta) if block.changed)
 
 
-def squashed(chain: Sequence[Delta]) -> tuple[list[Row], Iterator[Block]]:
+def compose_chain(chain: Sequence[DeltaReader]) -> tuple[list[Row], Iterator[Block]]:
     """The table and the blocks of what does all that the chain does, in order; at least one delta.
 
     Raises `BaseMismatchError` where two deltas do not meet, `UsageError`; the blocks raise `FormatError`.
     """
     for delta in chain:
-        _check_baseless(delta)
-    check_meet(chain)
+        _check_base_free(delta)
+    check_chain(chain)
     before = {row.spec for row in chain[0].manifest.rows() if row.before}
     after = {row.spec for row in chain[-1].manifest.rows() if row.after}
     rows = [Row(spec, spec in before, spec in after) for spec in sorted(before | after)]
     return rows, _merged(chain, {row.spec: index for index, row in enumerate(rows)}, rows)
 
 
-def _merged(chain: Sequence[Delta], places: Mapping[TensorSpec, int], rows: Sequence[Row]) -> Iterator[Block]:
+def _merged(chain: Sequence[DeltaReader], places: Mapping[TensorSpec, int], rows: Sequence[Row]) -> Iterator[Block]:
     every = sorted({row.spec for delta in chain for row in delta.manifest.rows()})
     numbers = {spec: number for number, spec in enumerate(every)}
     streams = [_numbered(delta, numbers) for delta in chain]
@@ -120,10 +120,10 @@ def _merged(chain: Sequence[Delta], places: Mapping[TensorSpec, int], rows: Sequ
         index = places.get(every[number])
         if index is None:
             raise FormatError(f"{every[number].name} comes and goes within the chain, but its steps do not cancel out")
-        yield normal(dataclasses.replace(block, row=index), rows[index])
+        yield normalize(dataclasses.replace(block, row=index), rows[index])
 
 
-def _numbered(delta: Delta, numbers: Mapping[TensorSpec, int]) -> Iterator[Block]:
+def _numbered(delta: DeltaReader, numbers: Mapping[TensorSpec, int]) -> Iterator[Block]:
     """The blocks with their tensor's number instead of its row; both rise together, since tables are sorted."""
     rows = delta.manifest.rows()
     for block in _on_grid(delta):
@@ -137,8 +137,8 @@ def _composed(blocks: Iterator[Block]) -> Block | None:
     return total if total is not None and total.changed else None
 
 
-def _on_grid(delta: Delta) -> Iterator[Block]:
-    blocks = blocks_of(delta)
+def _on_grid(delta: DeltaReader) -> Iterator[Block]:
+    blocks = iter_blocks(delta)
     if delta.manifest.block_units == DELTA_BLOCK:
         return blocks
     return algebra.reblock(blocks, delta.manifest.rows(), DELTA_BLOCK)
@@ -148,14 +148,14 @@ def _place(block: Block) -> tuple[int, int]:
     return block.row, block.start
 
 
-def _check_baseless(delta: Delta) -> None:
-    if delta.manifest.profile not in BASELESS:
+def _check_base_free(delta: DeltaReader) -> None:
+    if delta.manifest.profile not in BASE_FREE_PROFILES:
         raise UsageError(
             f"{delta.path} is of profile {delta.manifest.profile}, which is read against the weights it starts from"
         )
 
 
-def check_meet(chain: Sequence[Delta]) -> None:
+def check_chain(chain: Sequence[DeltaReader]) -> None:
     """Raise `BaseMismatchError` unless each delta starts where the one before it ends."""
     for first, then in itertools.pairwise(chain):
         ends = [row.spec for row in first.manifest.rows() if row.after]

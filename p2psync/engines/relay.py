@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.base import Commit, Data, rows_after
+from p2psync.engines.base import ChunkBytes, CommitResult, rows_after
 from p2psync.errors import BaseMismatchError, EngineError, StoreError
 from p2psync.protocol.versions import Position, Step
 from p2psync.store.packs import Store
@@ -80,12 +80,12 @@ class RelayEngine:
         """True: there are no weights; the store checks each chunk that it hands out."""
         return True
 
-    def at_hand(self) -> str:
-        """See `Inspecting.at_hand`: there are none."""
+    def unidentified_digest(self) -> str:
+        """See `InspectableEngine.unidentified_digest`: there are none."""
         return ""
 
     def inspect(self) -> list[str]:
-        """See `Inspecting.inspect`: the store looks at each chunk that it hands out."""
+        """See `InspectableEngine.inspect`: the store looks at each chunk that it hands out."""
         found, self._found = self._found, []
         return found
 
@@ -123,15 +123,17 @@ class RelayStage:
         """All chunks of path[step]."""
         return range(self._path[step].manifest.chunks)
 
-    def put(self, step: int, chunks: Mapping[int, Data]) -> None:
+    def put(self, step: int, chunks: Mapping[int, ChunkBytes]) -> None:
         """Nothing: the store has them."""
 
-    def commit(self) -> Commit:
+    def commit(self) -> CommitResult:
         """Note the position. Raises `EngineError`."""
         began = time.monotonic()
         position = self._engine.arrive(self._path)
         changed = sum(step.manifest.changed for step in self._path)
-        return Commit(position=position, changed=changed, pause_seconds=0.0, stage_seconds=time.monotonic() - began)
+        return CommitResult(
+            position=position, changed=changed, pause_seconds=0.0, stage_seconds=time.monotonic() - began
+        )
 
     def abandon(self) -> None:
         """Nothing was staged."""

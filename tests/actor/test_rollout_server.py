@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from p2psync.actor.commit_lock import Gate
+from p2psync.actor.commit_lock import CommitLock
 from p2psync.actor.live_version import LiveVersion
 from p2psync.actor.rollout_proxy import ProxyEngine
-from p2psync.actor.rollout_server import Answered, Asked, RolloutFace
-from p2psync.actor.stream_trailer import EVENTS, LINES, read_mark
+from p2psync.actor.rollout_server import RolloutAnswer, RolloutRequest, RolloutServer
+from p2psync.actor.stream_trailer import EVENT_STREAM, JSON_LINES, read_trailer
 from p2psync.errors import EngineError, UsageError
 from p2psync.protocol.versions import Position
 
@@ -27,12 +27,12 @@ class Weights:
     """An engine's side: a version that only changes inside the gate."""
 
     def __init__(self) -> None:
-        self.gate = Gate()
+        self.commit_lock = CommitLock()
         self.position: Position | None = None
 
     def commit(self, version: int, half_way: Callable[[], object] = lambda: None) -> None:
         """As a commit does, in its own thread."""
-        with self.gate.closed():
+        with self.commit_lock.write_lock():
             self.position = None  # nobody may see this
             half_way()
             self.position = Position(
@@ -76,7 +76,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 class Served:
-    def __init__(self, face: RolloutFace, port: int, session: aiohttp.ClientSession) -> None:
+    def __init__(self, face: RolloutServer, port: int, session: aiohttp.ClientSession) -> None:
         self.face, self.session = face, session
         self.url = f"http://127.0.0.1:{port}"
 
@@ -101,11 +101,11 @@ Serve = Callable[..., object]
 
 @pytest.fixture
 async def serve(weights: Weights, session: aiohttp.ClientSession) -> AsyncIterator[Serve]:
-    faces: list[RolloutFace] = []
+    faces: list[RolloutServer] = []
 
     async def start(engine: object, **options: object) -> Served:
-        live = LiveVersion(weights.gate, lambda: weights.position)
-        face = RolloutFace(live, engine, **options)  # type: ignore[arg-type]
+        live = LiveVersion(weights.commit_lock, lambda: weights.position)
+        face = RolloutServer(live, engine, **options)  # type: ignore[arg-type]
         faces.append(face)
         return Served(face, await face.start("127.0.0.1", 0), session)
 
@@ -114,14 +114,14 @@ async def serve(weights: Weights, session: aiohttp.ClientSession) -> AsyncIterat
         await face.stop()
 
 
-async def at_once(asked: Asked) -> Answered:
-    return Answered(body=b"answer to " + asked.body)
+async def at_once(asked: RolloutRequest) -> RolloutAnswer:
+    return RolloutAnswer(body=b"answer to " + asked.body)
 
 
 def paused(turns: Turns) -> object:
-    async def engine(asked: Asked) -> Answered:
+    async def engine(asked: RolloutRequest) -> RolloutAnswer:
         await turns.pause()
-        return Answered(body=b"done")
+        return RolloutAnswer(body=b"done")
 
     return engine
 
@@ -188,7 +188,7 @@ async def test_demands_that_are_not_met_yet_can_be_asked_again(serve: Serve, wei
 
 async def test_nothing_is_answered_before_the_first_version(session: aiohttp.ClientSession) -> None:
     empty = Weights()
-    face = RolloutFace(LiveVersion(empty.gate, lambda: empty.position), at_once)
+    face = RolloutServer(LiveVersion(empty.commit_lock, lambda: empty.position), at_once)
     served = Served(face, await face.start("127.0.0.1", 0), session)
     assert (await served.ask()).status == 409
     await face.stop()
@@ -212,7 +212,7 @@ async def test_with_hold_a_commit_waits_for_the_answer(serve: Serve, weights: We
     await turns.begun.wait()
     committing = asyncio.create_task(weights.committed(4))
     async with asyncio.timeout(LIMIT):
-        while not weights.gate.wanted:  # noqa: ASYNC110 (the gate tells nobody)
+        while not weights.commit_lock.write_requested:  # noqa: ASYNC110 (the gate tells nobody)
             await asyncio.sleep(0)
     assert weights.position is not None and weights.position.version == 3
     late = asyncio.create_task(served.ask())  # comes after the commit, which it must not keep out
@@ -222,23 +222,25 @@ async def test_with_hold_a_commit_waits_for_the_answer(serve: Serve, weights: We
     assert (await late).span == (4, 4, 0)
 
 
-def streaming(turns: Turns, *parts: bytes, content_type: str = EVENTS) -> object:
+def streaming(turns: Turns, *parts: bytes, content_type: str = EVENT_STREAM) -> object:
     async def body() -> AsyncGenerator[bytes, None]:
         yield parts[0]
         await turns.pause()
         for part in parts[1:]:
             yield part
 
-    async def engine(asked: Asked) -> Answered:
-        return Answered(body=body(), content_type=content_type)
+    async def engine(asked: RolloutRequest) -> RolloutAnswer:
+        return RolloutAnswer(body=body(), content_type=content_type)
 
     return engine
 
 
-@pytest.mark.parametrize("content_type", [EVENTS, LINES])
+@pytest.mark.parametrize("content_type", [EVENT_STREAM, JSON_LINES])
 async def test_a_stream_says_its_end_in_its_last_line(serve: Serve, weights: Weights, content_type: str) -> None:
     turns = Turns()
-    parts = (b"data: a\n\n", b"data: b\n\n", b"data: [DONE]\n\n") if content_type == EVENTS else (b"{}\n", b"{}\n")
+    parts = (
+        (b"data: a\n\n", b"data: b\n\n", b"data: [DONE]\n\n") if content_type == EVENT_STREAM else (b"{}\n", b"{}\n")
+    )
     served = await serve(streaming(turns, *parts, content_type=content_type))
     async with served.session.post(served.url) as answer:
         assert answer.headers["P2PSync-Start-Version"] == "3"
@@ -246,10 +248,10 @@ async def test_a_stream_says_its_end_in_its_last_line(serve: Serve, weights: Wei
         await weights.committed(4)
         turns.go_on.set()
         rest = await answer.content.read()
-    found = read_mark(rest)
+    found = read_trailer(rest)
     assert found is not None
     assert (found.start_version, found.end_version, found.commits) == (3, 4, 1)
-    assert rest.endswith(parts[-1]) == (content_type == EVENTS)
+    assert rest.endswith(parts[-1]) == (content_type == EVENT_STREAM)
 
 
 async def test_a_stream_that_breaks_off_has_no_end(serve: Serve) -> None:
@@ -257,8 +259,8 @@ async def test_a_stream_that_breaks_off_has_no_end(serve: Serve) -> None:
         yield b"data: a\n\n"
         raise EngineError("gone")
 
-    async def engine(asked: Asked) -> Answered:
-        return Answered(body=body(), content_type=EVENTS)
+    async def engine(asked: RolloutRequest) -> RolloutAnswer:
+        return RolloutAnswer(body=body(), content_type=EVENT_STREAM)
 
     served = await serve(engine)
     with pytest.raises(aiohttp.ClientError):
@@ -270,11 +272,11 @@ async def test_versions_are_right_whatever_commits_come_when(serve: Serve, weigh
     newest, committing = 3, asyncio.Lock()
     rng = random.Random(1)
 
-    async def engine(asked: Asked) -> Answered:
+    async def engine(asked: RolloutRequest) -> RolloutAnswer:
         nonlocal newest
         seen = []
         for _ in range(5):
-            async with weights.gate.holding():
+            async with weights.commit_lock.read_lock_async():
                 assert weights.position is not None
                 seen.append(weights.position.version)
             if rng.random() < 0.1:
@@ -282,7 +284,7 @@ async def test_versions_are_right_whatever_commits_come_when(serve: Serve, weigh
                     newest += 1
                     await weights.committed(newest)
             await asyncio.sleep(0)
-        return Answered(body=json.dumps(seen).encode())
+        return RolloutAnswer(body=json.dumps(seen).encode())
 
     served = await serve(engine)
     answers = []
@@ -348,7 +350,7 @@ async def test_a_server_behind_the_face_answers_whole_and_streamed(serve: Serve,
         streamed = await served.ask(body=b'{"stream":true}', Content_Type="application/json")
         assert streamed.headers["X-Own"] == "1"
         assert streamed.body.count(b"data: {") == 3 and streamed.body.endswith(b"data: [DONE]\n\n")
-        found = read_mark(streamed.body)
+        found = read_trailer(streamed.body)
         assert found is not None and (found.start_version, found.end_version) == (3, 3)
 
 

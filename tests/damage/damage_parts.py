@@ -97,7 +97,7 @@ class Life:
             self.store.close()
             raise
         self.troubles += self.store.remarks
-        self.follower = Follower(self.engine.position, self.engine.at_hand())
+        self.follower = Follower(self.engine.position, self.engine.unidentified_digest())
         info = NodeInfo(node="a" * 32, role="relay" if relay else "actor")
         self.core = NodeCore(info, NodeConfig(), random.Random(1), self.follower)
         self.driver = EngineDriver(

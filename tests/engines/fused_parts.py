@@ -10,11 +10,11 @@ import torch
 from module_parts import Version, version_of
 
 from p2psync.delta.tensors import Kind, TensorSpec
-from p2psync.engines.vllm.commit_handoff import Crossing
+from p2psync.engines.vllm.commit_handoff import CommitHandoff
 from p2psync.engines.vllm.engine import LiveEngine
 from p2psync.engines.vllm.live_map import LiveMap
-from p2psync.engines.vllm.loader_probe import learn
-from p2psync.engines.vllm.rank_writer import Hand
+from p2psync.engines.vllm.loader_probe import learn_live_map
+from p2psync.engines.vllm.rank_writer import RankWriter
 from p2psync.engines.vllm.ranks import Ranks
 from p2psync.errors import EngineError
 
@@ -110,7 +110,9 @@ def load(model: Fused, trained: torch.nn.Module) -> None:
 
 
 def learned(model: Fused, version: Version, group_units: int = 1 << 25) -> LiveMap:
-    return learn(model.load_weights, parameters(model), specs_of(version), version.__getitem__, group_units=group_units)
+    return learn_live_map(
+        model.load_weights, parameters(model), specs_of(version), version.__getitem__, group_units=group_units
+    )
 
 
 class Served:
@@ -124,12 +126,12 @@ class Served:
         self.refused: list[str] = []
         self.pauses = 0
         ranks = Ranks(0, 1)
-        ranks.hand = Hand(learned(self.model, self.version), list(parameters(self.model).values()))
-        self.hand = ranks.hand
-        self.crossing = Crossing()
+        ranks.writer = RankWriter(learned(self.model, self.version), list(parameters(self.model).values()))
+        self.writer = ranks.writer
+        self.handoff = CommitHandoff()
         mirror = {spec: self.version[spec].copy() for spec in specs_of(self.version)}
         files = {s.name: u.tobytes() for s, u in self.version.items() if s.kind != Kind.TENSOR}
-        self.engine = LiveEngine(ranks, mirror, files, self.crossing, self.refused.append)
+        self.engine = LiveEngine(ranks, mirror, files, self.handoff, self.refused.append)
         self._stopped = False
         self._thread = threading.Thread(target=self._take, daemon=True)
         self._thread.start()
@@ -149,17 +151,17 @@ class Served:
 
     def _take(self) -> None:
         while not self._stopped:
-            if self.crossing.wait(0.5):
+            if self.handoff.wait(0.5):
                 self.pauses += 1
                 with suppress(EngineError):
-                    self.crossing.take()
+                    self.handoff.take()
 
 
 def tensors(version: Version) -> list[tuple[str, torch.Tensor]]:
     """A version's weights as tensors."""
-    from p2psync.engines.vllm.loader_probe import as_tensor
+    from p2psync.engines.vllm.loader_probe import units_to_tensor
 
-    return [(spec.name, as_tensor(spec, version[spec].copy())) for spec in specs_of(version)]
+    return [(spec.name, units_to_tensor(spec, version[spec].copy())) for spec in specs_of(version)]
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

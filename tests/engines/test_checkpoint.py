@@ -11,7 +11,7 @@ from engine_parts import Files, header_of, safetensors, tensor, write_files
 
 from p2psync.delta.tensors import Kind, TensorSpec
 from p2psync.engines.checkpoint.files import Checkpoint
-from p2psync.engines.checkpoint.layout import MAX_FILE_BYTES, check_rows, layout
+from p2psync.engines.checkpoint.layout import MAX_FILE_BYTES, check_rows, compute_layout
 from p2psync.errors import FormatError
 
 FILES: Files = {
@@ -127,7 +127,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_weights_in_other_formats_are_not_shipped_as_files() -> None:
     with pytest.raises(FormatError, match=r"'big\.bin': convert weights to safetensors"):
-        layout({}, {"big.bin": MAX_FILE_BYTES, "config.json": 1})
+        compute_layout({}, {"big.bin": MAX_FILE_BYTES, "config.json": 1})
     with pytest.raises(FormatError, match="over the limit"):
         check_rows([TensorSpec(1, "big.bin", "U8", (MAX_FILE_BYTES + 1,))])
 
@@ -146,13 +146,13 @@ def test_weights_in_other_formats_are_not_shipped_as_files() -> None:
 )
 def test_files_that_cannot_live_together_are_refused(headers: list[str], files: list[str]) -> None:
     with pytest.raises(FormatError):
-        layout({name: header_of({}) for name in headers}, dict.fromkeys(files, 1))
+        compute_layout({name: header_of({}) for name in headers}, dict.fromkeys(files, 1))
 
 
 def test_a_qualified_name_that_is_taken_is_refused() -> None:
     one, two = {"w": tensor(1, "U8", 1)}, {"w": tensor(1, "U8", 1), "a.safetensors#w": tensor(2, "U8", 1)}
     with pytest.raises(FormatError, match="not unique"):
-        layout({"a.safetensors": header_of(one), "b.safetensors": header_of(two)})
+        compute_layout({"a.safetensors": header_of(one), "b.safetensors": header_of(two)})
 
 
 def test_the_layout_follows_from_the_headers_alone(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_the_layout_follows_from_the_headers_alone(tmp_path: Path) -> None:
     headers = {name: header_of(content) for name, content in FILES.items() if isinstance(content, dict)}
     sizes = {name: len(content) for name, content in FILES.items() if isinstance(content, bytes)}
     with Checkpoint.open(tmp_path) as checkpoint:
-        plan = layout(headers, sizes)
+        plan = compute_layout(headers, sizes)
         assert plan == checkpoint.layout
         assert list(plan.places) == sorted(plan.places)
         place = plan.places[TensorSpec(2, "one", "I64", ())]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2psync.engines.vllm.conductor import Conductor, Swap
+from p2psync.engines.vllm.conductor import ConductedCommit, Conductor
 from p2psync.errors import EngineError, UnvouchedError, UsageError
 
 
@@ -48,7 +48,7 @@ class Engine:
             raise self.fails
         self.version, self.staged = version, None
 
-    async def forget_encoded(self) -> None:
+    async def reset_encoder_cache(self) -> None:
         assert self.paused
         self.forgotten += 1
 
@@ -64,8 +64,8 @@ class Engine:
 
 
 async def test_what_is_staged_is_committed_in_a_pause_without_stale_prefixes() -> None:
-    engine, swaps = Engine(staged=1), list[Swap]()
-    conductor = Conductor(engine, on_swap=swaps.append)
+    engine, swaps = Engine(staged=1), list[ConductedCommit]()
+    conductor = Conductor(engine, on_commit=swaps.append)
     swap = await conductor.step()
     assert swap is not None
     assert (swap.version, swap.changed, swap.write_seconds) == (1, 3, 0.5)
@@ -95,7 +95,7 @@ async def test_weights_that_nobody_vouches_for_never_go_on() -> None:
 async def test_a_held_engine_waits_for_its_first_version_however_that_comes() -> None:
     for commit in (True, False):
         engine = Engine(version=None)
-        task = asyncio.create_task(Conductor(engine, hold=True, ask_every=0).run())
+        task = asyncio.create_task(Conductor(engine, hold=True, poll_seconds=0).run())
         await engine.looked_at()
         assert engine.paused
         engine.fails, engine.staged = RuntimeError("not yet"), 4
@@ -134,8 +134,8 @@ async def test_outputs_of_encoders_never_outlive_the_weights_that_computed_them(
 
 async def test_an_engine_can_be_held_still_and_reach_a_version() -> None:
     engine = Engine(staged=1)
-    conductor = Conductor(engine, ask_every=0)
-    async with conductor.still():
+    conductor = Conductor(engine, poll_seconds=0)
+    async with conductor.paused():
         assert engine.paused
     assert not engine.paused
     await conductor.reach(1, 5)
@@ -154,7 +154,7 @@ async def test_a_position_changes_only_inside_of_what_keeps_readers_out() -> Non
         seen.append((before.version if before else None, engine.paused))
 
     engine = Engine(version=0)
-    conductor = Conductor(engine, closing=closing)
+    conductor = Conductor(engine, exclusive=closing)
     for staged in (None, None, 1):
         engine.staged = staged
         await conductor.step()

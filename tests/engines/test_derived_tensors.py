@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from p2psync.engines.vllm.derived_tensors import Derived, note_construction
-from p2psync.engines.vllm.object_graph import Graph
+from p2psync.engines.vllm.derived_tensors import DerivedTensors, record_construction
+from p2psync.engines.vllm.object_graph import ObjectGraph
 from p2psync.errors import EngineError
 
 
@@ -48,15 +48,15 @@ class Model(torch.nn.Module):
 def model() -> Model:
     """Constructed and loaded."""
     made = Model()
-    note_construction(made)
+    record_construction(made)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.copy_(torch.randn(parameter.shape))
     return made
 
 
-def derived(model: Model) -> Derived:
-    return Derived(model, [tensor.detach() for layer in model.layers for tensor in (layer.weight, layer.sinks)])
+def derived(model: Model) -> DerivedTensors:
+    return DerivedTensors(model, [tensor.detach() for layer in model.layers for tensor in (layer.weight, layer.sinks)])
 
 
 def pack(layer: Any) -> torch.Tensor:
@@ -155,7 +155,7 @@ def test_a_model_that_was_not_watched_while_it_was_loaded_is_refused() -> None:
 
 
 def test_objects_that_were_not_touched_are_not_looked_at_again(model: Model) -> None:
-    graph = Graph(model)
+    graph = ObjectGraph(model)
     assert graph.news() == []
     model.layers[0].impl.extra = torch.ones(1)
     assert [leaf.path for leaf in graph.news() if isinstance(leaf.value, torch.Tensor)][-1] == ".layers.0.impl.extra"

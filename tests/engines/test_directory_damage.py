@@ -205,9 +205,9 @@ def test_a_state_that_is_damaged_is_told_and_the_weights_at_hand_can_be_adopted(
     assert "state.json.damaged" in line
     assert bench.engine.position is None
     live = position(bench.run.steps[0, 1])
-    assert bench.engine.at_hand() == live.digest.hex()
+    assert bench.engine.unidentified_digest() == live.digest.hex()
     assert bench.engine.adopt(live)
-    assert bench.engine.at_hand() == ""
+    assert bench.engine.unidentified_digest() == ""
     bench.goes_on(1)
 
 

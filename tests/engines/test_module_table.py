@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.two_tensor import TwoTensor
 
 from p2psync.engines.module.engine import ModuleEngine
-from p2psync.engines.module.misfit import misfit
+from p2psync.engines.module.misfit import describe_misfit
 from p2psync.engines.module.table import LiveTable, module_rows, module_table
 from p2psync.errors import ModuleError
 
@@ -291,18 +291,18 @@ def test_tied_tensors_are_one_row_and_every_key_knows_which() -> None:
 
 def test_a_misfit_lists_some_names_of_both_sides_and_what_to_do() -> None:
     one, two = (list(module_rows(nn.Sequential(*(nn.Linear(n, n) for _ in range(3))))) for n in (2, 3))
-    assert misfit(one, two) == (
+    assert describe_misfit(one, two) == (
         "'0.bias' is (F32, [2]) in it, and (F32, [3]) in the module (and 5 more): load the same architecture and dtypes"
     )
     other = list(module_rows(nn.ModuleDict({"head": nn.Linear(2, 2)})))
-    line = misfit(one, other)
+    line = describe_misfit(one, other)
     assert line.startswith(
         "it has '0.bias' (F32, [2]), '0.weight' (F32, [2, 2]), '1.bias' (F32, [2]) and 3 more, which"
     )
     assert "the module has 'head.bias' (F32, [2]), 'head.weight' (F32, [2, 2]), which it has not" in line
     assert line.endswith(", or map state_dict keys to the published names with names=")
     adapters = [*one, *module_rows(nn.ModuleDict({"0": nn.ModuleDict({"lora_A": nn.Linear(2, 1)})}))]
-    assert "or merge adapters into their base before publishing" in misfit(adapters, one)
+    assert "or merge adapters into their base before publishing" in describe_misfit(adapters, one)
 
 
 # ---- PEFT, known by the names of its classes -------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2psync.engines.vllm.strided_runs import Piece, digits, missing, parts, pieces_of, runs_of
+from p2psync.engines.vllm.strided_runs import StridedPiece, count_missing, find_runs, group_runs, parts, probe_digits
 
 NOWHERE = -1
 
@@ -16,17 +16,17 @@ def numbers(rows: int, columns: int, first: int = 0) -> np.ndarray:
     return np.arange(first, first + rows * columns).reshape(rows, columns)
 
 
-def found_in(live: np.ndarray, firsts: np.ndarray, unit: type = np.uint8) -> list[tuple[int, Piece]]:
+def found_in(live: np.ndarray, firsts: np.ndarray, unit: type = np.uint8) -> list[tuple[int, StridedPiece]]:
     """The pieces of a live parameter that holds units of these numbers, from what probes leave in it."""
     bits = 8 * np.dtype(unit).itemsize
     rest = np.random.default_rng(1).integers(0, 256, live.size).astype(unit)
 
     def left(digit: int, *, inverted: bool) -> np.ndarray:
-        whole = digits(0, int(max(live.max(), 0)) + 1, digit, np.empty(0, unit), inverted=inverted)
+        whole = probe_digits(0, int(max(live.max(), 0)) + 1, digit, np.empty(0, unit), inverted=inverted)
         return np.where(live == NOWHERE, rest, whole[np.maximum(live, 0)])
 
     higher = np.array([left(d, inverted=False) for d in range(1, 64 // bits)]).reshape(-1, live.size)
-    return pieces_of(runs_of(left(0, inverted=False), left(0, inverted=True), higher.astype(unit)), firsts)
+    return group_runs(find_runs(left(0, inverted=False), left(0, inverted=True), higher.astype(unit)), firsts)
 
 
 @pytest.mark.parametrize("unit", [np.uint8, np.uint16, np.uint32, np.uint64])
@@ -38,18 +38,18 @@ def test_probes_of_every_width_tell_the_numbers(unit: type) -> None:
 
 def test_a_unit_that_was_computed_is_seen() -> None:
     low, high = np.array([1, 2, 3], np.uint8), np.empty((0, 3), np.uint8)
-    assert runs_of(low, ~low, high).length.tolist() == [3]
+    assert find_runs(low, ~low, high).length.tolist() == [3]
     with pytest.raises(ValueError, match="computed"):
-        runs_of(low, ~low ^ np.uint8(4), high)
+        find_runs(low, ~low ^ np.uint8(4), high)
 
 
 def test_whole_rows_are_one_run_and_columns_one_piece() -> None:
     q, k = numbers(8, 6), numbers(4, 6, 49)
     live = np.concatenate([q[4:].reshape(-1), k[2:].reshape(-1), np.full(5, NOWHERE)])
     found = found_in(live, np.array([0, 49, 74]))
-    assert found == [(0, Piece(24, 0, 24, 1, 24, 24)), (1, Piece(12, 24, 12, 1, 12, 12))]
+    assert found == [(0, StridedPiece(24, 0, 24, 1, 24, 24)), (1, StridedPiece(12, 24, 12, 1, 12, 12))]
     columns = q[:, 3:].reshape(-1)
-    assert found_in(columns, np.array([0, 49])) == [(0, Piece(3, 0, 3, 8, 6, 3))]
+    assert found_in(columns, np.array([0, 49])) == [(0, StridedPiece(3, 0, 3, 8, 6, 3))]
 
 
 def test_tensors_that_lie_side_by_side_are_kept_apart() -> None:
@@ -60,7 +60,7 @@ def test_tensors_that_lie_side_by_side_are_kept_apart() -> None:
 
 def test_a_padded_row_ends_a_run() -> None:
     live = np.array([0, 1, 2, NOWHERE, 3, 4, 5, NOWHERE])
-    assert found_in(live, np.array([0, 7])) == [(0, Piece(0, 0, 3, 2, 3, 4))]
+    assert found_in(live, np.array([0, 7])) == [(0, StridedPiece(0, 0, 3, 2, 3, 4))]
     assert found_in(np.full(4, NOWHERE), np.array([0, 7])) == []
 
 
@@ -71,10 +71,10 @@ def test_units_permuted_one_by_one_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_no_piece_holds_is_counted() -> None:
-    assert missing([Piece(3, 0, 3, 8, 6, 3)], 48) == 24
-    assert missing([Piece(0, 0, 3, 8, 6, 3), Piece(3, 0, 3, 8, 6, 3)], 48) == 0
-    assert missing([Piece(0, 5, 48, 1, 48, 48)], 48) == 0
-    assert missing([], 48) == 48
+    assert count_missing([StridedPiece(3, 0, 3, 8, 6, 3)], 48) == 24
+    assert count_missing([StridedPiece(0, 0, 3, 8, 6, 3), StridedPiece(3, 0, 3, 8, 6, 3)], 48) == 0
+    assert count_missing([StridedPiece(0, 5, 48, 1, 48, 48)], 48) == 0
+    assert count_missing([], 48) == 48
 
 
 @st.composite

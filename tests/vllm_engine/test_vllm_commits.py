@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from vllm_parts import PROMPT, checksums, engine, greedy, reached, reload, save, spoil, stepped, trainer
 
-from p2psync.engines.vllm.conductor import Swap, conducted
+from p2psync.engines.vllm.conductor import ConductedCommit, conducted
 
 pytestmark = pytest.mark.vllm
 COMMITS = 20
@@ -18,14 +18,14 @@ COMMITS = 20
 @pytest.mark.parametrize("name", ["qwen3", "llama", "qwen2"])
 async def test_after_each_commit_under_load_an_engine_is_a_fresh_load(tmp_path: Path, name: str, tp: int) -> None:
     steps = [save(name, tmp_path / "0")]
-    swaps: list[Swap] = []
+    swaps: list[ConductedCommit] = []
     with trainer(tmp_path / "run") as source:
         source.publish(steps[0])
         async with engine(steps[0], tp) as llm, engine(steps[0], tp) as fresh:
             from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
             await llm.init_weight_transfer_engine(WeightTransferInitRequest(source.join()))
-            async with conducted(llm, on_swap=swaps.append):
+            async with conducted(llm, on_commit=swaps.append):
                 await reached(llm, 0)
                 assert await checksums(llm) == await checksums(fresh), "a map was learned, and nothing was changed"
                 for number in range(1, COMMITS + 1):

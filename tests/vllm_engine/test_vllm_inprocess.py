@@ -11,7 +11,7 @@ import pytest
 from vllm_parts import ENVIRONMENT, PATIENCE, engine_options, save, stepped, trainer
 
 from p2psync.engines.vllm.conductor import commit_now
-from p2psync.engines.vllm.rank_writer import Hand
+from p2psync.engines.vllm.rank_writer import RankWriter
 from p2psync.errors import EngineError, UnvouchedError
 
 pytestmark = pytest.mark.vllm
@@ -76,7 +76,7 @@ def test_an_offline_engine_commits_between_two_calls_and_a_failed_commit_leaves_
         assert (checksums(llm), outputs(llm)) == (after, second), "a fresh load is what was committed"
 
         source.publish(stepped(steps[1], tmp_path / "2", 2))
-        monkeypatch.setattr(Hand, "write", _lose)
+        monkeypatch.setattr(RankWriter, "write", _lose)
         with pytest.raises(UnvouchedError, match="between two versions"):
             commit_now(llm, 2, PATIENCE)
         with pytest.raises(Exception, match="restart the engine"):
@@ -86,10 +86,10 @@ def test_an_offline_engine_commits_between_two_calls_and_a_failed_commit_leaves_
 
 def _break_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next commit fail in the middle of writing."""
-    prepare = Hand.prepare
+    prepare = RankWriter.prepare
 
-    def breaking(hand: Hand, edits: Any) -> None:
-        monkeypatch.setattr(Hand, "prepare", prepare)
+    def breaking(hand: RankWriter, edits: Any) -> None:
+        monkeypatch.setattr(RankWriter, "prepare", prepare)
         prepare(hand, edits)
 
         def fail() -> None:
@@ -97,10 +97,10 @@ def _break_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
         hand._writes.insert(len(hand._writes) // 2, fail)
 
-    monkeypatch.setattr(Hand, "prepare", breaking)
+    monkeypatch.setattr(RankWriter, "prepare", breaking)
 
 
-def _lose(hand: Hand) -> None:
+def _lose(hand: RankWriter) -> None:
     hand._writes[0]()
     raise ZeroDivisionError("and could not be undone")
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from vllm_forks import ENVIRONMENT, call_forked, start_forked, start_plain, take_forks
 
 from p2psync.delta.tensors import Kind
-from p2psync.engines.checkpoint.files import Checkpoint, signature
+from p2psync.engines.checkpoint.files import Checkpoint, files_signature
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Published
 from p2psync.protocol.keys import public_text
@@ -112,7 +112,7 @@ class Trainer:
     def publish(self, checkpoint: Path) -> int:
         """Publish a checkpoint; returns its version."""
         with Checkpoint.open(checkpoint) as opened:
-            event = self._loop.call(self.node.publish(CheckpointSource(opened, signature(checkpoint))))
+            event = self._loop.call(self.node.publish(CheckpointSource(opened, files_signature(checkpoint))))
         assert isinstance(event, Published)
         return event.version
 

@@ -19,7 +19,7 @@ from p2psync.delta.digest import MODULUS, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.engines.checkpoint.file_names import is_weights
 from p2psync.engines.checkpoint.header import LENGTH_BYTES, header_bytes
-from p2psync.engines.checkpoint.layout import Layout, Place, layout
+from p2psync.engines.checkpoint.layout import CheckpointLayout, FileOffset, compute_layout
 from p2psync.errors import FormatError
 from p2psync.store.guarded_map import GuardedMap
 
@@ -32,7 +32,13 @@ class Checkpoint:
     """
 
     def __init__(
-        self, root: Path, paths: dict[str, Path], plan: Layout, stamps: dict[str, Stamp], *, writable: bool
+        self,
+        root: Path,
+        paths: dict[str, Path],
+        plan: CheckpointLayout,
+        stamps: dict[str, FileStamp],
+        *,
+        writable: bool,
     ) -> None:
         """Use `Checkpoint.open`."""
         self._stamps = stamps
@@ -130,7 +136,7 @@ class Checkpoint:
             mapped.close()
         self._maps = {}
 
-    def _place(self, spec: TensorSpec) -> Place:
+    def _place(self, spec: TensorSpec) -> FileOffset:
         place = self.layout.places.get(spec)
         if place is None:
             raise FormatError(f"{self.root} has no {spec.name!r} of {spec.dtype} {list(spec.shape)}")
@@ -166,7 +172,7 @@ class Checkpoint:
         return mapped
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     """What tells one state of a file from another: inode, bytes, and time of the last write (ns)."""
 
     inode: int
@@ -174,11 +180,11 @@ class Stamp(NamedTuple):
     time: int
 
 
-def _stamp(status: os.stat_result) -> Stamp:
-    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+def _stamp(status: os.stat_result) -> FileStamp:
+    return FileStamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def signature(root: Path) -> tuple[tuple[str, int, int, int], ...]:
+def files_signature(root: Path) -> tuple[tuple[str, int, int, int], ...]:
     """What tells one state of a checkpoint's files from another: (path, size, mtime, ctime in ns) of each, sorted.
 
     The inode says nothing: network file systems change it at will. A file that replaced another has its own ctime.
@@ -225,10 +231,10 @@ def _find(root: Path, single: str | None) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def _laid_out(paths: Mapping[str, Path]) -> tuple[Layout, dict[str, Stamp]]:
+def _laid_out(paths: Mapping[str, Path]) -> tuple[CheckpointLayout, dict[str, FileStamp]]:
     headers = {name: read_header(file, name) for name, file in paths.items() if is_weights(name)}
     stamps = {name: _stamp(file.stat()) for name, file in paths.items()}
-    plan = layout(headers, {name: stamps[name].size for name in paths if not is_weights(name)})
+    plan = compute_layout(headers, {name: stamps[name].size for name in paths if not is_weights(name)})
     for name in headers:
         if (size := stamps[name].size) != plan.sizes[name]:
             raise FormatError(f"{name}: {size} bytes, its header describes {plan.sizes[name]}")

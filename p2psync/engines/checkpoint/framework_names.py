@@ -53,12 +53,12 @@ _DIGITS = re.compile(r"\d+")
 #: Models that train beside the policy (verl, DeepSpeed-Chat, TRL): they are never what actors roll out.
 _NOT_POLICY = re.compile(r"^(critic|value|value_model|reward|reward_model|rm|ref|reference|ref_model|teacher)$", re.I)
 #: Where frameworks put the policy within a step, best first.
-POLICY_PLACES = ("actor/huggingface", "policy/huggingface", "huggingface", "hf", "policy", "actor", "model", "weights")
+POLICY_FOLDERS = ("actor/huggingface", "policy/huggingface", "huggingface", "hf", "policy", "actor", "model", "weights")
 #: Files that say that the directories beside them are components of one model (diffusers, sentence-transformers).
 PIPELINE_FILES = ("model_index.json", "modules.json")
 
 
-class Shard(NamedTuple):
+class ShardName(NamedTuple):
     """One file of a sharded set: `number` of `total`; files of one set share `stem` and `total`."""
 
     stem: str
@@ -66,7 +66,7 @@ class Shard(NamedTuple):
     total: int
 
 
-class Order(NamedTuple):
+class StepOrder(NamedTuple):
     """Where a name stands: names of one `family` are ordered by their `numbers`, names of different ones by time."""
 
     family: str
@@ -121,10 +121,10 @@ def is_index(name: str) -> bool:
 
 
 @_remembered
-def shard_of(name: str) -> Shard | None:
+def shard_of(name: str) -> ShardName | None:
     """What `model-00002-of-00003.safetensors` says about its set; None for any other name."""
     found = _SHARD.match(name)
-    return Shard(found["stem"], int(found["number"]), int(found["total"])) if found is not None else None
+    return ShardName(found["stem"], int(found["number"]), int(found["total"])) if found is not None else None
 
 
 @_remembered
@@ -146,7 +146,7 @@ def is_best(name: str) -> bool:
 
 
 @_remembered
-def is_lone_step(name: str) -> bool:
+def is_single_file_step(name: str) -> bool:
     """Whether one safetensors file is one step of a run, a checkpoint by itself: `policy-20.safetensors`."""
     return (
         name.endswith(SAFETENSORS)
@@ -156,7 +156,7 @@ def is_lone_step(name: str) -> bool:
 
 
 @_remembered
-def order_of(path: str) -> Order:
+def order_of(path: str) -> StepOrder:
     """Where a checkpoint stands among those whose paths are alike.
 
     In each part of the path, numbers that follow a word such as `step` decide, else all numbers.
@@ -170,7 +170,7 @@ def order_of(path: str) -> Order:
         else:
             family.append(_DIGITS.sub("#", part))
             numbers += [int(digits) for digits in _DIGITS.findall(part)]
-    return Order("/".join(family), tuple(numbers))
+    return StepOrder("/".join(family), tuple(numbers))
 
 
 def is_text(name: str) -> bool:
@@ -182,7 +182,7 @@ def is_text(name: str) -> bool:
     return True
 
 
-def shown(path: str) -> str:
+def printable(path: str) -> str:
     """A path as people may see it: bytes that are no UTF-8 and control characters are escaped."""
     text = path.encode("utf-8", "backslashreplace").decode()
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")

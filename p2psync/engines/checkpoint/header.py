@@ -25,7 +25,7 @@ _METADATA = "__metadata__"
 _RANK = {name: rank for rank, name in enumerate(DTYPE_BITS)}
 
 
-class Entry(NamedTuple):
+class HeaderEntry(NamedTuple):
     """One tensor of a safetensors file: `offset` counts bytes from the beginning of the file."""
 
     spec: TensorSpec
@@ -44,7 +44,7 @@ def header_bytes(prefix: bytes, file_bytes: int | None, where: str) -> int:
     return LENGTH_BYTES + length
 
 
-def parse_header(header: bytes, where: str) -> tuple[list[Entry], int]:
+def parse_header(header: bytes, where: str) -> tuple[list[HeaderEntry], int]:
     """The tensors of a whole header (length field and JSON), by offset, and the bytes of the file they make up.
 
     `where` names the file in errors. Raises `FormatError`.
@@ -63,7 +63,7 @@ def parse_header(header: bytes, where: str) -> tuple[list[Entry], int]:
         if begin != end:
             raise FormatError(f"{where}: tensor {spec.name!r} begins at {begin}, the one before it ends at {end}")
         end = stop
-    return [Entry(spec, len(header) + begin) for begin, _, spec in entries], len(header) + end
+    return [HeaderEntry(spec, len(header) + begin) for begin, _, spec in entries], len(header) + end
 
 
 def canonical_header(specs: Iterable[TensorSpec], file_name: str = "model.safetensors") -> bytes:

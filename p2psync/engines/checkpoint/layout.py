@@ -14,7 +14,7 @@ import msgspec
 
 from p2psync.delta.tensors import Kind, TensorSpec
 from p2psync.engines.checkpoint.file_names import check_path, is_weights
-from p2psync.engines.checkpoint.header import Entry, blob_spec, parse_header
+from p2psync.engines.checkpoint.header import HeaderEntry, blob_spec, parse_header
 from p2psync.errors import FormatError
 
 #: All FILE blobs of a checkpoint together. Configurations and tokenizers take megabytes, so what is over this is
@@ -24,17 +24,17 @@ MAX_FILE_BYTES = 2 << 30
 MAX_HEADERS_BYTES = 256 << 20
 
 
-class Place(NamedTuple):
+class FileOffset(NamedTuple):
     """Where a tensor's bytes begin: `offset` bytes into `file`, a path within the checkpoint."""
 
     file: str
     offset: int
 
 
-class Layout(msgspec.Struct, frozen=True):
+class CheckpointLayout(msgspec.Struct, frozen=True):
     """places: every tensor of every kind, sorted by spec. sizes: bytes of every file."""
 
-    places: dict[TensorSpec, Place]
+    places: dict[TensorSpec, FileOffset]
     sizes: dict[str, int]
 
     @property
@@ -50,24 +50,24 @@ class Layout(msgspec.Struct, frozen=True):
         return found
 
 
-EMPTY = Layout({}, {})
+EMPTY_LAYOUT = CheckpointLayout({}, {})
 
 
-def layout(headers: Mapping[str, bytes], files: Mapping[str, int] | None = None) -> Layout:
+def compute_layout(headers: Mapping[str, bytes], files: Mapping[str, int] | None = None) -> CheckpointLayout:
     """Lay out the safetensors files with these headers, and other `files` of these sizes, by their paths.
 
     Raises `FormatError` for hostile names, headers or sizes, and for names that cannot live together.
     """
     files = files or {}
-    parsed: dict[str, list[Entry]] = {}
+    parsed: dict[str, list[HeaderEntry]] = {}
     sizes = dict(files)
     for path in sorted(headers):
         parsed[path], sizes[path] = parse_header(headers[path], path)
     _check_files(headers, files)
     if (total := sum(map(len, headers.values()))) > MAX_HEADERS_BYTES:
         raise FormatError(f"{total} bytes of headers are over the limit of {MAX_HEADERS_BYTES}")
-    places = {blob_spec(Kind.HEADER, path, len(data)): Place(path, 0) for path, data in headers.items()}
-    places |= {blob_spec(Kind.FILE, path, size): Place(path, 0) for path, size in files.items()}
+    places = {blob_spec(Kind.HEADER, path, len(data)): FileOffset(path, 0) for path, data in headers.items()}
+    places |= {blob_spec(Kind.FILE, path, size): FileOffset(path, 0) for path, size in files.items()}
     seen = Counter(entry.spec.name for entries in parsed.values() for entry in entries)
     names: set[str] = set()
     for path, entries in parsed.items():
@@ -76,8 +76,8 @@ def layout(headers: Mapping[str, bytes], files: Mapping[str, int] | None = None)
             if name in names:
                 raise FormatError(f"{path}: tensor name {name!r} is not unique")
             names.add(name)
-            places[TensorSpec(spec.kind, name, spec.dtype, spec.shape)] = Place(path, offset)
-    return Layout({spec: places[spec] for spec in sorted(places)}, sizes)
+            places[TensorSpec(spec.kind, name, spec.dtype, spec.shape)] = FileOffset(path, offset)
+    return CheckpointLayout({spec: places[spec] for spec in sorted(places)}, sizes)
 
 
 def check_rows(specs: Iterable[TensorSpec]) -> None:

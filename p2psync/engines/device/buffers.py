@@ -15,7 +15,7 @@ SIGNED: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32
 #: Numbers in the table for each block: addresses of old and new, units, and one that a finder chooses.
 TABLE_COLUMNS = 4
 #: Most blocks of a group.
-MOST_BLOCKS = 1 << 13
+MAX_GROUP_BLOCKS = 1 << 13
 
 
 def entry_bytes(width: int) -> int:
@@ -23,7 +23,7 @@ def entry_bytes(width: int) -> int:
     return 4 + 2 * width
 
 
-class Room:
+class ExtractionBuffers:
     """What one group of blocks needs, twice: on the device, and pinned on the host.
 
     A group's finds are views of `data` for its width: positions (int32), old bits and steps (`SIGNED`), `entries` each.
@@ -66,7 +66,7 @@ class Room:
         return self._staged
 
 
-class Lanes:
+class ExtractionStreams:
     """The streams of one extraction: `upload` feeds `compute`, whose finds go home by `copy`.
 
     Marks are events; waiting for one is the only thing that holds the host up.
@@ -92,19 +92,19 @@ class Lanes:
         """Work on the stream that brings finds to the host."""
         return self._on(2)
 
-    def mark(self) -> Mark:
+    def mark(self) -> StreamEvent:
         """What has been asked of the current stream up to now."""
         if not self._cuda:
-            return Mark(None)
+            return StreamEvent(None)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
-        return Mark(event)
+        return StreamEvent(event)
 
     def _on(self, index: int) -> AbstractContextManager[object]:
         return _stream(self._streams[index]) if self._cuda else nullcontext()
 
 
-class Mark:
+class StreamEvent:
     """A point in a stream."""
 
     def __init__(self, event: torch.cuda.Event | None) -> None:
@@ -122,7 +122,7 @@ class Mark:
 
 
 #: Nothing to wait for.
-DONE = Mark(None)
+NO_EVENT = StreamEvent(None)
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:

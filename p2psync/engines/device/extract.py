@@ -21,14 +21,21 @@ from numpy.typing import NDArray
 from p2psync.delta.block import block_span, check_block_units
 from p2psync.delta.extract import Found, found_block
 from p2psync.delta.kernels.tile_order import order_runs
-from p2psync.engines.device.buffers import DONE, MOST_BLOCKS, Lanes, Mark, Room, entry_bytes
-from p2psync.engines.device.finder import Finder, Group, Pair, Piece, TorchFinder, nan_bits
+from p2psync.engines.device.buffers import (
+    MAX_GROUP_BLOCKS,
+    NO_EVENT,
+    ExtractionBuffers,
+    ExtractionStreams,
+    StreamEvent,
+    entry_bytes,
+)
+from p2psync.engines.device.finder import BlockGroup, BlockRun, ChangeFinder, TorchFinder, VersionPair, nan_bits
 
 #: Bytes of one version in a group, and of one that is streamed from the host, which needs staging of that size twice.
 GROUP_BYTES, STREAMED_BYTES = 128 << 20, 32 << 20
 #: Bytes of finds in a room: 6 % of the bf16 units of a group. First steps of training reach 4 %.
-ROOM_BYTES = 32 << 20
-_MOST_RUNS = 1 << 17
+BUFFER_BYTES = 32 << 20
+_MAX_RUNS = 1 << 17
 #: The density expected before anything was seen, the least that is reckoned with, and the reserve over what was seen.
 _FIRST_DENSITY, _LEAST_DENSITY, _RESERVE = 0.045, 0.005, 1.25
 
@@ -37,11 +44,11 @@ _FIRST_DENSITY, _LEAST_DENSITY, _RESERVE = 0.045, 0.005, 1.25
 class _Flight:
     """A group under way. looked: its counts are on the host. fetched: so are its finds."""
 
-    group: Group
+    group: BlockGroup
     tiles: int
-    room: Room
-    looked: Mark
-    fetched: Mark = DONE
+    room: ExtractionBuffers
+    looked: StreamEvent
+    fetched: StreamEvent = NO_EVENT
     runs: NDArray[np.int32] | None = None
 
     @property
@@ -58,10 +65,10 @@ class DeviceExtraction:
         device: torch.device,
         block_units: int,
         *,
-        finder: Finder | None = None,
+        finder: ChangeFinder | None = None,
         group_bytes: int = GROUP_BYTES,
         streamed_bytes: int = STREAMED_BYTES,
-        room_bytes: int = ROOM_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         """finder: by default Triton's on CUDA where it is installed, else torch's. Raises `FormatError` for a block
         size that there is not."""
@@ -71,22 +78,22 @@ class DeviceExtraction:
         self._group_bytes, self._streamed_bytes = group_bytes, streamed_bytes
         # Whatever a block holds, all of it changed must fit.
         most = max((block_span(width, block_units) + 16) * entry_bytes(width) for width in (1, 2, 4, 8))
-        self._room_bytes = max(room_bytes, most)
-        self._rooms: list[Room] = []
+        self._buffer_bytes = max(buffer_bytes, most)
+        self._rooms: list[ExtractionBuffers] = []
         self._density = _FIRST_DENSITY
         #: How often the host waited for the device, and how often a group had to be done in parts, since the start.
         self.waits = self.redone = 0
 
-    def extract(self, pairs: Iterable[Pair]) -> Iterator[Found]:
+    def extract(self, pairs: Iterable[VersionPair]) -> Iterator[Found]:
         """Every changed block of the pairs, in their order; on this device (`old` may be on the host).
 
         Neither version may change until the iterator's end.
         """
-        lanes, rooms, groups = Lanes(self.device), self._two_rooms(), self._groups(pairs)
-        last: list[Mark] = [DONE, DONE]
+        lanes, rooms, groups = ExtractionStreams(self.device), self._two_rooms(), self._groups(pairs)
+        last: list[StreamEvent] = [NO_EVENT, NO_EVENT]
         before: _Flight | None = None
         turn = 0
-        flight = self._launch(lanes, next(groups, None), rooms[0], DONE)
+        flight = self._launch(lanes, next(groups, None), rooms[0], NO_EVENT)
         while flight is not None:
             turn ^= 1
             following = self._launch(lanes, next(groups, None), rooms[turn], last[turn])
@@ -105,14 +112,14 @@ class DeviceExtraction:
             self._wait(before.fetched)
             yield from _found(before)
 
-    def count(self, pairs: Iterable[Pair]) -> int:
+    def count(self, pairs: Iterable[VersionPair]) -> int:
         """How many units differ: with Triton all that the device does for `extract`, and none of what the host does."""
-        lanes, rooms, groups = Lanes(self.device), self._two_rooms(), self._groups(pairs)
+        lanes, rooms, groups = ExtractionStreams(self.device), self._two_rooms(), self._groups(pairs)
         total = turn = 0
-        flight = self._launch(lanes, next(groups, None), rooms[0], DONE)
+        flight = self._launch(lanes, next(groups, None), rooms[0], NO_EVENT)
         while flight is not None:
             turn ^= 1
-            following = self._launch(lanes, next(groups, None), rooms[turn], DONE)
+            following = self._launch(lanes, next(groups, None), rooms[turn], NO_EVENT)
             self._learn(flight)
             total += flight.total
             flight = following
@@ -120,46 +127,50 @@ class DeviceExtraction:
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _two_rooms(self) -> list[Room]:
-        self._rooms = self._rooms or [Room(self.device, self._room_bytes, _MOST_RUNS, MOST_BLOCKS) for _ in range(2)]
+    def _two_rooms(self) -> list[ExtractionBuffers]:
+        self._rooms = self._rooms or [
+            ExtractionBuffers(self.device, self._buffer_bytes, _MAX_RUNS, MAX_GROUP_BLOCKS) for _ in range(2)
+        ]
         return self._rooms
 
-    def _groups(self, pairs: Iterable[Pair]) -> Iterator[Sequence[Piece]]:
+    def _groups(self, pairs: Iterable[VersionPair]) -> Iterator[Sequence[BlockRun]]:
         """Runs of blocks of one kind, as large as bytes, room and density allow when they are asked for."""
-        group: list[Piece] = []
+        group: list[BlockRun] = []
         units = blocks = 0
         kind = None
         for pair in pairs:
             span, mine, at = block_span(pair.spec.width, self._block_units), pair.kind, 0
             while at < pair.spec.count:
-                most_units, most_blocks = self._limits(pair)
-                take = min(-(-(pair.spec.count - at) // span), (most_units - units) // span, most_blocks - blocks)
+                max_units, most_blocks = self._limits(pair)
+                take = min(-(-(pair.spec.count - at) // span), (max_units - units) // span, most_blocks - blocks)
                 if group and (mine != kind or take < 1):
                     yield group
                     group, units, blocks = [], 0, 0
                     continue
                 kind, take = mine, max(1, take)
                 count = min(take * span, pair.spec.count - at)
-                group.append(Piece(pair, at, count, span))
+                group.append(BlockRun(pair, at, count, span))
                 units, blocks, at = units + count, blocks + take, at + count
         if group:
             yield group
 
-    def _limits(self, pair: Pair) -> tuple[int, int]:
+    def _limits(self, pair: VersionPair) -> tuple[int, int]:
         """Most units and most blocks of a group of this kind."""
         width = pair.spec.width
         density = max(_LEAST_DENSITY, _RESERVE * self._density)
         units = min(
             (self._streamed_bytes if pair.streamed else self._group_bytes) // width,
-            self._finder.most_units(pair),
-            int(self._room_bytes // entry_bytes(width) / density),
+            self._finder.max_units(pair),
+            int(self._buffer_bytes // entry_bytes(width) / density),
         )
-        return units, min(MOST_BLOCKS, _MOST_RUNS // self._tiles(pair))
+        return units, min(MAX_GROUP_BLOCKS, _MAX_RUNS // self._tiles(pair))
 
-    def _tiles(self, pair: Pair) -> int:
+    def _tiles(self, pair: VersionPair) -> int:
         return self._finder.tiles(block_span(pair.spec.width, self._block_units), pair)
 
-    def _launch(self, lanes: Lanes, pieces: Sequence[Piece] | None, room: Room, free: Mark) -> _Flight | None:
+    def _launch(
+        self, lanes: ExtractionStreams, pieces: Sequence[BlockRun] | None, room: ExtractionBuffers, free: StreamEvent
+    ) -> _Flight | None:
         """Have a group looked at, in a room whose last finds are on the host at `free`."""
         if pieces is None:
             return None
@@ -167,8 +178,8 @@ class DeviceExtraction:
         with lanes.upload():
             free.hold()
             olds = _upload(pieces, room) if streamed else [piece.old() for piece in pieces]
-            uploaded = lanes.mark() if streamed else DONE
-        group = Group(pieces, olds)
+            uploaded = lanes.mark() if streamed else NO_EVENT
+        group = BlockGroup(pieces, olds)
         tiles = self._tiles(pieces[0].pair)
         rows = tiles * group.blocks
         with lanes.compute(), torch.inference_mode():
@@ -185,7 +196,7 @@ class DeviceExtraction:
         seen = flight.total / max(1, flight.group.units)
         self._density = max(seen, (self._density + seen) / 2)
 
-    def _fetch(self, lanes: Lanes, flight: _Flight, following: _Flight | None) -> None:
+    def _fetch(self, lanes: ExtractionStreams, flight: _Flight, following: _Flight | None) -> None:
         """Bring a group's finds to the host; what is waited for next is this and the counts of the following group."""
         assert flight.runs is not None
         with lanes.compute(), torch.inference_mode():
@@ -203,16 +214,16 @@ class DeviceExtraction:
                 following.looked.hold()
                 following.looked = lanes.mark()
 
-    def _in_parts(self, lanes: Lanes, flight: _Flight) -> Iterator[Found]:
+    def _in_parts(self, lanes: ExtractionStreams, flight: _Flight) -> Iterator[Found]:
         """Do a group again whose finds are more than its room holds, in parts that are known to fit."""
         assert flight.runs is not None
         self.redone += 1
         counts = flight.runs[:, 1].reshape(-1, flight.tiles).sum(axis=1, dtype=np.int64)
-        room, total, part = flight.room.entries(flight.group.width), 0, list[Piece]()
+        room, total, part = flight.room.entries(flight.group.width), 0, list[BlockRun]()
         blocks = [block for piece in flight.group.pieces for block in piece.cut()]
         for block, count in [*zip(blocks, counts.tolist(), strict=True), (None, room + 1)]:
             if part and total + count > room:
-                again = self._launch(lanes, part, flight.room, DONE)
+                again = self._launch(lanes, part, flight.room, NO_EVENT)
                 assert again is not None
                 self._learn(again)
                 self._fetch(lanes, again, None)
@@ -223,7 +234,7 @@ class DeviceExtraction:
                 part.append(block)
                 total += count
 
-    def _wait(self, mark: Mark) -> None:
+    def _wait(self, mark: StreamEvent) -> None:
         self.waits += 1
         mark.wait()
 
@@ -232,7 +243,7 @@ class DeviceExtraction:
         return not isinstance(self._finder, TorchFinder)
 
 
-def best_finder(device: torch.device) -> Finder:
+def best_finder(device: torch.device) -> ChangeFinder:
     """Triton's on CUDA, where Triton is installed; else torch's."""
     nan = nan_bits(device)
     if device.type == "cuda":
@@ -244,7 +255,7 @@ def best_finder(device: torch.device) -> Finder:
     return TorchFinder(nan)
 
 
-def _upload(pieces: Sequence[Piece], room: Room) -> list[torch.Tensor]:
+def _upload(pieces: Sequence[BlockRun], room: ExtractionBuffers) -> list[torch.Tensor]:
     """The old bits of the pieces on the device: through pinned memory, side by side."""
     sizes = [-(-piece.count * piece.pair.spec.width // 16) * 16 for piece in pieces]
     device, pinned = room.staged(sum(sizes))

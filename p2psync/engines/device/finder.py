@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from p2psync.delta.tensors import TensorSpec
-from p2psync.engines.device.buffers import SIGNED, Room
+from p2psync.engines.device.buffers import SIGNED, ExtractionBuffers
 from p2psync.errors import EngineError
 
 #: What the start of a tensor must be a multiple of to be `aligned` (bytes).
@@ -24,7 +24,7 @@ ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pair:
+class VersionPair:
     """A tensor of two versions, on one device.
 
     row: its index in the table. old: its bits. new: its bits, or, of a spec of BF16, fp32 masters that are rounded
@@ -66,10 +66,10 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class BlockRun:
     """Consecutive blocks of the grid: units [start, start + count) of a pair, cut at every `span` units."""
 
-    pair: Pair
+    pair: VersionPair
     start: int
     count: int
     span: int
@@ -79,10 +79,10 @@ class Piece:
         """How many blocks."""
         return -(-self.count // self.span)
 
-    def cut(self) -> Iterator[Piece]:
+    def cut(self) -> Iterator[BlockRun]:
         """Its blocks, each as a piece."""
         for k in range(0, self.count, self.span):
-            yield Piece(self.pair, self.start + k, min(self.span, self.count - k), self.span)
+            yield BlockRun(self.pair, self.start + k, min(self.span, self.count - k), self.span)
 
     def old(self) -> torch.Tensor:
         """Its old bits."""
@@ -94,13 +94,13 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class BlockGroup:
     """Blocks that are looked at together, all of pairs of one kind.
 
     olds: the old bits of each piece, on the device.
     """
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[BlockRun]
     olds: Sequence[torch.Tensor]
 
     @property
@@ -120,7 +120,7 @@ class Group:
 
     @property
     def aligned(self) -> bool:
-        """See `Pair`."""
+        """See `VersionPair`."""
         return self.pieces[0].pair.aligned
 
     @property
@@ -129,19 +129,19 @@ class Group:
         return sum(piece.count for piece in self.pieces)
 
 
-class Finder(Protocol):
+class ChangeFinder(Protocol):
     """One way to find changes."""
 
-    def tiles(self, span: int, pair: Pair) -> int:
+    def tiles(self, span: int, pair: VersionPair) -> int:
         """How many runs a block of at most `span` units has, of pairs of this kind."""
 
-    def most_units(self, pair: Pair) -> int:
+    def max_units(self, pair: VersionPair) -> int:
         """The largest group of this kind that it takes."""
 
-    def look(self, group: Group, room: Room, tiles: int) -> None:
+    def look(self, group: BlockGroup, room: ExtractionBuffers, tiles: int) -> None:
         """Fill `room.runs`, `tiles` rows for each block; no run is written beyond the room, but all are counted."""
 
-    def gather(self, group: Group, room: Room, runs: NDArray[np.int32]) -> None:
+    def gather(self, group: BlockGroup, room: ExtractionBuffers, runs: NDArray[np.int32]) -> None:
         """Write what the runs say into the room's arrays, unless `look` did. `runs`, (blocks · tiles, 2), may change
         where this finder chooses the places itself."""
 
@@ -159,21 +159,21 @@ class TorchFinder:
         """nan: what a NaN among masters is rounded to; see `nan_bits`."""
         del nan  # torch rounds by itself
 
-    def tiles(self, span: int, pair: Pair) -> int:
-        """See `Finder`: a run is a block."""
+    def tiles(self, span: int, pair: VersionPair) -> int:
+        """See `ChangeFinder`: a run is a block."""
         return 1
 
-    def most_units(self, pair: Pair) -> int:
-        """See `Finder`: what 32-bit counts allow."""
+    def max_units(self, pair: VersionPair) -> int:
+        """See `ChangeFinder`: what 32-bit counts allow."""
         return 1 << 30
 
-    def look(self, group: Group, room: Room, tiles: int) -> None:
-        """See `Finder`: counts only."""
+    def look(self, group: BlockGroup, room: ExtractionBuffers, tiles: int) -> None:
+        """See `ChangeFinder`: counts only."""
         for k, (old, block) in enumerate(_blocks(group)):
             torch.sum(old != _bits(block), dtype=torch.int32, dim=0, out=room.runs[k, 1])
 
-    def gather(self, group: Group, room: Room, runs: NDArray[np.int32]) -> None:
-        """See `Finder`: one block after another."""
+    def gather(self, group: BlockGroup, room: ExtractionBuffers, runs: NDArray[np.int32]) -> None:
+        """See `ChangeFinder`: one block after another."""
         runs[1:, 0] = np.cumsum(runs[:-1, 1])
         runs[:1, 0] = 0
         positions, olds, steps = room.arrays(group.width)
@@ -188,7 +188,7 @@ class TorchFinder:
             torch.sub(torch.index_select(new, 0, where), olds[place], out=steps[place])
 
 
-def _blocks(group: Group) -> Iterator[tuple[torch.Tensor, Piece]]:
+def _blocks(group: BlockGroup) -> Iterator[tuple[torch.Tensor, BlockRun]]:
     """The old bits of each block, and the block."""
     for piece, old in zip(group.pieces, group.olds, strict=True):
         for block in piece.cut():
@@ -196,7 +196,7 @@ def _blocks(group: Group) -> Iterator[tuple[torch.Tensor, Piece]]:
             yield old[at : at + block.count], block
 
 
-def _bits(piece: Piece) -> torch.Tensor:
+def _bits(piece: BlockRun) -> torch.Tensor:
     new = piece.new()
     return new.to(torch.bfloat16).view(torch.int16) if piece.pair.masters else new
 

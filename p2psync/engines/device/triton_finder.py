@@ -30,11 +30,11 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from p2psync.engines.device.buffers import MOST_BLOCKS, Room
-from p2psync.engines.device.finder import Group, Pair
+from p2psync.engines.device.buffers import MAX_GROUP_BLOCKS, ExtractionBuffers
+from p2psync.engines.device.finder import BlockGroup, VersionPair
 
 #: Words of a tile, and most words of a group: two bytes of device memory each. Most blocks of a group are
-#: `MOST_BLOCKS`, and each may have a tile that is nearly empty.
+#: `MAX_GROUP_BLOCKS`, and each may have a tile that is nearly empty.
 TILE_WORDS = 1024
 _GROUP_WORDS = 1 << 24
 WORD_BYTES = 8
@@ -187,19 +187,19 @@ class TritonFinder:
         self._words: torch.Tensor | None = None
         self._counts: torch.Tensor | None = None
 
-    def tiles(self, span: int, pair: Pair) -> int:
-        """See `Finder`."""
+    def tiles(self, span: int, pair: VersionPair) -> int:
+        """See `ChangeFinder`."""
         return -(-span // (TILE_WORDS * units_of_word(pair)))
 
-    def most_units(self, pair: Pair) -> int:
-        """See `Finder`: the list of words must hold them."""
+    def max_units(self, pair: VersionPair) -> int:
+        """See `ChangeFinder`: the list of words must hold them."""
         return _GROUP_WORDS * units_of_word(pair)
 
-    def look(self, group: Group, room: Room, tiles: int) -> None:
-        """See `Finder`: two launches, and the upload of their table."""
+    def look(self, group: BlockGroup, room: ExtractionBuffers, tiles: int) -> None:
+        """See `ChangeFinder`: two launches, and the upload of their table."""
         blocks, pack = group.blocks, units_of_word(group.pieces[0].pair)
         if self._words is None or self._counts is None:
-            device, slots = room.runs.device, _GROUP_WORDS + MOST_BLOCKS * TILE_WORDS
+            device, slots = room.runs.device, _GROUP_WORDS + MAX_GROUP_BLOCKS * TILE_WORDS
             self._words = torch.empty(slots, dtype=torch.int16, device=device)
             self._counts = torch.empty(room.runs.shape[0], dtype=torch.int32, device=device)
         host = room.host_table[:blocks]
@@ -239,16 +239,16 @@ class TritonFinder:
             num_warps=WRITE_WARPS,
         )
 
-    def gather(self, group: Group, room: Room, runs: NDArray[np.int32]) -> None:
-        """See `Finder`: all was written by `look`."""
+    def gather(self, group: BlockGroup, room: ExtractionBuffers, runs: NDArray[np.int32]) -> None:
+        """See `ChangeFinder`: all was written by `look`."""
 
 
-def units_of_word(pair: Pair) -> int:
+def units_of_word(pair: VersionPair) -> int:
     """Units that are compared at a time."""
     return WORD_BYTES // pair.spec.width if pair.aligned and not pair.masters else 1
 
 
-def _table(group: Group, pack: int) -> NDArray[np.int64]:
+def _table(group: BlockGroup, pack: int) -> NDArray[np.int64]:
     parts = []
     for piece, old in zip(group.pieces, group.olds, strict=True):
         rows = np.empty((piece.blocks, 4), np.int64)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from p2psync.engines.device.unit_transfer import Group
+from p2psync.engines.device.unit_transfer import SelectionGroup
 
 #: Units that a program moves.
 TILE = 1024
@@ -49,17 +49,17 @@ def move_units(table, positions, values, TILE: tl.constexpr, GATHER: tl.constexp
         tl.store(base + at, tl.load(mine + lane, mask=live, other=0), mask=live)
 
 
-def gather_group(group: Group, values: torch.Tensor) -> Callable[[], None]:
-    """See `Move`: of contiguous tensors."""
+def gather_group(group: SelectionGroup, values: torch.Tensor) -> Callable[[], None]:
+    """See `GroupMove`: of contiguous tensors."""
     return _ready(group, values, gather=True)
 
 
-def scatter_group(group: Group, values: torch.Tensor) -> Callable[[], None]:
-    """See `Move`: of contiguous tensors."""
+def scatter_group(group: SelectionGroup, values: torch.Tensor) -> Callable[[], None]:
+    """See `GroupMove`: of contiguous tensors."""
     return _ready(group, values, gather=False)
 
 
-def _ready(group: Group, values: torch.Tensor, *, gather: bool) -> Callable[[], None]:
+def _ready(group: SelectionGroup, values: torch.Tensor, *, gather: bool) -> Callable[[], None]:
     table = torch.from_numpy(_table(group))
     if values.is_cuda:
         table = table.pin_memory().to(values.device, non_blocking=True)
@@ -75,7 +75,7 @@ def _ready(group: Group, values: torch.Tensor, *, gather: bool) -> Callable[[], 
     return functools.partial(launch, table, (max(1, tiles), len(group.places)))
 
 
-def _table(group: Group) -> NDArray[np.int64]:
+def _table(group: SelectionGroup) -> NDArray[np.int64]:
     rows = np.empty((len(group.places), 4), np.int64)
     for k, (place, (where, first)) in enumerate(zip(group.places, group.firsts, strict=True)):
         rows[k] = place.bits.data_ptr() + place.start * place.bits.element_size(), first, place.entries, where

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from p2psync.delta.tensors import Units
 
 #: Bytes of positions and bits in a group, and blocks.
-GROUP_BYTES, GROUP_PLACES = 32 << 20, 1 << 14
+GROUP_BYTES, GROUP_SELECTIONS = 32 << 20, 1 << 14
 #: Bytes that a commit may have brought to a device before it pauses.
 DEVICE_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class UnitSelection:
     """Where bits lie: units [start, start + count) of a tensor, at rising offsets from `start` (None: all of them).
 
     bits: the live tensor as integers (`SIGNED`), of any shape and strides.
@@ -48,15 +48,15 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class SelectionGroup:
     """Places of one kind, and where their entries begin in `positions` (of dense places: −1) and in the bits."""
 
-    places: Sequence[Place]
+    places: Sequence[UnitSelection]
     firsts: Sequence[tuple[int, int]]
     positions: torch.Tensor
     entries: int
 
-    def slices(self) -> Iterator[tuple[Place, torch.Tensor | None, slice]]:
+    def slices(self) -> Iterator[tuple[UnitSelection, torch.Tensor | None, slice]]:
         """Each place, its positions on the device, and its part of the bits."""
         for place, (where, first) in zip(self.places, self.firsts, strict=True):
             at = None if where < 0 else self.positions[where : where + place.entries]
@@ -65,10 +65,10 @@ class Group:
 
 #: Makes ready to move a group's bits from where they lie into a flat tensor on the device, or from there to where they
 #: lie; the call that is returned only moves.
-Move = Callable[[Group, torch.Tensor], Callable[[], None]]
+GroupMove = Callable[[SelectionGroup, torch.Tensor], Callable[[], None]]
 
 
-def gather(places: Sequence[Place]) -> list[Units]:
+def gather_units(places: Sequence[UnitSelection]) -> list[Units]:
     """Copies of the bits at the places, which must not change meanwhile."""
     found: list[Units] = []
     with torch.inference_mode():
@@ -78,14 +78,14 @@ def gather(places: Sequence[Place]) -> list[Units]:
             _moves(part[0])[0](group, values)()
             host = _host(group.entries, values.dtype, values.device)
             host.copy_(values, non_blocking=True)
-            settle(values.device)
+            synchronize(values.device)
             units: Units = host.numpy().view(f"<u{host.element_size()}")
             found += [units[piece].copy() for _, _, piece in group.slices()]
     return found
 
 
-def prepare(
-    places: Sequence[Place], values: Sequence[Units], *, device_bytes: int = DEVICE_BYTES
+def prepare_unit_writes(
+    places: Sequence[UnitSelection], values: Sequence[Units], *, device_bytes: int = DEVICE_BYTES
 ) -> list[Callable[[], None]]:
     """Bring everything to the devices that writing `values` to the places needs; the calls returned only write.
 
@@ -101,17 +101,17 @@ def prepare(
         kept += sum(_cost(place) for place in part)
         writes.append(_ready(part, mine) if kept <= device_bytes else functools.partial(_late, part, mine))
     for device in {place.bits.device for place in places}:
-        settle(device)
+        synchronize(device)
     return writes
 
 
-def settle(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until everything that was asked of a device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _ready(places: Sequence[Place], values: Sequence[Units]) -> Callable[[], None]:
+def _ready(places: Sequence[UnitSelection], values: Sequence[Units]) -> Callable[[], None]:
     with torch.inference_mode():
         group = _group(places)
         bits = places[0].bits
@@ -122,7 +122,7 @@ def _ready(places: Sequence[Place], values: Sequence[Units]) -> Callable[[], Non
         return _inferring(_moves(places[0])[1](group, host.to(bits.device, non_blocking=True)))
 
 
-def _late(places: Sequence[Place], values: Sequence[Units]) -> None:
+def _late(places: Sequence[UnitSelection], values: Sequence[Units]) -> None:
     _ready(places, values)()
 
 
@@ -134,14 +134,14 @@ def _inferring(write: Callable[[], None]) -> Callable[[], None]:
     return inferring
 
 
-def _cost(place: Place) -> int:
+def _cost(place: UnitSelection) -> int:
     """Bytes that a place takes on its device."""
     return place.entries * (place.bits.element_size() + 4 * (place.positions is not None))
 
 
-def _cut(places: Sequence[Place], values: Sequence[Units]) -> tuple[list[Place], list[Units]]:
+def _cut(places: Sequence[UnitSelection], values: Sequence[Units]) -> tuple[list[UnitSelection], list[Units]]:
     """Cut dense places so that none is larger than a group."""
-    cut: list[tuple[Place, Units]] = []
+    cut: list[tuple[UnitSelection, Units]] = []
     for place, units in zip(places, values, strict=True):
         most = GROUP_BYTES // place.bits.element_size()
         if place.positions is not None or place.count <= most or not place.bits.is_contiguous():
@@ -149,17 +149,17 @@ def _cut(places: Sequence[Place], values: Sequence[Units]) -> tuple[list[Place],
             continue
         for k in range(0, place.count, most):
             part = units[k : k + most]
-            cut.append((Place(place.bits, place.start + k, part.size, None), part))
+            cut.append((UnitSelection(place.bits, place.start + k, part.size, None), part))
     return [place for place, _ in cut], [units for _, units in cut]
 
 
-def _parts(places: Sequence[Place]) -> Iterator[Sequence[Place]]:
+def _parts(places: Sequence[UnitSelection]) -> Iterator[Sequence[UnitSelection]]:
     """Consecutive places of one kind, of bounded bytes."""
-    part: list[Place] = []
+    part: list[UnitSelection] = []
     size = 0
     for place in places:
         cost = _cost(place)
-        full = size + cost > GROUP_BYTES or len(part) == GROUP_PLACES
+        full = size + cost > GROUP_BYTES or len(part) == GROUP_SELECTIONS
         if part and (full or part[0].kind != place.kind):
             yield part
             part, size = [], 0
@@ -169,7 +169,7 @@ def _parts(places: Sequence[Place]) -> Iterator[Sequence[Place]]:
         yield part
 
 
-def _group(places: Sequence[Place]) -> Group:
+def _group(places: Sequence[UnitSelection]) -> SelectionGroup:
     """Bring the positions of some places to their device."""
     device = places[0].bits.device
     sparse = [place.positions for place in places if place.positions is not None]
@@ -181,7 +181,7 @@ def _group(places: Sequence[Place]) -> Group:
         firsts.append((-1 if place.positions is None else where, first))
         where += 0 if place.positions is None else place.entries
         first += place.entries
-    return Group(places, firsts, host.to(device, non_blocking=True), first)
+    return SelectionGroup(places, firsts, host.to(device, non_blocking=True), first)
 
 
 def _host(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -189,7 +189,7 @@ def _host(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-def _moves(place: Place) -> tuple[Move, Move]:
+def _moves(place: UnitSelection) -> tuple[GroupMove, GroupMove]:
     """How to gather and to write places of this kind."""
     if place.bits.is_cuda and place.bits.is_contiguous():
         try:
@@ -200,17 +200,17 @@ def _moves(place: Place) -> tuple[Move, Move]:
     return torch_gather, torch_scatter
 
 
-def torch_gather(group: Group, values: torch.Tensor) -> Callable[[], None]:
+def torch_gather(group: SelectionGroup, values: torch.Tensor) -> Callable[[], None]:
     """Gather by torch's own operations, a block at a time, on any device and of any strides."""
     return functools.partial(_gather, group, values)
 
 
-def torch_scatter(group: Group, values: torch.Tensor) -> Callable[[], None]:
+def torch_scatter(group: SelectionGroup, values: torch.Tensor) -> Callable[[], None]:
     """Write by torch's own operations, a block at a time, on any device and of any strides."""
     return functools.partial(_scatter, group, values)
 
 
-def _gather(group: Group, values: torch.Tensor) -> None:
+def _gather(group: SelectionGroup, values: torch.Tensor) -> None:
     for place, at, piece in group.slices():
         if not place.bits.is_contiguous():
             whole = at is None and place.count == place.bits.numel()
@@ -223,7 +223,7 @@ def _gather(group: Group, values: torch.Tensor) -> None:
             torch.index_select(window, 0, at, out=values[piece])
 
 
-def _scatter(group: Group, values: torch.Tensor) -> None:
+def _scatter(group: SelectionGroup, values: torch.Tensor) -> None:
     for place, at, piece in group.slices():
         if not place.bits.is_contiguous():
             if at is None and place.count == place.bits.numel():
@@ -238,7 +238,7 @@ def _scatter(group: Group, values: torch.Tensor) -> None:
             window.index_put_((at,), values[piece])
 
 
-def _unravel(place: Place, at: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+def _unravel(place: UnitSelection, at: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
     device = place.bits.device
     flat = torch.arange(place.count, device=device) if at is None else at.long()
     return tuple(torch.unravel_index(flat + place.start, place.bits.shape))

@@ -30,19 +30,19 @@ from types import TracebackType
 import msgspec
 
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.base import ChunkReader, Commit, Data, Position, Step, rows_after
+from p2psync.engines.base import ChunkBytes, ChunkReader, CommitResult, Position, Step, rows_after
 from p2psync.engines.checkpoint.files import Checkpoint
-from p2psync.engines.directory.in_place_apply import Hook, LocalCopy, Patch
+from p2psync.engines.directory.in_place_apply import CrashHook, LocalTensors, PathApplier
 from p2psync.engines.directory.seals import NO_SEAL, seal_of
 from p2psync.engines.directory.slots import (
-    check_room,
+    check_free_space,
     disk_bytes,
-    disk_refusals,
-    keep_readers_out,
-    match,
+    disk_errors_as_engine_errors,
+    lock_out_readers,
+    mirror_files,
     remove_others,
 )
-from p2psync.engines.directory.state import Home, SlotName, State, boot_id, other
+from p2psync.engines.directory.state import DirectoryState, EngineDirectory, SlotName, boot_id, other_slot
 from p2psync.engines.path_checks import check_path, position_of
 from p2psync.errors import DigestMismatchError, EngineError, FormatError
 from p2psync.store.records import open_up
@@ -54,7 +54,7 @@ DEFAULT_READER_LIMIT = 30.0
 class DirectoryStage:
     """A path being applied to the second slot."""
 
-    def __init__(self, engine: DirectoryEngine, patch: Patch) -> None:
+    def __init__(self, engine: DirectoryEngine, patch: PathApplier) -> None:
         self._engine = engine
         self._patch = patch
         self._seconds = 0.0
@@ -64,7 +64,7 @@ class DirectoryStage:
         """See `Stage.wanted`: chunks of path[step] that were not put yet and are not at hand."""
         return self._patch.wanted(step)
 
-    def put(self, step: int, chunks: Mapping[int, Data]) -> None:
+    def put(self, step: int, chunks: Mapping[int, ChunkBytes]) -> None:
         """See `Stage.put`. Chunks that were put before, or are not wanted, are passed over.
 
         A chunk of a step whose turn has not come is read again through the chunk reader later, so keep it in the store.
@@ -76,7 +76,7 @@ class DirectoryStage:
         finally:
             self._seconds += time.perf_counter() - begun
 
-    def commit(self) -> Commit:
+    def commit(self) -> CommitResult:
         """See `Stage.commit`."""
         self._check_open()
         commit = self._engine._commit(self._patch, self._seconds)
@@ -105,7 +105,7 @@ class DirectoryEngine:
         prefill: Path | None = None,
         reader_limit: float = DEFAULT_READER_LIMIT,
         boot: str | None = None,
-        hook: Hook | None = None,
+        hook: CrashHook | None = None,
     ) -> None:
         """Open `root`; nothing is made before the first stage or adoption.
 
@@ -117,15 +117,15 @@ class DirectoryEngine:
         digested (reads all of it).
         Raises `EngineError` if `root/current` is not ours, or another process keeps it.
         """
-        self._home = Home(root)
+        self._home = EngineDirectory(root)
         self._reader = chunk_reader
         self._prefill = prefill
         self._reader_limit = reader_limit
-        self._hook: Hook = hook or (lambda name: None)
+        self._hook: CrashHook = hook or (lambda name: None)
         self._boot = boot or boot_id()
-        self._state = State(self._boot)
+        self._state = DirectoryState(self._boot)
         self._live: Checkpoint | None = None
-        self._patch: Patch | None = None
+        self._patch: PathApplier | None = None
         self._trail: tuple[Step, ...] = ()
         self._second_was: Position | None = None
         #: The seal of the second slot when it was brought to the live version.
@@ -137,11 +137,11 @@ class DirectoryEngine:
         self._found: list[str] = []
         self._link_trouble = ""
         if self._home.exists():
-            self._home.claim()
+            self._home.acquire()
             try:
                 state = self._home.load(self._found.append)
                 self._unknown = state is None
-                self._recover(state or self._home.guess())
+                self._recover(state or self._home.state_from_link())
             except BaseException:
                 self._home.release()
                 raise
@@ -192,16 +192,16 @@ class DirectoryEngine:
             if not _has(source, position):
                 return False
             second = self._begin_second(source.layout.nbytes)
-            with disk_refusals(self._home.slot(second)):
-                match(source.files, self._home.slot(second))
+            with disk_errors_as_engine_errors(self._home.slot(second)):
+                mirror_files(source.files, self._home.slot(second))
         with Checkpoint.open(self._home.slot(second)) as copied:
             if copied.digest() != position.digest:
                 raise EngineError(f"{self._prefill} changed while it was copied: let its writer end, and try again")
         self._make_live(second, position, undo=False)
         return True
 
-    def at_hand(self) -> str:
-        """See `Inspecting.at_hand`."""
+    def unidentified_digest(self) -> str:
+        """See `InspectableEngine.unidentified_digest`."""
         if not self._unknown or self._live is None or self.position is not None:
             return ""
         try:
@@ -231,7 +231,7 @@ class DirectoryEngine:
         if not self._state.undo or self._state.live is None:
             raise EngineError("the version before is not there any more: nothing to roll back to")
         self._drop_patch()
-        before = other(self._state.live)
+        before = other_slot(self._state.live)
         position = self._state.slot(before).position
         if position is None or seal_of(self._home.slot(before)) != self._state.slot(before).seal:
             raise EngineError("the slot of the version before was patched since: it cannot be rolled back to")
@@ -246,7 +246,7 @@ class DirectoryEngine:
         return self.position == before
 
     def inspect(self) -> list[str]:
-        """See `Inspecting.inspect`. Raises `EngineError` if the disk refuses to note what was found."""
+        """See `InspectableEngine.inspect`. Raises `EngineError` if the disk refuses to note what was found."""
         self._notice()
         if self.position is not None:
             self._relink()
@@ -263,12 +263,12 @@ class DirectoryEngine:
 
     # ---- staging
 
-    def _new_patch(self, path: Sequence[Step]) -> Patch:
+    def _new_patch(self, path: Sequence[Step]) -> PathApplier:
         needed = max(sum(spec.nbytes for spec in rows_after(step.manifest.rows())) for step in path)
         if path[0].manifest.base is None:
             local = self._local_copy()
             second = self._begin_second(needed)
-            with disk_refusals(self._home.slot(second)):
+            with disk_errors_as_engine_errors(self._home.slot(second)):
                 remove_others(self._home.slot(second), {})
             return self._patch_of(second, None, b"", path, local)
         assert self._live is not None and self.position is not None
@@ -278,25 +278,25 @@ class DirectoryEngine:
         base = Checkpoint.open(self._home.slot(second), writable=True)
         if base.layout != self._live.layout:
             raise EngineError(f"{base.root} was changed by someone else: stage again")
-        return self._patch_of(second, base, self.position.digest, path, LocalCopy([]))
+        return self._patch_of(second, base, self.position.digest, path, LocalTensors([]))
 
     def _patch_of(
-        self, slot: SlotName, base: Checkpoint | None, digest: bytes, path: Sequence[Step], local: LocalCopy
-    ) -> Patch:
+        self, slot: SlotName, base: Checkpoint | None, digest: bytes, path: Sequence[Step], local: LocalTensors
+    ) -> PathApplier:
         place = self._home.slot(slot)
-        return Patch(place, self._home.build, base, digest, path, self._reader, local, self._hook)
+        return PathApplier(place, self._home.build, base, digest, path, self._reader, local, self._hook)
 
     def _begin_second(self, nbytes: int) -> SlotName:
         """Choose the second slot, keep readers out of it, and mark it as dirty; `nbytes`: what it will hold."""
-        self._home.claim()
-        second: SlotName = other(self._state.live) if self._state.live is not None else "a"
+        self._home.acquire()
+        second: SlotName = other_slot(self._state.live) if self._state.live is not None else "a"
         place = self._home.slot(second)
-        with disk_refusals(place):
+        with disk_errors_as_engine_errors(place):
             open_up(place)
-            check_room(place, max(0, nbytes - disk_bytes(place)))
+            check_free_space(place, max(0, nbytes - disk_bytes(place)))
             if self._lock is None or self._lock[0] != second:
                 self._unlock()
-                self._lock = (second, keep_readers_out(place, self._reader_limit))
+                self._lock = (second, lock_out_readers(place, self._reader_limit))
         held = self._state.slot(second)
         self._second_was = held.position if held.seal == seal_of(place) else None
         self._save(self._state.with_slot(second, None, undo=False))
@@ -307,8 +307,8 @@ class DirectoryEngine:
         """Make the second slot hold the live version."""
         if self._second_was != self.position and not self._retrace(second):
             assert self._live is not None
-            with disk_refusals(self._home.slot(second)):
-                match(self._live.files, self._home.slot(second))
+            with disk_errors_as_engine_errors(self._home.slot(second)):
+                mirror_files(self._live.files, self._home.slot(second))
             # All of it was read just now anyway: so this is the moment to see that the live bits are still right.
             with Checkpoint.open(self._home.slot(second)) as copy:
                 if self.position is not None and copy.digest() != self.position.digest:
@@ -324,7 +324,7 @@ class DirectoryEngine:
             return False
         try:
             base = Checkpoint.open(self._home.slot(second), writable=True)
-            patch = self._patch_of(second, base, was.digest, trail, LocalCopy([]))
+            patch = self._patch_of(second, base, was.digest, trail, LocalTensors([]))
             patch.advance()
             for index, step in enumerate(trail):
                 for chunk in patch.wanted(index):
@@ -336,14 +336,14 @@ class DirectoryEngine:
             return False  # whatever it was, comparing with the live slot mends it
         return patch.complete and patch.mismatch is None
 
-    def _local_copy(self) -> LocalCopy:
+    def _local_copy(self) -> LocalTensors:
         found: list[Checkpoint] = []
         if self._prefill is not None:
             with suppress(FormatError):  # it was removed or damaged since: then it is of no use
                 found.append(Checkpoint.open(self._prefill))
         if self._live is not None:
             found.append(self._live)
-        return LocalCopy(found)
+        return LocalTensors(found)
 
     # ---- damage
 
@@ -360,7 +360,7 @@ class DirectoryEngine:
         live, was = self._state.live, self.position
         assert live is not None and was is not None
         wrong: list[str] = []
-        for name in (live, other(live)):
+        for name in (live, other_slot(live)):
             slot, position = self._home.slot(name), self._state.slot(name).position
             if position is None:
                 continue
@@ -417,7 +417,7 @@ class DirectoryEngine:
 
     # ---- ending a stage
 
-    def _commit(self, patch: Patch, seconds: float) -> Commit:
+    def _commit(self, patch: PathApplier, seconds: float) -> CommitResult:
         if not patch.complete:
             missing = sum(len(patch.wanted(step)) for step in range(len(patch.path)))
             raise EngineError(f"{missing} chunks were not put yet: put them before the commit")
@@ -440,9 +440,11 @@ class DirectoryEngine:
         self._patch = None
         if old is not None:
             old.close()
-        return Commit(position=position_of(manifest), changed=patch.changed, pause_seconds=pause, stage_seconds=seconds)
+        return CommitResult(
+            position=position_of(manifest), changed=patch.changed, pause_seconds=pause, stage_seconds=seconds
+        )
 
-    def _abandon(self, patch: Patch) -> None:
+    def _abandon(self, patch: PathApplier) -> None:
         if self._patch is patch and not patch.touched:
             self._drop_patch()
 
@@ -478,7 +480,7 @@ class DirectoryEngine:
         self._hook("switched")
         return pause
 
-    def _save(self, state: State) -> None:
+    def _save(self, state: DirectoryState) -> None:
         if state != self._state:
             self._home.save(state)
             self._state = state
@@ -490,7 +492,7 @@ class DirectoryEngine:
 
     # ---- starting after a crash
 
-    def _recover(self, state: State) -> None:
+    def _recover(self, state: DirectoryState) -> None:
         rebooted = state.boot != self._boot
         self._state = msgspec.structs.replace(state, boot=self._boot)
         if state.live is None:
@@ -508,7 +510,7 @@ class DirectoryEngine:
                 self._settle()
         if rebooted and self._state.live == state.live:
             # Of the other slot, too, pages may have been lost; it is compared with the live one before it is used.
-            self._save(self._state.with_slot(other(state.live), None, undo=False))
+            self._save(self._state.with_slot(other_slot(state.live), None, undo=False))
         self._relink(moved=True)
 
 

@@ -5,8 +5,8 @@ applied as they come, in any order; chunks of a later step, and chunks that come
 live, are only noted and read again from the store at their time, so that memory stays O(chunk).
 
 A step begins with its *layout*. Where no tensor comes, goes or changes place, the files stay as they are. Otherwise
-all headers are patched first, in memory; then the affected files are built anew (`slots.relayout`), with the bits of
-the tensors that stay, zeros for those that come, and the bits of a local copy where their digests match. Then the
+all headers are patched first, in memory; then the affected files are built anew (`slots.rebuild_layout`), with the bits
+of the tensors that stay, zeros for those that come, and the bits of a local copy where their digests match. Then the
 blocks are added to the mapped files. A block of a tensor that goes is not needed: its bits are gone already.
 
 The digest is summed from what the files really hold: for patched units the change from the old bits to the new, for a
@@ -26,19 +26,19 @@ from p2psync.delta.block import Block, block_count, block_range
 from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
-from p2psync.engines.base import ChunkReader, Data, Step
+from p2psync.engines.base import ChunkBytes, ChunkReader, Step
 from p2psync.engines.checkpoint.files import Checkpoint
-from p2psync.engines.checkpoint.layout import EMPTY, Layout, layout
-from p2psync.engines.directory.slots import relayout
+from p2psync.engines.checkpoint.layout import EMPTY_LAYOUT, CheckpointLayout, compute_layout
+from p2psync.engines.directory.slots import rebuild_layout
 from p2psync.errors import EngineError, FormatError
 from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest
 
 #: A point at which a test may end the process: called with its name.
-Hook = Callable[[str], None]
+CrashHook = Callable[[str], None]
 
 
-class LocalCopy:
+class LocalTensors:
     """Tensors that are on this machine already: an anchor's rows are looked up by spec and digest."""
 
     def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
@@ -60,11 +60,11 @@ class LocalCopy:
         return None
 
 
-class StepPatch:
+class StepApplier:
     """One manifest, applied to a slot whose bits are its base's (or to an empty one, for an anchor)."""
 
     def __init__(
-        self, slot: Path, build: Path, base: Checkpoint | None, manifest: Manifest, local: LocalCopy, hook: Hook
+        self, slot: Path, build: Path, base: Checkpoint | None, manifest: Manifest, local: LocalTensors, hook: CrashHook
     ) -> None:
         """base: the slot's checkpoint, writable; None for an anchor. Changes nothing yet."""
         self.rows = manifest.rows()
@@ -98,7 +98,7 @@ class StepPatch:
         """The chunks that may hold headers and were not noted; once there are none, `lay_out` may be called."""
         return frozenset(self._header_chunks)
 
-    def note_headers(self, chunk: int, data: Data) -> None:
+    def note_headers(self, chunk: int, data: ChunkBytes) -> None:
         """Before `ready`: take the headers out of a chunk. The chunk itself must be applied once `ready`."""
         if chunk in self._header_chunks:
             for block in self._decode(data):
@@ -111,20 +111,20 @@ class StepPatch:
         after = {row.spec for row in self.rows if row.after}
         headers = {self.rows[i].spec.name: bits.tobytes() for i, bits in self._headers.items() if self.rows[i].after}
         files = {spec.name: spec.count for spec in after if spec.kind == Kind.FILE}
-        plan = layout(headers, files)
+        plan = compute_layout(headers, files)
         if plan.places.keys() != after:
             wrong = next(iter(plan.places.keys() ^ after))
             raise FormatError(f"the headers do not describe the manifest's tensors: {wrong.name!r}")
         self._sum_layout()
-        old = self._base.layout if self._base is not None else EMPTY
-        relayout(self._slot, self._build, old, plan, headers, self._sources())
+        old = self._base.layout if self._base is not None else EMPTY_LAYOUT
+        rebuild_layout(self._slot, self._build, old, plan, headers, self._sources())
         for index, checkpoint in self._found.items():
             # What was copied has the digest that was found only if nobody wrote to it since.
             checkpoint.verify_tensor(self.rows[index].spec)
         self._hook("laid out")
         self._target = self._open(plan)
 
-    def apply(self, chunks: Iterable[Data]) -> None:
+    def apply(self, chunks: Iterable[ChunkBytes]) -> None:
         """Add the blocks of chunks to the files, on all cores. Raises `FormatError`."""
         if self._target is not None:
             self._target.verify()
@@ -134,7 +134,7 @@ class StepPatch:
             for index, start in covered:
                 self._covered[index].add(start)
 
-    def _add(self, data: Data) -> tuple[int, int, list[tuple[int, int]]]:
+    def _add(self, data: ChunkBytes) -> tuple[int, int, list[tuple[int, int]]]:
         """Add one chunk's blocks; returns the change of the digest, the units changed, and which blocks it covered of
         tensors that come. Other threads do the same with other chunks: a block is in one chunk only."""
         change, changed, covered = 0, 0, []
@@ -166,7 +166,7 @@ class StepPatch:
         self.change %= MODULUS
         return self._target
 
-    def _open(self, plan: Layout) -> Checkpoint:
+    def _open(self, plan: CheckpointLayout) -> Checkpoint:
         target = Checkpoint.open(self._slot, writable=True)
         if target.layout != plan:
             raise EngineError(f"{self._slot} has files of others in it: move them away, and try again")
@@ -212,7 +212,7 @@ class StepPatch:
             return self._base.units(row.spec).copy()
         return np.zeros(row.spec.count, row.spec.unit)
 
-    def _decode(self, data: Data) -> Iterator[Block]:
+    def _decode(self, data: ChunkBytes) -> Iterator[Block]:
         return iter_chunk(data, self.rows, self._manifest.block_units, self._base_units)
 
     def _base_units(self, index: int) -> Units:
@@ -229,7 +229,7 @@ class StepPatch:
         return self._target.units(spec)
 
 
-class Patch:
+class PathApplier:
     """A path, applied to a slot that holds the version it starts at."""
 
     def __init__(
@@ -240,8 +240,8 @@ class Patch:
         digest: bytes,
         path: Sequence[Step],
         reader: ChunkReader,
-        local: LocalCopy,
-        hook: Hook,
+        local: LocalTensors,
+        hook: CrashHook,
     ) -> None:
         """base and digest: the slot's checkpoint, writable, and its digest; None and anything for an anchor."""
         self.path = tuple(path)
@@ -276,7 +276,7 @@ class Patch:
         """Chunks of a step that were not put yet and are not at hand."""
         return sorted(self._missing[step])
 
-    def put(self, step: int, chunks: Mapping[int, Data]) -> None:
+    def put(self, step: int, chunks: Mapping[int, ChunkBytes]) -> None:
         """Take verified chunks; those that were put or are not wanted are passed over. Raises as `Stage.put`."""
         if self.broken:
             raise EngineError("an error left this stage half applied: stage again")
@@ -321,11 +321,11 @@ class Patch:
             self.broken = True
             raise
 
-    def _begin(self) -> StepPatch:
+    def _begin(self) -> StepApplier:
         manifest = self.path[self._turn].manifest
-        return StepPatch(self._slot, self._build, self._target, manifest, self._local, self._hook)
+        return StepApplier(self._slot, self._build, self._target, manifest, self._local, self._hook)
 
-    def _feed(self, chunks: Mapping[int, Data]) -> None:
+    def _feed(self, chunks: Mapping[int, ChunkBytes]) -> None:
         if self._step.ready:
             self.touched = self.touched or bool(chunks)
             self._step.apply(chunks.values())

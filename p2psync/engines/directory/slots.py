@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.tensors import TensorSpec
-from p2psync.engines.checkpoint.layout import Layout
+from p2psync.engines.checkpoint.layout import CheckpointLayout
 from p2psync.errors import EngineError, StoreError
 from p2psync.store.disk import free_bytes, reserve, write_all
 from p2psync.store.records import clear, is_directory
@@ -32,7 +32,7 @@ _WINDOW = 4 << 20
 _LOCK_POLL_SECONDS = 0.02
 
 
-def check_room(place: Path, needed: int) -> None:
+def check_free_space(place: Path, needed: int) -> None:
     """Raise `EngineError` if the file system of `place` has not `needed` bytes free."""
     free = free_bytes(place)
     if needed > free:
@@ -49,7 +49,7 @@ def disk_bytes(slot: Path) -> int:
     return total
 
 
-def match(files: Mapping[str, Path], slot: Path) -> None:
+def mirror_files(files: Mapping[str, Path], slot: Path) -> None:
     """Make `slot` hold exactly `files` (path within the slot → where the bytes are), byte for byte.
 
     A file of the right size is compared and only pages that differ are written. Raises OSError or `EngineError`.
@@ -63,7 +63,7 @@ def match(files: Mapping[str, Path], slot: Path) -> None:
             _copy_differing(source, target, size)
         else:
             clear(target)
-            descriptor = create(target, size)
+            descriptor = create_allocated(target, size)
             try:
                 copy_range(source, 0, descriptor, 0, size)
             finally:
@@ -90,7 +90,7 @@ def _remove_others(
         path.unlink()
 
 
-def create(path: Path, size: int) -> int:
+def create_allocated(path: Path, size: int) -> int:
     """A new file of `size` zero bytes, all of them allocated; returns its descriptor. Raises `EngineError`, OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
@@ -117,11 +117,11 @@ def copy_range(source: Path, start: int, descriptor: int, offset: int, size: int
             start, size = start + sent, size - sent
 
 
-def relayout(
+def rebuild_layout(
     slot: Path,
     build: Path,
-    old: Layout,
-    new: Layout,
+    old: CheckpointLayout,
+    new: CheckpointLayout,
     headers: Mapping[str, bytes],
     sources: Mapping[TensorSpec, tuple[Path, int]],
 ) -> None:
@@ -133,11 +133,11 @@ def relayout(
     """
     before, after = old.contents(), new.contents()
     changed = [name for name in new.sizes if after[name] != before.get(name)]
-    check_room(slot, sum(new.sizes[name] for name in changed))
+    check_free_space(slot, sum(new.sizes[name] for name in changed))
     clear(build)
     build.mkdir(parents=True)
     for index, name in enumerate(changed):
-        descriptor = create(build / str(index), new.sizes[name])
+        descriptor = create_allocated(build / str(index), new.sizes[name])
         try:
             for spec, offset in after[name].items():
                 if spec in sources and spec.nbytes:
@@ -156,7 +156,7 @@ def relayout(
 
 
 @contextmanager
-def disk_refusals(place: Path) -> Iterator[None]:
+def disk_errors_as_engine_errors(place: Path) -> Iterator[None]:
     """Turn an OSError into an `EngineError` of one line."""
     try:
         yield
@@ -165,7 +165,7 @@ def disk_refusals(place: Path) -> Iterator[None]:
         raise EngineError(f"{where}: {error.strerror or error}: check the disk and its permissions") from error
 
 
-def keep_readers_out(slot: Path, limit: float) -> int:
+def lock_out_readers(slot: Path, limit: float) -> int:
     """Wait until no reader holds `flock -s SLOT`, at most `limit` seconds; returns the descriptor of our lock.
 
     Raises `EngineError` that names the processes that still read.

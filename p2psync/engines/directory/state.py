@@ -39,7 +39,7 @@ class SlotState(msgspec.Struct, frozen=True):
     seal: str = NO_SEAL
 
 
-class State(msgspec.Struct, frozen=True):
+class DirectoryState(msgspec.Struct, frozen=True):
     """live: the slot that `current` names, if any. undo: the other slot holds the version before. boot: boot id."""
 
     boot: str
@@ -52,12 +52,14 @@ class State(msgspec.Struct, frozen=True):
         """The state of one slot."""
         return self.a if name == "a" else self.b
 
-    def with_slot(self, name: SlotName, position: Position | None, seal: str = NO_SEAL, **others: object) -> State:
+    def with_slot(
+        self, name: SlotName, position: Position | None, seal: str = NO_SEAL, **others: object
+    ) -> DirectoryState:
         """A copy in which slot `name` holds `position` under `seal`; `others` are further fields to replace."""
         return msgspec.structs.replace(self, **{name: SlotState(position, seal)}, **others)
 
 
-def other(name: SlotName) -> SlotName:
+def other_slot(name: SlotName) -> SlotName:
     """The other of the two slots."""
     return "b" if name == "a" else "a"
 
@@ -70,7 +72,7 @@ def boot_id() -> str:
         return uuid.uuid4().hex
 
 
-class Home:
+class EngineDirectory:
     """The paths of one directory engine, its state file and its link."""
 
     def __init__(self, root: Path) -> None:
@@ -95,7 +97,7 @@ class Home:
         if self.link.is_symlink() or self.link.exists():
             raise EngineError(f"{self.link} is not a link made by p2psync: move it away, or choose another directory")
 
-    def claim(self) -> None:
+    def acquire(self) -> None:
         """Make the directories if need be, and take the lock. Raises `EngineError` if another process has it."""
         place = self.root / _OURS / "lock"
         with _refusals():
@@ -117,17 +119,19 @@ class Home:
             os.close(self._held)
             self._held = None
 
-    def load(self, tell: Callable[[str], None]) -> State | None:
+    def load(self, tell: Callable[[str], None]) -> DirectoryState | None:
         """The state; None where none was written, or it is damaged, which is told. Raises `EngineError`."""
         path = self.root / _OURS / "state.json"
         with _refusals():
-            return recover_record(path, State, tell, "the weights at hand are compared with the versions published")
+            return recover_record(
+                path, DirectoryState, tell, "the weights at hand are compared with the versions published"
+            )
 
-    def guess(self) -> State:
+    def state_from_link(self) -> DirectoryState:
         """The state where it is lost: what the link says. Of the slots nothing is believed; their bits are at hand."""
-        return State(boot_id(), self._target())
+        return DirectoryState(boot_id(), self._target())
 
-    def save(self, state: State) -> None:
+    def save(self, state: DirectoryState) -> None:
         """Write the state durably. Raises `EngineError`."""
         with _refusals():
             save_record(self.root / _OURS / "state.json", state)

@@ -26,14 +26,14 @@ import torch
 
 from p2psync.delta.digest import digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
-from p2psync.engines.base import Commit, Data, Position, Step
+from p2psync.engines.base import ChunkBytes, CommitResult, Position, Step
 from p2psync.engines.checkpoint.file_names import is_weights
 from p2psync.engines.checkpoint.header import blob_spec, canonical_header
-from p2psync.engines.module.extra_state import ExtraState
+from p2psync.engines.module.extra_state import ExtraStateTensor
 from p2psync.engines.module.live_tensors import LiveTensor, host_units, live_tensor
-from p2psync.engines.module.staging import Change, Staging, prepare_writes
+from p2psync.engines.module.staging import ModuleStaging, TensorChange, prepare_change_writes
 from p2psync.engines.module.table import ModuleTable, Names, module_rows, module_specs, table_source
-from p2psync.engines.module.writer import Write, Writer
+from p2psync.engines.module.writer import AtomicWriter, Write
 from p2psync.engines.path_checks import check_path, position_of
 from p2psync.errors import DigestMismatchError, EngineError
 from p2psync.protocol.manifest import Manifest
@@ -59,14 +59,14 @@ class _Journal:
 
     position: Position | None
     blobs: dict[TensorSpec, Units]
-    changes: list[Change]
+    changes: list[TensorChange]
     table: ModuleTable
 
 
 class ModuleStage:
     """A path being made ready beside the live weights."""
 
-    def __init__(self, engine: ModuleEngine, path: Sequence[Step], staging: Staging, table: ModuleTable) -> None:
+    def __init__(self, engine: ModuleEngine, path: Sequence[Step], staging: ModuleStaging, table: ModuleTable) -> None:
         """table: of the module whose tensors are staged."""
         self._engine = engine
         self._table = table
@@ -78,14 +78,14 @@ class ModuleStage:
         """See `Stage.wanted`."""
         return self._staging.wanted(step)
 
-    def put(self, step: int, chunks: Mapping[int, Data]) -> None:
+    def put(self, step: int, chunks: Mapping[int, ChunkBytes]) -> None:
         """See `Stage.put`. Chunks that were put before are passed over; those of a later step are held as they are."""
         self._check_open()
         begun = time.perf_counter()
         self._staging.put(step, chunks)
         self._seconds += time.perf_counter() - begun
 
-    def commit(self) -> Commit:
+    def commit(self) -> CommitResult:
         """See `Stage.commit`."""
         self._check_open()
         return self._engine._commit(self._path[-1].manifest, self._staging, self._table, self._seconds)
@@ -129,13 +129,13 @@ class ModuleEngine:
         self._tables = table_source(module, names)
         self._pause = pause
         self._position = position
-        self._writer = Writer(threads)
+        self._writer = AtomicWriter(threads)
         self._table: ModuleTable | None = None
         self._tensors: dict[TensorSpec, LiveTensor] = {}
         self._look_up()
         for tensor in self._tensors.values():
-            if isinstance(tensor, ExtraState):
-                tensor.prove()
+            if isinstance(tensor, ExtraStateTensor):
+                tensor.check_round_trip()
         if files is None:
             files = {"model.safetensors": canonical_header(self._tensors)}
         self._blobs = {_blob_spec(path, data): np.frombuffer(data, np.uint8) for path, data in files.items()}
@@ -175,7 +175,7 @@ class ModuleEngine:
         """See `Engine.stage`. Also raises `EngineError` if the path's tensors are not the module's."""
         table = self._look_up()
         check_path(path, self._position, self.table())
-        self._stage = ModuleStage(self, path, Staging(path, self._tensors, self._blobs), table)
+        self._stage = ModuleStage(self, path, ModuleStaging(path, self._tensors, self._blobs), table)
         return self._stage
 
     def roll_back(self) -> Position | None:
@@ -203,7 +203,7 @@ class ModuleEngine:
         self._look_up()
         return self.digest() == self._position.digest
 
-    def _commit(self, manifest: Manifest, staging: Staging, table: ModuleTable, seconds: float) -> Commit:
+    def _commit(self, manifest: Manifest, staging: ModuleStaging, table: ModuleTable, seconds: float) -> CommitResult:
         begun = time.perf_counter()
         changes = staging.finish()
         base = digest_from_bytes(self._position.digest) if self._position is not None and not staging.whole else 0
@@ -224,13 +224,15 @@ class ModuleEngine:
             self._stage = None
 
         pause = self._write(changes, writes, old, advance)
-        return Commit(position=position, changed=staging.changed, pause_seconds=pause, stage_seconds=seconds)
+        return CommitResult(position=position, changed=staging.changed, pause_seconds=pause, stage_seconds=seconds)
 
-    def _prepare(self, changes: Sequence[Change], values: Sequence[Units], undo: Sequence[Units]) -> list[Write]:
+    def _prepare(self, changes: Sequence[TensorChange], values: Sequence[Units], undo: Sequence[Units]) -> list[Write]:
         """Everything that writing `values` needs, where `undo` are the bits before; done before the pause."""
-        return prepare_writes(changes, values)
+        return prepare_change_writes(changes, values)
 
-    def _write(self, changes: Sequence[Change], writes: Sequence[Write], undo: Sequence[Units], then: Write) -> float:
+    def _write(
+        self, changes: Sequence[TensorChange], writes: Sequence[Write], undo: Sequence[Units], then: Write
+    ) -> float:
         """Run all writes in one pause, or leave everything as it was; returns how long readers waited (seconds).
 
         `then` runs at the end of the pause: who reads weights and position under the lock sees both of one version.
@@ -258,7 +260,7 @@ class ModuleEngine:
             table.check_writable()
             self._table = table
             self._tensors = {
-                spec: live_tensor(entry.tensor) if entry.owner is None else ExtraState(entry.owner, spec)
+                spec: live_tensor(entry.tensor) if entry.owner is None else ExtraStateTensor(entry.owner, spec)
                 for spec, entry in table.entries.items()
             }
         return table

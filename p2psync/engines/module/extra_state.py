@@ -17,7 +17,7 @@ from p2psync.engines.module.live_tensors import Positions, host_units, shippable
 from p2psync.errors import ModuleError
 
 
-class ExtraState:
+class ExtraStateTensor:
     """See `LiveTensor`. A write reads the state, changes it, sets it, and proves that it is read back as it was set."""
 
     def __init__(self, owner: nn.Module, spec: TensorSpec) -> None:
@@ -57,7 +57,7 @@ class ExtraState:
 
         return write
 
-    def prove(self) -> None:
+    def check_round_trip(self) -> None:
         """Set the state to what it is. Raises `ModuleError` if it is not read back exactly."""
         with self._lock:
             self._set(*self._read())

@@ -14,9 +14,9 @@ from p2psync.delta.algebra import gather, scatter
 from p2psync.delta.block import Block
 from p2psync.delta.digest import digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
-from p2psync.engines.device import unit_transfer as device_move
+from p2psync.engines.device import unit_transfer as unit_transfer
 from p2psync.engines.device.buffers import SIGNED
-from p2psync.engines.device.unit_transfer import Place
+from p2psync.engines.device.unit_transfer import UnitSelection
 from p2psync.errors import EngineError
 
 __all__ = [
@@ -57,7 +57,7 @@ class LiveTensor(Protocol):
 
     @property
     def place(self) -> torch.Tensor | None:
-        """The tensor as integers, if it is best read and written many blocks at a time (`device_move`); else None."""
+        """The tensor as integers, if it is best read and written many blocks at a time (`unit_transfer`); else None."""
 
     def units(self) -> Units:
         """All bits, flat and read-only: a view where that is possible, else a copy."""
@@ -102,7 +102,7 @@ def flat_bits(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def live_tensor(tensor: torch.Tensor) -> LiveTensor:
-    """Access to a live tensor: straight to memory for a contiguous CPU tensor, else by `device_move`."""
+    """Access to a live tensor: straight to memory for a contiguous CPU tensor, else by `unit_transfer`."""
     if tensor.device.type == "cpu" and tensor.is_contiguous():
         return _HostTensor(tensor)
     return DeviceTensor(tensor)
@@ -164,10 +164,10 @@ class DeviceTensor:
         return digest_units(spec, self.units())
 
     def gather(self, start: int, count: int, positions: Positions) -> Units:
-        return device_move.gather([Place(self._bits, start, count, positions)])[0]
+        return unit_transfer.gather_units([UnitSelection(self._bits, start, count, positions)])[0]
 
     def prepare(self, start: int, count: int, positions: Positions, values: Units) -> Callable[[], None]:
-        writes = device_move.prepare([Place(self._bits, start, count, positions)], [values])
+        writes = unit_transfer.prepare_unit_writes([UnitSelection(self._bits, start, count, positions)], [values])
 
         def write() -> None:
             for part in writes:

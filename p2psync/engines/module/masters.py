@@ -13,13 +13,13 @@ from p2psync.delta.extract import Extraction, Found
 from p2psync.delta.kernels.block_sums import ScanSums, address_of_block
 from p2psync.delta.kernels.rounding import round_bf16
 from p2psync.delta.tensors import Units
-from p2psync.engines.device.finder import Pair, nan_bits
+from p2psync.engines.device.finder import VersionPair, nan_bits
 from p2psync.engines.module.live_tensors import host_units
 
 _PIECE = 1 << 22
 
 
-def rounded_units(masters: torch.Tensor) -> Units:
+def round_to_units(masters: torch.Tensor) -> Units:
     """The bits to which torch rounds masters of any shape, on any device: a flat copy on the host."""
     out = np.empty(masters.numel(), np.uint16)
     if masters.device.type == "cpu" and masters.is_contiguous():
@@ -31,7 +31,7 @@ def rounded_units(masters: torch.Tensor) -> Units:
     return out
 
 
-def find_rounded(pair: Pair, block_units: int, sums: ScanSums | None = None) -> Iterator[Found]:
+def find_rounded_changes(pair: VersionPair, block_units: int, sums: ScanSums | None = None) -> Iterator[Found]:
     """What `delta.extract` finds between old bits and rounded masters, both on a CPU. Rounds a block at a time.
 
     sums: of the tensor, to be filled; only where blocks are the largest."""

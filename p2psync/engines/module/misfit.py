@@ -12,7 +12,7 @@ NAMES_SHOWN = 3
 _ADAPTER_MARKS = (".lora_", ".ia3_")
 
 
-def misfit(version: Collection[TensorSpec], module: Collection[TensorSpec]) -> str:
+def describe_misfit(version: Collection[TensorSpec], module: Collection[TensorSpec]) -> str:
     """How the tensors of a version and of a module differ, and what to do about it, in one line; they do differ."""
     there = {spec.name: spec for spec in version}
     here = {spec.name: spec for spec in module}

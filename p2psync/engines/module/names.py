@@ -35,7 +35,7 @@ _WRAPPERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ModuleNode:
     """A submodule. prefix: of its state_dict keys. inner: the same with wrappers looked through. used: whether forward
     computes with it. children: by their part of the prefix."""
 
@@ -43,9 +43,9 @@ class Node:
     prefix: str
     inner: str
     used: bool
-    children: dict[str, Node]
+    children: dict[str, ModuleNode]
 
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[ModuleNode]:
         """This one and all below, depth first; a module that is registered twice comes twice."""
         yield self
         for child in self.children.values():
@@ -53,7 +53,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class RegisteredTensor:
     """A registered parameter or buffer. key: in the state_dict. name: the same with wrappers looked through. used:
     whether it is to be published: forward computes with it, and it is no buffer that state_dict() leaves out."""
 
@@ -77,30 +77,30 @@ def depends_on_state(module: nn.Module) -> bool:
     return bool(class_names(module) & {"BaseTunerLayer", "ModulesToSaveWrapper"})
 
 
-def module_tree(module: nn.Module, prefix: str = "", inner: str = "", used: bool = True) -> Node:
+def module_tree(module: nn.Module, prefix: str = "", inner: str = "", used: bool = True) -> ModuleNode:
     """A module and its submodules."""
     children = {
         path: module_tree(child, prefix + path, inner + name, used and child_used)
         for path, name, child, child_used in _children(module)
     }
-    return Node(module, prefix, inner, used, children)
+    return ModuleNode(module, prefix, inner, used, children)
 
 
-def slots(tree: Iterable[Node]) -> Iterator[Slot]:
+def registered_tensors(tree: Iterable[ModuleNode]) -> Iterator[RegisteredTensor]:
     """What the modules of a tree have registered, as far as it holds a tensor."""
     for node in tree:
         own = node.used and not _is_merged(node.module)
         unlisted: set[str] = getattr(node.module, "_non_persistent_buffers_set", set())
         for leaf, parameter in node.module._parameters.items():
             if parameter is not None:
-                yield Slot(node.module, leaf, node.prefix + leaf, node.inner + leaf, own)
+                yield RegisteredTensor(node.module, leaf, node.prefix + leaf, node.inner + leaf, own)
         for leaf, buffer in node.module._buffers.items():
             if buffer is not None:
                 used = own and leaf not in unlisted
-                yield Slot(node.module, leaf, node.prefix + leaf, node.inner + leaf, used)
+                yield RegisteredTensor(node.module, leaf, node.prefix + leaf, node.inner + leaf, used)
 
 
-def inner_key(key: str, tree: Node) -> str:
+def inner_key(key: str, tree: ModuleNode) -> str:
     """A state_dict key with wrappers looked through, also where a wrapper's own hook has taken its part out."""
     node, rest = tree, key
     while True:
@@ -116,7 +116,7 @@ def inner_key(key: str, tree: Node) -> str:
         node = wrapped
 
 
-class Renaming:
+class NameMap:
     """Gives published names."""
 
     def __init__(self, names: Names | None) -> None:

@@ -22,21 +22,21 @@ from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_from_bytes, digest_units
 from p2psync.delta.kernels.weights import address, scatter_places
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
-from p2psync.engines.base import Data, Step
-from p2psync.engines.device.unit_transfer import DEVICE_BYTES, Place, gather, prepare
+from p2psync.engines.base import ChunkBytes, Step
+from p2psync.engines.device.unit_transfer import DEVICE_BYTES, UnitSelection, gather_units, prepare_unit_writes
 from p2psync.engines.module.live_tensors import LiveTensor, Positions
-from p2psync.engines.module.misfit import misfit
+from p2psync.engines.module.misfit import describe_misfit
 from p2psync.errors import EngineError, MisfitError
 from p2psync.parallel import in_parallel, thread_count
 
 #: Changed units on a device whose old bits are asked for at a time.
 _PENDING_UNITS = 1 << 22
 #: Changed units that a commit writes by one call, or a block's.
-GROUP_ENTRIES = 1 << 15
+WRITE_GROUP_UNITS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Change:
+class TensorChange:
     """New and old bits for [start, start + count) of one live tensor, at `positions` of that range (None: all)."""
 
     tensor: LiveTensor
@@ -48,10 +48,10 @@ class Change:
 
 
 #: A block's change, what it adds to the digest, and the number of units that it changes.
-_Measured = tuple[Change, int, int]
+_Measured = tuple[TensorChange, int, int]
 
 
-class Staging:
+class ModuleStaging:
     """A path on its way to a module. The path was checked against position and table (`paths.check_path`)."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Staging:
         self._held: list[dict[int, bytes]] = [{} for _ in path]
         self._missing = [set(range(step.manifest.chunks)) for step in path]
         self._blocks: dict[tuple[TensorSpec, int], Block] = {}
-        self._changes: list[Change] = []
+        self._changes: list[TensorChange] = []
         self._pending: list[tuple[TensorSpec, Block]] = []
         self._pending_units = 0
         self._buffers: dict[TensorSpec, Units] = {}
@@ -93,7 +93,7 @@ class Staging:
         """Chunks of a step that were not put yet and are not at hand."""
         return sorted(self._missing[step])
 
-    def put(self, step: int, chunks: Mapping[int, Data]) -> None:
+    def put(self, step: int, chunks: Mapping[int, ChunkBytes]) -> None:
         """Take verified chunks. Raises `FormatError`, `EngineError`."""
         if self._broken:
             raise EngineError("an error left this stage half decoded: stage again")
@@ -112,7 +112,7 @@ class Staging:
             self._broken = True
             raise
 
-    def finish(self) -> list[Change]:
+    def finish(self) -> list[TensorChange]:
         """All changes, in table order, with `digest` and `changed` set. Raises `EngineError` if a chunk is missing."""
         if not self.complete:
             missing = sum(len(self.wanted(step)) for step in range(len(self._path)))
@@ -172,7 +172,7 @@ class Staging:
             if not self.complete:
                 self._begin()
 
-    def _decode(self, chunks: Iterable[Data]) -> None:
+    def _decode(self, chunks: Iterable[ChunkBytes]) -> None:
         rows = self._path[self._turn].manifest.rows()
         for blocks in in_parallel(self._read, chunks):
             for block, measured in blocks:
@@ -181,7 +181,7 @@ class Staging:
                 else:
                     self._take(rows[block.row], block)
 
-    def _read(self, data: Data) -> list[tuple[Block, _Measured | None]]:
+    def _read(self, data: ChunkBytes) -> list[tuple[Block, _Measured | None]]:
         """The blocks of a chunk; those that nothing more can change are measured at once. For any thread."""
         manifest = self._path[self._turn].manifest
         rows = manifest.rows()
@@ -222,7 +222,7 @@ class Staging:
     def _changed(self, spec: TensorSpec, block: Block, old: Units) -> _Measured:
         new = old + block.steps
         digest = digest_change(spec, block.start, block.positions, old, new)
-        change = Change(self._tensors[spec], block.start, block.count, block.positions, old, new)
+        change = TensorChange(self._tensors[spec], block.start, block.count, block.positions, old, new)
         return change, digest, block.changed
 
     def _pend(self, spec: TensorSpec, block: Block) -> None:
@@ -234,7 +234,7 @@ class Staging:
 
     def _gather_pending(self) -> None:
         pending, self._pending, self._pending_units = self._pending, [], 0
-        olds = gather([_place(self._tensors[spec], block) for spec, block in pending])
+        olds = gather_units([_place(self._tensors[spec], block) for spec, block in pending])
         for (spec, block), old in zip(pending, olds, strict=True):
             self._note(self._changed(spec, block, old))
 
@@ -252,7 +252,7 @@ class Staging:
             if spec in self._buffers:
                 new = self._buffers[spec]
                 self.digest += digest_units(spec, new)
-                self._changes.append(Change(tensor, 0, spec.count, None, tensor.units().copy(), new))
+                self._changes.append(TensorChange(tensor, 0, spec.count, None, tensor.units().copy(), new))
             else:
                 self.digest += self._found[spec]
         self.digest %= MODULUS
@@ -303,12 +303,12 @@ class Staging:
         return units
 
 
-def prepare_writes(
-    changes: Sequence[Change], values: Sequence[Units], *, device_bytes: int = DEVICE_BYTES
+def prepare_change_writes(
+    changes: Sequence[TensorChange], values: Sequence[Units], *, device_bytes: int = DEVICE_BYTES
 ) -> list[Callable[[], None]]:
     """Everything that writing `values`, one array for each change, needs, done beforehand; the calls only write.
 
-    device_bytes: see `device_move.prepare`.
+    device_bytes: see `unit_transfer.prepare_unit_writes`.
     """
     direct = [
         c.tensor.prepare(c.start, c.count, c.positions, bits)
@@ -318,35 +318,35 @@ def prepare_writes(
     places, theirs = [], []
     for c, bits in zip(changes, values, strict=True):
         if c.tensor.place is not None:
-            places.append(Place(c.tensor.place, c.start, c.count, c.positions))
+            places.append(UnitSelection(c.tensor.place, c.start, c.count, c.positions))
             theirs.append(bits)
-    return direct + prepare(places, theirs, device_bytes=device_bytes)
+    return direct + prepare_unit_writes(places, theirs, device_bytes=device_bytes)
 
 
-def grouped_writes(changes: Sequence[Change], values: Sequence[Units]) -> list[Callable[[], None]]:
-    """`prepare_writes`, with changes of host tensors brought together, so that a commit of many blocks is few calls.
+def group_change_writes(changes: Sequence[TensorChange], values: Sequence[Units]) -> list[Callable[[], None]]:
+    """Prepares the writes of `values`, one array for each change, with changes of host tensors joined into few calls.
 
-    Takes a copy of their positions and values.
+    Copies positions and values of the joined changes.
     """
     calls: list[Callable[[], None]] = []
-    grouped: dict[np.dtype[np.unsignedinteger], list[tuple[Change, Units]]] = {}
-    rest: list[tuple[Change, Units]] = []
+    grouped: dict[np.dtype[np.unsignedinteger], list[tuple[TensorChange, Units]]] = {}
+    rest: list[tuple[TensorChange, Units]] = []
     for change, bits in zip(changes, values, strict=True):
         direct = change.tensor.place is None and change.positions is not None
         (grouped.setdefault(bits.dtype, []) if direct else rest).append((change, bits))
     for members in grouped.values():
-        part: list[tuple[Change, Units]] = []
+        part: list[tuple[TensorChange, Units]] = []
         for member in members:
             part.append(member)
-            if sum(bits.size for _, bits in part) >= GROUP_ENTRIES:
+            if sum(bits.size for _, bits in part) >= WRITE_GROUP_UNITS:
                 calls.append(_one_call(part))
                 part = []
         if part:
             calls.append(_one_call(part))
-    return calls + prepare_writes([change for change, _ in rest], [bits for _, bits in rest])
+    return calls + prepare_change_writes([change for change, _ in rest], [bits for _, bits in rest])
 
 
-def _one_call(part: Sequence[tuple[Change, Units]]) -> Callable[[], None]:
+def _one_call(part: Sequence[tuple[TensorChange, Units]]) -> Callable[[], None]:
     """Raises `ValueError` for positions outside of their range or tensor."""
     places = np.empty((len(part), 2), np.int64)
     positions: list[NDArray[np.uint32]] = []
@@ -373,9 +373,9 @@ def _write_places(
     scatter_places(places, positions, values)
 
 
-def _place(tensor: LiveTensor, block: Block) -> Place:
+def _place(tensor: LiveTensor, block: Block) -> UnitSelection:
     assert tensor.place is not None
-    return Place(tensor.place, block.start, block.count, block.positions)
+    return UnitSelection(tensor.place, block.start, block.count, block.positions)
 
 
 def _zeros(spec: TensorSpec) -> Units:
@@ -392,6 +392,8 @@ def _check_tensors(step: Step, tensors: Mapping[TensorSpec, LiveTensor]) -> None
     rows = [row for row in step.manifest.rows() if row.spec.kind == Kind.TENSOR]
     theirs = {row.spec for row in rows if row.after}
     if theirs != tensors.keys():
-        raise MisfitError(f"version {step.manifest.version} does not fit the module: {misfit(theirs, tensors.keys())}")
+        raise MisfitError(
+            f"version {step.manifest.version} does not fit the module: {describe_misfit(theirs, tensors.keys())}"
+        )
     if step.manifest.base is not None and not all(row.before and row.after for row in rows):
         raise MisfitError(f"version {step.manifest.version} adds or removes tensors: load a module that has them")

@@ -19,24 +19,32 @@ from torch.nn.utils import parametrize
 
 from p2psync.delta.tensors import TensorSpec
 from p2psync.engines.module.memory_maps import first_unwritable
-from p2psync.engines.module.names import Names, Renaming, Slot, depends_on_state, inner_key, module_tree, slots
+from p2psync.engines.module.names import (
+    NameMap,
+    Names,
+    RegisteredTensor,
+    depends_on_state,
+    inner_key,
+    module_tree,
+    registered_tensors,
+)
 from p2psync.engines.module.storage_views import Relation, StorageView, relation
-from p2psync.engines.module.table_rows import Entry, Storage, by_spec, storage_of, without_aliases
-from p2psync.engines.module.tensor_refusals import module_refusal, refusal, storage_view
+from p2psync.engines.module.table_rows import StorageKey, TableEntry, drop_aliases, index_by_spec, storage_key
+from p2psync.engines.module.tensor_refusals import module_refusal, storage_view, tensor_refusal
 from p2psync.errors import ModuleError
 
 __all__ = ["LiveTable", "ModuleTable", "Names", "module_rows", "module_specs", "module_table", "tensor_table"]
 
 _EXTRA = "_extra_state"
 #: Gives the part of a parameter or buffer that is held here, from its name and the tensor. Raises `ModuleError`.
-Local = Callable[[str, torch.Tensor], torch.Tensor]
+LocalShardOf = Callable[[str, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorAddress:
     """A registered tensor and where it lay. view: None if it has no bits."""
 
-    slot: Slot
+    slot: RegisteredTensor
     tensor: torch.Tensor
     address: int
     dtype: torch.dtype
@@ -56,10 +64,10 @@ class ModuleTable:
     key has the row of the tensor that it is tied to.
     """
 
-    entries: Mapping[TensorSpec, Entry]
+    entries: Mapping[TensorSpec, TableEntry]
     names: Mapping[str, str]
     caches_parametrizations: bool = False
-    _places: list[Place] = field(default_factory=list)
+    _places: list[TensorAddress] = field(default_factory=list)
 
     @property
     def rows(self) -> dict[TensorSpec, torch.Tensor]:
@@ -67,7 +75,7 @@ class ModuleTable:
         return {spec: entry.tensor for spec, entry in self.entries.items()}
 
     @cached_property
-    def _place_of(self) -> dict[int, Place]:
+    def _place_of(self) -> dict[int, TensorAddress]:
         return {id(place.tensor): place for place in self._places}
 
     def check_writable(self) -> None:
@@ -108,7 +116,7 @@ class ModuleTable:
             parametrize._cache.clear()
 
 
-def module_table(module: nn.Module, names: Names | None = None, *, local: Local | None = None) -> ModuleTable:
+def module_table(module: nn.Module, names: Names | None = None, *, local: LocalShardOf | None = None) -> ModuleTable:
     """The table of a module. Calls its `state_dict`; reads no bits.
 
     names: see `Names`. local: gives the part of a sharded tensor that is held here; without it shards are refused.
@@ -122,10 +130,11 @@ def module_table(module: nn.Module, names: Names | None = None, *, local: Local 
 def tensor_table(tensors: Mapping[str, torch.Tensor]) -> ModuleTable:
     """The table of tensors that belong to no module, under their own names. Raises `ModuleError`."""
     found = [
-        Entry(name, name, tensor.detach(), tensor.detach(), _view(name, tensor)) for name, tensor in tensors.items()
+        TableEntry(name, name, tensor.detach(), tensor.detach(), _view(name, tensor))
+        for name, tensor in tensors.items()
     ]
-    listed, _ = without_aliases(found)
-    return ModuleTable(by_spec(listed), {entry.key: entry.name for entry in listed})
+    listed, _ = drop_aliases(found)
+    return ModuleTable(index_by_spec(listed), {entry.key: entry.name for entry in listed})
 
 
 def module_rows(
@@ -198,35 +207,35 @@ class LiveTable:
 class _Resolver:
     """One look at one module."""
 
-    def __init__(self, module: nn.Module, names: Names | None, local: Local | None) -> None:
+    def __init__(self, module: nn.Module, names: Names | None, local: LocalShardOf | None) -> None:
         self._module = module
         self._sharded = local is not None
         self._local = local or (lambda name, tensor: tensor)
         self._tree = module_tree(module)
         self._nodes = list(self._tree)
-        self._slots = list(slots(self._nodes))
-        self._name = Renaming(names)
+        self._slots = list(registered_tensors(self._nodes))
+        self._name = NameMap(names)
 
     def table(self) -> ModuleTable:
         self._refuse_sharding()
         self._refuse_slots()
         state = self._state()
         self._index()
-        entries: list[Entry] = []
-        keys: dict[str, Entry] = {}
+        entries: list[TableEntry] = []
+        keys: dict[str, TableEntry] = {}
         for key, value in state.items():
             inner = inner_key(key, self._tree)
             entry = self._entry(key, inner, value)
             if entry is not None:
                 entries.append(entry)
                 keys[key] = keys[inner] = entry
-        listed, row_of = without_aliases(entries)
+        listed, row_of = drop_aliases(entries)
         self._refuse_gaps(entries, listed)
         self._name.check()
         if not listed:
             raise ModuleError("the module has no parameters or buffers: there is nothing to publish or keep live")
         return ModuleTable(
-            by_spec(listed),
+            index_by_spec(listed),
             {key: row_of[id(entry)].name for key, entry in keys.items()},
             any(isinstance(node.module, parametrize.ParametrizationList) for node in self._nodes),
             [] if self._sharded else list(self._places()),
@@ -250,12 +259,12 @@ class _Resolver:
             tensor = slot.tensor()
             if slot.used and tensor is not None:
                 held = self._local(slot.name, tensor)
-                _require(slot.key, refusal(held, slot.owner))
+                _require(slot.key, tensor_refusal(held, slot.owner))
 
     def _index(self) -> None:
         """After `state_dict`, which may have brought the module into another state."""
-        self._by_name: dict[str, Slot] = {}
-        self._by_storage: dict[Storage, list[Slot]] = {}
+        self._by_name: dict[str, RegisteredTensor] = {}
+        self._by_storage: dict[StorageKey, list[RegisteredTensor]] = {}
         self._owners: dict[str, nn.Module] = {}
         for node in self._nodes:
             self._owners[node.inner + _EXTRA] = node.module  # the innermost: it comes last
@@ -264,15 +273,15 @@ class _Resolver:
                 self._by_name[slot.name] = slot
             held = self._held(slot)
             if held is not None and held.numel():
-                self._by_storage.setdefault(storage_of(held), []).append(slot)
+                self._by_storage.setdefault(storage_key(held), []).append(slot)
 
-    def _held(self, slot: Slot) -> torch.Tensor | None:
+    def _held(self, slot: RegisteredTensor) -> torch.Tensor | None:
         tensor = slot.tensor()
-        if tensor is None or (not slot.used and refusal(tensor, slot.owner)):
+        if tensor is None or (not slot.used and tensor_refusal(tensor, slot.owner)):
             return None
         return self._local(slot.name, tensor).detach()
 
-    def _entry(self, key: str, inner: str, value: object) -> Entry | None:
+    def _entry(self, key: str, inner: str, value: object) -> TableEntry | None:
         """The row of an entry of the state_dict; None for one that is not to be published."""
         name = self._name(key, inner)
         if name is None or _says_nothing(value):
@@ -286,23 +295,23 @@ class _Resolver:
         tensor = slot.tensor() if slot is not None else None
         if slot is not None and tensor is not None and (not value.numel() or self._same_storage(slot, tensor, value)):
             held = self._local(slot.name, value).detach()
-            return Entry(name, key, value.detach(), held, storage_view(held), id(tensor)) if slot.used else None
-        _require(key, refusal(value))
+            return TableEntry(name, key, value.detach(), held, storage_view(held), id(tensor)) if slot.used else None
+        _require(key, tensor_refusal(value))
         if not value.numel():
             return None
         value, view = value.detach(), storage_view(value)
-        holders = [s for s in self._by_storage.get(storage_of(value), []) if self._contains(s, view)]
+        holders = [s for s in self._by_storage.get(storage_key(value), []) if self._contains(s, view)]
         if holders:
-            return Entry(name, key, value, value, view) if any(s.used for s in holders) else None
-        return Entry(name, key, value, value, view, owner=self._owner(key, inner))
+            return TableEntry(name, key, value, value, view) if any(s.used for s in holders) else None
+        return TableEntry(name, key, value, value, view, owner=self._owner(key, inner))
 
-    def _same_storage(self, slot: Slot, tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    def _same_storage(self, slot: RegisteredTensor, tensor: torch.Tensor, value: torch.Tensor) -> bool:
         if not slot.used:
             return tensor.data_ptr() == value.data_ptr()
         here, there = self._local(slot.name, tensor), self._local(slot.name, value)
         return tensor.shape == value.shape and storage_view(here) == storage_view(there) and here.dtype == there.dtype
 
-    def _contains(self, slot: Slot, view: StorageView | None) -> bool:
+    def _contains(self, slot: RegisteredTensor, view: StorageView | None) -> bool:
         held = self._held(slot)
         whole = storage_view(held) if held is not None else None
         return whole is not None and view is not None and relation(whole, view) is Relation.INSIDE
@@ -323,7 +332,7 @@ class _Resolver:
             )
         return owner
 
-    def _refuse_gaps(self, entries: list[Entry], listed: list[Entry]) -> None:
+    def _refuse_gaps(self, entries: list[TableEntry], listed: list[TableEntry]) -> None:
         """Whatever is registered and used is in a row, or was left out on purpose."""
         whole = {(entry.local.device, entry.view) for entry in entries}
         named = {entry.registered for entry in entries}
@@ -341,15 +350,15 @@ class _Resolver:
                     f"would keep its own: let state_dict() list it, or leave it out with names={{{slot.name!r}: None}}"
                 )
 
-    def _places(self) -> Iterator[Place]:
+    def _places(self) -> Iterator[TensorAddress]:
         for slot in self._slots:
             tensor = slot.tensor()
             if slot.used and tensor is not None:
-                yield Place(slot, tensor, tensor.data_ptr(), tensor.dtype, storage_view(tensor))
+                yield TensorAddress(slot, tensor, tensor.data_ptr(), tensor.dtype, storage_view(tensor))
 
 
 def _view(name: str, tensor: torch.Tensor) -> StorageView | None:
-    _require(name, refusal(tensor))
+    _require(name, tensor_refusal(tensor))
     return storage_view(tensor)
 
 

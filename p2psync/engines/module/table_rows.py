@@ -13,11 +13,11 @@ from p2psync.engines.module.storage_views import Relation, StorageView, relation
 from p2psync.errors import EngineError, ModuleError
 
 #: A device, and the address of a storage there.
-Storage = tuple[torch.device, int]
+StorageKey = tuple[torch.device, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TableEntry:
     """A row. key: in the state_dict. tensor: whole. local: what of it is held here. view: where, None if nothing is.
     registered: id of the parameter or buffer that this is, 0 if it is a view of one, or extra state. owner: whose extra
     state it is."""
@@ -31,19 +31,19 @@ class Entry:
     owner: nn.Module | None = None
 
 
-def without_aliases(entries: list[Entry]) -> tuple[list[Entry], dict[int, Entry]]:
+def drop_aliases(entries: list[TableEntry]) -> tuple[list[TableEntry], dict[int, TableEntry]]:
     """Entries less those whose bytes all lie in another one, in order; and the one that stands for each, by id.
 
     Raises `ModuleError` for entries that overlap only in part, or whose names are the same.
     """
     row_of = {id(entry): entry for entry in entries}
-    groups: dict[Storage, list[Entry]] = {}
-    first: dict[int, Entry] = {}
+    groups: dict[StorageKey, list[TableEntry]] = {}
+    first: dict[int, TableEntry] = {}
     for entry in entries:
         if entry.registered and entry.tensor.numel() and first.setdefault(entry.registered, entry) is not entry:
             row_of[id(entry)] = first[entry.registered]  # tied; of shards the ranks may hold nothing to tell it by
         elif entry.view is not None and entry.owner is None:
-            groups.setdefault(storage_of(entry.local), []).append(entry)
+            groups.setdefault(storage_key(entry.local), []).append(entry)
     for group in groups.values():
         if len(group) > 1:
             _merge(group, row_of)
@@ -61,15 +61,15 @@ def without_aliases(entries: list[Entry]) -> tuple[list[Entry], dict[int, Entry]
     return listed, row_of
 
 
-def _merge(group: list[Entry], row_of: dict[int, Entry]) -> None:
+def _merge(group: list[TableEntry], row_of: dict[int, TableEntry]) -> None:
     """Find the aliases among the entries of one storage, in order of their addresses."""
 
-    def order(entry: Entry) -> tuple[int, int]:
+    def order(entry: TableEntry) -> tuple[int, int]:
         assert entry.view is not None
         return entry.view.start, -entry.view.nbytes
 
-    alias_of: dict[int, Entry] = {}
-    open_: list[Entry] = []
+    alias_of: dict[int, TableEntry] = {}
+    open_: list[TableEntry] = []
     for entry in sorted(group, key=order):
         here = entry.view
         assert here is not None
@@ -96,9 +96,9 @@ def _merge(group: list[Entry], row_of: dict[int, Entry]) -> None:
         row_of[id(entry)] = stands
 
 
-def by_spec(entries: list[Entry]) -> dict[TensorSpec, Entry]:
+def index_by_spec(entries: list[TableEntry]) -> dict[TensorSpec, TableEntry]:
     """Entries by their specs, sorted. Raises `ModuleError` for dtypes that safetensors has not."""
-    found: dict[TensorSpec, Entry] = {}
+    found: dict[TensorSpec, TableEntry] = {}
     for entry in entries:
         try:
             found[shippable_spec(entry.name, entry.tensor, entry.key)] = entry
@@ -107,6 +107,6 @@ def by_spec(entries: list[Entry]) -> dict[TensorSpec, Entry]:
     return {spec: found[spec] for spec in sorted(found)}
 
 
-def storage_of(tensor: torch.Tensor) -> Storage:
+def storage_key(tensor: torch.Tensor) -> StorageKey:
     """The storage of a plain tensor."""
     return tensor.device, tensor.untyped_storage().data_ptr()

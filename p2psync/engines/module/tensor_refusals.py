@@ -53,7 +53,7 @@ def module_refusal(module: nn.Module, *, dtensors: bool = False) -> str:
     return ""
 
 
-def refusal(tensor: torch.Tensor, owner: nn.Module | None = None) -> str:
+def tensor_refusal(tensor: torch.Tensor, owner: nn.Module | None = None) -> str:
     """Why a tensor's bits are not all of what is computed with, and what to do; "" if they are.
 
     owner: the module that has registered it.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from p2psync.delta.tensors import Units
-from p2psync.engines.device import unit_transfer as device_move
-from p2psync.engines.module.staging import Change, prepare_writes
+from p2psync.engines.device import unit_transfer as unit_transfer
+from p2psync.engines.module.staging import TensorChange, prepare_change_writes
 from p2psync.errors import EngineError
 
 Write = Callable[[], None]
@@ -16,7 +16,7 @@ Write = Callable[[], None]
 _PARALLEL_BLOCKS = 64
 
 
-class Writer:
+class AtomicWriter:
     """Threads that write while nobody reads."""
 
     def __init__(self, threads: int | None = None, least: int | None = None) -> None:
@@ -25,14 +25,14 @@ class Writer:
         self._threads = threads or min(16, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads, "p2psync-write")
 
-    def write(self, changes: Sequence[Change], writes: Sequence[Write], undo: Sequence[Units]) -> None:
+    def write(self, changes: Sequence[TensorChange], writes: Sequence[Write], undo: Sequence[Units]) -> None:
         """Run the prepared writes of these changes; what fails leaves everything as it was, where `undo` are the old
         bits. Raises `EngineError`, and what failed in undoing."""
         try:
             self._run(writes)
-            settle(changes)
+            synchronize(changes)
         except BaseException as error:
-            undo_writes(changes, undo)
+            write_back(changes, undo)
             if isinstance(error, Exception):
                 raise EngineError(f"the weights could not be written, and are as they were: {error}") from error
             raise
@@ -50,20 +50,20 @@ class Writer:
             raise failures[0]
 
 
-def undo_writes(changes: Sequence[Change], old: Sequence[Units]) -> None:
+def write_back(changes: Sequence[TensorChange], old: Sequence[Units]) -> None:
     """Write the old bits back. Bits are set, not added, so undoing what was never written does no harm.
 
     A little at a time: there may be no more memory on a device that has just failed.
     """
-    for write in prepare_writes(changes, old, device_bytes=0):
+    for write in prepare_change_writes(changes, old, device_bytes=0):
         write()
-    settle(changes)
+    synchronize(changes)
 
 
-def settle(changes: Sequence[Change]) -> None:
+def synchronize(changes: Sequence[TensorChange]) -> None:
     """Wait until all writes are visible to every reader: once for each device."""
     for device in {c.tensor.place.device for c in changes if c.tensor.place is not None}:
-        device_move.settle(device)
+        unit_transfer.synchronize(device)
 
 
 def _run_all(writes: Sequence[Write]) -> None:

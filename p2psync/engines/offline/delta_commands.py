@@ -22,11 +22,11 @@ from p2psync.delta.block import Block
 from p2psync.delta.container import PROFILES
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
-from p2psync.engines.base_free import baseless, needs_base
+from p2psync.engines.base_free import make_base_free, needs_base
 from p2psync.engines.checkpoint.file_names import SAFETENSORS
-from p2psync.engines.checkpoint.files import Checkpoint, signature
-from p2psync.engines.compose import BASELESS, Delta, blocks_of, inverted, squashed
-from p2psync.engines.offline.rebuild import Progress, check_base_table, rebuild
+from p2psync.engines.checkpoint.files import Checkpoint, files_signature
+from p2psync.engines.compose import BASE_FREE_PROFILES, DeltaReader, compose_chain, invert_delta, iter_blocks
+from p2psync.engines.offline.rebuild import Progress, check_base_table, rebuild_checkpoint
 from p2psync.errors import FormatError, StoreError, UsageError
 from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import Manifest, open_signed
@@ -128,7 +128,7 @@ def diff(
     began = time.monotonic()
     if profile not in PROFILES:
         raise UsageError(f"unknown profile {profile!r}; known: {', '.join(PROFILES)}")
-    seen = signature(old), signature(new)
+    seen = files_signature(old), files_signature(new)
     with _checkpoint(old) as before, _checkpoint(new) as after:
         if old.is_dir() != new.is_dir():
             raise UsageError(f"{old} and {new}: name two .safetensors files, or two directories")
@@ -136,7 +136,7 @@ def diff(
         rows = rows_between(before.specs, after.specs)
         with DeltaFileWriter(out, force=force) as writer:
             encoding, base = _encode(writer, rows, profile, before, after, progress)
-            if (signature(old), signature(new)) != seen:
+            if (files_signature(old), files_signature(new)) != seen:
                 raise FormatError(f"{old} or {new} changed while it was read: leave them alone, and try again")
             digest = digest_bytes((base + encoding.digest_change) % MODULUS)
             writer.finish(_manifest(encoding, digest_bytes(base), digest))
@@ -162,7 +162,7 @@ def apply(old: Path, delta: Path, out: Path, *, force: bool = False, progress: P
             _check_replaceable(out)
         check_base_table(base, opened)
         with Staging(out, directory=single is None, force=force) as staging:
-            plan = rebuild(base, opened, staging.path, single=single, progress=progress)
+            plan = rebuild_checkpoint(base, opened, staging.path, single=single, progress=progress)
             staging.place()
         manifest = opened.manifest
     seconds = time.monotonic() - began
@@ -186,8 +186,8 @@ def info(delta: Path) -> InfoReport:
     Raises `FormatError`, `TrustError` for a signature that is wrong, `StoreError`.
     """
     with _delta(delta, anchors=True) as opened:
-        if opened.manifest.profile in BASELESS:
-            for _ in blocks_of(opened):
+        if opened.manifest.profile in BASE_FREE_PROFILES:
+            for _ in iter_blocks(opened):
                 pass
         else:
             for index in range(opened.manifest.chunks):
@@ -211,20 +211,20 @@ def squash(
     """
     if not deltas:
         raise UsageError("name the deltas of a chain, in order")
-    return _derive(deltas, out, squashed, base, force=force, progress=progress)
+    return _derive(deltas, out, compose_chain, base, force=force, progress=progress)
 
 
 def invert(
     delta: Path, out: Path, *, base: Path | None = None, force: bool = False, progress: Progress = _no_progress
 ) -> DerivedReport:
     """Write to `out` the delta that undoes `delta`. base, and what is raised: as in `squash`."""
-    return _derive([delta], out, lambda chain: inverted(chain[0]), base, force=force, progress=progress, swap=True)
+    return _derive([delta], out, lambda chain: invert_delta(chain[0]), base, force=force, progress=progress, swap=True)
 
 
 def _derive(
     paths: Sequence[Path],
     out: Path,
-    derive: Callable[[Sequence[Delta]], tuple[list[Row], Iterator[Block]]],
+    derive: Callable[[Sequence[DeltaReader]], tuple[list[Row], Iterator[Block]]],
     base: Path | None,
     *,
     force: bool,
@@ -235,11 +235,11 @@ def _derive(
     _check_target(out, [*paths, *([base] if base else [])], force=force)
     with ExitStack() as stack:
         given = [stack.enter_context(_delta(path)) for path in paths]
-        chain: list[Delta] = list(given)
+        chain: list[DeltaReader] = list(given)
         if needs_base(given):
             weights = stack.enter_context(_checkpoint(base)) if base is not None else None
             scratch = stack.enter_context(Staging(out.with_name(f"{out.name}.steps"), directory=True))
-            chain = baseless(given, weights, scratch.path, stack)
+            chain = make_base_free(given, weights, scratch.path, stack)
         rows, blocks = derive(chain)
         ends = chain[0].manifest.base_digest, chain[-1].manifest.digest
         total = sum(row.spec.nbytes for row in rows)

@@ -6,7 +6,8 @@ windows: read, digested, changed by its blocks, written. Windows are independent
 threads, a bounded number at a time. Memory: some megabytes a thread, and the headers.
 
 Two digests are summed on the way, from the very bits that are read and written: of the base and of the outcome. So it
-is only known at the end whether the base was the right one; nobody may use what was written before `rebuild` returns.
+is only known at the end whether the base was the right one; nobody may use what was written before `rebuild_checkpoint`
+returns.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from p2psync.delta.block import Block, block_span
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_units
 from p2psync.delta.tensors import Kind, Row, Units
 from p2psync.engines.checkpoint.files import Checkpoint
-from p2psync.engines.checkpoint.layout import Layout, check_rows, layout
-from p2psync.engines.compose import blocks_of
+from p2psync.engines.checkpoint.layout import CheckpointLayout, check_rows, compute_layout
+from p2psync.engines.compose import iter_blocks
 from p2psync.errors import BaseMismatchError, DigestMismatchError, FormatError, StoreError
 from p2psync.parallel import in_parallel
 from p2psync.store.deltafile import DeltaFile
@@ -65,7 +66,9 @@ class _Sums:
         self.left = self.left or other.left
 
 
-def rebuild(base: Checkpoint, delta: DeltaFile, place: Path, *, single: str | None, progress: Progress) -> Layout:
+def rebuild_checkpoint(
+    base: Checkpoint, delta: DeltaFile, place: Path, *, single: str | None, progress: Progress
+) -> CheckpointLayout:
     """Write what `delta` makes of `base` to `place`; returns what was laid out there.
 
     place: an empty directory; or an empty file, if the outcome is the one file `single`. Raises `BaseMismatchError`,
@@ -73,7 +76,7 @@ def rebuild(base: Checkpoint, delta: DeltaFile, place: Path, *, single: str | No
     """
     manifest = delta.manifest
     check_base_table(base, delta)
-    blocks = _Peekable(blocks_of(delta, _old_units(base, manifest.rows())))
+    blocks = _Peekable(iter_blocks(delta, _old_units(base, manifest.rows())))
     try:
         plan, headers, sums = _lay_out(base, delta, blocks, single)
     except FormatError:
@@ -127,7 +130,7 @@ def _check_base(base: Checkpoint, delta: DeltaFile, digest: bytes) -> None:
 
 def _lay_out(
     base: Checkpoint, delta: DeltaFile, blocks: _Peekable, single: str | None
-) -> tuple[Layout, dict[str, bytes], _Sums]:
+) -> tuple[CheckpointLayout, dict[str, bytes], _Sums]:
     """Patch the headers; returns the new layout, the new headers, and the digests of the headers."""
     rows = delta.manifest.rows()
     after = [row.spec for row in rows if row.after]
@@ -144,7 +147,7 @@ def _lay_out(
         sums.add(_change(_Window(row, 0, row.spec.count, blocks.until(index, row.spec.count)), units))
         if row.after:
             headers[row.spec.name] = units.tobytes()
-    plan = layout(headers, {spec.name: spec.count for spec in after if spec.kind == Kind.FILE})
+    plan = compute_layout(headers, {spec.name: spec.count for spec in after if spec.kind == Kind.FILE})
     if set(plan.places) != set(after):
         odd = min(set(plan.places).symmetric_difference(after))
         raise FormatError(f"{delta.path}: its headers do not describe its tensors: {odd.name!r}")
@@ -170,7 +173,7 @@ def _windows(rows: Sequence[Row], blocks: _Peekable, block_units: int) -> Iterat
 class _Work:
     """What is done with one window; called by several threads."""
 
-    def __init__(self, base: Checkpoint, plan: Layout, files: Mapping[str, Path]) -> None:
+    def __init__(self, base: Checkpoint, plan: CheckpointLayout, files: Mapping[str, Path]) -> None:
         self._base, self._plan, self._files = base, plan, files
         self._local = threading.local()
 
@@ -242,7 +245,7 @@ def _old_units(base: Checkpoint, rows: Sequence[Row]) -> Callable[[int], Units]:
     return units
 
 
-def _create(files: Mapping[str, Path], plan: Layout, place: Path) -> None:
+def _create(files: Mapping[str, Path], plan: CheckpointLayout, place: Path) -> None:
     """Make every file, all blocks allocated, so that a full disk is known before anything is read."""
     free = free_bytes(place)
     if plan.nbytes > free:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from p2psync.errors import EngineError, UnvouchedError
 
 
-class Crossing:
+class CommitHandoff:
     """At most one offer at a time."""
 
-    def __init__(self, on_news: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, on_offer: Callable[[], None] = lambda: None) -> None:
         """on_news: called when something is offered, or is live without a commit; must not wait."""
-        self.on_news = on_news
+        self.on_offer = on_offer
         self._changed = threading.Condition()
         self._offered: Callable[[], None] | None = None
         self._version: int | None = None
@@ -37,7 +37,7 @@ class Crossing:
             self._offered, self._version, self._outcome = work, version, None
             self._turn += 1
             self._changed.notify_all()
-            self.on_news()
+            self.on_offer()
             try:
                 self._changed.wait_for(
                     lambda: self._outcome is not None or (self._closed and self._offered is not None)

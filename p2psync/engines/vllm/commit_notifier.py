@@ -15,12 +15,12 @@ import sys
 from contextlib import suppress
 
 #: Listeners at a time; there is one conductor.
-MOST = 16
+MAX_LISTENERS = 16
 #: A listener looks after this long in any case (seconds).
-QUIET = 30.0
+MAX_QUIET_SECONDS = 30.0
 
 
-class Bell:
+class CommitNotifier:
     """The engine's end. `open` and `close` on one loop."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Bell:
                 listener.write(b"!")
 
     async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._listeners) < MOST:
+        if len(self._listeners) < MAX_LISTENERS:
             self._listeners.add(writer)
             writer.write(b"!")  # it may have rung before this one could hear it
             with suppress(OSError, asyncio.CancelledError):
@@ -76,11 +76,11 @@ class Bell:
         writer.close()
 
 
-class Listener:
+class CommitListener:
     """The conductor's end."""
 
-    def __init__(self, quiet: float = QUIET) -> None:
-        """quiet: see `QUIET`."""
+    def __init__(self, quiet: float = MAX_QUIET_SECONDS) -> None:
+        """quiet: see `MAX_QUIET_SECONDS`."""
         self._quiet = quiet
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 

@@ -22,18 +22,18 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
-from p2psync.engines.vllm.commit_notifier import Listener
+from p2psync.engines.vllm.commit_notifier import CommitListener
 from p2psync.errors import EngineError, UnvouchedError, UsageError
 from p2psync.protocol.versions import Position
 
 logger = logging.getLogger("vllm.p2psync")
 
 #: How often an engine whose bell cannot be heard is asked whether a version is staged (seconds).
-ASK_EVERY = 0.05
+POLL_SECONDS = 0.05
 _HTTP_LIMIT = aiohttp.ClientTimeout(total=300)
 
 
-class Swap(msgspec.Struct, frozen=True):
+class ConductedCommit(msgspec.Struct, frozen=True):
     """A commit as its conductor saw it. pause_seconds: from when the engine stood still to when it was told to go on;
     write_seconds: the part of it in which weights were written."""
 
@@ -43,7 +43,7 @@ class Swap(msgspec.Struct, frozen=True):
     write_seconds: float
 
 
-class Controls(Protocol):
+class EngineControls(Protocol):
     """What is asked of an engine."""
 
     async def status(self) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ class Controls(Protocol):
     async def commit(self, version: int) -> None:
         """Make the staged version live. Raises if it is not."""
 
-    async def forget_encoded(self) -> None:
+    async def reset_encoder_cache(self) -> None:
         """Drop the outputs of encoders, which older weights computed. Asked for in a pause without `clear`."""
 
     async def resume(self, version: int | None) -> None:
@@ -69,7 +69,7 @@ class LLMControls:
         self._llm = llm
 
     async def status(self) -> list[dict[str, Any]]:
-        """See `Controls`."""
+        """See `EngineControls`."""
         found: list[dict[str, Any]] = await self._llm.collective_rpc("p2psync_status")
         return found
 
@@ -79,13 +79,13 @@ class LLMControls:
         return found
 
     async def pause(self, *, clear: bool) -> None:
-        """See `Controls`. `pause_generation` does the same, and then sleeps for 20 ms."""
+        """See `EngineControls`. `pause_generation` does the same, and then sleeps for 20 ms."""
         if clear:
             await self._llm.renderer.clear_mm_cache_async()
         await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear)
 
     async def commit(self, version: int) -> None:
-        """See `Controls`. All three go out at once: the engine takes them in order."""
+        """See `EngineControls`. All three go out at once: the engine takes them in order."""
         calls = [
             self._llm.collective_rpc("start_weight_update"),
             self._llm.collective_rpc("update_weights", kwargs={"update_info": {"version": version}}),
@@ -96,12 +96,12 @@ class LLMControls:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def forget_encoded(self) -> None:
-        """See `Controls`."""
+    async def reset_encoder_cache(self) -> None:
+        """See `EngineControls`."""
         await self._llm.reset_encoder_cache()
 
     async def resume(self, version: int | None) -> None:
-        """See `Controls`."""
+        """See `EngineControls`."""
         calls = [self._llm.resume_generation()]
         if version is not None:
             calls.insert(0, self._llm.update_weight_version(str(version)))
@@ -115,7 +115,7 @@ class HTTPControls:
         self._url = url.rstrip("/")
 
     async def status(self) -> list[dict[str, Any]]:
-        """See `Controls`."""
+        """See `EngineControls`."""
         return await self._call("p2psync_status")
 
     async def member(self) -> list[dict[str, Any]]:
@@ -128,21 +128,21 @@ class HTTPControls:
             await self._post("init_weight_transfer_engine", {"init_info": init_info})
 
     async def pause(self, *, clear: bool) -> None:
-        """See `Controls`."""
+        """See `EngineControls`."""
         await self._post(f"pause?mode=keep&clear_cache={str(clear).lower()}")
 
     async def commit(self, version: int) -> None:
-        """See `Controls`."""
+        """See `EngineControls`."""
         await self._post("start_weight_update")
         await self._post("update_weights", {"update_info": {"version": version}})
         await self._post("finish_weight_update")
 
-    async def forget_encoded(self) -> None:
-        """See `Controls`."""
+    async def reset_encoder_cache(self) -> None:
+        """See `EngineControls`."""
         await self._post("reset_encoder_cache")
 
     async def resume(self, version: int | None) -> None:
-        """See `Controls`."""
+        """See `EngineControls`."""
         if version is not None:
             await self._post("update_weight_version", {"new_version": str(version)})
         await self._post("resume")
@@ -169,28 +169,28 @@ class Conductor:
 
     def __init__(
         self,
-        controls: Controls,
+        controls: EngineControls,
         *,
         recompute: bool = True,
         hold: bool = False,
-        ask_every: float = ASK_EVERY,
-        on_swap: Callable[[Swap], None] = lambda swap: None,
-        closing: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+        poll_seconds: float = POLL_SECONDS,
+        on_commit: Callable[[ConductedCommit], None] = lambda swap: None,
+        exclusive: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
         """recompute: see above. hold: nothing is generated before the first version is live. ask_every: seconds.
-        closing: entered while a version goes live, so that whoever is kept out of it finds `position` true of every
-        token (`p2psync.actor.commit_lock.Gate.closing`)."""
+        exclusive: entered while a version goes live, so that whoever is kept out of it finds `position` true of every
+        token (`p2psync.actor.commit_lock.CommitLock.write_lock_async`)."""
         self._controls = controls
         self._recompute = recompute
         self._hold = hold
-        self._ask_every = ask_every
-        self._on_swap = on_swap
-        self._closing = closing
+        self._ask_every = poll_seconds
+        self._on_swap = on_commit
+        self._exclusive = exclusive
         self._turn = asyncio.Lock()
         self._held = False
-        #: What is live; told from inside `closing`.
+        #: What is live; told from inside `exclusive`.
         self.position: Position | None = None
-        self._listener = Listener()
+        self._listener = CommitListener()
         self._bell = ""
 
     async def run(self) -> None:
@@ -226,23 +226,23 @@ class Conductor:
                 if await self.step() is None:
                     await asyncio.sleep(self._ask_every)
 
-    async def step(self) -> Swap | None:
+    async def step(self) -> ConductedCommit | None:
         """Commit what is staged, if anything is. Raises `EngineError` if that failed, and the old version is live;
         `UnvouchedError` if none is."""
         async with self._turn:
             first = (await self._status())[0]
             if first["staged"] is not None:
-                async with self._closing():
+                async with self._exclusive():
                     return await self._swap(first["staged"])
             if (found := _position(first)) is not None and found != self.position:
                 # The weights at hand turned out to be a version: nothing had to be committed.
-                async with self._closing():
+                async with self._exclusive():
                     await self._go_on(found.version)
                     self.position = found
             return None
 
     @asynccontextmanager
-    async def still(self) -> AsyncIterator[None]:
+    async def paused(self) -> AsyncIterator[None]:
         """The engine computes nothing meanwhile, and no version becomes live; requests in flight are kept."""
         async with self._turn:
             await self._controls.pause(clear=False)
@@ -266,13 +266,13 @@ class Conductor:
         self._bell = status[0].get("bell", "")
         return status
 
-    async def _swap(self, version: int) -> Swap:
+    async def _swap(self, version: int) -> ConductedCommit:
         await self._controls.pause(clear=self._recompute)
         begun = time.perf_counter()
         try:
             await self._controls.commit(version)
             if not self._recompute:
-                await self._controls.forget_encoded()
+                await self._controls.reset_encoder_cache()
         except Exception as error:
             await self._status()  # raises if nobody knows what is live; then nothing goes on
             await self._go_on(None)
@@ -284,7 +284,7 @@ class Conductor:
         pause = time.perf_counter() - begun
         rank = (await self._status())[0]
         self.position = _position(rank)
-        swap = Swap(version, rank["changed"], pause, rank["pause_seconds"])
+        swap = ConductedCommit(version, rank["changed"], pause, rank["pause_seconds"])
         logger.info("p2psync: version %d is live after a pause of %.1f ms", version, 1e3 * pause)
         self._on_swap(swap)
         return swap
@@ -299,7 +299,7 @@ def _position(rank: dict[str, Any]) -> Position | None:
 
 
 @asynccontextmanager
-async def conducting(controls: Controls, **options: Any) -> AsyncIterator[Conductor]:
+async def conducting(controls: EngineControls, **options: Any) -> AsyncIterator[Conductor]:
     """Conduct an engine meanwhile; `options` as `Conductor` takes them. What ends the conducting is raised at the end
     of the block."""
     conductor = Conductor(controls, **options)

@@ -1,8 +1,8 @@
 """What a forward pass computes with beside the weights that a commit writes: constants, and copies made of weights.
 
 Theory of operation. A model's objects are looked through three times (`object_graph`). Between its construction and
-its first weights (`note_construction`): what is there then was made of no weight. After the map was learned: whatever a
-forward pass can reach must lie in mapped memory, be what it was at construction (also converted to another dtype), or
+its first weights (`record_construction`): what is there then was made of no weight. After the map was learned: whatever
+a forward pass can reach must lie in mapped memory, be what it was at construction (also converted to another dtype), or
 be a conversion of a mapped parameter in the place where that parameter was before. Such a conversion is a copy, and is
 made again within each commit. Anything else might be made of weights in a way that nobody here knows, and the engine is
 refused by its name. Before each commit: what appeared since, as caches that the first forward pass fills, is judged by
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from p2psync.engines.module.live_tensors import host_units
-from p2psync.engines.vllm.object_graph import CACHE, Graph, Leaf
+from p2psync.engines.vllm.object_graph import KV_CACHE_ATTRIBUTE, Leaf, ObjectGraph
 from p2psync.errors import EngineError
 
 #: Larger parameters are not read at construction (bytes): one of these that no tensor fills is refused.
@@ -51,15 +51,15 @@ class _Copy(NamedTuple):
 _noted: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, _Fact]] = weakref.WeakKeyDictionary()
 
 
-def note_construction(model: torch.nn.Module) -> None:
+def record_construction(model: torch.nn.Module) -> None:
     """Note what a model holds before any weight is loaded."""
-    _noted[model] = {leaf.path: _fact(leaf.value) for leaf in Graph(model).leaves}
+    _noted[model] = {leaf.path: _fact(leaf.value) for leaf in ObjectGraph(model).leaves}
 
 
 def check_not_emptied(model: torch.nn.Module) -> None:
     """Raises `EngineError` by the name of a parameter that was emptied after it was loaded: vLLM packed it."""
     facts = _noted.get(model, {})
-    for leaf in Graph(model).leaves:
+    for leaf in ObjectGraph(model).leaves:
         fact = facts.get(leaf.path)
         if (
             isinstance(leaf.value, torch.nn.Parameter)
@@ -74,7 +74,7 @@ def check_not_emptied(model: torch.nn.Module) -> None:
             )
 
 
-class Derived:
+class DerivedTensors:
     """The constants and copies of one rank's model. One thread at a time calls `check`; `refresh` is for the pause."""
 
     def __init__(self, model: torch.nn.Module, mapped: Iterable[torch.Tensor]) -> None:
@@ -94,7 +94,7 @@ class Derived:
         self._copies: list[_Copy] = []
         #: What is unknown, by path, and when it came; no version is made live while there is any.
         self._unknown: dict[str, str] = {}
-        self._graph = Graph(model)
+        self._graph = ObjectGraph(model)
         self._known = {fact.place: fact for fact in facts.values() if fact.place is not None}
         #: Numbers that were there before any weight was.
         self._numbers = {0.0, 1.0, *(fact.number for fact in facts.values() if fact.number is not None)}
@@ -226,7 +226,7 @@ def _cached(model: torch.nn.Module) -> set[_Place]:
     """The memory of keys, values and states, which requests fill."""
     found: set[_Place] = set()
     for module in model.modules():
-        cache = getattr(module, CACHE, None)
+        cache = getattr(module, KV_CACHE_ATTRIBUTE, None)
         tensors = cache if isinstance(cache, list | tuple) else [cache]
         found |= {_storage(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.numel()}
     return found

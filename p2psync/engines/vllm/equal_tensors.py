@@ -17,7 +17,9 @@ from p2psync.engines.vllm.rank_writer import Edit
 from p2psync.errors import EngineError
 
 
-def twins_of(left_out: Iterable[TensorSpec], weights: Mapping[TensorSpec, Units]) -> dict[TensorSpec, TensorSpec]:
+def find_equal_tensors(
+    left_out: Iterable[TensorSpec], weights: Mapping[TensorSpec, Units]
+) -> dict[TensorSpec, TensorSpec]:
     """For each tensor that is left out, one that is not and has the same shape and bits, where there is one."""
     lonely = {spec: _digest(weights[spec]) for spec in left_out}
     shapes = {(spec.dtype, spec.shape) for spec in lonely}
@@ -30,11 +32,11 @@ def twins_of(left_out: Iterable[TensorSpec], weights: Mapping[TensorSpec, Units]
     return {spec: twin for spec, twin in pairs.items() if twin is not None}
 
 
-def check_twins(
-    twins: Mapping[TensorSpec, TensorSpec], numbers: Mapping[TensorSpec, int], edits: Sequence[Edit]
+def check_still_equal(
+    equal_tensors: Mapping[TensorSpec, TensorSpec], numbers: Mapping[TensorSpec, int], edits: Sequence[Edit]
 ) -> None:
     """Raises `EngineError` if edits of equal tensors would make them differ. numbers: by which edits name tensors."""
-    for spec, twin in twins.items():
+    for spec, twin in equal_tensors.items():
         here, there = (_changes(edits, numbers[one]) for one in (spec, twin))
         if not all(np.array_equal(a, b) for a, b in zip(here, there, strict=True)):
             raise EngineError(

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.tensors import TensorSpec
-from p2psync.engines.vllm.strided_runs import Part, Piece, missing, parts
+from p2psync.engines.vllm.strided_runs import BlockPart, StridedPiece, count_missing, parts
 from p2psync.errors import EngineError
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class PlacedPiece(msgspec.Struct, frozen=True, array_like=True):
     """A piece of a tensor in the parameter of this number."""
 
     parameter: int
-    piece: Piece
+    piece: StridedPiece
 
 
 class LiveMap(msgspec.Struct, frozen=True):
@@ -25,13 +25,13 @@ class LiveMap(msgspec.Struct, frozen=True):
     numbered as in `parameters` (their names). constant: live units that come from no tensor, such as padding."""
 
     tensors: list[TensorSpec]
-    held: list[list[Held]]
+    held: list[list[PlacedPiece]]
     parameters: list[str]
     constant: int
 
     def parts(
         self, tensor: int, start: int, count: int, positions: NDArray[np.uint32] | None
-    ) -> Iterator[tuple[int, Part]]:
+    ) -> Iterator[tuple[int, BlockPart]]:
         """Where a block of a tensor lies here, as (parameter, part); see `pieces.parts`."""
         for held in self.held[tensor]:
             for part in parts(held.piece, start, count, positions):
@@ -63,7 +63,7 @@ def check_whole(maps: Sequence[LiveMap]) -> list[TensorSpec]:
     dropped = []
     for number, spec in enumerate(tensors):
         pieces = [held.piece for live in maps for held in live.held[number]]
-        lost = missing(pieces, spec.count)
+        lost = count_missing(pieces, spec.count)
         if lost and lost == spec.count:
             dropped.append(spec)
         elif lost:
@@ -74,10 +74,12 @@ def check_whole(maps: Sequence[LiveMap]) -> list[TensorSpec]:
     return dropped
 
 
-def joined(parameters: Mapping[str, list[tuple[int, Piece]]], tensors: Sequence[TensorSpec], constant: int) -> LiveMap:
+def build_live_map(
+    parameters: Mapping[str, list[tuple[int, StridedPiece]]], tensors: Sequence[TensorSpec], constant: int
+) -> LiveMap:
     """The map, from each parameter's pieces as (tensor, piece)."""
-    held: list[list[Held]] = [[] for _ in tensors]
+    held: list[list[PlacedPiece]] = [[] for _ in tensors]
     for number, pieces in enumerate(parameters.values()):
         for tensor, piece in pieces:
-            held[tensor].append(Held(number, piece))
+            held[tensor].append(PlacedPiece(number, piece))
     return LiveMap(list(tensors), held, list(parameters), constant)

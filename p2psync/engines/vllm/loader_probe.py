@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 from p2psync.delta.digest import witness
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.module.live_tensors import host_units, torch_dtype
-from p2psync.engines.vllm.live_map import LiveMap, joined
+from p2psync.engines.vllm.live_map import LiveMap, build_live_map
 from p2psync.engines.vllm.strided_runs import (
-    Piece,
-    digits,
+    StridedPiece,
+    drop_overwritten,
+    find_runs,
+    group_runs,
     live_rows,
-    pieces_of,
-    runs_of,
+    probe_digits,
     scaled,
     tensor_rows,
-    uncovered,
 )
 from p2psync.errors import EngineError
 
@@ -43,11 +43,11 @@ _ADVICE = "load the model without quantisation, and in the checkpoint's dtype"
 WIDENED = {(torch.bfloat16, torch.float32)}
 
 #: A model's loader: takes named tensors, and names the parameters that it wrote (None: it does not tell).
-Load = Callable[[Iterable[tuple[str, torch.Tensor]]], Iterable[str] | None]
+LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Iterable[str] | None]
 
 
-def learn(
-    load: Load,
+def learn_live_map(
+    load: LoadWeights,
     parameters: Mapping[str, torch.Tensor],
     tensors: Sequence[TensorSpec],
     weights: Callable[[TensorSpec], Units],
@@ -63,7 +63,7 @@ def learn(
     unit does not hold the bits that the map says.
     """
     kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    found: dict[str, list[tuple[int, Piece]]] = {name: [] for name in parameters}
+    found: dict[str, list[tuple[int, StridedPiece]]] = {name: [] for name in parameters}
     try:
         for group in _groups(tensors, group_units):
             for name, pieces in _learn_group(load, parameters, tensors, group):
@@ -76,7 +76,7 @@ def learn(
     for name, parameter in parameters.items():
         if not np.array_equal(host_units(parameter), host_units(kept[name])):
             raise EngineError(f"{name} cannot be put back as it was before the loader was asked where weights go")
-    live = joined(found, tensors, constant)
+    live = build_live_map(found, tensors, constant)
     _check_bits(live, parameters, weights)
     return live
 
@@ -96,26 +96,26 @@ def _groups(tensors: Sequence[TensorSpec], most: int) -> Iterator[list[int]]:
 
 
 def _learn_group(
-    load: Load, parameters: Mapping[str, torch.Tensor], tensors: Sequence[TensorSpec], group: Sequence[int]
-) -> Iterator[tuple[str, list[tuple[int, Piece]]]]:
+    load: LoadWeights, parameters: Mapping[str, torch.Tensor], tensors: Sequence[TensorSpec], group: Sequence[int]
+) -> Iterator[tuple[str, list[tuple[int, StridedPiece]]]]:
     specs = [tensors[number] for number in group]
     firsts = np.cumsum([0, *(spec.count + 1 for spec in specs)])
     passes = max(1, -(-int(firsts[-1]).bit_length() // (8 * specs[0].width)))
     names = _pass(load, specs, firsts, 0, inverted=False)
     touched = list(parameters) if names is None else [name for name in parameters if name in names]
-    lowest = {name: units_as(parameters[name], specs[0]).copy() for name in touched}
+    lowest = {name: units_of_width(parameters[name], specs[0]).copy() for name in touched}
     if _pass(load, specs, firsts, 0, inverted=True) != names:
         raise EngineError("the model's loader does not write the same parameters each time")
-    inverted = {name: units_as(parameters[name], specs[0]).copy() for name in touched}
+    inverted = {name: units_of_width(parameters[name], specs[0]).copy() for name in touched}
     higher = {name: np.empty((passes - 1, units.size), units.dtype) for name, units in lowest.items()}
     for digit in range(1, passes):
         _pass(load, specs, firsts, digit, inverted=False)
         for name in touched:
-            higher[name][digit - 1] = units_as(parameters[name], specs[0])
+            higher[name][digit - 1] = units_of_width(parameters[name], specs[0])
     for name in touched:
         try:
-            runs = runs_of(lowest.pop(name), inverted.pop(name), higher.pop(name))
-            pieces = pieces_of(runs, firsts)
+            runs = find_runs(lowest.pop(name), inverted.pop(name), higher.pop(name))
+            pieces = group_runs(runs, firsts)
         except ValueError as error:
             raise EngineError(f"{name}: {error}: {_ADVICE}") from None
         _check_pieces(name, parameters[name], pieces, specs)
@@ -123,13 +123,16 @@ def _learn_group(
 
 
 def _pass(
-    load: Load, specs: Sequence[TensorSpec], firsts: NDArray[np.int64], digit: int, *, inverted: bool
+    load: LoadWeights, specs: Sequence[TensorSpec], firsts: NDArray[np.int64], digit: int, *, inverted: bool
 ) -> set[str] | None:
     """Load one digit of all numbers of a group."""
 
     def probes() -> Iterator[tuple[str, torch.Tensor]]:
         for spec, first in zip(specs, firsts.tolist(), strict=False):
-            yield spec.name, as_tensor(spec, digits(first, spec.count, digit, witness(spec.unit), inverted=inverted))
+            yield (
+                spec.name,
+                units_to_tensor(spec, probe_digits(first, spec.count, digit, witness(spec.unit), inverted=inverted)),
+            )
 
     with torch.no_grad():
         try:
@@ -142,30 +145,32 @@ def _pass(
     return None if names is None else set(names)
 
 
-def as_tensor(spec: TensorSpec, units: Units) -> torch.Tensor:
+def units_to_tensor(spec: TensorSpec, units: Units) -> torch.Tensor:
     """A tensor of the spec's dtype and shape over these bits, without a copy."""
     return torch.from_numpy(units.view(f"<i{spec.width}")).view(torch_dtype(spec)).reshape(spec.shape)
 
 
-def _after(name: str, before: Sequence[tuple[int, Piece]], pieces: list[tuple[int, Piece]]) -> list[tuple[int, Piece]]:
+def _after(
+    name: str, before: Sequence[tuple[int, StridedPiece]], pieces: list[tuple[int, StridedPiece]]
+) -> list[tuple[int, StridedPiece]]:
     """The pieces of a parameter after another group was loaded, which may lie where one before it did: of tensors that
     are tied in the model, the last one to be loaded counts, and the others are left out."""
     if not before or not pieces:
         return [*before, *pieces]
     try:
-        return uncovered(before, pieces)
+        return drop_overwritten(before, pieces)
     except ValueError as error:
         raise EngineError(f"{name}: {error}") from None
 
 
-def units_as(parameter: torch.Tensor, spec: TensorSpec | None) -> Units:
+def units_of_width(parameter: torch.Tensor, spec: TensorSpec | None) -> Units:
     """A parameter's bits as units of a tensor's width, if it is wider than that; else (and for None) as its own."""
     units = host_units(parameter)
     return units.view(spec.unit) if spec is not None and units.itemsize > spec.width else units
 
 
 def _check_pieces(
-    name: str, parameter: torch.Tensor, pieces: Sequence[tuple[int, Piece]], specs: Sequence[TensorSpec]
+    name: str, parameter: torch.Tensor, pieces: Sequence[tuple[int, StridedPiece]], specs: Sequence[TensorSpec]
 ) -> None:
     for tensor, piece in pieces:
         if tensor >= len(specs) or piece.start < 0 or piece.end > specs[tensor].count:
@@ -183,14 +188,14 @@ def _check_pieces(
 def _check_untouched(
     parameters: Mapping[str, torch.Tensor],
     kept: Mapping[str, torch.Tensor],
-    found: Mapping[str, list[tuple[int, Piece]]],
+    found: Mapping[str, list[tuple[int, StridedPiece]]],
     tensors: Sequence[TensorSpec],
 ) -> int:
     """Live units that no tensor determines, of parameters that one does. They must be as they were before."""
     constant = 0
     for name, parameter in parameters.items():
         narrowest = min((tensors[tensor] for tensor, _ in found[name]), key=lambda spec: spec.width, default=None)
-        now, before = (units_as(tensor, narrowest) for tensor in (parameter, kept[name]))
+        now, before = (units_of_width(tensor, narrowest) for tensor in (parameter, kept[name]))
         free = np.ones(now.size, np.bool_)
         for tensor, piece in found[name]:
             scale = tensors[tensor].width // narrowest.width if narrowest is not None else 1
@@ -209,7 +214,7 @@ def _check_bits(live: LiveMap, parameters: Mapping[str, torch.Tensor], weights: 
             continue
         units = weights(spec)
         for one in held:
-            bits = units_as(parameters[live.parameters[one.parameter]], spec)
+            bits = units_of_width(parameters[live.parameters[one.parameter]], spec)
             here, there = tensor_rows(one.piece, units), live_rows(one.piece, bits)
             if not np.array_equal(here, there):
                 raise EngineError(

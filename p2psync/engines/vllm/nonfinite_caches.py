@@ -26,7 +26,7 @@ _BYTES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2
 _AT_ONCE = 1 << 24
 
 
-def count_wild(spec: TensorSpec, units: Units) -> int:
+def count_nonfinite(spec: TensorSpec, units: Units) -> int:
     """How many of a tensor's units are infinite or NaN; 0 for a dtype without such."""
     if (ones := _ALL_ONES.get(spec.dtype)) is None:
         return 0
@@ -34,7 +34,7 @@ def count_wild(spec: TensorSpec, units: Units) -> int:
     return int(np.count_nonzero((units & mask) == mask))
 
 
-def forget_wild(caches: Iterable[object], dtype: str) -> int:
+def clear_nonfinite(caches: Iterable[object], dtype: str) -> int:
     """Set to 0 what is infinite or NaN in caches (tensors, or lists of them); `dtype` as vLLM names that of a cache.
 
     Finite values stay: running requests may go on with theirs. Returns how many values were set.
@@ -48,10 +48,10 @@ def forget_wild(caches: Iterable[object], dtype: str) -> int:
         longest = max(range(cache.dim()), key=cache.shape.__getitem__)
         rows = max(1, _AT_ONCE * cache.shape[longest] // cache.numel())
         for part in torch.split(cache, rows, dim=longest):
-            wild = ~torch.isfinite(part.view(kind).float())
-            found += int(wild.sum())
+            nonfinite = ~torch.isfinite(part.view(kind).float())
+            found += int(nonfinite.sum())
             # Formats of a byte know no masks.
-            (part.view(torch.uint8) if part.itemsize == 1 else part).masked_fill_(wild, 0)
+            (part.view(torch.uint8) if part.itemsize == 1 else part).masked_fill_(nonfinite, 0)
     return found
 
 

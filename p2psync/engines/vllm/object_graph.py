@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 #: The attribute in which vLLM's layers hold keys, values and states: what requests made, not weights.
-CACHE = "kv_cache"
+KV_CACHE_ATTRIBUTE = "kv_cache"
 #: Tables of hooks that each module has, and that are nearly always empty.
 _HOOKS = frozenset(
     name for name, value in vars(torch.nn.Module()).items() if name not in ("_parameters", "_buffers", "_modules")
@@ -69,7 +69,7 @@ class Holder:
         return [value for _, value in _children(self.object)]
 
 
-class Graph:
+class ObjectGraph:
     """What is reachable from a model, as of the last look at each part of it."""
 
     def __init__(self, root: object) -> None:
@@ -122,7 +122,7 @@ def _children(holder: object) -> Iterator[tuple[str, object]]:
     """What an object holds, by name; a snapshot, as another thread may be computing."""
     if isinstance(holder, dict):
         for key, value in list(holder.items()):
-            if key != CACHE:
+            if key != KV_CACHE_ATTRIBUTE:
                 yield f"[{key!r}]" if not isinstance(key, str) else f".{key}", value
     elif isinstance(holder, list | tuple | set | frozenset | deque):
         yield from ((f"[{index}]", value) for index, value in enumerate(list(holder)))
@@ -141,7 +141,7 @@ def _children(holder: object) -> Iterator[tuple[str, object]]:
 def _attributes(holder: object) -> Iterator[tuple[str, object]]:
     inner = ("_parameters", "_buffers", "_modules") if isinstance(holder, torch.nn.Module) else ()
     for name, value in list(getattr(holder, "__dict__", {}).items()):
-        if name == CACHE or (name in _HOOKS and not value):
+        if name == KV_CACHE_ATTRIBUTE or (name in _HOOKS and not value):
             continue
         if name in inner:
             yield "", value  # so that a path reads as the parameter's name does
@@ -154,7 +154,7 @@ def _slots(holder: object) -> Iterator[str]:
     for kind in type(holder).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__", CACHE):
+            if name not in ("__dict__", "__weakref__", KV_CACHE_ATTRIBUTE):
                 yield name
 
 

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from p2psync.delta.digest import MODULUS, digest_change, digest_units
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.device import unit_transfer as device_move
-from p2psync.engines.device.unit_transfer import Place
+from p2psync.engines.device import unit_transfer as unit_transfer
+from p2psync.engines.device.unit_transfer import UnitSelection
 from p2psync.engines.module.live_tensors import live_tensor, torch_dtype
-from p2psync.engines.module.staging import Change, grouped_writes
-from p2psync.engines.module.writer import Write, Writer, undo_writes
-from p2psync.engines.vllm.derived_tensors import Derived
-from p2psync.engines.vllm.live_map import Held, LiveMap
-from p2psync.engines.vllm.loader_probe import units_as
-from p2psync.engines.vllm.nonfinite_caches import count_wild
-from p2psync.engines.vllm.strided_runs import Part, live_rows, rows, tensor_rows
+from p2psync.engines.module.staging import TensorChange, group_change_writes
+from p2psync.engines.module.writer import AtomicWriter, Write, write_back
+from p2psync.engines.vllm.derived_tensors import DerivedTensors
+from p2psync.engines.vllm.live_map import LiveMap, PlacedPiece
+from p2psync.engines.vllm.loader_probe import units_of_width
+from p2psync.engines.vllm.nonfinite_caches import count_nonfinite
+from p2psync.engines.vllm.strided_runs import BlockPart, live_rows, rows, tensor_rows
 from p2psync.errors import EngineError
 from p2psync.parallel import in_parallel
 
@@ -41,7 +41,7 @@ class Edit:
     new: Units
 
 
-class Hand:
+class RankWriter:
     """The live parameters of one rank. One thread prepares, then one writes; `prepare` begins anew."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Hand:
         live: LiveMap,
         parameters: Sequence[torch.Tensor],
         threads: int | None = None,
-        derived: Derived | None = None,
+        derived: DerivedTensors | None = None,
     ) -> None:
         """parameters: as `live.parameters` names them; they hold what the map was checked against. derived: what else
         the model computes with."""
@@ -61,12 +61,12 @@ class Hand:
             for spec, pieces in zip(live.tensors, live.held, strict=True)
             for held in pieces
         }
-        self._writer = Writer(threads, least=4)  # each of some hundred microseconds
+        self._writer = AtomicWriter(threads, least=4)  # each of some hundred microseconds
         self._sum = self._measure()
         #: Live units that are infinite or NaN.
-        self.wild = sum(in_parallel(self._count_wild, range(len(live.tensors))))
+        self.nonfinite = sum(in_parallel(self._count_wild, range(len(live.tensors))))
         #: What was prepared; the calls that write it; what that adds to the sum, and to the wild.
-        self._changes: list[Change] = []
+        self._changes: list[TensorChange] = []
         self._writes: list[Write] = []
         self._gain = self._wilder = 0
 
@@ -88,7 +88,7 @@ class Hand:
         self.drop()
         if self._derived is not None:
             self._derived.check(reread=True)
-        changes: list[Change] = []
+        changes: list[TensorChange] = []
         gain = wilder = 0
         for mine, gained, more in in_parallel(self._translate, edits):
             changes += mine
@@ -97,7 +97,7 @@ class Hand:
         for change, bits in zip(changes, self._gather(changes), strict=True):
             if not np.array_equal(bits, change.old):
                 raise EngineError("the live weights are not those of the version that this one builds on")
-        self._writes = grouped_writes(changes, [change.new for change in changes])
+        self._writes = group_change_writes(changes, [change.new for change in changes])
         self._changes, self._gain, self._wilder = changes, gain, wilder
 
     def write(self) -> None:
@@ -115,7 +115,7 @@ class Hand:
 
     def undo(self) -> None:
         """Take the last `write` back."""
-        undo_writes(self._changes, [change.old for change in self._changes])
+        write_back(self._changes, [change.old for change in self._changes])
         self._count()
         self._refresh()
 
@@ -140,26 +140,28 @@ class Hand:
     def _count(self) -> None:
         """What was prepared is live now; or, the next time, no more."""
         self._sum = (self._sum + self._gain) % MODULUS
-        self.wild += self._wilder
+        self.nonfinite += self._wilder
         self._gain, self._wilder = -self._gain, -self._wilder
 
-    def _translate(self, edit: Edit) -> tuple[list[Change], int, int]:
+    def _translate(self, edit: Edit) -> tuple[list[TensorChange], int, int]:
         """The edit's part here, what it adds to the digest, and to the wild."""
         spec = self._live.tensors[edit.tensor]
         changes, gain, wilder = [], 0, 0
         for parameter, part in self._live.parts(edit.tensor, edit.start, edit.count, edit.positions):
             old, new = edit.old[part.entries], edit.new[part.entries]
             changes.append(
-                Change(self._tensors[parameter, spec.width], part.start, part.count, part.positions, old, new)
+                TensorChange(self._tensors[parameter, spec.width], part.start, part.count, part.positions, old, new)
             )
             gain += _gain(spec, edit, part, old, new)
-            wilder += count_wild(spec, new) - count_wild(spec, old)
+            wilder += count_nonfinite(spec, new) - count_nonfinite(spec, old)
         return changes, gain, wilder
 
-    def _gather(self, changes: Sequence[Change]) -> Iterator[Units]:
+    def _gather(self, changes: Sequence[TensorChange]) -> Iterator[Units]:
         """The live bits where the changes are, in order."""
-        places = [Place(c.tensor.place, c.start, c.count, c.positions) for c in changes if c.tensor.place is not None]
-        there = iter(device_move.gather(places))
+        places = [
+            UnitSelection(c.tensor.place, c.start, c.count, c.positions) for c in changes if c.tensor.place is not None
+        ]
+        there = iter(unit_transfer.gather_units(places))
         direct = [c for c in changes if c.tensor.place is None]
         here = in_parallel(lambda c: c.tensor.gather(c.start, c.count, c.positions), direct)
         return (next(here if c.tensor.place is None else there) for c in changes)
@@ -180,11 +182,11 @@ class Hand:
     def _count_wild(self, tensor: int) -> int:
         spec = self._live.tensors[tensor]
         held = self._live.held[tensor]
-        return sum(count_wild(spec, live_rows(one.piece, self._bits(one, spec))) for one in held)
+        return sum(count_nonfinite(spec, live_rows(one.piece, self._bits(one, spec))) for one in held)
 
-    def _bits(self, held: Held, spec: TensorSpec) -> Units:
+    def _bits(self, held: PlacedPiece, spec: TensorSpec) -> Units:
         """Of the parameter in which a piece lies, in units of its tensor."""
-        return units_as(self._parameters[held.parameter], spec)
+        return units_of_width(self._parameters[held.parameter], spec)
 
     def _rows(self, tensor: int) -> Iterator[tuple[int, Units]]:
         """What this rank has of a tensor, as (first unit, live bits)."""
@@ -201,7 +203,7 @@ def _as_units(parameter: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return parameter.reshape(-1).view(torch_dtype(spec))
 
 
-def _gain(spec: TensorSpec, edit: Edit, part: Part, old: Units, new: Units) -> int:
+def _gain(spec: TensorSpec, edit: Edit, part: BlockPart, old: Units, new: Units) -> int:
     if isinstance(part.entries, slice) and edit.positions is None:
         return digest_change(spec, edit.start + part.entries.start, None, old, new)
     positions = part.entries.astype(np.uint32) if edit.positions is None else edit.positions[part.entries]  # type: ignore[union-attr]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from p2psync.delta.tensors import Units
 from p2psync.engines.vllm.live_map import LiveMap, decode, encode
-from p2psync.engines.vllm.rank_writer import Edit, Hand
+from p2psync.engines.vllm.rank_writer import Edit, RankWriter
 from p2psync.errors import EngineError, UnvouchedError
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Ranks:
     def __init__(self, rank: int, size: int) -> None:
         """rank: among the `size` ranks of the engine, which are all of torch's default group if there are several."""
         self.rank, self.size = rank, size
-        self.hand: Hand
+        self.writer: RankWriter
         self._back = self._front = None
         if size > 1:
             if dist.get_world_size() != size:
@@ -67,7 +67,7 @@ class Ranks:
     def prepare(self, edits: Sequence[Edit]) -> None:
         """At rank 0: have all ranks make ready to write. Raises `EngineError` if one of them cannot."""
         self._tell(_Order.PREPARE, edits)
-        self._answer(lambda: self.hand.prepare(edits))
+        self._answer(lambda: self.writer.prepare(edits))
 
     def sound(self) -> bool:
         """At rank 0: whether the live bits of all ranks are what was written last."""
@@ -95,14 +95,14 @@ class Ranks:
                 if order == _Order.STOP:
                     return
                 try:
-                    self._answer(self._look if order == _Order.SCRUB else lambda: self.hand.prepare(edits))  # noqa: B023
+                    self._answer(self._look if order == _Order.SCRUB else lambda: self.writer.prepare(edits))  # noqa: B023
                 except EngineError as error:
                     on_trouble(str(error))
         except RuntimeError as error:
             on_trouble(f"rank 0 is gone: {error}")
 
     def _look(self) -> None:
-        if not self.hand.sound():
+        if not self.writer.sound():
             raise EngineError("live weights are not what was written last")
 
     def _answer(self, work: Callable[[], None]) -> None:
@@ -113,7 +113,7 @@ class Ranks:
         except (EngineError, MemoryError, ValueError, RuntimeError) as error:
             failed = error
         if not _all(self._back, failed is None):
-            self.hand.drop()
+            self.writer.drop()
             raise EngineError(str(failed) if failed is not None else "another rank could not prepare the version")
 
     def _tell(self, order: _Order, edits: Sequence[Edit] = ()) -> None:
@@ -129,7 +129,7 @@ class Ranks:
         parts = [torch.empty(size, dtype=dtype) for size, dtype in zip(head[1:].tolist(), _PARTS, strict=True)]
         for part in parts:
             dist.broadcast(part, 0, group=self._back)
-        tensors = self.hand.tensors
+        tensors = self.writer.tensors
         return _Order(int(head[0])), _unpack(parts, [spec.unit for spec in tensors])
 
     # ---- in the pause ----------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Ranks:
         failed: Exception | None = None
         whole = True
         try:
-            self.hand.write()
+            self.writer.write()
         except EngineError as error:
             failed = error
         except Exception as error:  # the undoing failed too
@@ -170,7 +170,7 @@ class Ranks:
             return
         if failed is None:
             try:
-                self.hand.undo()
+                self.writer.undo()
             except Exception as error:  # whatever it is: these bits are lost
                 failed, whole = error, False
         reason = str(failed) if failed is not None else "another rank could not write the version; nothing was changed"

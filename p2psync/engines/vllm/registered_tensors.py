@@ -21,23 +21,23 @@ class _Entry(NamedTuple):
     form: tuple[object, ...]
 
 
-class Registered:
+class RegisteredTensors:
     """What is registered in a loaded model. Every load is undone as far as it put other objects in place of these."""
 
     def __init__(self, model: Any) -> None:
         """model: has `load_weights`. Raises `EngineError` for parameters whose units cannot be numbered."""
         self._model = model
         self._entries = list(_entries(model))
-        self._memories = _memories(self._entries)
-        first = {tensor.data_ptr(): name for name, tensor in self._memories.items()}
+        self._distinct_tensors = _distinct_tensors(self._entries)
+        first = {tensor.data_ptr(): name for name, tensor in self._distinct_tensors.items()}
         self._known = {entry.name: first.get(entry.tensor.data_ptr()) for entry in self._entries}
 
-    def memories(self) -> dict[str, torch.Tensor]:
+    def distinct_tensors(self) -> dict[str, torch.Tensor]:
         """Everything that a loader may write, by name; each memory once."""
-        return self._memories
+        return self._distinct_tensors
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
-        """Have the model load tensors; names of `memories` that it wrote, None if it does not tell.
+        """Have the model load tensors; names of `distinct_tensors` that it wrote, None if it does not tell.
 
         A loader may register new parameters in place of old ones: what it loaded is moved into the old ones, which the
         model has again afterwards. Raises `EngineError` where these do not fit, or stand where none did.
@@ -78,7 +78,7 @@ def _entries(model: torch.nn.Module) -> Iterator[_Entry]:
                     yield _Entry(f"{prefix}.{key}".lstrip("."), table, key, tensor, form)
 
 
-def _memories(entries: Iterable[_Entry]) -> dict[str, torch.Tensor]:
+def _distinct_tensors(entries: Iterable[_Entry]) -> dict[str, torch.Tensor]:
     whole = {
         (entry.tensor.device, entry.tensor.untyped_storage().data_ptr())
         for entry in entries

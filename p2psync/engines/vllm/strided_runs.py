@@ -26,7 +26,7 @@ _FIRST_RUNS = 1 << 12
 _Array = NDArray[Any]
 
 
-class Runs(NamedTuple):
+class RunTable(NamedTuple):
     """Live units [at, +length) that hold checkpoint units of the consecutive numbers [number, +length)."""
 
     at: NDArray[np.int64]
@@ -34,7 +34,7 @@ class Runs(NamedTuple):
     length: NDArray[np.int64]
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class StridedPiece(msgspec.Struct, frozen=True, array_like=True):
     """`rows` runs of `length` units: the checkpoint's [start + k·step, +length) are the live [at + k·pitch, +length).
 
     step ≥ length and pitch ≥ length; with one row both are `length`.
@@ -59,7 +59,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class BlockPart:
     """The part of a block that lies in a piece: live units [start, +count), at `positions` of these (None: all), and
     `entries`, which of the block's entries they are, in order."""
 
@@ -69,7 +69,7 @@ class Part:
     entries: slice | NDArray[np.int64]
 
 
-def runs_of(lowest: Units, inverted: Units, higher: Units) -> Runs:
+def find_runs(lowest: Units, inverted: Units, higher: Units) -> RunTable:
     """The runs in a live parameter, from what probes left there: digits as wide as a unit.
 
     lowest: the numbers' lowest digits. inverted: what was there when their bits were inverted; where that is the same,
@@ -78,25 +78,25 @@ def runs_of(lowest: Units, inverted: Units, higher: Units) -> Runs:
     """
     room = _FIRST_RUNS
     while True:
-        runs = Runs(*(np.empty(room, np.int64) for _ in range(3)))
+        runs = RunTable(*(np.empty(room, np.int64) for _ in range(3)))
         found = _find_runs(lowest, inverted, higher, *runs)
         if found < 0:
             raise ValueError("a unit was computed, not copied")
         if found <= room:
-            return Runs(*(part[:found] for part in runs))
+            return RunTable(*(part[:found] for part in runs))
         if room >= MAX_RUNS:
             raise ValueError("the loader permutes units one by one")
         room = min(MAX_RUNS, 16 * room)
 
 
-def digits(first: int, count: int, digit: int, like: Units, *, inverted: bool) -> Units:
+def probe_digits(first: int, count: int, digit: int, like: Units, *, inverted: bool) -> Units:
     """Digit `digit` of the numbers [first, +count), as a probe; all bits of it inverted if so asked."""
     out = np.empty(count, like.dtype)
     _fill_digits(first, 8 * like.itemsize * digit, -1 if inverted else 0, out)
     return out
 
 
-def pieces_of(runs: Runs, firsts: NDArray[np.int64]) -> list[tuple[int, Piece]]:
+def group_runs(runs: RunTable, firsts: NDArray[np.int64]) -> list[tuple[int, StridedPiece]]:
     """The pieces of a live parameter, as (tensor, piece) with `start` counted within the tensor.
 
     firsts: the first number of each tensor, rising; at least one number lies unused between two tensors. Raises
@@ -104,7 +104,7 @@ def pieces_of(runs: Runs, firsts: NDArray[np.int64]) -> list[tuple[int, Piece]]:
     """
     at, number, length = runs
     tensor = np.searchsorted(firsts, number, side="right") - 1
-    found: list[tuple[int, Piece]] = []
+    found: list[tuple[int, StridedPiece]] = []
     first = 0
     while first < at.size:
         last = _same(at, number, length, tensor, first)
@@ -113,14 +113,14 @@ def pieces_of(runs: Runs, firsts: NDArray[np.int64]) -> list[tuple[int, Piece]]:
         step = int(number[first + 1] - number[first]) if rows > 1 else size
         pitch = int(at[first + 1] - at[first]) if rows > 1 else size
         start = int(number[first] - firsts[tensor[first]])
-        found.append((int(tensor[first]), Piece(start, int(at[first]), size, rows, step, pitch)))
+        found.append((int(tensor[first]), StridedPiece(start, int(at[first]), size, rows, step, pitch)))
         if len(found) > MAX_PIECES:
             raise ValueError("the loader permutes units one by one")
         first = last + 1
     return found
 
 
-def parts(piece: Piece, start: int, count: int, positions: NDArray[np.uint32] | None) -> Iterator[Part]:
+def parts(piece: StridedPiece, start: int, count: int, positions: NDArray[np.uint32] | None) -> Iterator[BlockPart]:
     """What lies in `piece` of a block of its tensor: units [start, +count), at rising offsets `positions` (None: all).
 
     At most one part.
@@ -133,39 +133,41 @@ def parts(piece: Piece, start: int, count: int, positions: NDArray[np.uint32] | 
         return
     at = piece.at + low - piece.start
     if positions is None:
-        yield Part(at, high - low, None, slice(low - start, high - start))
+        yield BlockPart(at, high - low, None, slice(low - start, high - start))
         return
     first, last = (int(k) for k in np.searchsorted(positions, [low - start, high - start]))
     if first < last:
         moved = positions[first:last] - np.uint32(low - start) if low > start else positions[first:last]
-        yield Part(at, high - low, moved, slice(first, last))
+        yield BlockPart(at, high - low, moved, slice(first, last))
 
 
-def tensor_rows(piece: Piece, units: _Array) -> _Array:
+def tensor_rows(piece: StridedPiece, units: _Array) -> _Array:
     """The piece's units of its tensor, of whose units `units` has one entry each: a view of shape (rows, length)."""
     return _strided_view(units, piece.start, piece.rows, piece.step, piece.length)
 
 
-def live_rows(piece: Piece, units: _Array) -> _Array:
+def live_rows(piece: StridedPiece, units: _Array) -> _Array:
     """The piece's units of its parameter, in the same order: a view of shape (rows, length)."""
     return _strided_view(units, piece.at, piece.rows, piece.pitch, piece.length)
 
 
-def scaled(piece: Piece, factor: int) -> Piece:
+def scaled(piece: StridedPiece, factor: int) -> StridedPiece:
     """The piece in units that are narrower by a factor."""
     start, at, length, step, pitch = (
         factor * value for value in (piece.start, piece.at, piece.length, piece.step, piece.pitch)
     )
-    return Piece(start, at, length, piece.rows, step, pitch)
+    return StridedPiece(start, at, length, piece.rows, step, pitch)
 
 
-def rows(piece: Piece) -> Iterator[tuple[int, int]]:
+def rows(piece: StridedPiece) -> Iterator[tuple[int, int]]:
     """(checkpoint, live): where each run of the piece begins."""
     for k in range(piece.rows):
         yield piece.start + k * piece.step, piece.at + k * piece.pitch
 
 
-def uncovered(before: Sequence[tuple[int, Piece]], after: Sequence[tuple[int, Piece]]) -> list[tuple[int, Piece]]:
+def drop_overwritten(
+    before: Sequence[tuple[int, StridedPiece]], after: Sequence[tuple[int, StridedPiece]]
+) -> list[tuple[int, StridedPiece]]:
     """The pieces of a parameter, as (tensor, piece), of those loaded `before` and those `after` them: what was loaded
     over another piece took its place. Raises `ValueError` where a piece was loaded over in part."""
     covered = np.zeros(max(piece.at + piece.rows * piece.pitch for _, piece in (*before, *after)), np.bool_)
@@ -189,7 +191,7 @@ def _strided_view(units: _Array, first: int, count: int, distance: int, length: 
     return as_strided(units[first:reach], (count, length), (distance * size, size), writeable=units.flags.writeable)
 
 
-def missing(pieces: Sequence[Piece], count: int) -> int:
+def count_missing(pieces: Sequence[StridedPiece], count: int) -> int:
     """How many of a tensor's `count` units lie in none of the pieces."""
     if any(piece.units == count for piece in pieces):
         return 0
@@ -222,7 +224,9 @@ def _same(
         window *= 8
 
 
-def _strided(piece: Piece, start: int, low: int, high: int, positions: NDArray[np.uint32] | None) -> Iterator[Part]:
+def _strided(
+    piece: StridedPiece, start: int, low: int, high: int, positions: NDArray[np.uint32] | None
+) -> Iterator[BlockPart]:
     if positions is None:
         first, where = low - start, np.arange(high - low, dtype=np.uint32)
     else:
@@ -236,7 +240,7 @@ def _strided(piece: Piece, start: int, low: int, high: int, positions: NDArray[n
         return
     live, entries = live[:found], entries[:found] + first
     begin, span = int(live[0]), int(live[-1] - live[0]) + 1
-    yield Part(piece.at + begin, span, (live - begin).astype(np.uint32), entries.copy())
+    yield BlockPart(piece.at + begin, span, (live - begin).astype(np.uint32), entries.copy())
 
 
 @kernel
