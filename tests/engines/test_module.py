@@ -190,7 +190,7 @@ def test_a_failure_in_the_middle_of_the_pause_is_undone_exactly(
     module, run, versions = chain(2)
     anchor(run, 1, versions[1])
     engine = ModuleEngine(module, position=start(0, versions[0]), threads=threads)
-    monkeypatch.setattr("p2psync.engines.module.writer._PARALLEL_BLOCKS", 1)
+    monkeypatch.setattr("p2psync.engines.module.writer._MIN_PARALLEL_WRITES", 1)
     before = bits(module)
     path = [run.steps[(0, 1) if kind == "delta" else (None, 1)]]
     stage = engine.stage(path)

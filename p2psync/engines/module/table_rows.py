@@ -1,4 +1,4 @@
-"""The rows of a module, each byte in one of them."""
+"""The rows of a module's table: every byte of the module lies in one row."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ StorageKey = tuple[torch.device, int]
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """A row. key: in the state_dict. tensor: whole. local: what of it is held here. view: where, None if nothing is.
-    registered: id of the parameter or buffer that this is, 0 if it is a view of one, or extra state. owner: whose extra
-    state it is."""
+    """One row. name: the published name. key: the state_dict key.
+
+    tensor: the whole tensor. local: the part of it that this process holds. view: where that part lies, None if it is
+    empty. registered: id of the parameter or buffer that this row is, 0 if it is a view of one, or extra state. owner:
+    the module whose extra state this row is.
+    """
 
     name: str
     key: str
@@ -32,16 +35,17 @@ class TableEntry:
 
 
 def drop_aliases(entries: list[TableEntry]) -> tuple[list[TableEntry], dict[int, TableEntry]]:
-    """Entries less those whose bytes all lie in another one, in order; and the one that stands for each, by id.
+    """Drops entries whose bytes all lie in another entry.
 
-    Raises `ModuleError` for entries that overlap only in part, or whose names are the same.
+    Returns the entries that remain, in order, and for each entry, by its id, the one that holds its bytes. Raises
+    `ModuleError` for entries that overlap only in part, or that have the same name.
     """
     row_of = {id(entry): entry for entry in entries}
     groups: dict[StorageKey, list[TableEntry]] = {}
     first: dict[int, TableEntry] = {}
     for entry in entries:
         if entry.registered and entry.tensor.numel() and first.setdefault(entry.registered, entry) is not entry:
-            row_of[id(entry)] = first[entry.registered]  # tied; of shards the ranks may hold nothing to tell it by
+            row_of[id(entry)] = first[entry.registered]  # tied: a rank may hold no byte of a shard, so ids tell
         elif entry.view is not None and entry.owner is None:
             groups.setdefault(storage_key(entry.local), []).append(entry)
     for group in groups.values():
@@ -54,7 +58,7 @@ def drop_aliases(entries: list[TableEntry]) -> tuple[list[TableEntry], dict[int,
     for entry in listed:
         if entry.name in used:
             raise ModuleError(
-                f"two tensors of the module are named {entry.name!r} ({used[entry.name]} and {entry.key}): mend the "
+                f"two tensors of the module are named {entry.name!r} ({used[entry.name]} and {entry.key}): correct the "
                 "names given"
             )
         used[entry.name] = entry.key
@@ -62,7 +66,7 @@ def drop_aliases(entries: list[TableEntry]) -> tuple[list[TableEntry], dict[int,
 
 
 def _merge(group: list[TableEntry], row_of: dict[int, TableEntry]) -> None:
-    """Find the aliases among the entries of one storage, in order of their addresses."""
+    """Finds the aliases among the entries of one storage, in order of their addresses."""
 
     def order(entry: TableEntry) -> tuple[int, int]:
         assert entry.view is not None
@@ -90,14 +94,14 @@ def _merge(group: list[TableEntry], row_of: dict[int, TableEntry]) -> None:
         else:
             open_.append(entry)
     for entry in group:
-        stands = entry
-        while id(stands) in alias_of:
-            stands = alias_of[id(stands)]
-        row_of[id(entry)] = stands
+        holder = entry
+        while id(holder) in alias_of:
+            holder = alias_of[id(holder)]
+        row_of[id(entry)] = holder
 
 
 def index_by_spec(entries: list[TableEntry]) -> dict[TensorSpec, TableEntry]:
-    """Entries by their specs, sorted. Raises `ModuleError` for dtypes that safetensors has not."""
+    """Returns the entries by spec, sorted. Raises `ModuleError` for dtypes that safetensors does not have."""
     found: dict[TensorSpec, TableEntry] = {}
     for entry in entries:
         try:
@@ -108,5 +112,5 @@ def index_by_spec(entries: list[TableEntry]) -> dict[TensorSpec, TableEntry]:
 
 
 def storage_key(tensor: torch.Tensor) -> StorageKey:
-    """The storage of a plain tensor."""
+    """Returns the device and storage address of a plain tensor."""
     return tensor.device, tensor.untyped_storage().data_ptr()

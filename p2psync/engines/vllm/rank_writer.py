@@ -61,7 +61,7 @@ class RankWriter:
             for spec, pieces in zip(live.tensors, live.held, strict=True)
             for held in pieces
         }
-        self._writer = AtomicWriter(threads, least=4)  # each of some hundred microseconds
+        self._writer = AtomicWriter(threads, min_parallel=4)  # each of some hundred microseconds
         self._sum = self._measure()
         #: Live units that are infinite or NaN.
         self.nonfinite = sum(in_parallel(self._count_wild, range(len(live.tensors))))
@@ -159,12 +159,14 @@ class RankWriter:
     def _gather(self, changes: Sequence[TensorChange]) -> Iterator[Units]:
         """The live bits where the changes are, in order."""
         places = [
-            UnitSelection(c.tensor.place, c.start, c.count, c.positions) for c in changes if c.tensor.place is not None
+            UnitSelection(c.tensor.device_bits, c.start, c.count, c.positions)
+            for c in changes
+            if c.tensor.device_bits is not None
         ]
         there = iter(unit_transfer.gather_units(places))
-        direct = [c for c in changes if c.tensor.place is None]
+        direct = [c for c in changes if c.tensor.device_bits is None]
         here = in_parallel(lambda c: c.tensor.gather(c.start, c.count, c.positions), direct)
-        return (next(here if c.tensor.place is None else there) for c in changes)
+        return (next(here if c.tensor.device_bits is None else there) for c in changes)
 
     def _measure(self) -> int:
         return sum(in_parallel(self._digest, range(len(self._live.tensors)))) % MODULUS
