@@ -51,16 +51,16 @@ class Fused(torch.nn.Module):
         heads, self.rep = HEADS // size, max(1, size // KV)
         kv = max(1, KV // size)
 
-        def room(*shape: int) -> torch.nn.Parameter:
+        def new_parameter(*shape: int) -> torch.nn.Parameter:
             return torch.nn.Parameter(torch.zeros(*shape).bfloat16(), requires_grad=False)
 
-        self.embed = room(PADDED // size, HIDDEN)
-        self.qkv = room((heads + 2 * kv) * DIM, HIDDEN)
-        self.q_bias = room(heads * DIM)
-        self.o = room(HIDDEN, heads * DIM)
-        self.gate_up = room(2 * INNER // size, HIDDEN)
-        self.down = room(HIDDEN, INNER // size)
-        self.norm = room(HIDDEN)
+        self.embed = new_parameter(PADDED // size, HIDDEN)
+        self.qkv = new_parameter((heads + 2 * kv) * DIM, HIDDEN)
+        self.q_bias = new_parameter(heads * DIM)
+        self.o = new_parameter(HIDDEN, heads * DIM)
+        self.gate_up = new_parameter(2 * INNER // size, HIDDEN)
+        self.down = new_parameter(HIDDEN, INNER // size)
+        self.norm = new_parameter(HIDDEN)
         self.scale = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
         self.register_buffer("table", torch.arange(7.0))
         self.q_rows, self.kv_rows, self.inner = heads * DIM, kv * DIM, INNER // size

@@ -90,16 +90,16 @@ from p2psync.engines.device import digest as device_digest, triton_scatter as de
 from p2psync.engines.device import triton_finder as kernels
 
 pointers = {"table": "*i64", "counts": "*i32", "words": "*i16", "runs": "*i32", "cursor": "*i32", "positions": "*i32"}
-numbers = {"room": "i32", "tiles": "i32", "nan": "i32"}
+numbers = {"capacity": "i32", "tiles": "i32", "nan": "i32"}
 for capability in (80, 90):
-    for kernel, warps in ((kernels.find_words, kernels.LOOK_WARPS), (kernels.write_changes, kernels.WRITE_WARPS)):
+    for kernel, warps in ((kernels.find_words, kernels.FIND_WARPS), (kernels.write_changes, kernels.WRITE_WARPS)):
         for unit, pack, masters, aligned in (
             ("u8", 8, 0, 1), ("i16", 4, 0, 1), ("i32", 2, 0, 1), ("i64", 1, 0, 1), ("i16", 1, 1, 1), ("i16", 1, 0, 0)
         ):
             if capability < 90 and unit != "i16":
                 continue
             types = {**pointers, **numbers, "olds": "*" + unit, "steps": "*" + unit, "unit": "*" + unit}
-            fixed = {"PACK": pack, "TILE": kernels.TILE_WORDS, "LANES": kernels.LANES}
+            fixed = {"PACK": pack, "TILE": kernels.TILE_WORDS, "STEP_UNITS": kernels.STEP_UNITS}
             fixed |= {"MASTERS": bool(masters), "ALIGNED": bool(aligned)}
             names = kernel.arg_names
             source = ASTSource(

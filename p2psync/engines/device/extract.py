@@ -1,12 +1,13 @@
-"""Extraction on a device: what `delta.extract` finds on a CPU, found where the weights are.
+"""Extraction on a device: finds on the device what `delta.extract` finds on a CPU.
 
-Blocks of the codec's grid are looked at in groups of bounded bytes. While the device looks at group g + 1, the finds of
-group g cross to pinned memory, and those of group g − 1 are handed over. The host waits once a group: then the counts
-of group g and the finds of group g − 1 are there. Beside the two versions the device holds two rooms, whatever the
-model's size; finds cross by 8 bytes a changed bf16 unit, 4 % of one copy of the model at 1 %.
+Blocks are scanned in groups of bounded bytes, as a pipeline. While the device scans group g + 1, the changes of group g
+are copied to pinned memory, and the host hands over those of group g − 1. The host waits once for each group; then the
+counts of group g and the changes of group g − 1 are there. Besides the two versions, the device holds two scratch
+buffers, whatever the model's size. A changed bf16 unit takes 8 bytes of the copy to the host: 4 % of the model's size
+at 1 %.
 
-A room is sized for the density that is expected, and groups for what fits at the density seen so far. A group that
-finds more than its room holds was counted exactly all the same: it is done again in parts that fit, one after another.
+The size of a group follows from the density seen so far. The counts of a group are exact even if its changes do not fit
+into the buffers; such a group is extracted again in parts that fit.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ from p2psync.engines.device.buffers import (
 )
 from p2psync.engines.device.finder import BlockGroup, BlockRun, ChangeFinder, TorchFinder, VersionPair, nan_bits
 
-#: Bytes of one version in a group, and of one that is streamed from the host, which needs staging of that size twice.
+#: Bytes of one version in a group; and in a group that is streamed from the host, which takes two buffers of that size.
 GROUP_BYTES, STREAMED_BYTES = 128 << 20, 32 << 20
-#: Bytes of finds in a room: 6 % of the bf16 units of a group. First steps of training reach 4 %.
+#: Bytes of changes in one set of buffers: 6 % of the bf16 units of a group. First steps of training reach 4 %.
 BUFFER_BYTES = 32 << 20
 _MAX_RUNS = 1 << 17
-#: The density expected before anything was seen, the least that is reckoned with, and the reserve over what was seen.
-_FIRST_DENSITY, _LEAST_DENSITY, _RESERVE = 0.045, 0.005, 1.25
+#: The expected density of the first group, the smallest expected one, and the margin over the density seen.
+_FIRST_DENSITY, _MIN_DENSITY, _DENSITY_MARGIN = 0.045, 0.005, 1.25
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
-    """A group under way. looked: its counts are on the host. fetched: so are its finds."""
+class _GroupInFlight:
+    """A group in the pipeline. scanned: its counts are on the host. fetched: its changes are."""
 
     group: BlockGroup
     tiles: int
-    room: ExtractionBuffers
-    looked: StreamEvent
+    buffers: ExtractionBuffers
+    scanned: StreamEvent
     fetched: StreamEvent = NO_EVENT
     runs: NDArray[np.int32] | None = None
 
@@ -58,7 +59,7 @@ class _Flight:
 
 
 class DeviceExtraction:
-    """Extraction on one device. Keeps its rooms between calls; one call at a time."""
+    """Extraction on one device. Keeps its buffers between calls; one call at a time."""
 
     def __init__(
         self,
@@ -70,41 +71,43 @@ class DeviceExtraction:
         streamed_bytes: int = STREAMED_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        """finder: by default Triton's on CUDA where it is installed, else torch's. Raises `FormatError` for a block
-        size that there is not."""
+        """block_units: units of a block. finder: by default Triton's on CUDA where it is installed, else torch's.
+        group_bytes, streamed_bytes, buffer_bytes: see the constants. Raises `FormatError` for an invalid block size.
+        """
         check_block_units(block_units)
         self.device, self._block_units = device, block_units
         self._finder = finder or best_finder(device)
         self._group_bytes, self._streamed_bytes = group_bytes, streamed_bytes
-        # Whatever a block holds, all of it changed must fit.
+        # One block must fit even if all of it changed.
         most = max((block_span(width, block_units) + 16) * entry_bytes(width) for width in (1, 2, 4, 8))
         self._buffer_bytes = max(buffer_bytes, most)
-        self._rooms: list[ExtractionBuffers] = []
+        self._buffer_sets: list[ExtractionBuffers] = []
         self._density = _FIRST_DENSITY
-        #: How often the host waited for the device, and how often a group had to be done in parts, since the start.
+        #: How often the host waited for the device, and how often a group was extracted again in parts, since the
+        #: start.
         self.waits = self.redone = 0
 
     def extract(self, pairs: Iterable[VersionPair]) -> Iterator[Found]:
-        """Every changed block of the pairs, in their order; on this device (`old` may be on the host).
+        """Yields every changed block of the pairs, in order. They are on this device; `old` may be on the host.
 
-        Neither version may change until the iterator's end.
+        Neither version may change until the iterator ends.
         """
-        lanes, rooms, groups = ExtractionStreams(self.device), self._two_rooms(), self._groups(pairs)
+        streams, buffer_sets, groups = ExtractionStreams(self.device), self._two_buffer_sets(), self._groups(pairs)
         last: list[StreamEvent] = [NO_EVENT, NO_EVENT]
-        before: _Flight | None = None
+        before: _GroupInFlight | None = None
         turn = 0
-        flight = self._launch(lanes, next(groups, None), rooms[0], NO_EVENT)
+        flight = self._launch(streams, next(groups, None), buffer_sets[0], NO_EVENT)
         while flight is not None:
             turn ^= 1
-            following = self._launch(lanes, next(groups, None), rooms[turn], last[turn])
-            self._learn(flight)
+            following = self._launch(streams, next(groups, None), buffer_sets[turn], last[turn])
+            self._await_counts(flight)
             if before is not None:
                 yield from _found(before)
                 before = None
-            if flight.total > flight.room.entries(flight.group.width):
-                yield from self._in_parts(lanes, flight)
+            if flight.total > flight.buffers.entries(flight.group.width):
+                yield from self._redo_in_parts(streams, flight)
             else:
-                self._fetch(lanes, flight, following)
+                self._fetch(streams, flight, following)
                 last[turn ^ 1] = flight.fetched
                 before = flight
             flight = following
@@ -113,28 +116,28 @@ class DeviceExtraction:
             yield from _found(before)
 
     def count(self, pairs: Iterable[VersionPair]) -> int:
-        """How many units differ: with Triton all that the device does for `extract`, and none of what the host does."""
-        lanes, rooms, groups = ExtractionStreams(self.device), self._two_rooms(), self._groups(pairs)
+        """Returns how many units differ. With Triton the device does all the work of `extract`, and the host none."""
+        streams, buffer_sets, groups = ExtractionStreams(self.device), self._two_buffer_sets(), self._groups(pairs)
         total = turn = 0
-        flight = self._launch(lanes, next(groups, None), rooms[0], NO_EVENT)
+        flight = self._launch(streams, next(groups, None), buffer_sets[0], NO_EVENT)
         while flight is not None:
             turn ^= 1
-            following = self._launch(lanes, next(groups, None), rooms[turn], NO_EVENT)
-            self._learn(flight)
+            following = self._launch(streams, next(groups, None), buffer_sets[turn], NO_EVENT)
+            self._await_counts(flight)
             total += flight.total
             flight = following
         return total
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _two_rooms(self) -> list[ExtractionBuffers]:
-        self._rooms = self._rooms or [
+    def _two_buffer_sets(self) -> list[ExtractionBuffers]:
+        self._buffer_sets = self._buffer_sets or [
             ExtractionBuffers(self.device, self._buffer_bytes, _MAX_RUNS, MAX_GROUP_BLOCKS) for _ in range(2)
         ]
-        return self._rooms
+        return self._buffer_sets
 
     def _groups(self, pairs: Iterable[VersionPair]) -> Iterator[Sequence[BlockRun]]:
-        """Runs of blocks of one kind, as large as bytes, room and density allow when they are asked for."""
+        """Yields groups of blocks of one kind, as large as bytes, buffers and the density seen so far allow."""
         group: list[BlockRun] = []
         units = blocks = 0
         kind = None
@@ -155,9 +158,9 @@ class DeviceExtraction:
             yield group
 
     def _limits(self, pair: VersionPair) -> tuple[int, int]:
-        """Most units and most blocks of a group of this kind."""
+        """Returns the maximum units and blocks of a group of this kind."""
         width = pair.spec.width
-        density = max(_LEAST_DENSITY, _RESERVE * self._density)
+        density = max(_MIN_DENSITY, _DENSITY_MARGIN * self._density)
         units = min(
             (self._streamed_bytes if pair.streamed else self._group_bytes) // width,
             self._finder.max_units(pair),
@@ -169,64 +172,68 @@ class DeviceExtraction:
         return self._finder.tiles(block_span(pair.spec.width, self._block_units), pair)
 
     def _launch(
-        self, lanes: ExtractionStreams, pieces: Sequence[BlockRun] | None, room: ExtractionBuffers, free: StreamEvent
-    ) -> _Flight | None:
-        """Have a group looked at, in a room whose last finds are on the host at `free`."""
-        if pieces is None:
+        self,
+        streams: ExtractionStreams,
+        block_runs: Sequence[BlockRun] | None,
+        buffers: ExtractionBuffers,
+        free: StreamEvent,
+    ) -> _GroupInFlight | None:
+        """Starts the scan of a group into buffers whose last changes are on the host at the event `free`."""
+        if block_runs is None:
             return None
-        streamed = pieces[0].pair.streamed
-        with lanes.upload():
-            free.hold()
-            olds = _upload(pieces, room) if streamed else [piece.old() for piece in pieces]
-            uploaded = lanes.mark() if streamed else NO_EVENT
-        group = BlockGroup(pieces, olds)
-        tiles = self._tiles(pieces[0].pair)
+        streamed = block_runs[0].pair.streamed
+        with streams.upload():
+            free.block_stream()
+            olds = _upload(block_runs, buffers) if streamed else [run.old() for run in block_runs]
+            uploaded = streams.record() if streamed else NO_EVENT
+        group = BlockGroup(block_runs, olds)
+        tiles = self._tiles(block_runs[0].pair)
         rows = tiles * group.blocks
-        with lanes.compute(), torch.inference_mode():
-            uploaded.hold()
-            free.hold()
-            self._finder.look(group, room, tiles)
-            room.host_runs[:rows].copy_(room.runs[:rows], non_blocking=True)
-            return _Flight(group, tiles, room, lanes.mark())
+        with streams.compute(), torch.inference_mode():
+            uploaded.block_stream()
+            free.block_stream()
+            self._finder.scan(group, buffers, tiles)
+            buffers.host_runs[:rows].copy_(buffers.runs[:rows], non_blocking=True)
+            return _GroupInFlight(group, tiles, buffers, streams.record())
 
-    def _learn(self, flight: _Flight) -> None:
-        """Wait for the counts of a group (and for the finds of the one before), and reckon with its density."""
-        self._wait(flight.looked)
-        flight.runs = flight.room.host_runs[: flight.tiles * flight.group.blocks].numpy().copy()
+    def _await_counts(self, flight: _GroupInFlight) -> None:
+        """Waits for the counts of a group (and the changes of the one before), and updates the density."""
+        self._wait(flight.scanned)
+        flight.runs = flight.buffers.host_runs[: flight.tiles * flight.group.blocks].numpy().copy()
         seen = flight.total / max(1, flight.group.units)
         self._density = max(seen, (self._density + seen) / 2)
 
-    def _fetch(self, lanes: ExtractionStreams, flight: _Flight, following: _Flight | None) -> None:
-        """Bring a group's finds to the host; what is waited for next is this and the counts of the following group."""
+    def _fetch(self, streams: ExtractionStreams, flight: _GroupInFlight, following: _GroupInFlight | None) -> None:
+        """Copies a group's changes to the host; the next wait covers this copy and the following group's counts."""
         assert flight.runs is not None
-        with lanes.compute(), torch.inference_mode():
-            self._finder.gather(flight.group, flight.room, flight.runs)
-            gathered = lanes.mark()
-        # Triton's finds were all there with the counts: the copy need not wait for the group that is under way.
-        gathered = flight.looked if self._finder_writes else gathered
+        with streams.compute(), torch.inference_mode():
+            self._finder.collect(flight.group, flight.buffers, flight.runs)
+            gathered = streams.record()
+        # Triton wrote the changes with the counts: the copy need not wait for the group that is being scanned.
+        gathered = flight.scanned if self._scan_writes else gathered
         width, total = flight.group.width, flight.total
-        with lanes.copy(), torch.inference_mode():
-            gathered.hold()
-            for theirs, ours in zip(flight.room.arrays(width), flight.room.arrays(width, host=True), strict=True):
+        with streams.copy(), torch.inference_mode():
+            gathered.block_stream()
+            for theirs, ours in zip(flight.buffers.arrays(width), flight.buffers.arrays(width, host=True), strict=True):
                 ours[:total].copy_(theirs[:total], non_blocking=True)
-            flight.fetched = lanes.mark()
+            flight.fetched = streams.record()
             if following is not None:
-                following.looked.hold()
-                following.looked = lanes.mark()
+                following.scanned.block_stream()
+                following.scanned = streams.record()
 
-    def _in_parts(self, lanes: ExtractionStreams, flight: _Flight) -> Iterator[Found]:
-        """Do a group again whose finds are more than its room holds, in parts that are known to fit."""
+    def _redo_in_parts(self, streams: ExtractionStreams, flight: _GroupInFlight) -> Iterator[Found]:
+        """Extracts a group whose changes do not fit into its buffers again, in parts that fit."""
         assert flight.runs is not None
         self.redone += 1
         counts = flight.runs[:, 1].reshape(-1, flight.tiles).sum(axis=1, dtype=np.int64)
-        room, total, part = flight.room.entries(flight.group.width), 0, list[BlockRun]()
-        blocks = [block for piece in flight.group.pieces for block in piece.cut()]
-        for block, count in [*zip(blocks, counts.tolist(), strict=True), (None, room + 1)]:
-            if part and total + count > room:
-                again = self._launch(lanes, part, flight.room, NO_EVENT)
+        buffers, total, part = flight.buffers.entries(flight.group.width), 0, list[BlockRun]()
+        blocks = [block for run in flight.group.block_runs for block in run.cut()]
+        for block, count in [*zip(blocks, counts.tolist(), strict=True), (None, buffers + 1)]:
+            if part and total + count > buffers:
+                again = self._launch(streams, part, flight.buffers, NO_EVENT)
                 assert again is not None
-                self._learn(again)
-                self._fetch(lanes, again, None)
+                self._await_counts(again)
+                self._fetch(streams, again, None)
                 self._wait(again.fetched)
                 yield from _found(again)
                 part, total = [], 0
@@ -234,17 +241,17 @@ class DeviceExtraction:
                 part.append(block)
                 total += count
 
-    def _wait(self, mark: StreamEvent) -> None:
+    def _wait(self, event: StreamEvent) -> None:
         self.waits += 1
-        mark.wait()
+        event.wait()
 
     @property
-    def _finder_writes(self) -> bool:
+    def _scan_writes(self) -> bool:
         return not isinstance(self._finder, TorchFinder)
 
 
 def best_finder(device: torch.device) -> ChangeFinder:
-    """Triton's on CUDA, where Triton is installed; else torch's."""
+    """Returns Triton's finder on CUDA, where Triton is installed; else torch's."""
     nan = nan_bits(device)
     if device.type == "cuda":
         try:
@@ -255,14 +262,14 @@ def best_finder(device: torch.device) -> ChangeFinder:
     return TorchFinder(nan)
 
 
-def _upload(pieces: Sequence[BlockRun], room: ExtractionBuffers) -> list[torch.Tensor]:
-    """The old bits of the pieces on the device: through pinned memory, side by side."""
-    sizes = [-(-piece.count * piece.pair.spec.width // 16) * 16 for piece in pieces]
-    device, pinned = room.staged(sum(sizes))
+def _upload(block_runs: Sequence[BlockRun], buffers: ExtractionBuffers) -> list[torch.Tensor]:
+    """Copies the old bits of block runs to the device, through pinned memory; returns them in order."""
+    sizes = [-(-run.count * run.pair.spec.width // 16) * 16 for run in block_runs]
+    device, pinned = buffers.upload_buffers(sum(sizes))
     olds, at = [], 0
-    for piece, size in zip(pieces, sizes, strict=True):
-        old = piece.old()
-        here = slice(at, at + piece.count * piece.pair.spec.width)
+    for run, size in zip(block_runs, sizes, strict=True):
+        old = run.old()
+        here = slice(at, at + run.count * run.pair.spec.width)
         pinned[here].view(old.dtype).copy_(old)
         olds.append(device[here].view(old.dtype))
         at += size
@@ -270,17 +277,17 @@ def _upload(pieces: Sequence[BlockRun], room: ExtractionBuffers) -> list[torch.T
     return olds
 
 
-def _found(flight: _Flight) -> Iterator[Found]:
-    """The blocks of a group whose finds are on the host."""
+def _found(flight: _GroupInFlight) -> Iterator[Found]:
+    """Yields the changed blocks of a group whose changes are on the host."""
     assert flight.runs is not None
     width, total = flight.group.width, flight.total
     positions, olds, steps = (
-        array[:total].numpy().view(f"<u{array.element_size()}") for array in flight.room.arrays(width, host=True)
+        array[:total].numpy().view(f"<u{array.element_size()}") for array in flight.buffers.arrays(width, host=True)
     )
     ordered = order_runs(flight.runs, positions, olds, steps)
     ends = flight.runs[:, 1].reshape(-1, flight.tiles).sum(axis=1, dtype=np.int64).cumsum()
     begin = 0
-    blocks = (block for piece in flight.group.pieces for block in piece.cut())
+    blocks = (block for run in flight.group.block_runs for block in run.cut())
     for block, end in zip(blocks, ends.tolist(), strict=True):
         found = found_block(block.pair.row, block.start, block.count, *(array[begin:end] for array in ordered))
         begin = end

@@ -84,7 +84,7 @@ class ModuleTable:
         entries = [entry for entry in self.entries.values() if entry.owner is None and entry.local.device.type == "cpu"]
         views = [(entry.key, entry.view.start, entry.view.stop) for entry in entries if entry.view is not None]
         if (key := first_unwritable(views)) is not None:
-            raise ModuleError(f"{key}: its memory is mapped for reading with_names: replace it with .clone()")
+            raise ModuleError(f"{key}: its memory is mapped for reading only: replace it with .clone()")
 
     def check_in_place(self) -> None:
         """Raises `ModuleError` if the module reads other memory now. O(tensors), reads no bits."""
