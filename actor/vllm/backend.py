@@ -107,8 +107,8 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         self._temporary: str | None = None
         self._path = check_supported(vllm_config)
         self._ranks = Ranks(self._rank(), vllm_config.parallel_config.world_size)
-        self._bell = CommitNotifier()
-        self._handoff = CommitHandoff(self._bell.ring)
+        self._notifier = CommitNotifier()
+        self._handoff = CommitHandoff(self._notifier.notify)
         check_not_emptied(model)
         registered = RegisteredTensors(model)
         parameters = registered.distinct_tensors()
@@ -116,7 +116,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             specs = [spec for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
             live = learn_live_map(registered.load, parameters, specs, checkpoint.units)
             registered.check_untouched()
-            dropped = check_whole(self._ranks.maps(live))
+            dropped = check_whole(self._ranks.gather_maps(live))
             derived = DerivedTensors(model, [parameters[live.parameters[number]] for number in live.used()])
             self._ranks.writer = RankWriter(live, list(parameters.values()), derived=derived)
             self._engine = self._engine_of(checkpoint, specs, dropped) if self._ranks.rank == 0 else None
@@ -161,7 +161,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
                 _made(lambda: ActorNode(config, lambda _: engine, local_digest=digest, on_event=self._hear))
             )
             loop.call(self._node.start())
-            loop.call(self._bell.open())
+            loop.call(self._notifier.open())
         except BaseException:
             self._node = None
             loop.close()
@@ -185,7 +185,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             raise EngineError(self._refused)
         deadline = time.monotonic() + update_info.wait
         while True:
-            decision = self._ranks.decided(self._decide(update_info.version, deadline))
+            decision = self._ranks.broadcast_decision(self._decide(update_info.version, deadline))
             if decision == _DONE:
                 return
             if decision == _LATE:
@@ -206,7 +206,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             "digest": position.digest.hex() if position is not None else "",
             "commits": self._commits,
             "staged": self._handoff.version,
-            "bell": self._bell.address,
+            "bell": self._notifier.address,
             "prefix_caching": bool(self.vllm_config.cache_config.enable_prefix_caching),
             "external_cache": self.vllm_config.kv_transfer_config is not None,
             "trouble": self._trouble,
@@ -228,7 +228,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         """Leave the swarm; the weights stay as they are. Again: no effect."""
         if self._node is not None and self._loop is not None:
             self._handoff.close()
-            self._loop.call(self._bell.close())
+            self._loop.call(self._notifier.close())
             self._loop.call(self._node.stop())
             self._loop.close()
             self._node = self._loop = None
@@ -265,7 +265,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             self.refuse(str(error))
             raise
         # What one rank's part of the weights made reaches the caches of all.
-        if self._ranks.any(nonfinite > 0):
+        if self._ranks.is_true_anywhere(nonfinite > 0):
             layers = self.vllm_config.compilation_config.static_forward_context.values()
             caches = [getattr(layer, "kv_cache", None) for layer in layers]
             cleared = clear_nonfinite(caches, self.vllm_config.cache_config.cache_dtype)
@@ -280,7 +280,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         if self._refused:
             return
         self._refused = reason
-        self._bell.ring()
+        self._notifier.notify()
         logger.error("p2psync: %s; nothing is served from these weights any more", reason)
 
         def never(*args: object) -> None:

@@ -64,12 +64,12 @@ class Engine:
 
 
 async def test_what_is_staged_is_committed_in_a_pause_without_stale_prefixes() -> None:
-    engine, swaps = Engine(staged=1), list[ConductedCommit]()
-    conductor = Conductor(engine, on_commit=swaps.append)
-    swap = await conductor.step()
-    assert swap is not None
-    assert (swap.version, swap.changed, swap.write_seconds) == (1, 3, 0.5)
-    assert swaps == [swap]
+    engine, commits = Engine(staged=1), list[ConductedCommit]()
+    conductor = Conductor(engine, on_commit=commits.append)
+    commit = await conductor.step()
+    assert commit is not None
+    assert (commit.version, commit.changed, commit.write_seconds) == (1, 3, 0.5)
+    assert commits == [commit]
     assert (engine.version, engine.paused, engine.cleared, engine.said) == (1, False, 1, 1)
     assert await conductor.step() is None
     assert engine.cleared == 1

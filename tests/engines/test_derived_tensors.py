@@ -126,12 +126,12 @@ def test_a_converted_parameter_in_its_place_is_made_again_with_each_commit(model
         convert()
         found.check()
     assert found.copies == [".layers.0.impl.sinks", ".layers.1.impl.sinks"]
-    assert found.sound()
+    assert found.is_intact()
     with torch.no_grad():
         model.layers[1].sinks.add_(1.0)
-    assert not found.sound()
+    assert not found.is_intact()
     found.refresh()
-    assert found.sound()
+    assert found.is_intact()
     assert torch.equal(model.layers[1].impl.sinks, model.layers[1].sinks.float())
 
 
@@ -156,7 +156,9 @@ def test_a_model_that_was_not_watched_while_it_was_loaded_is_refused() -> None:
 
 def test_objects_that_were_not_touched_are_not_looked_at_again(model: Model) -> None:
     graph = ObjectGraph(model)
-    assert graph.news() == []
+    assert graph.new_leaves() == []
     model.layers[0].impl.extra = torch.ones(1)
-    assert [leaf.path for leaf in graph.news() if isinstance(leaf.value, torch.Tensor)][-1] == ".layers.0.impl.extra"
-    assert graph.news() == []
+    assert [leaf.path for leaf in graph.new_leaves() if isinstance(leaf.value, torch.Tensor)][
+        -1
+    ] == ".layers.0.impl.extra"
+    assert graph.new_leaves() == []

@@ -42,7 +42,7 @@ def test_every_live_unit_is_known_on_every_rank_and_none_is_changed(size: int, g
             assert same_bits(tensor, before[name])
         assert decode(encode(live)) == live
         writer, found = RankWriter(live, list(parameters(model).values())), parameters(model)
-        assert writer.sound()
+        assert writer.is_intact()
         assert sum(len(held) for held in live.held) <= 2 * len(live.tensors)
         known = sum(h.piece.units for held in live.held for h in held)
         assert known + live.constant == sum(t.numel() for n, t in found.items() if n != "table")
@@ -155,11 +155,11 @@ def test_a_parameter_that_widens_the_checkpoints_bits_is_written_as_its_loader_w
     fresh.norm, fresh.o = (torch.nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in (model.norm, model.o))
     load(fresh, trained)
     assert all(same_bits(tensor, parameters(fresh)[name]) for name, tensor in parameters(model).items())
-    assert writer.sound()
+    assert writer.is_intact()
     assert writer.nonfinite > 0
     writer.undo()
-    writer.drop()
-    assert writer.sound()
+    writer.discard()
+    assert writer.is_intact()
     assert writer.nonfinite == 0
     for number, spec in enumerate(writer.tensors):
         if spec.name != "head":
@@ -186,7 +186,7 @@ def test_of_tensors_loaded_to_the_same_units_one_is_left_out(group_units: int) -
         model.load_weights, parameters(model), specs_of(version), version.__getitem__, group_units=group_units
     )
     assert [spec.name for spec in check_whole([live])] == ["embed"]
-    assert RankWriter(live, list(parameters(model).values())).sound()
+    assert RankWriter(live, list(parameters(model).values())).is_intact()
 
 
 def test_a_loader_that_names_nothing_is_watched_everywhere() -> None:

@@ -37,7 +37,7 @@ def rank_main(rank: int, port: int, pipe: Connection) -> None:
     ranks = Ranks(rank, SIZE)
     live = learned(model, version)
     ranks.writer = RankWriter(live, list(parameters(model).values()))
-    maps = ranks.maps(live)
+    maps = ranks.gather_maps(live)
     troubles: list[str] = []
     thread = ranks.follow(troubles.append) if rank else None
 
@@ -51,12 +51,12 @@ def rank_main(rank: int, port: int, pipe: Connection) -> None:
         "dropped": lambda: [spec.name for spec in check_whole(maps)],
         "prepare": lambda: prepare(ranks, version),
         "write": ranks.write,
-        "decide": lambda: ranks.decided(7 if rank == 0 else 0),
+        "decide": lambda: ranks.broadcast_decision(7 if rank == 0 else 0),
         "old": unchanged,
         "break": lambda: ranks.writer._writes.append(failing(lambda: None)),
         "lose": lambda: setattr(ranks.writer, "write", lambda: 1 / 0),
         "damage": lambda: parameters(model)["norm"].view(torch.int16).bitwise_xor_(1),
-        "sound": ranks.sound,
+        "sound": ranks.is_intact,
         "troubles": lambda: troubles,
         "any": lambda: (ranks.any(rank == 1), ranks.any(False)),
         "stop": ranks.stop,

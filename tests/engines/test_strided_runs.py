@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2psync.engines.vllm.strided_runs import StridedPiece, count_missing, find_runs, group_runs, parts, probe_digits
+from p2psync.engines.vllm.strided_runs import (
+    StridedPiece,
+    count_missing,
+    find_runs,
+    group_runs,
+    intersect,
+    probe_digits,
+)
 
 NOWHERE = -1
 
@@ -107,7 +114,7 @@ def test_a_block_goes_where_the_numbers_say(
         expected[live == unit] = value
     written = np.zeros(live.size, np.int64)
     for piece in found:
-        for part in parts(piece, start, count, positions):
+        for part in intersect(piece, start, count, positions):
             window = written[part.start : part.start + part.count]
             assert window.size == part.count
             if part.positions is None:

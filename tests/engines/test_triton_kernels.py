@@ -150,7 +150,7 @@ def test_units_are_gathered_and_written_by_one_launch_for_many_blocks() -> None:
             UnitSelection(other, 3, 10, few[:0]),
             UnitSelection(other, 7, 6000, few[:1]),
         ]
-        group = unit_transfer._group(places)
+        group = unit_transfer._make_group(places)
         found, expected = (torch.empty(group.entries, dtype=dtype) for _ in range(2))
         device_scatter.gather_group(group, found)()
         unit_transfer.torch_gather(group, expected)()

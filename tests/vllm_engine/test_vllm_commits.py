@@ -18,14 +18,14 @@ COMMITS = 20
 @pytest.mark.parametrize("name", ["qwen3", "llama", "qwen2"])
 async def test_after_each_commit_under_load_an_engine_is_a_fresh_load(tmp_path: Path, name: str, tp: int) -> None:
     steps = [save(name, tmp_path / "0")]
-    swaps: list[ConductedCommit] = []
+    commits: list[ConductedCommit] = []
     with trainer(tmp_path / "run") as source:
         source.publish(steps[0])
         async with engine(steps[0], tp) as llm, engine(steps[0], tp) as fresh:
             from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
             await llm.init_weight_transfer_engine(WeightTransferInitRequest(source.join()))
-            async with conducted(llm, on_commit=swaps.append):
+            async with conducted(llm, on_commit=commits.append):
                 await reached(llm, 0)
                 assert await checksums(llm) == await checksums(fresh), "a map was learned, and nothing was changed"
                 for number in range(1, COMMITS + 1):
@@ -44,4 +44,4 @@ async def test_after_each_commit_under_load_an_engine_is_a_fresh_load(tmp_path: 
                     # NaN rows of a tied embedding leave no logits that could be compared.
                     assert wild or await greedy(llm, PROMPT) == await greedy(fresh, PROMPT)
                     assert await llm.get_weight_version() == str(version)
-    assert [swap.version for swap in swaps] == list(range(1, COMMITS + 1))
+    assert [commit.version for commit in commits] == list(range(1, COMMITS + 1))

@@ -1,13 +1,13 @@
-"""Learning the live map from a model's own loader, by loading tensors that say where they come from.
+"""Learns the live map from a model's own loader, by loading tensors whose units encode where they come from.
 
-Theory of operation. Every unit of a group of checkpoint tensors gets a number. The numbers' digits, as wide as a unit,
-are loaded in place of the weights, lowest first: after the first pass a live unit holds the lowest digit of whatever
-unit the loader copied there. In a second pass all bits of that digit are inverted. A unit that was copied has inverted
-bits then; one that the loader does not write, or fills with a constant, is the same as before; anything else was
-computed, and such a loader is refused. Further passes bring the higher digits. No architecture is known here.
+Theory of operation. Every unit of a group of checkpoint tensors gets a number. The digits of the numbers, as wide as a
+unit, are loaded in place of the weights, lowest digit first. After the first pass a live unit holds the lowest digit of
+the unit that the loader copied there. A second pass loads that digit with all bits inverted. Then a copied unit has
+inverted bits; a unit that the loader does not write, or fills with a constant, is unchanged; any other unit was
+computed, and such a loader is refused. Further passes load the higher digits. This needs no knowledge of architectures.
 
-Loaders may be called for a part of the tensors at a time, as vLLM's own updates do, so memory beside the model is one
-copy of its live bits, for putting them back, and some groups.
+A loader may be called for a part of the tensors at a time, as vLLM's own updates do. So the memory besides the model is
+one copy of its live bits, to restore them, and some groups.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from p2psync.engines.vllm.strided_runs import (
 )
 from p2psync.errors import EngineError
 
-#: Units whose place is asked for at a time; a larger tensor is a group by itself.
+#: Units that are probed at a time; a larger tensor is a group by itself.
 GROUP_UNITS = 1 << 25
 
 _ADVICE = "load the model without quantisation, and in the checkpoint's dtype"
 
-#: Conversions that keep all bits beside constant ones: a little-endian F32 that holds a BF16 is 16 bits of 0 and those.
+#: Conversions that keep all bits and add constant ones: a little-endian F32 of a BF16 is 16 zero bits and its bits.
 WIDENED = {(torch.bfloat16, torch.float32)}
 
-#: A model's loader: takes named tensors, and names the parameters that it wrote (None: it does not tell).
+#: A model's loader: takes named tensors and returns the names of the parameters that it wrote, or None.
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Iterable[str] | None]
 
 
@@ -54,20 +54,19 @@ def learn_live_map(
     *,
     group_units: int = GROUP_UNITS,
 ) -> LiveMap:
-    """Learn where `load` puts each of `tensors` in `parameters`; these hold the same bits afterwards as before.
+    """Learns where `load` puts each of `tensors` in `parameters`, and restores the parameters' bits.
 
-    parameters: everything that the loader may write, contiguous, by the names that it gives; of parameters that share
-    memory one.
-    tensors: TENSOR specs, sorted. weights: their bits, which the parameters hold now. Raises `EngineError` where the
-    loader does anything but copy units: casts, scales, computes; where it is silent about what it writes; where a live
-    unit does not hold the bits that the map says.
+    parameters: everything that the loader may write, contiguous, by the names that it returns; of parameters that share
+    memory, one. tensors: TENSOR specs, sorted. weights: returns their bits, which the parameters hold now. group_units:
+    units that are probed at a time. Raises `EngineError` where the loader does anything but copy units (cast, scale,
+    compute), where it writes a parameter that it does not name, and where a live unit does not hold the mapped bits.
     """
     kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     found: dict[str, list[tuple[int, StridedPiece]]] = {name: [] for name in parameters}
     try:
         for group in _groups(tensors, group_units):
             for name, pieces in _learn_group(load, parameters, tensors, group):
-                found[name] = _after(name, found[name], pieces)
+                found[name] = _merge_pieces(name, found[name], pieces)
         constant = _check_untouched(parameters, kept, found, tensors)
     finally:
         with torch.no_grad():
@@ -82,7 +81,7 @@ def learn_live_map(
 
 
 def _groups(tensors: Sequence[TensorSpec], most: int) -> Iterator[list[int]]:
-    """Consecutive tensors of one width, by number, of about `most` units together."""
+    """Yields consecutive tensors of one width, by number, of about `most` units together."""
     group: list[int] = []
     units = 0
     for number, spec in enumerate(tensors):
@@ -101,15 +100,15 @@ def _learn_group(
     specs = [tensors[number] for number in group]
     firsts = np.cumsum([0, *(spec.count + 1 for spec in specs)])
     passes = max(1, -(-int(firsts[-1]).bit_length() // (8 * specs[0].width)))
-    names = _pass(load, specs, firsts, 0, inverted=False)
+    names = _load_digit(load, specs, firsts, 0, inverted=False)
     touched = list(parameters) if names is None else [name for name in parameters if name in names]
     lowest = {name: units_of_width(parameters[name], specs[0]).copy() for name in touched}
-    if _pass(load, specs, firsts, 0, inverted=True) != names:
+    if _load_digit(load, specs, firsts, 0, inverted=True) != names:
         raise EngineError("the model's loader does not write the same parameters each time")
     inverted = {name: units_of_width(parameters[name], specs[0]).copy() for name in touched}
     higher = {name: np.empty((passes - 1, units.size), units.dtype) for name, units in lowest.items()}
     for digit in range(1, passes):
-        _pass(load, specs, firsts, digit, inverted=False)
+        _load_digit(load, specs, firsts, digit, inverted=False)
         for name in touched:
             higher[name][digit - 1] = units_of_width(parameters[name], specs[0])
     for name in touched:
@@ -122,10 +121,10 @@ def _learn_group(
         yield name, [(group[tensor], piece) for tensor, piece in pieces]
 
 
-def _pass(
+def _load_digit(
     load: LoadWeights, specs: Sequence[TensorSpec], firsts: NDArray[np.int64], digit: int, *, inverted: bool
 ) -> set[str] | None:
-    """Load one digit of all numbers of a group."""
+    """Loads one digit of all numbers of a group; returns the names of the written parameters."""
 
     def probes() -> Iterator[tuple[str, torch.Tensor]]:
         for spec, first in zip(specs, firsts.tolist(), strict=False):
@@ -146,15 +145,17 @@ def _pass(
 
 
 def units_to_tensor(spec: TensorSpec, units: Units) -> torch.Tensor:
-    """A tensor of the spec's dtype and shape over these bits, without a copy."""
+    """Returns a tensor of the spec's dtype and shape over these bits, without a copy."""
     return torch.from_numpy(units.view(f"<i{spec.width}")).view(torch_dtype(spec)).reshape(spec.shape)
 
 
-def _after(
+def _merge_pieces(
     name: str, before: Sequence[tuple[int, StridedPiece]], pieces: list[tuple[int, StridedPiece]]
 ) -> list[tuple[int, StridedPiece]]:
-    """The pieces of a parameter after another group was loaded, which may lie where one before it did: of tensors that
-    are tied in the model, the last one to be loaded counts, and the others are left out."""
+    """Returns the pieces of a parameter after another group was loaded.
+
+    Pieces of tied tensors may cover the same units: the one that was loaded last stays.
+    """
     if not before or not pieces:
         return [*before, *pieces]
     try:
@@ -164,7 +165,7 @@ def _after(
 
 
 def units_of_width(parameter: torch.Tensor, spec: TensorSpec | None) -> Units:
-    """A parameter's bits as units of a tensor's width, if it is wider than that; else (and for None) as its own."""
+    """Returns a parameter's bits in units of a tensor's width, if that is narrower; else (and for None) in its own."""
     units = host_units(parameter)
     return units.view(spec.unit) if spec is not None and units.itemsize > spec.width else units
 
@@ -191,7 +192,7 @@ def _check_untouched(
     found: Mapping[str, list[tuple[int, StridedPiece]]],
     tensors: Sequence[TensorSpec],
 ) -> int:
-    """Live units that no tensor determines, of parameters that one does. They must be as they were before."""
+    """Counts live units that no tensor determines, in mapped parameters. Raises `EngineError` if one has changed."""
     constant = 0
     for name, parameter in parameters.items():
         narrowest = min((tensors[tensor] for tensor, _ in found[name]), key=lambda spec: spec.width, default=None)
@@ -208,7 +209,7 @@ def _check_untouched(
 
 
 def _check_bits(live: LiveMap, parameters: Mapping[str, torch.Tensor], weights: Callable[[TensorSpec], Units]) -> None:
-    """Every live unit holds the checkpoint's bits now, where the map says."""
+    """Raises `EngineError` unless every mapped live unit holds the checkpoint's bits."""
     for spec, held in zip(live.tensors, live.held, strict=True):
         if not held:
             continue
