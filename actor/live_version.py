@@ -1,4 +1,4 @@
-"""Which version is live, read where commits pass: at the gate, so that it is never that of a commit half way."""
+"""Reads the live version under the commit lock, so that it is never that of a commit half way."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from p2psync.protocol.versions import Position
 
 
 class LiveVersionReader(Protocol):
-    """What an engine holds, as whoever answers requests asks for it."""
+    """Reads the live version of an engine, for a server of rollout requests."""
 
     async def read(self) -> LiveReading:
-        """What is live, outside of any commit."""
+        """Returns the live version, outside of any commit."""
 
     def hold(self) -> AbstractAsyncContextManager[LiveReading]:
-        """Keep commits out meanwhile."""
+        """Keeps commits out within the context."""
 
 
 class LiveVersion:
-    """What an engine holds whose commits pass `commit_lock`."""
+    """The live version of an engine whose commits hold `commit_lock`."""
 
     def __init__(self, commit_lock: CommitLock, position: Callable[[], Position | None]) -> None:
         """position: of the engine; changed only inside `commit_lock.write_lock`."""
@@ -30,12 +30,12 @@ class LiveVersion:
         self._position = position
 
     async def read(self) -> LiveReading:
-        """What is live, after the commit at hand, if there is one."""
+        """Returns the live version, after a commit under way, if there is one."""
         async with self.hold() as reading:
             return reading
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[LiveReading]:
-        """Keep commits out meanwhile. Raises what the gate was ended with."""
+        """Keeps commits out within the context. Raises the error with which the lock was ended."""
         async with self._commit_lock.read_lock_async():
             yield LiveReading(position=self._position(), commits=self._commit_lock.commits)

@@ -246,7 +246,7 @@ class Subscriber:
         self._misfit = misfit
         assert self._loop is not None
         self._loop.soon(self._misfit_met.clear if misfit is None else self._misfit_met.set)
-        self._commit_lock.look()
+        self._commit_lock.recheck()
 
     def _is_ready(self) -> bool:
         if self.engine.position is None and self._misfit is not None:
@@ -255,7 +255,7 @@ class Subscriber:
 
     def _hear(self, event: Event) -> None:
         self._obstacle.hear(event)
-        self._commit_lock.look()
+        self._commit_lock.recheck()
         self._on_event(event)
 
 

@@ -1,7 +1,7 @@
-"""The backend in vLLM's API server (`vllm.endpoint_plugins`): the server conducts its own commits.
+"""The plugin in vLLM's API server (`vllm.endpoint_plugins`): the server conducts its own commits.
 
-vLLM loads such plugins only where VLLM_PLUGINS names them: VLLM_PLUGINS=p2psync. Without that, whoever trains conducts
-over vLLM's own routes (`p2psync.engines.vllm.conductor.HTTPControls`).
+vLLM loads it only if VLLM_PLUGINS names it: VLLM_PLUGINS=p2psync. Otherwise the trainer conducts over vLLM's own routes
+(`p2psync.engines.vllm.conductor.HTTPControls`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger("vllm.p2psync")
 
 
 class P2PSyncEndpoint:
-    """GET /p2psync/status, versions on requests, and a task that conducts."""
+    """Adds GET /p2psync/status, versions on requests, and a task that conducts."""
 
     name = NAME
     required_tasks = None
@@ -54,6 +54,6 @@ class P2PSyncEndpoint:
 async def _conduct(conductor: Conductor, commit_lock: CommitLock) -> None:
     try:
         await conductor.run()
-    except Exception as error:  # a task nobody waits for must say why it ended
+    except Exception as error:  # nobody awaits this task: log why it ended
         logger.error("p2psync: commits are no longer conducted: %s", error)
         commit_lock.end(EngineError(f"commits are no longer conducted: {error}"))

@@ -104,7 +104,7 @@ def test_who_waits_is_sent_away_at_the_end() -> None:
             refused.set()
 
     thread = started(wait)
-    commit_lock.look()
+    commit_lock.recheck()
     commit_lock.end(UsageError("closed"))
     assert refused.wait(LIMIT)
     thread.join(LIMIT)

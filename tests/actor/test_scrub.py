@@ -49,9 +49,9 @@ def scrubber(weights: object) -> Scrubber:
 
 async def test_sound_weights_are_sound_and_a_flipped_bit_is_not() -> None:
     weights = Weights()
-    assert await scrubber(weights).sound() is True
+    assert await scrubber(weights).scrub_once() is True
     weights.bits[SPECS[1]][7] ^= 1
-    assert await scrubber(weights).sound() is False
+    assert await scrubber(weights).scrub_once() is False
 
 
 async def test_nothing_is_said_of_no_version_or_one_that_moved_meanwhile() -> None:
@@ -65,9 +65,9 @@ async def test_nothing_is_said_of_no_version_or_one_that_moved_meanwhile() -> No
             weights.move(1)
         return call()
 
-    assert await Scrubber(weights, moving, 1.0, least_pause=0.0).sound() is None  # type: ignore[arg-type]
+    assert await Scrubber(weights, moving, 1.0, least_pause=0.0).scrub_once() is None  # type: ignore[arg-type]
     weights.position = None
-    assert await scrubber(weights).sound() is None
+    assert await scrubber(weights).scrub_once() is None
 
 
 async def test_bits_that_cannot_be_read_are_unsound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ async def test_bits_that_cannot_be_read_are_unsound(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(weights, "units", gone)
     monkeypatch.setattr(weights, "scrub", gone)
-    assert await scrubber(weights).sound() is False
+    assert await scrubber(weights).scrub_once() is False
 
 
 async def test_damage_is_told_and_looked_for_again_once_something_is_vouched_for() -> None:

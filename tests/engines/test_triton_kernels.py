@@ -57,7 +57,7 @@ def test_the_same_blocks_as_on_a_cpu(dtype: str, density: float) -> None:
     assert bool(found) == (density > 0)
 
 
-def test_all_changed_is_dense_and_does_not_fit_a_room() -> None:
+def test_all_changed_is_dense_and_does_not_fit_the_buffers() -> None:
     pairs = pairs_of([versions("F64", GRID + 1000, 1.0)])
     small = extraction(buffer_bytes=1)
     small._density = 0.0
