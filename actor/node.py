@@ -187,9 +187,8 @@ class ActorNode:
         assert self.runner.driver is not None
 
         def refetch(position: Position) -> None:
-            if not isinstance(
-                self.engine, InspectableEngine
-            ):  # else its own scrub has found the damage, and it has fallen back
+            # An inspectable engine has found the damage by its own scrub, and has fallen back.
+            if not isinstance(self.engine, InspectableEngine):
                 self.runner.doubt(f"bits of version {position.version} were damaged here; fetching it anew", None)
 
         follower = self.runner.core.follower

@@ -100,7 +100,7 @@ class _ScratchWeights:
             path = self._directory / f"tensor-{len(self._copies)}"
             with disk_errors(path):
                 own = np.memmap(path, spec.unit, "w+", shape=(spec.count,))
-            if spec in self._base.layout.places:
+            if spec in self._base.layout.offsets:
                 own[:] = self._base.units(spec)
             self._copies[spec] = own
         return own

@@ -162,8 +162,8 @@ def test_the_layout_follows_from_the_headers_alone(tmp_path: Path) -> None:
     with Checkpoint.open(tmp_path) as checkpoint:
         plan = compute_layout(headers, sizes)
         assert plan == checkpoint.layout
-        assert list(plan.places) == sorted(plan.places)
-        place = plan.places[TensorSpec(2, "one", "I64", ())]
+        assert list(plan.offsets) == sorted(plan.offsets)
+        place = plan.offsets[TensorSpec(2, "one", "I64", ())]
         data = (tmp_path / place.file).read_bytes()
         assert data[place.offset :] == checkpoint.units(TensorSpec(2, "one", "I64", ())).tobytes()
 

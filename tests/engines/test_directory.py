@@ -177,7 +177,7 @@ def test_a_flipped_bit_under_a_change_is_caught_at_the_commit(tmp_path: Path) ->
 
 def test_a_bit_that_rotted_is_not_copied_into_the_other_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second slot is empty, so the stage copies the live one; it must not carry a wrong bit along."""
-    monkeypatch.setattr("p2psync.engines.directory.engine.seal_of", lambda slot: "a disk that rots changes no time")
+    monkeypatch.setattr("p2psync.engines.directory.seals.seal_of", lambda slot: "a disk that rots changes no time")
     run, _ = published(tmp_path, 2)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         bring(run, engine, run.steps[None, 0])

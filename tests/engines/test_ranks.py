@@ -58,7 +58,7 @@ def rank_main(rank: int, port: int, pipe: Connection) -> None:
         "damage": lambda: parameters(model)["norm"].view(torch.int16).bitwise_xor_(1),
         "sound": ranks.is_intact,
         "troubles": lambda: troubles,
-        "any": lambda: (ranks.any(rank == 1), ranks.any(False)),
+        "any": lambda: (ranks.is_true_anywhere(rank == 1), ranks.is_true_anywhere(False)),
         "stop": ranks.stop,
         "join": lambda: thread.join(10) if thread is not None else None,
     }

@@ -91,7 +91,7 @@ class CheckpointSource:
         """See `Source`. Raises `CheckpointReadError` if the file cannot be read, has changed or is gone."""
         if spec.count == 0:
             return np.empty(0, spec.unit)
-        path, offset = self.checkpoint.place(spec)
+        path, offset = self.checkpoint.locate(spec)
         try:
             with path.open("rb") as file:
                 file.seek(offset)
