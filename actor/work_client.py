@@ -139,7 +139,7 @@ class WorkClient:
         if answer.status == 200:
             return decode(answer.body, Receipt, f"the answer of {self._hub.url}", HubError)
         if answer.status == 429:
-            raise BusyError(f"the ledger at {self._hub.url} has no room for results now", _seconds(answer))
+            raise BusyError(f"the ledger at {self._hub.url} is full now", _seconds(answer))
         error = decode_error(answer.body, answer.status, str(self._hub.url))
         if answer.status in _SERVER_ERRORS:
             raise BusyError(str(error), _seconds(answer)) from error

@@ -129,7 +129,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         pieces = sum(len(held) for held in live.held)
         logger.info(
             "p2psync: %d tensors lie in %d pieces on rank %d, %d live units come from none; left out by the loader: "
-            "%s; converted copies that commits make anew: %s; learned in %.1f s",
+            "%s; converted copies that commits make again: %s; learned in %.1f s",
             len(specs), pieces, self._ranks.rank, live.constant, [s.name for s in dropped] or "nothing",
             derived.copies or "none", time.perf_counter() - begun,
         )  # fmt: skip

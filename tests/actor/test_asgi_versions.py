@@ -92,7 +92,7 @@ async def test_a_stream_ends_with_its_versions() -> None:
     assert body.endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_demand_that_is_not_met_is_409_and_does_not_reach_the_engine() -> None:
+async def test_an_unmet_demand_is_409_and_does_not_reach_the_engine() -> None:
     server = Server([b"{}"])
     status, headers, body = await server.ask(P2PSync_Min_Version="4")
     assert (status, headers["retry-after"], headers["p2psync-live-version"]) == (409, "1", "3")
@@ -104,7 +104,7 @@ async def test_a_demand_that_is_not_met_is_409_and_does_not_reach_the_engine() -
     assert server.asked == 0
 
 
-async def test_an_answer_over_a_commit_is_not_of_an_exact_version() -> None:
+async def test_a_commit_during_an_answer_fails_an_exact_demand() -> None:
     server = Server([b"{", b"}"])
     server.between = server.commit
     status, _, body = await server.ask(P2PSync_Exact_Version="3")

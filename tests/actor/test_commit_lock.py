@@ -48,7 +48,7 @@ def test_a_writer_waits_for_readers_and_keeps_new_ones_out() -> None:
     assert order == ["written", "read"]
 
 
-def test_readers_are_together_and_may_enter_again() -> None:
+def test_readers_share_the_lock_and_may_enter_again() -> None:
     commit_lock, met = CommitLock(), threading.Barrier(2, timeout=LIMIT)
 
     def read() -> None:
@@ -93,7 +93,7 @@ def test_a_loop_that_reads_without_pause_does_not_starve_a_writer() -> None:
         assert not reader.is_alive()
 
 
-def test_who_waits_is_sent_away_at_the_end() -> None:
+def test_waiting_readers_fail_once_the_lock_is_ended() -> None:
     commit_lock, refused = CommitLock(), threading.Event()
 
     def wait() -> None:
@@ -116,7 +116,7 @@ async def test_coroutines_and_threads_are_readers_alike() -> None:
     commit_lock = CommitLock()
     async with commit_lock.read_lock_async(), commit_lock.read_lock_async():
         writer = started(lambda: commit_lock.write_lock().__enter__())
-        while not commit_lock.write_requested:  # noqa: ASYNC110 (the gate tells nobody)
+        while not commit_lock.write_requested:  # noqa: ASYNC110 (the lock has no event for it)
             await asyncio.sleep(0)
         late = asyncio.create_task(entered(commit_lock))
         await asyncio.sleep(0)
@@ -127,7 +127,7 @@ async def test_coroutines_and_threads_are_readers_alike() -> None:
     assert (await asyncio.gather(late, return_exceptions=True))[0].__class__ is asyncio.CancelledError
 
 
-async def test_a_coroutine_enters_once_the_commit_is_done_and_is_sent_away_at_the_end() -> None:
+async def test_a_coroutine_enters_after_the_commit_and_fails_once_the_lock_is_ended() -> None:
     commit_lock, inside, done = CommitLock(), threading.Event(), threading.Event()
 
     def write() -> None:
@@ -157,7 +157,7 @@ async def entered(commit_lock: CommitLock, ready: Callable[[], bool] = lambda: T
         return commit_lock.commits
 
 
-async def test_a_coroutine_closes_the_gate_once_readers_are_out() -> None:
+async def test_a_coroutine_takes_the_write_lock_once_readers_are_out() -> None:
     commit_lock, inside = CommitLock(), asyncio.Event()
 
     async def commit() -> None:

@@ -27,7 +27,7 @@ def at(version: int) -> Position:
         ({"P2PSync-Exact-Version": "3"}, 4, "passed", False),
     ],
 )
-def test_a_demand_is_met_or_refused_with_what_is_live(
+def test_a_demand_is_met_or_refused_with_the_live_version(
     headers: dict[str, str], live: int | None, reason: str | None, retry: bool | None
 ) -> None:
     refusal = unmet_demand(demand_of(headers), None if live is None else at(live))
@@ -39,7 +39,7 @@ def test_a_demand_is_met_or_refused_with_what_is_live(
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "x", "1" * 17, "9" * 16, "١"])
-def test_a_version_that_is_none_is_refused(text: str) -> None:
+def test_a_malformed_version_is_refused(text: str) -> None:
     with pytest.raises(FormatError):
         demand_of({"P2PSync-Exact-Version": text})
 
@@ -66,7 +66,7 @@ def test_a_commit_in_between_breaks_exact_demands_only(
     assert (refusal and refusal.reason) == reason
 
 
-def test_an_answer_says_where_it_began_and_ended() -> None:
+def test_an_answer_names_its_first_and_last_version() -> None:
     found = version_span(LiveReading(position=at(3), commits=5), LiveReading(position=at(4), commits=6))
     assert (found.start_version, found.end_version, found.commits) == (3, 4, 1)
     assert (found.start_digest, found.end_digest) == ("03" * 16, "04" * 16)

@@ -27,7 +27,7 @@ FILES: Files = {
 }
 
 
-def test_every_file_is_there_as_tensors_headers_and_blobs(tmp_path: Path) -> None:
+def test_a_checkpoint_has_every_file_as_tensors_headers_or_blobs(tmp_path: Path) -> None:
     write_files(tmp_path, FILES)
     with Checkpoint.open(tmp_path) as checkpoint:
         kinds = [(Kind(spec.kind).name, spec.name) for spec in checkpoint.specs]
@@ -64,7 +64,7 @@ def test_unaligned_tensors_are_read_where_they_are(tmp_path: Path) -> None:
             assert checkpoint.units(spec).tobytes() == weights[spec.name][2]
 
 
-def test_arrays_stay_good_after_the_checkpoint_is_closed(tmp_path: Path) -> None:
+def test_arrays_stay_valid_after_the_checkpoint_is_closed(tmp_path: Path) -> None:
     write_files(tmp_path, FILES)
     with Checkpoint.open(tmp_path) as checkpoint:
         units = checkpoint.units(checkpoint.specs[-4])
@@ -99,7 +99,7 @@ def test_hidden_files_are_no_part_and_linked_files_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["dangling link", "linked directory", "pipe"])
-def test_what_cannot_be_shipped_is_named(tmp_path: Path, what: str) -> None:
+def test_unpublishable_tensors_are_refused_by_name(tmp_path: Path, what: str) -> None:
     root = write_files(tmp_path / "c", {"config.json": b"{}"})
     if what == "pipe":
         os.mkfifo(root / "thing")
@@ -118,7 +118,7 @@ def test_a_file_cut_short_or_too_long_is_named(tmp_path: Path) -> None:
             Checkpoint.open(tmp_path)
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"")
     for path in (tmp_path / "x.bin", tmp_path / "nothing", tmp_path / "no.safetensors"):
         with pytest.raises(FormatError, match=str(path)):
@@ -144,7 +144,7 @@ def test_weights_in_other_formats_are_not_shipped_as_files() -> None:
         (["/a.safetensors"], []),
     ],
 )
-def test_files_that_cannot_live_together_are_refused(headers: list[str], files: list[str]) -> None:
+def test_conflicting_files_are_refused(headers: list[str], files: list[str]) -> None:
     with pytest.raises(FormatError):
         compute_layout({name: header_of({}) for name in headers}, dict.fromkeys(files, 1))
 

@@ -10,7 +10,7 @@ from p2psync.engines.vllm.commit_handoff import CommitHandoff
 LONG = 60.0
 
 
-def test_an_offer_right_after_the_last_one_is_taken_too() -> None:
+def test_an_offer_right_after_the_last_one_is_taken() -> None:
     """However late the thread that took the last one comes back to see that it is over."""
     handoff = CommitHandoff()
     rounds, done = 300, []

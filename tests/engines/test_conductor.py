@@ -63,7 +63,7 @@ class Engine:
             await self.asked.wait()
 
 
-async def test_what_is_staged_is_committed_in_a_pause_without_stale_prefixes() -> None:
+async def test_a_staged_version_is_committed_in_a_pause_without_stale_prefixes() -> None:
     engine, commits = Engine(staged=1), list[ConductedCommit]()
     conductor = Conductor(engine, on_commit=commits.append)
     commit = await conductor.step()
@@ -75,7 +75,7 @@ async def test_what_is_staged_is_committed_in_a_pause_without_stale_prefixes() -
     assert engine.cleared == 1
 
 
-async def test_a_commit_that_failed_lets_the_old_version_go_on() -> None:
+async def test_a_failed_commit_resumes_the_old_version() -> None:
     engine = Engine(staged=1)
     engine.fails = RuntimeError("not written")
     with pytest.raises(EngineError, match="version 1 was not made live: not written"):
@@ -84,7 +84,7 @@ async def test_a_commit_that_failed_lets_the_old_version_go_on() -> None:
     assert engine.said is None
 
 
-async def test_weights_that_nobody_vouches_for_never_go_on() -> None:
+async def test_unvouched_weights_never_resume() -> None:
     engine = Engine(staged=1)
     engine.fails, engine.loses = RuntimeError("gone"), True
     with pytest.raises(UnvouchedError, match="lost"):
@@ -92,7 +92,7 @@ async def test_weights_that_nobody_vouches_for_never_go_on() -> None:
     assert engine.paused
 
 
-async def test_a_held_engine_waits_for_its_first_version_however_that_comes() -> None:
+async def test_a_held_engine_resumes_with_its_first_version() -> None:
     for commit in (True, False):
         engine = Engine(version=None)
         task = asyncio.create_task(Conductor(engine, hold=True, poll_seconds=0).run())
@@ -132,7 +132,7 @@ async def test_outputs_of_encoders_never_outlive_the_weights_that_computed_them(
     assert (cleared.forgotten, cleared.cleared) == (0, 1), "a pause that clears has dropped them already"
 
 
-async def test_an_engine_can_be_held_still_and_reach_a_version() -> None:
+async def test_an_engine_can_be_paused_and_reach_a_version() -> None:
     engine = Engine(staged=1)
     conductor = Conductor(engine, poll_seconds=0)
     async with conductor.paused():
@@ -144,7 +144,7 @@ async def test_an_engine_can_be_held_still_and_reach_a_version() -> None:
         await conductor.reach(2, 0.01)
 
 
-async def test_a_position_changes_only_inside_of_what_keeps_readers_out() -> None:
+async def test_the_position_changes_only_inside_the_exclusive_context() -> None:
     seen: list[tuple[int | None, bool]] = []
 
     @asynccontextmanager

@@ -135,7 +135,7 @@ def test_a_converted_parameter_in_its_place_is_made_again_with_each_commit(model
     assert torch.equal(model.layers[1].impl.sinks, model.layers[1].sinks.float())
 
 
-def test_constants_caches_and_views_are_nobodys_copies(model: Model) -> None:
+def test_constants_caches_and_views_are_not_copies(model: Model) -> None:
     model.layers[0].rotary = model.layers[0].rotary.to(torch.bfloat16)
     model.layers[0].rows = model.layers[0].weight.detach().t()
     found = derived(model)
@@ -149,12 +149,12 @@ def test_constants_caches_and_views_are_nobodys_copies(model: Model) -> None:
     found.check(reread=True)
 
 
-def test_a_model_that_was_not_watched_while_it_was_loaded_is_refused() -> None:
+def test_a_model_without_a_record_of_its_construction_is_refused() -> None:
     with pytest.raises(EngineError, match="not watched"):
         derived(Model())
 
 
-def test_objects_that_were_not_touched_are_not_looked_at_again(model: Model) -> None:
+def test_unchanged_objects_are_not_searched_again(model: Model) -> None:
     graph = ObjectGraph(model)
     assert graph.new_leaves() == []
     model.layers[0].impl.extra = torch.ones(1)

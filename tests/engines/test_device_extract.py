@@ -54,7 +54,7 @@ def test_groups_are_bounded_and_cost_one_wait_each(density: float) -> None:
     assert extraction.waits == 5 + 1  # five groups of two blocks at most, and the finds of the last
 
 
-def test_what_a_room_does_not_hold_is_done_again_in_parts() -> None:
+def test_a_group_that_overflows_its_buffers_is_extracted_in_parts() -> None:
     quiet, busy = versions("BF16", 4 * GRID, 0.001, 1), versions("BF16", 16 * GRID, 1.0, 2)
     pairs = pairs_of([quiet, busy, quiet])
     extraction = DeviceExtraction(CPU, GRID, buffer_bytes=1, group_bytes=8 * GRID)
@@ -82,7 +82,7 @@ def test_masters_are_rounded_while_they_are_read() -> None:
 
 
 @pytest.mark.parametrize("profile", ["fast", "tight"])
-def test_the_encoder_makes_the_same_chunks_of_it(profile: str) -> None:
+def test_the_encoder_makes_the_same_chunks_from_device_changes(profile: str) -> None:
     found = [versions("BF16", 200_000, 0.01, 1), versions("F32", 90_000, 0.02, 2), versions("BF16", GRID, 1.0, 3)]
     found += [versions("BF16", 1000, 0.0, 4)]
     rows = [Row(spec, True, True) for spec, _, _ in found]
@@ -99,7 +99,7 @@ def test_the_encoder_makes_the_same_chunks_of_it(profile: str) -> None:
     assert (ours.digest_change, ours.changed, ours.total) == (theirs.digest_change, theirs.changed, theirs.total)
 
 
-def test_finds_that_do_not_fit_the_row_are_refused() -> None:
+def test_changes_that_do_not_fit_the_row_are_refused() -> None:
     spec, old, new = versions("BF16", 3 * GRID, 0.01)
     finds = list(DeviceExtraction(CPU, GRID).extract(pairs_of([(spec, old, new)])))
     for wrong in (finds[::-1], [finds[0], finds[0]]):
@@ -118,7 +118,7 @@ def test_finds_that_do_not_fit_the_row_are_refused() -> None:
         list(encoder.add_found(1, finds, None))
 
 
-def test_what_is_no_pair_is_refused() -> None:
+def test_an_invalid_pair_is_refused() -> None:
     spec, old, new = versions("BF16", 8, 0.5)
     bits = pairs_of([(spec, old, new)])[0]
     for wrong in (bits.new[:7], bits.new.to(torch.int32), bits.new.view(2, 4), torch.zeros(16, dtype=torch.int16)[::2]):

@@ -64,7 +64,7 @@ def tied() -> tuple[Served, Version]:
     return served, served.version
 
 
-def test_a_version_in_which_a_tied_matrix_leaves_its_embedding_is_not_made_live() -> None:
+def test_a_version_in_which_a_tied_matrix_differs_from_its_embedding_is_refused() -> None:
     served, version = tied()
     try:
         by_name = {spec.name: spec for spec in specs_of(version)}
@@ -84,7 +84,7 @@ def test_a_version_in_which_a_tied_matrix_leaves_its_embedding_is_not_made_live(
         served.close()
 
 
-def test_what_equals_nothing_has_no_twin() -> None:
+def test_a_left_out_tensor_that_equals_none_has_no_equal_tensor() -> None:
     served = Served()
     try:
         assert (

@@ -47,7 +47,7 @@ def test_every_commit_leaves_what_a_fresh_load_would(served: Served) -> None:
         assert served.engine.units(spec).tobytes() == versions[4][spec].tobytes()
 
 
-def test_any_bits_are_written_and_taken_back(served: Served) -> None:
+def test_any_bits_are_written_and_rolled_back(served: Served) -> None:
     run, versions = chain(served, 1)
     nonfinite = {spec: units.copy() for spec, units in versions[0].items()}
     for spec, units in nonfinite.items():
@@ -86,7 +86,7 @@ def test_generation_is_not_stopped_before_everything_is_ready(served: Served) ->
     assert served.engine.units(spec).tobytes() != served.version[spec].tobytes()
 
 
-def test_a_failed_write_is_undone_in_the_live_weights_and_beside_them(
+def test_a_failed_write_is_undone_in_the_live_weights_and_the_mirror(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, versions = chain(served, 2)
@@ -133,7 +133,7 @@ def test_a_flipped_live_bit_is_found_and_ends_the_serving(served: Served) -> Non
     assert served.refused
 
 
-def test_a_commit_that_nobody_takes_ends_when_the_engine_is_closed() -> None:
+def test_a_waiting_commit_fails_when_the_engine_is_closed() -> None:
     served = Served()
     run, versions = chain(served, 2)
     served._stopped = True
@@ -165,7 +165,7 @@ def test_a_wrong_base_is_refused(served: Served) -> None:
         served.engine.stage([run.steps[1, 2]])
 
 
-def test_weights_at_hand_that_turn_out_to_be_a_version_are_news_to_the_conductor(served: Served) -> None:
+def test_adopting_the_weights_as_a_version_notifies_the_conductor(served: Served) -> None:
     heard: list[int] = []
     served.handoff.on_offer = lambda: heard.append(1)
     assert not served.engine.adopt(start(0, stepped(served.version, 1, 0.05)))

@@ -50,7 +50,7 @@ def test_every_live_unit_is_known_on_every_rank_and_none_is_changed(size: int, g
     assert [spec.name for spec in check_whole(maps)] == ["head"]
 
 
-def test_what_lands_on_no_rank_in_part_is_refused() -> None:
+def test_a_tensor_that_is_loaded_only_in_part_is_refused() -> None:
     trained, model = loaded(0, 2)
     live = learned(model, version_of(trained))
     with pytest.raises(EngineError, match="leaves out"):
@@ -99,7 +99,7 @@ class Constant(Fused):
         return name
 
 
-def test_loaders_that_do_more_than_copy_are_refused_and_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaders_that_do_more_than_copy_are_refused_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = Checkpointed()
     for kind, match in (
         (Scaling, "gate_up: .*not copied"),
@@ -176,7 +176,7 @@ class Tied(Fused):
 
 
 @pytest.mark.parametrize("group_units", [1, 1 << 25])
-def test_of_tensors_loaded_to_the_same_units_one_is_left_out(group_units: int) -> None:
+def test_one_of_two_tensors_loaded_to_the_same_units_is_left_out(group_units: int) -> None:
     trained, model = loaded()
     with torch.no_grad():
         trained.head.copy_(trained.embed)
@@ -189,7 +189,7 @@ def test_of_tensors_loaded_to_the_same_units_one_is_left_out(group_units: int) -
     assert RankWriter(live, list(parameters(model).values())).is_intact()
 
 
-def test_a_loader_that_names_nothing_is_watched_everywhere() -> None:
+def test_a_loader_that_names_nothing_is_probed_in_all_parameters() -> None:
     trained, model = loaded()
     version = version_of(trained)
 

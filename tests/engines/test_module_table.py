@@ -174,7 +174,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_a_version_cannot_hold_is_refused_in_one_line_that_names_it(kind: str) -> None:
+def test_unpublishable_modules_are_refused_in_one_line_that_names_the_tensor(kind: str) -> None:
     make, line = REFUSED[kind]
     with pytest.raises(ModuleError, match=re.escape(line)) as caught:
         LiveTable(make())
@@ -278,7 +278,7 @@ def test_names_are_mapped_by_a_mapping_or_a_function_and_none_leaves_out() -> No
         (lambda key: None, "the module has no parameters or buffers"),
     ],
 )
-def test_names_that_cannot_be_are_refused(names: Any, line: str) -> None:
+def test_invalid_names_are_refused(names: Any, line: str) -> None:
     with pytest.raises(ModuleError, match=re.escape(line)):
         module_table(nn.Linear(2, 2), names)
 
@@ -379,7 +379,7 @@ def test_adapters_are_published_under_the_inner_names_until_they_are_merged() ->
         table()
 
 
-def test_merged_adapters_reach_a_module_that_knows_nothing_of_them() -> None:
+def test_merged_adapters_reach_a_module_without_adapters() -> None:
     model, lora = peft()
     lora.merge()
     plain, run, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), Run(), torch.randn(3, 4)

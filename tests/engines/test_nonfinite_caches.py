@@ -32,12 +32,12 @@ def served() -> Iterator[Served]:
         ("I16", [], [0xFFFF, 0x7FFF]),
     ],
 )
-def test_infinities_and_nan_are_wild_and_nothing_else(dtype: str, nonfinite: list[int], finite: list[int]) -> None:
+def test_only_infinities_and_nan_count_as_nonfinite(dtype: str, nonfinite: list[int], finite: list[int]) -> None:
     spec = TensorSpec(Kind.TENSOR, "w", dtype, (len(nonfinite) + len(finite),))
     assert count_nonfinite(spec, np.array(nonfinite + finite, spec.unit)) == len(nonfinite)
 
 
-def test_a_hand_counts_what_is_wild_through_writes_and_their_undoing(served: Served) -> None:
+def test_a_rank_writer_counts_nonfinite_units_through_writes_and_their_undoing(served: Served) -> None:
     writer, tensors = served.writer, specs_of(served.version)
     number = next(n for n, spec in enumerate(tensors) if spec.name == "norm")
     sound = served.version[tensors[number]]
@@ -66,7 +66,7 @@ def test_a_hand_counts_what_is_wild_through_writes_and_their_undoing(served: Ser
         (torch.float8_e5m2, "fp8_e5m2"),
     ],
 )
-def test_of_a_cache_only_what_is_wild_is_forgotten(kind: torch.dtype, dtype: str) -> None:
+def test_only_nonfinite_values_of_a_cache_are_cleared(kind: torch.dtype, dtype: str) -> None:
     values = torch.tensor([[1.0, float("nan"), -0.5], [float("nan"), 2.0, 0.25]])
     cache = values.to(kind)
     stored = cache.view(torch.uint8) if dtype != "auto" else cache
@@ -74,7 +74,7 @@ def test_of_a_cache_only_what_is_wild_is_forgotten(kind: torch.dtype, dtype: str
     assert cache.float().tolist() == [[1.0, 0.0, -0.5], [0.0, 2.0, 0.25]]
 
 
-def test_a_cache_of_a_float_of_one_byte_is_searched_as_what_it_is() -> None:
+def test_a_cache_of_one_byte_floats_is_searched_by_its_format() -> None:
     cache = torch.tensor([1.0, float("nan")]).to(torch.float8_e5m2)
     assert clear_nonfinite([cache], "auto") == 1
     assert cache.float().tolist() == [1.0, 0.0]

@@ -109,7 +109,7 @@ def test_force_does_not_replace_a_directory_by_a_delta(place: Path) -> None:
     assert (place / "d").is_dir()
 
 
-def test_force_does_not_replace_what_is_no_checkpoint(place: Path) -> None:
+def test_force_replaces_checkpoints_only(place: Path) -> None:
     round_trip(place, model(), step(model()))
     write(place / "o", {"precious.safetensors": b"not weights"})
     refused(place, StoreError, place / "a", place / "d", place / "o", force=True)
@@ -135,7 +135,7 @@ def test_a_delta_that_leads_to_a_directory_is_not_applied_to_a_single_file(place
     refused(place, BaseMismatchError, place / "a/model.safetensors", place / "d", place / "o.safetensors")
 
 
-def test_deltas_that_do_not_meet_are_not_squashed(place: Path) -> None:
+def test_deltas_that_are_not_consecutive_are_not_squashed(place: Path) -> None:
     paths = [write(place / str(i), step(model(), i)) for i in range(3)]
     delta_commands.diff(paths[0], paths[1], place / "d0")
     delta_commands.diff(paths[1], paths[2], place / "d1")

@@ -49,7 +49,7 @@ def test_a_squashed_chain_is_byte_for_byte_the_diff_of_its_ends(place: Path, pro
     assert left == {"squashed", "ends"}, "scratch files are removed"
 
 
-def test_an_inverted_one_is_byte_for_byte_the_diff_the_other_way(place: Path) -> None:
+def test_an_inverted_tight_delta_is_byte_for_byte_the_diff_the_other_way(place: Path) -> None:
     (there,) = chain_of(place, steps(1), "t")
     delta_commands.invert(there, place / "inverted", base=place / "v0")
     delta_commands.diff(place / "v1", place / "v0", place / "back")
@@ -95,7 +95,7 @@ def refused(place: Path, kind: type[P2PSyncError], deltas: list[Path], base: Pat
     return str(caught.value)
 
 
-def test_without_its_base_or_with_another_one_it_is_refused(place: Path) -> None:
+def test_a_tight_chain_without_its_base_or_with_another_is_refused(place: Path) -> None:
     deltas = chain_of(place, steps(3), "ttt")
     assert "--base" in refused(place, UsageError, deltas, None)
     assert "not the base" in refused(place, BaseMismatchError, deltas, place / "v1")

@@ -44,7 +44,7 @@ def loaded(kind: type[Fused]) -> tuple[Checkpointed, Fused]:
     return trained, model
 
 
-def test_a_loader_that_registers_new_parameters_is_followed_in_the_old_ones() -> None:
+def test_a_loader_that_registers_new_parameters_is_redirected_to_the_old_ones() -> None:
     trained, model = loaded(Registering)
     before = [(name, tensor, tensor.data_ptr(), tensor.clone()) for name, tensor in model.named_parameters()]
     version, registered = version_of(trained), RegisteredTensors(model)
@@ -62,7 +62,7 @@ def test_a_loader_that_leaves_other_parameters_behind_is_refused() -> None:
     model.__class__ = Growing
     version, registered = version_of(trained), RegisteredTensors(model)
     learn_live_map(registered.load, registered.distinct_tensors(), specs_of(version), version.__getitem__)
-    with pytest.raises(EngineError, match=r"norm_.* was registered anew"):
+    with pytest.raises(EngineError, match=r"norm_.* was registered again"):
         registered.check_untouched()
     trained, model = loaded(Fused)
     model.__class__ = Resizing

@@ -37,13 +37,13 @@ def found_in(live: np.ndarray, firsts: np.ndarray, unit: type = np.uint8) -> lis
 
 
 @pytest.mark.parametrize("unit", [np.uint8, np.uint16, np.uint32, np.uint64])
-def test_probes_of_every_width_tell_the_numbers(unit: type) -> None:
+def test_probes_of_every_width_encode_the_numbers(unit: type) -> None:
     live = np.concatenate([np.arange(70_000, 70_300), [NOWHERE, 65_535, 65_536], np.arange(255, 258)])
     found = found_in(live, np.array([0, 1 << 40]), unit)
     assert [(p.start, p.at, p.length) for _, p in found] == [(70_000, 0, 300), (65_535, 301, 2), (255, 303, 3)]
 
 
-def test_a_unit_that_was_computed_is_seen() -> None:
+def test_a_computed_unit_is_detected() -> None:
     low, high = np.array([1, 2, 3], np.uint8), np.empty((0, 3), np.uint8)
     assert find_runs(low, ~low, high).length.tolist() == [3]
     with pytest.raises(ValueError, match="computed"):
@@ -59,7 +59,7 @@ def test_whole_rows_are_one_run_and_columns_one_piece() -> None:
     assert found_in(columns, np.array([0, 49])) == [(0, StridedPiece(3, 0, 3, 8, 6, 3))]
 
 
-def test_tensors_that_lie_side_by_side_are_kept_apart() -> None:
+def test_adjacent_tensors_are_separate_pieces() -> None:
     live = np.concatenate([numbers(2, 3).reshape(-1), numbers(2, 3, 7).reshape(-1), numbers(2, 3, 14).reshape(-1)])
     found = found_in(live, np.array([0, 7, 14, 21]))
     assert [(tensor, piece.start, piece.at) for tensor, piece in found] == [(0, 0, 0), (1, 0, 6), (2, 0, 12)]
@@ -77,7 +77,7 @@ def test_units_permuted_one_by_one_are_refused(monkeypatch: pytest.MonkeyPatch) 
         found_in(np.random.default_rng(1).permutation(400), np.array([0, 401]))
 
 
-def test_what_no_piece_holds_is_counted() -> None:
+def test_units_outside_of_all_pieces_are_counted() -> None:
     assert count_missing([StridedPiece(3, 0, 3, 8, 6, 3)], 48) == 24
     assert count_missing([StridedPiece(0, 0, 3, 8, 6, 3), StridedPiece(3, 0, 3, 8, 6, 3)], 48) == 0
     assert count_missing([StridedPiece(0, 5, 48, 1, 48, 48)], 48) == 0
@@ -102,7 +102,7 @@ def layouts(draw: st.DrawFn) -> np.ndarray:
 
 @settings(deadline=None, max_examples=300)
 @given(layouts(), st.integers(0, 80), st.integers(1, 80), st.randoms(use_true_random=False), st.booleans())
-def test_a_block_goes_where_the_numbers_say(
+def test_a_block_is_mapped_to_the_units_of_its_numbers(
     live: np.ndarray, start: int, count: int, dice: np.random.Generator, dense: bool
 ) -> None:
     found = [piece for _, piece in found_in(live, np.array([0, 1 << 40]))]

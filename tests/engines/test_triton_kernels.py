@@ -165,7 +165,7 @@ def test_units_are_gathered_and_written_by_one_launch_for_many_blocks() -> None:
 
 
 @pytest.mark.parametrize("dtype", [*WIDTHS, "U8"])
-def test_the_digest_of_a_tensor_where_it_is(dtype: str) -> None:
+def test_the_digest_on_the_device_equals_that_on_a_cpu(dtype: str) -> None:
     for count in (1, 4096, 10_001):
         spec, units, _ = versions(dtype, count, 0.0, count)
         units[: min(9, count)] = np.iinfo(units.dtype).max

@@ -59,7 +59,7 @@ def test_deltas_and_chains_and_roll_backs_are_exact(waits: list[torch.device]) -
     assert weights(versions[1]).items() <= bits(live).items()
 
 
-def test_an_anchor_is_written_in_pieces(waits: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_anchor_is_written_in_groups(waits: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unit_transfer, "GROUP_BYTES", 5000)
     live, run = Policy(1), Run()
     other = version_of(Policy(2))
@@ -87,7 +87,7 @@ def test_a_commit_waits_for_the_device_once_for_each_group_and_not_for_each_bloc
     assert weights(new).items() <= bits(live).items()
 
 
-def test_old_bits_are_asked_for_before_too_many_wait(
+def test_old_bits_are_gathered_before_too_many_are_queued(
     waits: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "_PENDING_UNITS", 1)
@@ -145,7 +145,7 @@ def places(rng: np.random.Generator) -> tuple[list[UnitSelection], list[torch.Te
 
 @pytest.mark.parametrize("group_bytes", [1000, 1 << 20])
 @pytest.mark.parametrize("device_bytes", [0, 1 << 30])
-def test_what_is_written_is_gathered_and_nothing_beside_it(
+def test_written_units_are_gathered_and_no_others_change(
     group_bytes: int, device_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unit_transfer, "GROUP_BYTES", group_bytes)

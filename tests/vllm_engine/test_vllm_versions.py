@@ -50,7 +50,7 @@ async def complete(session: aiohttp.ClientSession, url: str, tokens: int = 8, **
         return answer.status, answer.headers, await answer.json()
 
 
-async def test_a_face_before_a_server_that_is_conducted_over_its_routes(
+async def test_a_rollout_server_before_a_server_that_is_conducted_over_its_routes(
     tmp_path: Path, model: Path, source: Trainer, session: aiohttp.ClientSession
 ) -> None:
     server = Server(model, tmp_path / "server.log")
@@ -60,13 +60,13 @@ async def test_a_face_before_a_server_that_is_conducted_over_its_routes(
         commit_lock, controls = CommitLock(), HTTPControls(server.url)
         conductor = Conductor(controls, exclusive=commit_lock.write_lock_async)
         async with ProxyEngine(server.url) as engine, asyncio.timeout(PATIENCE):
-            face = RolloutServer(LiveVersion(commit_lock, lambda: conductor.position), engine)
-            url = f"http://127.0.0.1:{await face.start('127.0.0.1', 0)}"
+            rollout_server = RolloutServer(LiveVersion(commit_lock, lambda: conductor.position), engine)
+            url = f"http://127.0.0.1:{await rollout_server.start('127.0.0.1', 0)}"
             assert (await complete(session, url))[0] == 409, "no version is live yet"
             await conductor.reach(0, PATIENCE)
             await conductor.step()
             await _commit_between(session, url, conductor, controls, source, model)
-            await face.stop()
+            await rollout_server.stop()
     finally:
         server.close()
 

@@ -89,8 +89,8 @@ def stepped(old: Path, new: Path, seed: int, share: float = 0.01, *, nan: bool =
             where = rng.integers(0, units.size, max(1, int(units.size * share)))
             units[where] += rng.choice(np.array([1, 2, 0xFFFF, 0xFFFE], np.uint16), where.size)
             if nan and "embed_tokens" in spec.name:
-                wild = np.array([0x7FC1, 0xFFFF, 0x7F81, 0x7F80, 0xFF80, 0x8000, 0x0001, 0xFF81], np.uint16)
-                units[-16 * spec.shape[1] :: 7] = rng.choice(wild, units[-16 * spec.shape[1] :: 7].size)
+                special = np.array([0x7FC1, 0xFFFF, 0x7F81, 0x7F80, 0xFF80, 0x8000, 0x0001, 0xFF81], np.uint16)
+                units[-16 * spec.shape[1] :: 7] = rng.choice(special, units[-16 * spec.shape[1] :: 7].size)
     return new
 
 
@@ -180,7 +180,7 @@ async def greedy(llm: Any, prompt: list[int], tokens: int = 12) -> tuple[list[in
 
 
 async def spoil(llm: Any) -> None:
-    """Have every block of the cache written by prompts of tokens whose rows `stepped` makes wild."""
+    """Have every block of the cache written by prompts of tokens whose rows `stepped` makes non-finite."""
     await asyncio.gather(*(greedy(llm, [500 + k % 15] * 500, 1) for k in range(150)))
 
 

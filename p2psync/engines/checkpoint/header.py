@@ -107,7 +107,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         doubled = next(a for a, b in itertools.pairwise(sorted(key for key, _ in pairs)) if a == b)
-        raise ValueError(f"key {doubled!r} stands twice")
+        raise ValueError(f"key {doubled!r} appears twice")
     return table
 
 

@@ -107,7 +107,7 @@ def _check_files(headers: Iterable[str], files: Mapping[str, int]) -> None:
         for name in names:
             _check_name(name, kind)
             if name in paths:
-                raise FormatError(f"file {name!r} stands twice")
+                raise FormatError(f"file {name!r} appears twice")
             paths.add(name)
     for name in paths:
         parts = name.split("/")

@@ -96,21 +96,21 @@ class DeviceExtraction:
         last: list[StreamEvent] = [NO_EVENT, NO_EVENT]
         before: _GroupInFlight | None = None
         turn = 0
-        flight = self._launch(streams, next(groups, None), buffer_sets[0], NO_EVENT)
-        while flight is not None:
+        current = self._launch(streams, next(groups, None), buffer_sets[0], NO_EVENT)
+        while current is not None:
             turn ^= 1
             following = self._launch(streams, next(groups, None), buffer_sets[turn], last[turn])
-            self._await_counts(flight)
+            self._await_counts(current)
             if before is not None:
                 yield from _found(before)
                 before = None
-            if flight.total > flight.buffers.entries(flight.group.width):
-                yield from self._redo_in_parts(streams, flight)
+            if current.total > current.buffers.entries(current.group.width):
+                yield from self._redo_in_parts(streams, current)
             else:
-                self._fetch(streams, flight, following)
-                last[turn ^ 1] = flight.fetched
-                before = flight
-            flight = following
+                self._fetch(streams, current, following)
+                last[turn ^ 1] = current.fetched
+                before = current
+            current = following
         if before is not None:
             self._wait(before.fetched)
             yield from _found(before)
@@ -119,13 +119,13 @@ class DeviceExtraction:
         """Returns how many units differ. With Triton the device does all the work of `extract`, and the host none."""
         streams, buffer_sets, groups = ExtractionStreams(self.device), self._two_buffer_sets(), self._groups(pairs)
         total = turn = 0
-        flight = self._launch(streams, next(groups, None), buffer_sets[0], NO_EVENT)
-        while flight is not None:
+        current = self._launch(streams, next(groups, None), buffer_sets[0], NO_EVENT)
+        while current is not None:
             turn ^= 1
             following = self._launch(streams, next(groups, None), buffer_sets[turn], NO_EVENT)
-            self._await_counts(flight)
-            total += flight.total
-            flight = following
+            self._await_counts(current)
+            total += current.total
+            current = following
         return total
 
     # ---- inside ----------------------------------------------------------------------------------------------------
@@ -196,41 +196,43 @@ class DeviceExtraction:
             buffers.host_runs[:rows].copy_(buffers.runs[:rows], non_blocking=True)
             return _GroupInFlight(group, tiles, buffers, streams.record())
 
-    def _await_counts(self, flight: _GroupInFlight) -> None:
+    def _await_counts(self, current: _GroupInFlight) -> None:
         """Waits for the counts of a group (and the changes of the one before), and updates the density."""
-        self._wait(flight.scanned)
-        flight.runs = flight.buffers.host_runs[: flight.tiles * flight.group.blocks].numpy().copy()
-        seen = flight.total / max(1, flight.group.units)
+        self._wait(current.scanned)
+        current.runs = current.buffers.host_runs[: current.tiles * current.group.blocks].numpy().copy()
+        seen = current.total / max(1, current.group.units)
         self._density = max(seen, (self._density + seen) / 2)
 
-    def _fetch(self, streams: ExtractionStreams, flight: _GroupInFlight, following: _GroupInFlight | None) -> None:
+    def _fetch(self, streams: ExtractionStreams, current: _GroupInFlight, following: _GroupInFlight | None) -> None:
         """Copies a group's changes to the host; the next wait covers this copy and the following group's counts."""
-        assert flight.runs is not None
+        assert current.runs is not None
         with streams.compute(), torch.inference_mode():
-            self._finder.collect(flight.group, flight.buffers, flight.runs)
+            self._finder.collect(current.group, current.buffers, current.runs)
             gathered = streams.record()
         # Triton wrote the changes with the counts: the copy need not wait for the group that is being scanned.
-        gathered = flight.scanned if self._scan_writes else gathered
-        width, total = flight.group.width, flight.total
+        gathered = current.scanned if self._scan_writes else gathered
+        width, total = current.group.width, current.total
         with streams.copy(), torch.inference_mode():
             gathered.block_stream()
-            for theirs, ours in zip(flight.buffers.arrays(width), flight.buffers.arrays(width, host=True), strict=True):
+            for theirs, ours in zip(
+                current.buffers.arrays(width), current.buffers.arrays(width, host=True), strict=True
+            ):
                 ours[:total].copy_(theirs[:total], non_blocking=True)
-            flight.fetched = streams.record()
+            current.fetched = streams.record()
             if following is not None:
                 following.scanned.block_stream()
                 following.scanned = streams.record()
 
-    def _redo_in_parts(self, streams: ExtractionStreams, flight: _GroupInFlight) -> Iterator[Found]:
+    def _redo_in_parts(self, streams: ExtractionStreams, current: _GroupInFlight) -> Iterator[Found]:
         """Extracts a group whose changes do not fit into its buffers again, in parts that fit."""
-        assert flight.runs is not None
+        assert current.runs is not None
         self.redone += 1
-        counts = flight.runs[:, 1].reshape(-1, flight.tiles).sum(axis=1, dtype=np.int64)
-        buffers, total, part = flight.buffers.entries(flight.group.width), 0, list[BlockRun]()
-        blocks = [block for run in flight.group.block_runs for block in run.cut()]
+        counts = current.runs[:, 1].reshape(-1, current.tiles).sum(axis=1, dtype=np.int64)
+        buffers, total, part = current.buffers.entries(current.group.width), 0, list[BlockRun]()
+        blocks = [block for run in current.group.block_runs for block in run.cut()]
         for block, count in [*zip(blocks, counts.tolist(), strict=True), (None, buffers + 1)]:
             if part and total + count > buffers:
-                again = self._launch(streams, part, flight.buffers, NO_EVENT)
+                again = self._launch(streams, part, current.buffers, NO_EVENT)
                 assert again is not None
                 self._await_counts(again)
                 self._fetch(streams, again, None)
@@ -277,17 +279,17 @@ def _upload(block_runs: Sequence[BlockRun], buffers: ExtractionBuffers) -> list[
     return olds
 
 
-def _found(flight: _GroupInFlight) -> Iterator[Found]:
+def _found(current: _GroupInFlight) -> Iterator[Found]:
     """Yields the changed blocks of a group whose changes are on the host."""
-    assert flight.runs is not None
-    width, total = flight.group.width, flight.total
+    assert current.runs is not None
+    width, total = current.group.width, current.total
     positions, olds, steps = (
-        array[:total].numpy().view(f"<u{array.element_size()}") for array in flight.buffers.arrays(width, host=True)
+        array[:total].numpy().view(f"<u{array.element_size()}") for array in current.buffers.arrays(width, host=True)
     )
-    ordered = order_runs(flight.runs, positions, olds, steps)
-    ends = flight.runs[:, 1].reshape(-1, flight.tiles).sum(axis=1, dtype=np.int64).cumsum()
+    ordered = order_runs(current.runs, positions, olds, steps)
+    ends = current.runs[:, 1].reshape(-1, current.tiles).sum(axis=1, dtype=np.int64).cumsum()
     begin = 0
-    blocks = (block for run in flight.group.block_runs for block in run.cut())
+    blocks = (block for run in current.group.block_runs for block in run.cut())
     for block, end in zip(blocks, ends.tolist(), strict=True):
         found = found_block(block.pair.row, block.start, block.count, *(array[begin:end] for array in ordered))
         begin = end

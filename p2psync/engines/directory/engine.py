@@ -174,7 +174,7 @@ class DirectoryEngine:
         before = other_slot(state.live)
         held = self._live.state.slot(before)
         if held.position is None or seals.seal_of(self._directory.slot(before)) != held.seal:
-            raise EngineError("the slot of the version before was patched since: it cannot be rolled back to")
+            raise EngineError("the slot of the version before was changed since: it cannot be rolled back to")
         self._make_live(before, held.position, undo=False)
         return held.position
 

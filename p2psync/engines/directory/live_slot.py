@@ -113,7 +113,7 @@ class LiveSlot:
         self.relink(fell_back=bool(wrong))
         if wrong:
             now = f"version {self.position.version} is live" if self.position is not None else "nothing is live"
-            self.damage.append(f"version {was.version} is damaged here ({wrong[0]}): {now} until it is mended")
+            self.damage.append(f"version {was.version} is damaged here ({wrong[0]}): {now} until it is repaired")
 
     def relink(self, *, fell_back: bool = False) -> None:
         """Makes `current` name the live slot. fell_back: the live slot has changed, so a wrong link is no damage."""
@@ -131,7 +131,7 @@ class LiveSlot:
             return
         self._link_error = ""
         if not fell_back:
-            self.damage.append(f"{self._directory.link} was removed or led elsewhere: made anew")
+            self.damage.append(f"{self._directory.link} was removed or led elsewhere: made again")
 
     def switch(self, slot: SlotName, position: Position, *, undo: bool) -> float:
         """Records that `slot` is live and switches the link; returns the seconds that the switch took.

@@ -26,7 +26,7 @@ def describe_misfit(version: Collection[TensorSpec], module: Collection[TensorSp
         more = f" (and {len(other) - 1} more)" if len(other) > 1 else ""
         parts.append(f"{first!r} is {_form(there[first])} in it, and {_form(here[first])} in the module{more}")
     remedies = ["load the same architecture and dtypes"]
-    if any(mark in name for name in missing + surplus for mark in _ADAPTER_NAME_PARTS):
+    if any(part in name for name in missing + surplus for part in _ADAPTER_NAME_PARTS):
         remedies.append("merge adapters into their base before publishing")
     if missing or surplus:
         remedies.append("map state_dict keys to the published names with names=")

@@ -249,7 +249,7 @@ class _TableBuilder:
             return self._module.state_dict(keep_vars=True) if self._sharded else self._module.state_dict()
         except Exception as error:  # of the module's own code
             raise ModuleError(
-                f"state_dict() fails ({type(error).__name__}: {_one_line(error)}): mend it first"
+                f"state_dict() fails ({type(error).__name__}: {_one_line(error)}): fix it first"
             ) from error
 
     def _refuse_sharding(self) -> None:

@@ -56,7 +56,7 @@ class RegisteredTensors:
             if new is None or new.tensor is not old.tensor or new.form != old.form:
                 raise EngineError(f"{old.name} is not what it was before the loader was asked where weights go")
         if now:
-            raise EngineError(f"{min(now)} was registered anew when the loader was asked where weights go")
+            raise EngineError(f"{min(now)} was registered again when the loader was asked where weights go")
 
     def _restore(self) -> None:
         for entry in self._entries:
