@@ -1,4 +1,4 @@
-"""Versions on requests inside of an ASGI server, with commits while answers are made."""
+"""Versions on requests in ASGI middleware, with commits while answers are made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from p2psync.protocol.versions import Position
 
 
 class Server:
-    """An application of one answer, and what a client gets from it."""
+    """An application with one answer, and the client's view of it."""
 
     def __init__(self, parts: list[bytes], kind: str = "application/json", version: int | None = 3) -> None:
         self.parts, self.kind = parts, kind

@@ -1,4 +1,4 @@
-"""Readers together, or one commit alone, and a commit does not starve."""
+"""The commit lock admits many readers or one writer, and readers do not starve a writer."""
 
 from __future__ import annotations
 

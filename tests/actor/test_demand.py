@@ -1,4 +1,4 @@
-"""Which demands are met by what is live, and what is said when they are not."""
+"""Which demands the live version meets, and what a refusal says."""
 
 from __future__ import annotations
 

@@ -24,14 +24,14 @@ LIMIT = 10.0
 
 
 class Weights:
-    """An engine's side: a version that only changes under the write lock."""
+    """An engine whose version changes only under the write lock."""
 
     def __init__(self) -> None:
         self.commit_lock = CommitLock()
         self.position: Position | None = None
 
     def commit(self, version: int, half_way: Callable[[], object] = lambda: None) -> None:
-        """As a commit does, in its own thread."""
+        """Changes the version in a thread of its own, as a commit does."""
         with self.commit_lock.write_lock():
             self.position = None  # nobody may see this
             half_way()
@@ -50,7 +50,7 @@ class Weights:
 
 
 class Turns:
-    """What an answer waits for, and what tells that it has begun."""
+    """Events: an answer has started, and an answer may continue."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -236,9 +236,7 @@ def streaming(turns: Turns, *parts: bytes, content_type: str = EVENT_STREAM) -> 
 
 
 @pytest.mark.parametrize("content_type", [EVENT_STREAM, JSON_LINES])
-async def test_a_stream_names_its_last_version_in_its_last_line(
-    serve: Serve, weights: Weights, content_type: str
-) -> None:
+async def test_a_stream_ends_with_its_last_version(serve: Serve, weights: Weights, content_type: str) -> None:
     turns = Turns()
     parts = (
         (b"data: a\n\n", b"data: b\n\n", b"data: [DONE]\n\n") if content_type == EVENT_STREAM else (b"{}\n", b"{}\n")
@@ -270,7 +268,7 @@ async def test_a_stream_that_breaks_off_has_no_trailer(serve: Serve) -> None:
 
 
 async def test_versions_are_right_under_random_commits(serve: Serve, weights: Weights) -> None:
-    """Each token tells the version it was made under, as an engine knows it: no answer may say otherwise."""
+    """Each token names the version under which the engine made it; the answer's versions must agree."""
     newest, committing = 3, asyncio.Lock()
     rng = random.Random(1)
 

@@ -1,4 +1,4 @@
-"""The background scrub finds what no commit looks at."""
+"""The background scrub finds damage that no commit touches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPECS = [TensorSpec(int(Kind.TENSOR), name, "BF16", (100,)) for name in "abc"]
 
 
 class Weights:
-    """An engine as far as a scrub needs one."""
+    """The part of an engine that a scrub uses."""
 
     def __init__(self) -> None:
         self.bits = {spec: np.arange(100, dtype=np.uint16) for spec in SPECS}

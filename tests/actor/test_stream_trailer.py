@@ -1,4 +1,4 @@
-"""A stream's last line tells its versions, however the stream is cut into pieces."""
+"""The trailer names a stream's versions, however the stream is split into parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever befalls the files of an actor, a relay or a trainer: the right bits come of it, or a refusal of one line."""
+"""After any damage to the files of an actor, relay or trainer, the right bits return, or one line refuses."""
 
 from __future__ import annotations
 

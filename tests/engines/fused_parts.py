@@ -23,7 +23,7 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 
 
 class Checkpointed(torch.nn.Module):
-    """What is trained and published."""
+    """The model that is trained and published."""
 
     def __init__(self, seed: int = 1) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def learned(model: Fused, version: Version, group_units: int = 1 << 25) -> LiveM
 
 
 class Served:
-    """A fused model and its engine, with a thread that takes commits as vLLM's pause would."""
+    """A fused model and its engine, with a thread that runs commits, as vLLM does in its pause."""
 
     def __init__(self, trained: Checkpointed | None = None) -> None:
         self.trained = trained or Checkpointed()
@@ -142,7 +142,7 @@ class Served:
         self._thread.join()
 
     def holds(self, version: Version) -> bool:
-        """Whether the live model is a fresh load of the version."""
+        """Returns whether the live model equals a fresh load of the version."""
         fresh = Fused()
         with torch.no_grad():
             fresh.load_weights(tensors(version))
@@ -169,7 +169,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def failing(function: Callable[[], None]) -> Callable[[], None]:
-    """Does it, and fails then."""
+    """Returns a function that runs the given one and then fails."""
 
     def fail() -> None:
         function()

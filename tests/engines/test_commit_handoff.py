@@ -1,4 +1,4 @@
-"""Where a commit meets the engine's own thread."""
+"""The hand-off of a commit to the engine's own thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONG = 60.0
 
 
 def test_an_offer_right_after_the_last_one_is_taken() -> None:
-    """However late the thread that took the last one comes back to see that it is over."""
+    """Also if the thread that ran the last offer has not yet seen that it is over."""
     handoff = CommitHandoff()
     rounds, done = 300, []
 

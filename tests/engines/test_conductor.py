@@ -1,4 +1,4 @@
-"""Who conducts an engine lets it go on whenever, and only when, whole weights of a known version are live."""
+"""The conductor resumes an engine exactly when whole weights of a known version are live."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2psync.errors import EngineError, UnvouchedError, UsageError
 
 
 class Engine:
-    """What is asked of an engine, kept in memory."""
+    """The controls of an engine, in memory."""
 
     def __init__(self, version: int | None = 0, staged: int | None = None) -> None:
         self.version, self.staged = version, staged
@@ -57,7 +57,7 @@ class Engine:
         self.said = version if version is not None else self.said
 
     async def looked_at(self, times: int = 2) -> None:
-        """Wait until the conductor has come round."""
+        """Waits until the conductor has polled."""
         for _ in range(times):
             self.asked.clear()
             await self.asked.wait()

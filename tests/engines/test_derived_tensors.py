@@ -1,4 +1,4 @@
-"""What a forward pass can reach is a constant, mapped, or a copy that commits make again; else it is refused."""
+"""A tensor that a forward pass can reach is constant, mapped, or a copy that commits make again; else it is refused."""
 
 from __future__ import annotations
 

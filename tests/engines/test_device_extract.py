@@ -1,4 +1,4 @@
-"""What is found on a device is what the CPU finds, in groups of bounded size; here with the device being the CPU."""
+"""Extraction on a device finds what the CPU finds, in groups of bounded size. Here the device is the CPU."""
 
 from __future__ import annotations
 

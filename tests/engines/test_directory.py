@@ -1,4 +1,4 @@
-"""`current` is always byte-identical to a published checkpoint, and a step costs what changed."""
+"""`current` is always byte-identical to a published checkpoint, and a step costs O(changed)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others do to the files of a directory engine: it is seen at a glance, what is live falls back, and is mended."""
+"""Damage to the files of a directory engine is noticed cheaply; the engine falls back and repairs it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def into_fifo(path: Path) -> None:
 
 
 def into_link(path: Path) -> None:
-    """To a file of somebody else, which must not be written to."""
+    """Replaces it by a link to a foreign file, which must not be written."""
     theirs = path.parents[4] / "theirs"
     theirs.write_bytes(path.read_bytes())
     path.unlink()
@@ -85,7 +85,7 @@ class Bench:
         self.engine = DirectoryEngine(self.root, self.run.reader)
 
     def goes_on(self, version: int) -> None:
-        """Bring the engine to the last version from `version`, -1: from nothing."""
+        """Brings the engine to the last version from `version`, -1: from nothing."""
         if version < 0:
             self.run.anchor(0, self.made[0])
             bring(self.run, self.engine, self.run.steps[None, 0])

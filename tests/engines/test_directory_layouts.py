@@ -1,4 +1,4 @@
-"""Tensors and files that come, go, change shape or place: always right, and in place where the layout allows."""
+"""Tensors and files that are added, removed, reshaped or moved: always right, and in place where the layout allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A version in which a left-out tensor and its equal part ways is refused, whatever blocks it comes in."""
+"""A version in which a left-out tensor no longer equals its loaded one is refused, whatever its blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live map is learned from a loader alone, changes no bit, and is refused where loading is more than copying."""
+"""The live map is learned from a loader alone, changes no bit, and is refused where a loader does more than copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a module is made of and wrapped in, what is live is what it computes with."""
+"""A module of any kind, in any wrapper, computes with the live weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a module are the storage that it computes with; whatever else is refused by name, with what to do."""
+"""Rows of a module are the storage that it computes with; anything else is refused by name, with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that are not finite are counted as they come and go, and what they left in a cache is forgotten."""
+"""Non-finite weights are counted as they come and go, and non-finite values that they left in a cache are cleared."""
 
 from __future__ import annotations
 

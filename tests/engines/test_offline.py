@@ -1,4 +1,4 @@
-"""Deltas between checkpoints on disk are exact: every file, every bit, and whatever is made of them."""
+"""Deltas between checkpoints on disk, and deltas made of them, are exact: every file, every bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deltas between checkpoints on disk: whatever goes wrong is one line, and OUT is as it was."""
+"""Commands on deltas that fail report one line and leave OUT as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loader is asked where weights go, and the model's own parameters are the same objects afterwards."""
+"""Probing a loader leaves the model's parameters the same objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The relay's engine: a position without weights, believed only while the chunks that led there are held."""
+"""The relay's engine keeps a position without weights, and believes it only while the store has its chunks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEC = TensorSpec(Kind.TENSOR, "w", "U8", (100,))
 
 
 def digest(version: int) -> bytes:
-    """Of a version."""
+    """Returns the digest of a version."""
     return bytes([version + 1]) * 16
 
 
@@ -54,7 +54,7 @@ def add(store: Store, version: int, base: int | None, *, epoch: int = 1, whole: 
 
 
 def bring(engine: RelayEngine, *path: Step) -> None:
-    """Go a way whose chunks the store holds."""
+    """Commits a path whose chunks the store holds."""
     stage = engine.stage(path)
     for i in range(len(path)):
         assert list(stage.wanted(i)) == [0, 1]

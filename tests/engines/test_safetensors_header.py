@@ -1,4 +1,4 @@
-"""Safetensors headers are hostile input; ours are those of the safetensors library."""
+"""Hostile safetensors headers are refused; canonical ones are those of the safetensors library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a loader's slices lie is found again from the numbers that they carry, and blocks are followed there."""
+"""Strided runs are found from the numbers that probes carry, and blocks are mapped through them."""
 
 from __future__ import annotations
 

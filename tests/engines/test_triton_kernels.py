@@ -1,4 +1,4 @@
-"""The Triton kernels: in Triton's interpreter the same finds as on a CPU, and real compilers take them."""
+"""The Triton kernels find the same changes as a CPU, in Triton's interpreter, and compile for real GPUs."""
 
 from __future__ import annotations
 

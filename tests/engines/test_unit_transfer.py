@@ -1,4 +1,4 @@
-"""A live module on a device: read and written many blocks at a time; here with the device being the CPU."""
+"""A live module on a device is read and written many blocks at a time. Here the device is the CPU."""
 
 from __future__ import annotations
 
