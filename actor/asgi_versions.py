@@ -1,7 +1,6 @@
-"""Versions on requests (`p2psync.actor.demand`) inside of an ASGI server that runs the engine itself, such as vLLM's.
+"""Versions on requests (`p2psync.actor.demand`), as middleware of an ASGI server that runs the engine, such as vLLM's.
 
-What `p2psync.actor.rollout_server` does in front of a server, without a second one. Only paths of inference are looked
-at.
+It does inside of a server what `p2psync.actor.rollout_server` does in front of one. It handles paths of inference only.
 """
 
 from __future__ import annotations
@@ -13,113 +12,113 @@ from typing import Any
 import msgspec
 
 from p2psync.actor.demand import (
-    Demand,
-    Reading,
-    Unmet,
+    LiveReading,
+    UnmetDemand,
+    VersionDemand,
+    changed_during,
     demand_of,
     end_headers,
-    moved,
     refusal_headers,
-    span,
     start_headers,
-    unmet,
+    unmet_demand,
+    version_span,
 )
 from p2psync.actor.live_version import LiveVersion
-from p2psync.actor.stream_trailer import EndMark
+from p2psync.actor.stream_trailer import StreamTrailer
 from p2psync.errors import EngineError, P2PSyncError
 from p2psync.net.hub_wire import encode_error, status_of
 
-#: Paths that begin so are answered with versions.
-INFERENCE = ("/v1/", "/inference/")
-#: Where the application's state holds the `LiveVersion`; nothing: this process does not conduct.
-STATE = "p2psync_live"
+#: Prefixes of the paths whose answers carry versions.
+INFERENCE_PATHS = ("/v1/", "/inference/")
+#: Attribute of the application's state that holds the `LiveVersion`; absent if this process does not conduct.
+STATE_ATTRIBUTE = "p2psync_live"
 _Message = MutableMapping[str, Any]
 _Send = Callable[[_Message], Awaitable[None]]
 
 
 class VersionMiddleware:
-    """`app.add_middleware(VersionMiddleware)`."""
+    """ASGI middleware: `app.add_middleware(VersionMiddleware)`."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app
 
     async def __call__(self, scope: _Message, receive: Callable[[], Awaitable[_Message]], send: _Send) -> None:
-        """One request. Without a version, and without a demand for one, the engine answers as it would alone."""
-        if scope["type"] != "http" or not scope["path"].startswith(INFERENCE):
+        """Handles one request. Without a live version and without a demand, it passes the request on unchanged."""
+        if scope["type"] != "http" or not scope["path"].startswith(INFERENCE_PATHS):
             return await self._app(scope, receive, send)
-        live: LiveVersion | None = getattr(scope["app"].state, STATE, None)
+        live: LiveVersion | None = getattr(scope["app"].state, STATE_ATTRIBUTE, None)
         try:
             demand = demand_of(_headers(scope["headers"]))
             start = await _read(live)
-            if start is None and demand != Demand():
+            if start is None and demand != VersionDemand():
                 raise EngineError("this process does not know which version is live: serve with one API process")
         except P2PSyncError as error:
             status = 502 if isinstance(error, EngineError) else status_of(error)
             return await _answer(send, status, encode_error(error), {})
-        if live is None or start is None or (start.position is None and demand == Demand()):
+        if live is None or start is None or (start.position is None and demand == VersionDemand()):
             return await self._app(scope, receive, send)
-        if (refusal := unmet(demand, start.position)) is not None:
+        if (refusal := unmet_demand(demand, start.position)) is not None:
             return await _refuse(send, refusal)
-        return await self._app(scope, receive, _Marked(live, demand, start, send).send)
+        return await self._app(scope, receive, _VersionedAnswer(live, demand, start, send).send)
 
 
-class _Marked:
-    """One answer. Streams go on as they come, and end with their mark; others are held until their end is known."""
+class _VersionedAnswer:
+    """One answer. Streams are passed on as they come and get a trailer; others are held until their end is known."""
 
-    def __init__(self, live: LiveVersion, demand: Demand, start: Reading, send: _Send) -> None:
+    def __init__(self, live: LiveVersion, demand: VersionDemand, start: LiveReading, send: _Send) -> None:
         self._live, self._demand, self._start, self._send = live, demand, start, send
-        self._begin: _Message = {}
-        self._mark: EndMark | None = None
+        self._head: _Message = {}
+        self._trailer: StreamTrailer | None = None
         self._body = b""
 
     async def send(self, message: _Message) -> None:
         if message["type"] == "http.response.start":
-            await self._begun(message)
+            await self._begin_answer(message)
         elif message["type"] != "http.response.body":
             await self._send(message)
-        elif self._mark is not None:
-            await self._part(self._mark, message)
+        elif self._trailer is not None:
+            await self._send_part(self._trailer, message)
         else:
             self._body += message.get("body", b"")
             if not message.get("more_body", False):
-                await self._whole()
+                await self._send_whole()
 
-    async def _begun(self, message: _Message) -> None:
+    async def _begin_answer(self, message: _Message) -> None:
         headers = _headers(message.get("headers", ()))
         kind = headers.get("content-type", "").split(";")[0].strip()
-        self._begin = dict(message)
-        if EndMark.can_mark(kind):
-            self._mark = EndMark(kind)
-            await self._send_begin(start_headers(self._start), without=b"content-length")
+        self._head = dict(message)
+        if StreamTrailer.can_carry(kind):
+            self._trailer = StreamTrailer(kind)
+            await self._send_head(start_headers(self._start), without=b"content-length")
 
-    async def _part(self, mark: EndMark, message: _Message) -> None:
-        body, more = mark.feed(message.get("body", b"")), bool(message.get("more_body", False))
+    async def _send_part(self, trailer: StreamTrailer, message: _Message) -> None:
+        body, more = trailer.feed(message.get("body", b"")), bool(message.get("more_body", False))
         if not more:
-            body += mark.finish(span(self._start, await self._live.read()))
+            body += trailer.finish(version_span(self._start, await self._live.read()))
         if body or not more:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
-    async def _whole(self) -> None:
+    async def _send_whole(self) -> None:
         end = await self._live.read()
-        if (refusal := moved(self._demand, self._start, end)) is not None:
+        if (refusal := changed_during(self._demand, self._start, end)) is not None:
             await _refuse(self._send, refusal)
             return
-        await self._send_begin({**start_headers(self._start), **end_headers(span(self._start, end))})
+        await self._send_head({**start_headers(self._start), **end_headers(version_span(self._start, end))})
         await self._send({"type": "http.response.body", "body": self._body})
 
-    async def _send_begin(self, added: Mapping[str, str], without: bytes = b"") -> None:
-        kept = [(name, value) for name, value in self._begin.get("headers", ()) if name.lower() != without]
-        await self._send({**self._begin, "headers": [*kept, *_encoded(added)]})
+    async def _send_head(self, added: Mapping[str, str], without: bytes = b"") -> None:
+        kept = [(name, value) for name, value in self._head.get("headers", ()) if name.lower() != without]
+        await self._send({**self._head, "headers": [*kept, *_encoded(added)]})
 
 
-async def _read(live: LiveVersion | None) -> Reading | None:
-    """What is live; None where nobody knows, because commits are conducted elsewhere, or no more."""
+async def _read(live: LiveVersion | None) -> LiveReading | None:
+    """Returns the live version; None if it is unknown, because commits are conducted elsewhere, or no longer."""
     with suppress(EngineError):
         return None if live is None else await live.read()
     return None
 
 
-async def _refuse(send: _Send, refusal: Unmet) -> None:
+async def _refuse(send: _Send, refusal: UnmetDemand) -> None:
     await _answer(send, 409, msgspec.json.encode(refusal), refusal_headers(refusal, 1.0))
 
 
@@ -134,7 +133,7 @@ def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 class _Headers(dict[str, str]):
-    """By name, in any case."""
+    """Headers by name, which ignores case."""
 
     def get(self, name: str, default: Any = None) -> Any:
         return super().get(name.lower(), default)

@@ -1,8 +1,8 @@
-"""Who may use the live weights when: readers together, or one commit alone, and a commit never waits for long.
+"""A readers-writer lock for the live weights that prefers the writer: many readers at a time, or one commit.
 
-A commit that waits keeps new readers out, so that a loop that reads without pause does not starve it: it waits for the
-readers of the moment and no others. A reader inside may enter again. Readers are threads (`held`) or coroutines
-(`holding`).
+A commit that waits keeps new readers out, so that a loop that reads without pause cannot starve it: it waits for the
+readers that are inside, and no others. A reader inside may enter again. Readers are threads (`read_lock`) or coroutines
+(`read_lock_async`); so are writers (`write_lock`, `write_lock_async`).
 """
 
 from __future__ import annotations
@@ -16,51 +16,50 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 
-def _at_once() -> bool:
+def _always() -> bool:
     return True
 
 
-class Gate:
-    """Any number of readers, or one writer, who goes first."""
+class CommitLock:
+    """Any number of readers, or one writer. A waiting writer goes before new readers."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._readers: dict[object, int] = {}
         self._writers = 0
         self._commits = 0
-        self._kept_waiting: float | None = None
+        self._readers_wait_since: float | None = None
         self._ended: Exception | None = None
         self._wakes: list[Callable[[], object]] = []
 
     @property
     def commits(self) -> int:
-        """How often a writer was inside. The same number twice, each time read inside, says that nothing was written
-        in between."""
+        """How often a writer was inside. Two equal numbers, both read under a read lock, mean no write in between."""
         return self._commits
 
     @property
-    def wanted(self) -> bool:
+    def write_requested(self) -> bool:
         """Whether a writer waits or is inside."""
         return self._writers > 0
 
     @contextmanager
-    def held(self, ready: Callable[[], bool] = _at_once) -> Iterator[None]:
-        """Keep writers out meanwhile. Waits until `ready` (see `look`). Raises what `end` was given."""
+    def read_lock(self, ready: Callable[[], bool] = _always) -> Iterator[None]:
+        """Keeps writers out within the context. Waits until `ready()` (see `recheck`). Raises the error of `end`."""
         me = threading.get_ident()
         with self._changed:
-            self._changed.wait_for(lambda: self._entered(me, ready))
+            self._changed.wait_for(lambda: self._try_enter(me, ready))
         try:
             yield
         finally:
             self._leave(me)
 
     @asynccontextmanager
-    async def holding(self, ready: Callable[[], bool] = _at_once) -> AsyncIterator[None]:
-        """`held`, for a coroutine; each entry is a reader of its own, so it must not enter again inside."""
+    async def read_lock_async(self, ready: Callable[[], bool] = _always) -> AsyncIterator[None]:
+        """`read_lock` for a coroutine. Each entry is a reader of its own, so it must not enter again inside."""
         me, loop = object(), asyncio.get_running_loop()
         while True:
             with self._changed:
-                if self._entered(me, ready):
+                if self._try_enter(me, ready):
                     break
                 woken = loop.create_future()
                 self._wakes.append(partial(loop.call_soon_threadsafe, _resolve, woken))
@@ -71,28 +70,28 @@ class Gate:
             self._leave(me)
 
     @contextmanager
-    def closed(self) -> Iterator[float]:
-        """Keep readers out meanwhile; waits for those inside, however long they stay.
+    def write_lock(self) -> Iterator[float]:
+        """Keeps readers out within the context; waits for those inside, however long they stay.
 
-        Gives the moment (`time.perf_counter`) since which readers have had to wait: while the writer waits for the end
-        of a batch, nobody is kept from anything until another reader comes.
+        Yields the time (`time.perf_counter`) since which readers wait: while the writer waits for the end of a batch,
+        no reader is delayed until another one comes.
         """
         with self._changed:
             self._writers += 1
             self._changed.wait_for(lambda: not self._readers)
-            since = self._kept_waiting if self._kept_waiting is not None else time.perf_counter()
+            since = self._readers_wait_since if self._readers_wait_since is not None else time.perf_counter()
         try:
             yield since
         finally:
             with self._changed:
                 self._writers -= 1
                 self._commits += 1
-                self._kept_waiting = None
+                self._readers_wait_since = None
                 self._wake()
 
     @asynccontextmanager
-    async def closing(self) -> AsyncIterator[None]:
-        """`closed`, for a coroutine."""
+    async def write_lock_async(self) -> AsyncIterator[None]:
+        """`write_lock` for a coroutine."""
         loop = asyncio.get_running_loop()
         with self._changed:
             self._writers += 1
@@ -111,30 +110,30 @@ class Gate:
             with self._changed:
                 self._writers -= 1
                 self._commits += inside
-                self._kept_waiting = None
+                self._readers_wait_since = None
                 self._wake()
 
-    def look(self) -> None:
-        """Have waiting readers look again whether they are ready."""
+    def recheck(self) -> None:
+        """Makes waiting readers call their `ready` again."""
         with self._changed:
             self._wake()
 
     def end(self, reason: Exception) -> None:
-        """Send waiting readers away with this error, and those to come. Again: no effect."""
+        """Fails waiting readers, and those to come, with this error. Again: no effect."""
         with self._changed:
             self._ended = self._ended or reason
             self._wake()
 
-    def _entered(self, me: object, ready: Callable[[], bool]) -> bool:
-        """Enter if that may be now. Raises what `end` was given."""
+    def _try_enter(self, me: object, ready: Callable[[], bool]) -> bool:
+        """Enters if that is possible now; returns whether. Raises the error of `end`."""
         if me not in self._readers:
             if self._ended is not None:
                 raise self._ended
             if not ready():
                 return False
             if self._writers:
-                if self._kept_waiting is None:
-                    self._kept_waiting = time.perf_counter()
+                if self._readers_wait_since is None:
+                    self._readers_wait_since = time.perf_counter()
                 return False
         self._readers[me] = self._readers.get(me, 0) + 1
         return True

@@ -1,9 +1,10 @@
-"""Which version a rollout request wants, whether it can have it now, and what its answer says. Pure.
+"""The version that a rollout request demands, whether it is live, and the headers of the answer. Pure.
 
-A request may carry `P2PSync-Min-Version` (this one or a later one) or `P2PSync-Exact-Version`. While that is not so it
-is answered 409, with what is live, and with Retry-After if waiting may help. Every answer says the version at its start
-and at its end. The start is read before the engine hears of the request and the end after it gave its last byte, each
-outside of any commit, so every token was made under a version from start to end; and if `commits` is 0, all under one.
+A request may carry `P2PSync-Min-Version` (this version or a later one) or `P2PSync-Exact-Version`. If the live version
+does not meet it, the answer is 409, with the live version, and with Retry-After if waiting may help. Every answer names
+the version at its start and at its end. The start is read before the engine gets the request, and the end after the
+engine's last byte, both outside of any commit. So every token was made under a version from start to end; and if
+`commits` is 0, all tokens under one version.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ END_VERSION, END_DIGEST = "P2PSync-End-Version", "P2PSync-End-Digest"
 COMMITS = "P2PSync-Commits"
 LIVE_VERSION = "P2PSync-Live-Version"
 
-#: not_yet: wait for it. passed: a newer one is live here; another actor may still have it. moved: it was live at the
-#: start, but a commit came before the end; ask again.
+#: not_yet: the version is not live yet; wait. passed: a newer one is live here; another actor may still have it.
+#: moved: it was live at the start, but a commit came before the end; ask again.
 Reason = Literal["not_yet", "passed", "moved"]
 
 
-class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request wants; None: anything."""
+class VersionDemand(msgspec.Struct, frozen=True, kw_only=True):
+    """The versions that a request accepts: `minimum` or later, or `exact`; None: any."""
 
     minimum: int | None = None
     exact: int | None = None
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What was live at a moment without a commit, and how many commits there had been."""
+class LiveReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The live version at a time outside of any commit, and the number of commits so far."""
 
     position: Position | None
     commits: int
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """Under which versions an answer was made. Digests in hex. commits: during it."""
+class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """The versions under which an answer was made. Digests in hex. commits: number of commits during the answer."""
 
     start_version: int
     start_digest: str
@@ -52,7 +53,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     commits: int
 
 
-class Unmet(msgspec.Struct, frozen=True, kw_only=True):
+class UnmetDemand(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a 409. live: None before the first version. retry: whether the same actor may be asked again."""
 
     error: str = "version_unmet"
@@ -63,16 +64,16 @@ class Unmet(msgspec.Struct, frozen=True, kw_only=True):
     retry: bool
 
 
-def demand_of(headers: Mapping[str, str]) -> Demand:
-    """What a request's headers want. Raises `FormatError`."""
-    minimum, exact = _number(headers, MIN_HEADER), _number(headers, EXACT_HEADER)
+def demand_of(headers: Mapping[str, str]) -> VersionDemand:
+    """Reads a request's demand from its headers. Raises `FormatError`."""
+    minimum, exact = _version_number(headers, MIN_HEADER), _version_number(headers, EXACT_HEADER)
     if minimum is not None and exact is not None:
         raise FormatError(f"{MIN_HEADER} and {EXACT_HEADER}: ask for one of them")
-    return Demand(minimum=minimum, exact=exact)
+    return VersionDemand(minimum=minimum, exact=exact)
 
 
-def unmet(demand: Demand, live: Position | None) -> Unmet | None:
-    """Why the demand is not met by what is live; None if it is. Nothing is met before the first version."""
+def unmet_demand(demand: VersionDemand, live: Position | None) -> UnmetDemand | None:
+    """Returns why the live version does not meet the demand; None if it does. Without a live version none is met."""
     version = None if live is None else live.version
     if version is None or (demand.minimum is not None and version < demand.minimum):
         return _refusal(demand, version, "not_yet")
@@ -81,10 +82,10 @@ def unmet(demand: Demand, live: Position | None) -> Unmet | None:
     return None
 
 
-def moved(demand: Demand, start: Reading, end: Reading) -> Unmet | None:
-    """Why an answer that was begun rightly is not what was asked for; None if it is.
+def changed_during(demand: VersionDemand, start: LiveReading, end: LiveReading) -> UnmetDemand | None:
+    """Returns why an answer that started under the right version does not meet the demand; None if it does.
 
-    Only an exact version can be missed, and is already when a commit came in between and was rolled back.
+    Only a demand for an exact version can fail: by any commit in between, even one that was rolled back.
     """
     if demand.exact is None or end.commits == start.commits:
         return None
@@ -92,10 +93,10 @@ def moved(demand: Demand, start: Reading, end: Reading) -> Unmet | None:
     return _refusal(demand, version, "moved" if version is not None and version <= demand.exact else "passed")
 
 
-def span(start: Reading, end: Reading) -> Span:
-    """What an answer says of its versions. Both readings found a version."""
+def version_span(start: LiveReading, end: LiveReading) -> VersionSpan:
+    """Returns the versions of an answer. Both readings have a version."""
     assert start.position is not None and end.position is not None
-    return Span(
+    return VersionSpan(
         start_version=start.position.version,
         start_digest=start.position.digest.hex(),
         end_version=end.position.version,
@@ -104,30 +105,30 @@ def span(start: Reading, end: Reading) -> Span:
     )
 
 
-def start_headers(start: Reading) -> dict[str, str]:
-    """What is said when an answer begins."""
+def start_headers(start: LiveReading) -> dict[str, str]:
+    """Returns the headers that are known when an answer starts."""
     assert start.position is not None
     return {START_VERSION: str(start.position.version), START_DIGEST: start.position.digest.hex()}
 
 
-def end_headers(found: Span) -> dict[str, str]:
-    """What is said when an answer's end is known before it is sent."""
+def end_headers(found: VersionSpan) -> dict[str, str]:
+    """Returns the headers of an answer whose end is known before it is sent."""
     return {END_VERSION: str(found.end_version), END_DIGEST: found.end_digest, COMMITS: str(found.commits)}
 
 
-def refusal_headers(refusal: Unmet, after: float) -> dict[str, str]:
-    """What is said with a 409. after: seconds until a version that is not there yet may be."""
+def refusal_headers(refusal: UnmetDemand, after: float) -> dict[str, str]:
+    """Returns the headers of a 409. after: seconds until the demanded version may be live."""
     headers = {} if refusal.live is None else {LIVE_VERSION: str(refusal.live)}
     if refusal.retry:
         headers["Retry-After"] = f"{0.0 if refusal.reason == 'moved' else max(0.0, after):.0f}"
     return headers
 
 
-def _refusal(demand: Demand, live: int | None, reason: Reason) -> Unmet:
-    return Unmet(reason=reason, live=live, minimum=demand.minimum, exact=demand.exact, retry=reason != "passed")
+def _refusal(demand: VersionDemand, live: int | None, reason: Reason) -> UnmetDemand:
+    return UnmetDemand(reason=reason, live=live, minimum=demand.minimum, exact=demand.exact, retry=reason != "passed")
 
 
-def _number(headers: Mapping[str, str], name: str) -> int | None:
+def _version_number(headers: Mapping[str, str], name: str) -> int | None:
     text = headers.get(name)
     if text is None:
         return None

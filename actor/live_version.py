@@ -1,4 +1,4 @@
-"""Which version is live, read where commits pass: at the gate, so that it is never that of a commit half way."""
+"""Reads the live version under the commit lock, so that it is never that of a commit half way."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
-from p2psync.actor.commit_lock import Gate
-from p2psync.actor.demand import Reading
+from p2psync.actor.commit_lock import CommitLock
+from p2psync.actor.demand import LiveReading
 from p2psync.protocol.versions import Position
 
 
-class Live(Protocol):
-    """What an engine holds, as whoever answers requests asks for it."""
+class LiveVersionReader(Protocol):
+    """Reads the live version of an engine, for a server of rollout requests."""
 
-    async def read(self) -> Reading:
-        """What is live, outside of any commit."""
+    async def read(self) -> LiveReading:
+        """Returns the live version, outside of any commit."""
 
-    def hold(self) -> AbstractAsyncContextManager[Reading]:
-        """Keep commits out meanwhile."""
+    def hold(self) -> AbstractAsyncContextManager[LiveReading]:
+        """Keeps commits out within the context."""
 
 
 class LiveVersion:
-    """What an engine holds whose commits pass `gate`."""
+    """The live version of an engine whose commits hold `commit_lock`."""
 
-    def __init__(self, gate: Gate, position: Callable[[], Position | None]) -> None:
-        """position: of the engine; changed only inside `gate.closed`."""
-        self._gate = gate
+    def __init__(self, commit_lock: CommitLock, position: Callable[[], Position | None]) -> None:
+        """position: of the engine; changed only inside `commit_lock.write_lock`."""
+        self._commit_lock = commit_lock
         self._position = position
 
-    async def read(self) -> Reading:
-        """What is live, after the commit at hand, if there is one."""
+    async def read(self) -> LiveReading:
+        """Returns the live version, after a commit under way, if there is one."""
         async with self.hold() as reading:
             return reading
 
     @asynccontextmanager
-    async def hold(self) -> AsyncIterator[Reading]:
-        """Keep commits out meanwhile. Raises what the gate was ended with."""
-        async with self._gate.holding():
-            yield Reading(position=self._position(), commits=self._gate.commits)
+    async def hold(self) -> AsyncIterator[LiveReading]:
+        """Keeps commits out within the context. Raises the error with which the lock was ended."""
+        async with self._commit_lock.read_lock_async():
+            yield LiveReading(position=self._position(), commits=self._commit_lock.commits)

@@ -1,8 +1,8 @@
-"""The actor in the swarm: an engine that holds the live version, kept at the newest one. Or a relay: the same without
-weights.
+"""The actor's node: keeps an engine at the newest version of a swarm. A relay is the same without weights.
 
-It joins the hub, finds its peers, fetches what is announced, stages it beside the live weights, commits, acknowledges,
-and serves what it holds to others. Everything it needs to go on after a crash is in its store and in its engine.
+It joins the hub, finds its peers, fetches announced versions, stages them beside the live weights, commits,
+acknowledges, and serves its chunks to peers. All that it needs to continue after a crash is in its store and its
+engine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from p2psync.arguments import as_directory, as_public_keys
-from p2psync.engines.base import Closing, Engine, Inspecting
+from p2psync.engines.base import ClosableEngine, Engine, InspectableEngine
 from p2psync.engines.relay import RelayEngine
 from p2psync.errors import UsageError
 from p2psync.membership.records import NodeInfo, Role
@@ -36,8 +36,8 @@ from p2psync.store.records import recover_record, save_record
 from p2psync.swarm.follower import Follower
 from p2psync.swarm.node import NodeConfig, NodeCore
 
-#: How often an engine looks for damage (seconds): a `stat` of each file, readers see a damage for so long.
-INSPECT_EVERY = 1.0
+#: Seconds between an engine's looks for damage, each a `stat` of every file. Readers may see damage for so long.
+INSPECT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +98,13 @@ class ActorNode:
         self._engine_of = engine_of
         self._local_digest = local_digest
         self._emit = on_event
-        self._moved = asyncio.Event()
+        self._progress = asyncio.Event()
         self._engine: Engine | None = None
 
     async def start(self) -> None:
-        """Open store and engine, listen, and join. An unreachable hub is no error: it is tried again.
+        """Opens store and engine, listens, and joins. An unreachable hub is tried again.
 
-        Raises `P2PSyncError` for what cannot mend itself: the store, the engine, the port, a malformed url.
+        Raises `P2PSyncError` for an error that does not pass by itself: of the store, the engine, the port, the url.
         """
         config = self.config
         host = listen_host(config.host)
@@ -114,8 +114,8 @@ class ActorNode:
         try:
             self._engine = await asyncio.to_thread(self._engine_of, self.store)
             local = self._local_digest
-            if not local and isinstance(self._engine, Inspecting):
-                local = await asyncio.to_thread(self._engine.at_hand)
+            if not local and isinstance(self._engine, InspectableEngine):
+                local = await asyncio.to_thread(self._engine.unidentified_digest)
             follower = Follower(self.engine.position, local, follow=parse_follow(config.follow_run))
             info = NodeInfo(
                 node=self._identity(),
@@ -137,8 +137,8 @@ class ActorNode:
                 measure=MeasureConfig(probe=config.probe),
                 warm=config.role != "relay",
                 on_event=self._on_event,
-                on_view=lambda view: self._moved.set(),
-                on_told=self._moved.set,
+                on_view=lambda view: self._progress.set(),
+                on_told=self._progress.set,
             )
             await self.runner.listen(host, config.port)
             self.runner.start()
@@ -153,52 +153,53 @@ class ActorNode:
             self.runner.run_beside(self._scrub())
 
     async def stop(self) -> None:
-        """Leave, wait for the engine to finish what it is doing, and close everything."""
+        """Leaves the swarm, waits for the engine to finish its work, and closes everything."""
         await self.runner.stop()
         await self.client.close()
         self._close()
 
     async def until(self, version: int) -> None:
-        """Wait until `version` or a later one of the run that the hub offers is live and the hub was told.
+        """Waits until `version` or a later one, of the run that the hub offers, is live and acknowledged.
 
         Raises as `until_broken`.
         """
         await self.runner.unless_broken(self._until(version))
 
     async def until_broken(self) -> None:
-        """Never returns; raises what this actor cannot go on after, such as a wrong join token or key."""
+        """Never returns. Raises an error after which this actor cannot continue, such as a wrong join token or key."""
         await self.runner.until_broken()
 
     def _close(self) -> None:
-        if isinstance(self._engine, Closing):
+        if isinstance(self._engine, ClosableEngine):
             self._engine.close()
         self.store.close()
 
     async def _inspect(self) -> None:
-        """Look at what is on disk every second, at names, sizes and times alone."""
+        """Looks for damage on disk every second, by names, sizes and times alone."""
         assert self.runner.driver is not None
-        while isinstance(self.engine, Inspecting):
+        while isinstance(self.engine, InspectableEngine):
             await self.runner.driver.inspect()
-            await asyncio.sleep(INSPECT_EVERY)
+            await asyncio.sleep(INSPECT_SECONDS)
 
     async def _scrub(self) -> None:
         from p2psync.actor.scrub import Scrubber  # loads numba, which a relay does without
 
         assert self.runner.driver is not None
 
-        def doubt(position: Position) -> None:
-            if not isinstance(self.engine, Inspecting):  # else it has taken its own look, and fallen back
+        def refetch(position: Position) -> None:
+            # An inspectable engine has found the damage by its own scrub, and has fallen back.
+            if not isinstance(self.engine, InspectableEngine):
                 self.runner.doubt(f"bits of version {position.version} were damaged here; fetching it anew", None)
 
         follower = self.runner.core.follower
         assert follower is not None
         scrubber = Scrubber(self.engine, self.runner.driver.in_worker, self.config.scrub_share)
-        await scrubber.run(lambda: follower.position, doubt)
+        await scrubber.run(lambda: follower.position, refetch)
 
     async def _until(self, version: int) -> None:
         while not self._runs(version):
-            self._moved.clear()
-            await self._moved.wait()
+            self._progress.clear()
+            await self._progress.wait()
 
     def _runs(self, version: int) -> bool:
         live, membership = self.position, self.runner.core.membership
@@ -208,16 +209,16 @@ class ActorNode:
 
     def _on_event(self, event: Event) -> None:
         self._emit(event)
-        self._moved.set()
+        self._progress.set()
 
     @property
     def position(self) -> Position | None:
-        """What is live."""
+        """The live version."""
         return self.engine.position
 
     @property
     def engine(self) -> Engine:
-        """Where the live version is; after `start`."""
+        """The engine; after `start`."""
         assert self._engine is not None, "not started"
         return self._engine
 
@@ -231,14 +232,14 @@ class ActorNode:
         return identity.node
 
 
-def relay(config: ActorConfig, *, on_event: Callable[[Event], None] = lambda event: None) -> ActorNode:
-    """A relay: it fetches and serves what an actor would, and keeps no weights."""
+def make_relay(config: ActorConfig, *, on_event: Callable[[Event], None] = lambda event: None) -> ActorNode:
+    """Returns a relay: it fetches and serves what an actor would, and keeps no weights."""
     config = dataclasses.replace(config, role="relay")
     return ActorNode(config, lambda packs: RelayEngine(config.store / "relay.json", packs), on_event=on_event)
 
 
 def chunk_reader(store: Store) -> Callable[[bytes, int], bytes | None]:
-    """How an engine reads chunks again that the store still holds."""
+    """Returns the function by which an engine reads chunks that the store still holds."""
 
     def read(manifest_id: bytes, index: int) -> bytes | None:
         pack = store.get(manifest_id)

@@ -1,4 +1,4 @@
-"""What keeps an actor from the next version, as its events tell: for whoever waits in vain. Pure."""
+"""Explains, from an actor's events, why the next version is not live yet. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from p2psync.protocol.versions import Position
 
 
 class Obstacle:
-    """Follows the events of one actor."""
+    """Follows the events of one actor and keeps what stands in its way."""
 
     def __init__(self, hub_url: str) -> None:
         self._hub_url = hub_url
@@ -16,7 +16,7 @@ class Obstacle:
         self._fetching = ""
 
     def hear(self, event: Event) -> None:
-        """Take in one event."""
+        """Takes one event."""
         match event:
             case HubJoined():
                 self._hub = ""
@@ -30,7 +30,7 @@ class Obstacle:
                 self._trouble = self._fetching = ""
 
     def line(self, live: Position | None) -> str:
-        """What is live, and what is in the way."""
+        """Returns one line: what is live, and why nothing newer is."""
         have = "nothing is live yet" if live is None else f"version {live.version} is live"
         why = self._hub or self._trouble or self._fetching
         return f"{have}; {why or f'the hub at {self._hub_url} has announced nothing newer'}"

@@ -1,7 +1,6 @@
-"""An engine that is another server, such as vLLM's OpenAI-compatible one: requests are passed on, answers as they come.
+"""A rollout engine that forwards requests to another server, such as vLLM's OpenAI-compatible one.
 
-Only inference is passed on: the routes by which such a server is paused or its weights are changed are not reached
-from outside.
+Only inference is forwarded: the routes that pause such a server or change its weights cannot be reached from outside.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from collections.abc import AsyncGenerator, Mapping
 import aiohttp
 from yarl import URL
 
-from p2psync.actor.rollout_server import Answered, Asked
+from p2psync.actor.rollout_server import RolloutAnswer, RolloutRequest
 from p2psync.errors import EngineError, UsageError
 from p2psync.net.hub_wire import NotFoundError, one_line
 
-#: Paths that begin so are passed on.
-INFERENCE = ("/v1/",)
-#: Headers that belong to one connection, or that are made anew.
-_OWN = frozenset(
+#: Prefixes of the paths that are forwarded.
+INFERENCE_PATHS = ("/v1/",)
+#: Headers that belong to one connection, or that are set again.
+_NOT_FORWARDED = frozenset(
     {
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade"),
         *("transfer-encoding", "content-length", "content-encoding", "content-type", "host", "date", "server"),
@@ -28,10 +27,10 @@ _OWN = frozenset(
 
 
 class ProxyEngine:
-    """Passes requests on to `url`. An async context manager, or `close` it."""
+    """Forwards requests to `url`. An async context manager, or call `close`."""
 
-    def __init__(self, url: str, *, paths: tuple[str, ...] = INFERENCE, silence: float = 600.0) -> None:
-        """paths: what is passed on begins with one of these. silence: seconds for which the server may say nothing."""
+    def __init__(self, url: str, *, paths: tuple[str, ...] = INFERENCE_PATHS, silence: float = 600.0) -> None:
+        """paths: prefixes that are forwarded. silence: seconds without data after which the server counts as dead."""
         self._url = URL(url)
         if self._url.scheme not in ("http", "https") or not self._url.host:
             raise UsageError(f"{one_line(url)!r} is not a server's address; give one like http://127.0.0.1:8000")
@@ -50,31 +49,31 @@ class ProxyEngine:
         if self._session is not None:
             await self._session.close()
 
-    async def __call__(self, asked: Asked) -> Answered:
+    async def __call__(self, request: RolloutRequest) -> RolloutAnswer:
         """See `RolloutEngine`. Raises `EngineError` where the server cannot be reached."""
-        if not asked.path.startswith(self._paths) or "/.." in asked.path:
-            raise NotFoundError(f"{one_line(asked.path)[:80]} is not passed on; inference is at {self._paths[0]}")
+        if not request.path.startswith(self._paths) or "/.." in request.path:
+            raise NotFoundError(f"{one_line(request.path)[:80]} is not passed on; inference is at {self._paths[0]}")
         if self._session is None:
-            # Each request is a connection of its own while it lasts: the face bounds how many there are.
+            # Each request has a connection of its own; the rollout server limits how many there are.
             connector = aiohttp.TCPConnector(limit=0)
             self._session = aiohttp.ClientSession(
                 connector=connector, timeout=self._timeout, cookie_jar=aiohttp.DummyCookieJar()
             )
-        headers = _passed(asked.headers) | {"Accept-Encoding": "identity"}
-        if "Content-Type" in asked.headers:
-            headers["Content-Type"] = asked.headers["Content-Type"]
-        target = self._url.origin().join(URL(asked.path, encoded=True))
+        headers = _forwarded(request.headers) | {"Accept-Encoding": "identity"}
+        if "Content-Type" in request.headers:
+            headers["Content-Type"] = request.headers["Content-Type"]
+        target = self._url.origin().join(URL(request.path, encoded=True))
         try:
             response = await self._session.request(
-                asked.method, target, data=asked.body or None, headers=headers, allow_redirects=False
+                request.method, target, data=request.body or None, headers=headers, allow_redirects=False
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineError(f"the engine at {self._url} does not answer: {one_line(str(error))}") from None
-        return Answered(
+        return RolloutAnswer(
             body=_parts(response),
             status=response.status,
             content_type=response.content_type,
-            headers=_passed(response.headers),
+            headers=_forwarded(response.headers),
         )
 
 
@@ -88,9 +87,9 @@ async def _parts(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None
         response.close()
 
 
-def _passed(headers: Mapping[str, str]) -> dict[str, str]:
+def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in headers.items()
-        if name.lower() not in _OWN and not name.lower().startswith("p2psync-")
+        if name.lower() not in _NOT_FORWARDED and not name.lower().startswith("p2psync-")
     }

@@ -1,10 +1,10 @@
-"""A rollout engine's HTTP face: any engine, with the versions of `p2psync.actor.demand` on requests and answers.
+"""Serves any rollout engine over HTTP, with the versions of `p2psync.actor.demand` on requests and answers.
 
-    face = RolloutFace(subscriber.live, engine)      # an async function, or ProxyEngine("http://127.0.0.1:8000")
-    port = await face.start("0.0.0.0", 8001)
+    server = RolloutServer(subscriber.live, engine)    # an async function, or ProxyEngine("http://127.0.0.1:8000")
+    port = await server.start("0.0.0.0", 8001)
 
-Commits go on while answers are made: they wait for nothing but the moment in which a version is read. With `hold` they
-wait for the answers at hand, and an answer never spans two versions: for engines that cannot stand a change in between.
+Commits happen while answers are made; they wait only while a version is read. With `hold` a commit waits for the
+answers under way, and no answer spans two versions: for engines whose weights must not change within an answer.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ import msgspec
 from aiohttp import web
 
 from p2psync.actor.demand import (
-    Demand,
-    Reading,
-    Span,
-    Unmet,
+    LiveReading,
+    UnmetDemand,
+    VersionDemand,
+    VersionSpan,
+    changed_during,
     demand_of,
     end_headers,
-    moved,
     refusal_headers,
-    span,
     start_headers,
-    unmet,
+    unmet_demand,
+    version_span,
 )
-from p2psync.actor.live_version import Live
-from p2psync.actor.stream_trailer import EndMark
+from p2psync.actor.live_version import LiveVersionReader
+from p2psync.actor.stream_trailer import StreamTrailer
 from p2psync.errors import EngineError, P2PSyncError
 from p2psync.net.hub_wire import TooLargeError, encode_error, read_bounded, status_of
 
-#: Bounds of a request, and of an answer that is not streamed (bytes).
+#: Maximum bytes of a request, and of an answer that is not streamed.
 MAX_REQUEST = 16 << 20
 MAX_ANSWER = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A request as an engine sees it. path: with its query."""
+class RolloutRequest:
+    """A request as an engine gets it. path: with its query."""
 
     method: str
     path: str
@@ -51,8 +51,8 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
-    """An engine's answer. body: whole, or as it comes."""
+class RolloutAnswer:
+    """An engine's answer. body: whole, or as a stream."""
 
     body: bytes | AsyncGenerator[bytes, None]
     status: int = 200
@@ -61,26 +61,26 @@ class Answered:
 
 
 class RolloutEngine(Protocol):
-    """Answers requests; cancelled when the asker hangs up."""
+    """Answers requests. The call is cancelled when the client disconnects."""
 
-    async def __call__(self, asked: Asked) -> Answered:
-        """Raises `P2PSyncError`."""
+    async def __call__(self, request: RolloutRequest) -> RolloutAnswer:
+        """Returns the answer. Raises `P2PSyncError`."""
 
 
-class RolloutFace:
-    """Serves an engine. To be used on one loop."""
+class RolloutServer:
+    """Serves an engine on one event loop."""
 
     def __init__(
         self,
-        live: Live,
+        live: LiveVersionReader,
         engine: RolloutEngine,
         *,
         hold: bool = False,
         max_requests: int = 1024,
         retry_after: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """hold: see above. max_requests: answered at a time; more are told 429. retry_after: seconds until a version
-        that is not there yet may be."""
+        """hold: see the module. max_requests: answer at a time; more get 429. retry_after: returns the seconds until
+        a demanded version may be live."""
         self._live = live
         self._engine = engine
         self._hold = hold
@@ -91,11 +91,11 @@ class RolloutFace:
 
     @property
     def requests(self) -> int:
-        """That are being answered."""
+        """The number of requests that are being answer."""
         return self._requests
 
     async def start(self, host: str, port: int) -> int:
-        """Serve until `stop`; returns the port. Raises OSError."""
+        """Starts to serve, until `stop`; returns the port. Raises OSError."""
         app = web.Application(client_max_size=MAX_REQUEST)
         app.router.add_route("*", "/{path:.*}", self.serve)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=2.0)
@@ -104,12 +104,12 @@ class RolloutFace:
         return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
-        """Stop serving. Does nothing if not started."""
+        """Stops serving. Does nothing if not started."""
         if self._runner is not None:
             await self._runner.cleanup()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """The handler; may be put on any application."""
+        """Handles a request; may be added to any aiohttp application."""
         if self._requests >= self._max_requests:
             return web.Response(status=429, headers={"Retry-After": "1"}, text="too many requests at a time\n")
         self._requests += 1
@@ -126,67 +126,69 @@ class RolloutFace:
         body = await read_bounded(request.content.iter_any(), MAX_REQUEST)
         if body is None:
             raise TooLargeError(f"a request of more than {MAX_REQUEST} bytes")
-        async with self._begun() as start:
-            if (refusal := unmet(demand, start.position)) is not None:
+        async with self._start() as start:
+            if (refusal := unmet_demand(demand, start.position)) is not None:
                 return self._refuse(refusal)
-            asked = Asked(method=request.method, path=request.path_qs, headers=request.headers, body=body)
-            answered = await self._engine(asked)
-            if isinstance(answered.body, bytes):
-                return await self._whole(demand, start, answered, answered.body)
-            if EndMark.can_mark(answered.content_type):
-                return await self._stream(request, start, answered, answered.body)
-            whole = await read_bounded(answered.body, MAX_ANSWER)
+            inner = RolloutRequest(method=request.method, path=request.path_qs, headers=request.headers, body=body)
+            answer = await self._engine(inner)
+            if isinstance(answer.body, bytes):
+                return await self._answer_whole(demand, start, answer, answer.body)
+            if StreamTrailer.can_carry(answer.content_type):
+                return await self._stream(request, start, answer, answer.body)
+            whole = await read_bounded(answer.body, MAX_ANSWER)
             if whole is None:
                 raise EngineError(f"an answer of more than {MAX_ANSWER} bytes that cannot be streamed")
-            return await self._whole(demand, start, answered, whole)
+            return await self._answer_whole(demand, start, answer, whole)
 
     @asynccontextmanager
-    async def _begun(self) -> AsyncIterator[Reading]:
+    async def _start(self) -> AsyncIterator[LiveReading]:
         if self._hold:
             async with self._live.hold() as reading:
                 yield reading
         else:
             yield await self._live.read()
 
-    async def _span(self, start: Reading) -> tuple[Reading, Span]:
-        # Who holds the gate need not enter it again, and must not: a commit that waits keeps new readers out.
+    async def _span(self, start: LiveReading) -> tuple[LiveReading, VersionSpan]:
+        # A holder of the read lock must not enter it again: a waiting commit keeps new readers out.
         end = start if self._hold else await self._live.read()
-        return end, span(start, end)
+        return end, version_span(start, end)
 
-    async def _whole(self, demand: Demand, start: Reading, answered: Answered, body: bytes) -> web.Response:
+    async def _answer_whole(
+        self, demand: VersionDemand, start: LiveReading, answer: RolloutAnswer, body: bytes
+    ) -> web.Response:
         end, found = await self._span(start)
-        if (refusal := moved(demand, start, end)) is not None:
+        if (refusal := changed_during(demand, start, end)) is not None:
             return self._refuse(refusal)
         return web.Response(
             body=body,
-            status=answered.status,
-            content_type=answered.content_type,
-            headers={**answered.headers, **start_headers(start), **end_headers(found)},
+            status=answer.status,
+            content_type=answer.content_type,
+            headers={**answer.headers, **start_headers(start), **end_headers(found)},
         )
 
     async def _stream(
-        self, request: web.Request, start: Reading, answered: Answered, parts: AsyncGenerator[bytes, None]
+        self, request: web.Request, start: LiveReading, answer: RolloutAnswer, parts: AsyncGenerator[bytes, None]
     ) -> web.StreamResponse:
-        response = web.StreamResponse(status=answered.status, headers={**answered.headers, **start_headers(start)})
-        response.content_type = answered.content_type
+        response = web.StreamResponse(status=answer.status, headers={**answer.headers, **start_headers(start)})
+        response.content_type = answer.content_type
         await response.prepare(request)
-        mark = EndMark(answered.content_type)
+        trailer = StreamTrailer(answer.content_type)
         try:
             async with aclosing(parts):
                 async for part in parts:
-                    if ready := mark.feed(part):
+                    if ready := trailer.feed(part):
                         await response.write(ready)
         except P2PSyncError:
-            # It is too late for another status: a stream that breaks off without its mark says so.
+            # It is too late for another status: a stream that ends without its trailer has failed.
             if request.transport is not None:
                 request.transport.abort()
             return response
         _, found = await self._span(start)
-        await response.write(mark.finish(found))
+        await response.write(trailer.finish(found))
         await response.write_eof()
         return response
 
-    def _refuse(self, refusal: Unmet) -> web.Response:
+    def _refuse(self, refusal: UnmetDemand) -> web.Response:
         headers = refusal_headers(refusal, self._retry_after())
         return web.Response(
             status=409, body=msgspec.json.encode(refusal), content_type="application/json", headers=headers

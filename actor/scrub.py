@@ -1,8 +1,8 @@
-"""The background scrub: now and then every live bit is read, so that damage which no commit touches is found too.
+"""The background scrub: reads every live bit in rounds, to find damage that no commit touches.
 
-A commit checks what it changes, in O(changed). Bits that rot on a disk, or that another process wrote over, are found
-here. Tensors are read one at a time in the engine's thread, between its other work, and only for a small share of the
-time; a commit in the middle begins the round anew.
+A commit checks only what it changes, in O(changed). The scrub finds bits that rotted on a disk or that another process
+overwrote. It reads one tensor at a time in the engine's thread, between its other work, for a small share of the time.
+A commit during a round starts the round over.
 """
 
 from __future__ import annotations
@@ -19,42 +19,44 @@ from p2psync.engines.base import Engine
 from p2psync.errors import P2PSyncError
 from p2psync.protocol.versions import Position
 
-#: The pause after each tensor is at least this (seconds), so that small models are not read all the time.
-LEAST_PAUSE = 0.05
+#: Minimum pause after each tensor (seconds). A smaller one reads small models all the time.
+MIN_PAUSE_SECONDS = 0.05
 
 
-class InWorker(Protocol):
-    """Calls something in the engine's thread."""
+class EngineThread(Protocol):
+    """Runs a call in the engine's thread."""
 
     def __call__(self, call: Callable[[], int | None]) -> Awaitable[int | None]:
-        """Wait for what it returns."""
+        """Waits for the call and returns its result."""
 
 
 class Scrubber:
     """Scrubs one engine."""
 
-    def __init__(self, engine: Engine, in_worker: InWorker, share: float, least_pause: float = LEAST_PAUSE) -> None:
-        """share: of the engine thread's time, above 0 and at most 1."""
+    def __init__(
+        self, engine: Engine, in_worker: EngineThread, share: float, least_pause: float = MIN_PAUSE_SECONDS
+    ) -> None:
+        """share: of the engine thread's time, above 0 and at most 1. least_pause: after each tensor (seconds)."""
         self._engine = engine
         self._in_worker = in_worker
         self._share = share
         self._least_pause = least_pause
 
-    async def run(self, vouched: Callable[[], Position | None], doubt: Callable[[Position], None]) -> None:
-        """Scrub for ever; `doubt` is told of a live version whose bits are not those that were committed.
+    async def run(self, vouched: Callable[[], Position | None], on_damage: Callable[[Position], None]) -> None:
+        """Scrubs until it is cancelled; calls `on_damage` with a live version whose bits are not what was committed.
 
-        vouched: what is believed to be live; None while it is doubted already and being fetched anew.
+        vouched: returns the position that counts as live; None while it is known to be damaged.
         """
         while True:
             await asyncio.sleep(self._least_pause)
             position = vouched()
             if position is None or position != self._engine.position:
                 continue
-            if await self.sound() is False and vouched() == position:
-                doubt(position)
+            if await self.scrub_once() is False and vouched() == position:
+                on_damage(position)
 
-    async def sound(self) -> bool | None:
-        """One round: whether every live bit is what was committed; None if a commit came in between."""
+    async def scrub_once(self) -> bool | None:
+        """Scrubs one round: returns whether every live bit is what was committed; None if a commit came in between."""
         position = self._engine.position
         if position is None:
             return None
@@ -74,14 +76,14 @@ class Scrubber:
         return bool(await self._in_worker(self._scrub))
 
     def _scrub(self) -> bool:
-        """The engine's own look, after which it does not trust those bits itself."""
+        """Runs the engine's own scrub, after which the engine does not trust wrong bits."""
         try:
             return self._engine.scrub()
         except (P2PSyncError, OSError):
             return False
 
     def _digest(self, spec: TensorSpec, position: Position) -> int | None:
-        """None if the bits cannot be read at all."""
+        """Returns a tensor's digest; None if its bits cannot be read at all."""
         try:
             return digest_units(spec, self._engine.units(spec)) if self._engine.position == position else 0
         except (P2PSyncError, OSError):

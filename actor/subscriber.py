@@ -22,7 +22,7 @@ from typing import Self, TypeVar
 
 from torch import nn
 
-from p2psync.actor.commit_lock import Gate
+from p2psync.actor.commit_lock import CommitLock
 from p2psync.actor.live_version import LiveVersion
 from p2psync.actor.node import ActorConfig, ActorNode
 from p2psync.actor.obstacle import Obstacle
@@ -85,8 +85,8 @@ class Subscriber:
             raise UsageError(f"config={config!r}: give an ActorConfig")
         self._config = config
         self._adopt = adopt
-        self._gate = Gate()
-        self.engine = _Engine(module, names, self._gate.closed, self._judged)
+        self._commit_lock = CommitLock()
+        self.engine = _Engine(module, names, self._commit_lock.write_lock, self._judged)
         self._on_event = on_event if on_event is not None else EventLog("p2psync.subscriber")
         self._obstacle = Obstacle(config.hub_url)
         #: Why the newest version cannot become live in this module.
@@ -116,7 +116,7 @@ class Subscriber:
         """Leave the swarm; the module stays as it is. Again, or before `start`: no effect."""
         if self._loop is None or self._node is None or self._loop.closed:
             return
-        self._gate.end(UsageError("the subscriber is closed: serve inside its with-block"))
+        self._commit_lock.end(UsageError("the subscriber is closed: serve inside its with-block"))
         try:
             self._loop.call(self._node.stop())
         finally:
@@ -146,7 +146,7 @@ class Subscriber:
         token or key.
         """
         self._running()
-        with self._gate.held(self._is_ready):
+        with self._commit_lock.read_lock(self._is_ready):
             position = self.engine.position
             assert position is not None
             yield position
@@ -154,7 +154,7 @@ class Subscriber:
     @property
     def live(self) -> LiveVersion:
         """What is live, for a rollout face beside this subscriber (`p2psync.actor.rollout_server`); on any loop."""
-        return LiveVersion(self._gate, lambda: self.engine.position)
+        return LiveVersion(self._commit_lock, lambda: self.engine.position)
 
     def wait_for(self, version: int, timeout: float) -> None:
         """Wait until `version` or a later one is live and acknowledged.
@@ -226,7 +226,7 @@ class Subscriber:
         try:
             await node.until_broken()
         except Exception as error:  # whatever it is: generation must hear of it
-            self._gate.end(error)
+            self._commit_lock.end(error)
 
     async def _until(self, node: ActorNode, version: int) -> None:
         """Raises `MisfitError`, also if it was met before, unless the version is live already."""
@@ -246,7 +246,7 @@ class Subscriber:
         self._misfit = misfit
         assert self._loop is not None
         self._loop.soon(self._misfit_met.clear if misfit is None else self._misfit_met.set)
-        self._gate.look()
+        self._commit_lock.recheck()
 
     def _is_ready(self) -> bool:
         if self.engine.position is None and self._misfit is not None:
@@ -255,7 +255,7 @@ class Subscriber:
 
     def _hear(self, event: Event) -> None:
         self._obstacle.hear(event)
-        self._gate.look()
+        self._commit_lock.recheck()
         self._on_event(event)
 
 

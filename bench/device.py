@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
-
 from p2psync.bench.policy import draw_step, model_rows
 from p2psync.delta.block import block_count, block_range
 from p2psync.delta.extract import Extraction, FoundChanges
-from p2psync.engines.device import gather as device_move
-from p2psync.engines.device.extract import DeviceExtraction, best_finder
-from p2psync.engines.device.finder import Finder, Pair, TorchFinder, nan_bits
-from p2psync.engines.device.gather import Place
+from p2psync.engines.device.finder import ChangeFinder, TorchFinder, VersionPair, nan_bits
+from p2psync.engines.device.unit_transfer import UnitSelection
 from p2psync.store.encoding import DELTA_BLOCK_UNITS
+
+from p2psync.engines.device import unit_transfer as unit_transfer
+from p2psync.engines.device.extract import DeviceExtraction, best_finder
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,18 +81,23 @@ def run_device_bench(
             if block is not None:
                 found.append(FoundChanges(block, extraction.olds.copy()))
         sides = [torch.from_numpy(side.view("i2")).to(device, copy=True) for side in (old, new)]
-        pairs.append(Pair(index, row.spec, *sides))
+        pairs.append(VersionPair(index, row.spec, *sides))
     units, changed = sum(pair.old.numel() for pair in pairs), sum(one.block.changed for one in found)
     copy_rate = 4 * units / _median(lambda: _copy(pairs), device, rounds)
-    finders: list[Finder] = [best_finder(device)]
+    finders: list[ChangeFinder] = [best_finder(device)]
     if not isinstance(finders[0], TorchFinder):
         finders.append(TorchFinder(nan_bits(device)))
     rates = [_rates(finder, device, pairs, found, units, copy_rate, rounds) for finder in finders]
-    places = [Place(pairs[one.block.row].old, one.block.start, one.block.count, one.block.positions) for one in found]
+    places = [
+        UnitSelection(pairs[one.block.row].old, one.block.start, one.block.count, one.block.positions) for one in found
+    ]
     news = [one.olds + one.block.steps for one in found]
-    gather = _median(lambda: device_move.gather(places), device, rounds)
-    prepare = _median(lambda: device_move.prepare(places, news), device, rounds)
-    forth, back = device_move.prepare(places, news), device_move.prepare(places, [one.olds for one in found])
+    gather = _median(lambda: unit_transfer.gather_units(places), device, rounds)
+    prepare = _median(lambda: unit_transfer.prepare_unit_writes(places, news), device, rounds)
+    forth, back = (
+        unit_transfer.prepare_unit_writes(places, news),
+        unit_transfer.prepare_unit_writes(places, [one.olds for one in found]),
+    )
     before = [pair.old.clone() for pair in pairs]
     _run(forth)
     applied = all(torch.equal(pair.old, pair.new) for pair in pairs)
@@ -137,9 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _rates(
-    finder: Finder,
+    finder: ChangeFinder,
     device: torch.device,
-    pairs: Sequence[Pair],
+    pairs: Sequence[VersionPair],
     found: Sequence[FoundChanges],
     units: int,
     copy_rate: float,
@@ -171,7 +176,7 @@ def _same(a: FoundChanges, b: FoundChanges) -> bool:
     return where and same and one.steps.tobytes() == two.steps.tobytes() and a.olds.tobytes() == b.olds.tobytes()
 
 
-def _copy(pairs: Sequence[Pair]) -> None:
+def _copy(pairs: Sequence[VersionPair]) -> None:
     """Copy every tensor, one after another, to the same memory."""
     largest = max(pair.old.numel() for pair in pairs)
     target = torch.empty(largest, dtype=torch.int16, device=pairs[0].old.device)
@@ -188,10 +193,10 @@ def _median(work: Callable[[], object], device: torch.device, rounds: int) -> fl
     """Seconds, of `rounds` after one to warm up, each until the device is done."""
     seconds = []
     for _ in range(rounds + 1):
-        device_move.settle(device)
+        unit_transfer.synchronize(device)
         begun = time.perf_counter()
         work()
-        device_move.settle(device)
+        unit_transfer.synchronize(device)
         seconds.append(time.perf_counter() - begun)
     return statistics.median(seconds[1:])
 

@@ -163,7 +163,7 @@ def test_importing_the_pure_rooms_loads_no_event_loop() -> None:
 
 
 def test_a_relay_runs_without_torch_and_without_the_codec() -> None:
-    assert loaded_after("from p2psync.actor.node import relay", "torch", "numba") == []
+    assert loaded_after("from p2psync.actor.node import make_relay", "torch", "numba") == []
 
 
 def test_the_command_line_starts_with_little_and_compiles_nothing() -> None:

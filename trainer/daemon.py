@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from p2psync.engines.checkpoint.files import Checkpoint, signature
-from p2psync.engines.checkpoint.framework_names import shown
+from p2psync.engines.checkpoint.files import Checkpoint, files_signature
+from p2psync.engines.checkpoint.framework_names import printable
 from p2psync.errors import FormatError, StoreError, UsageError
 from p2psync.observe.events import Event, Note, Published, Trouble, Watching
 from p2psync.trainer.node import TrainerNode
@@ -102,7 +102,9 @@ class WatchDaemon:
         live = self._watcher.memory.live
         known = live is not None and position is not None and live.version == position.version
         path = self._called(live.path) if live is not None and known else ""
-        self._emit(Watching(shown(str(self._looker.root)), path, position.version if position is not None else None))
+        self._emit(
+            Watching(printable(str(self._looker.root)), path, position.version if position is not None else None)
+        )
 
     async def _look(self) -> Candidate | None:
         """Look once; returns what is to be published now."""
@@ -110,7 +112,7 @@ class WatchDaemon:
         try:
             candidate = await asyncio.to_thread(self._look_now)
         except OSError as error:
-            self._complain(root, f"{shown(root)}: {error.strerror or error}; still watching")
+            self._complain(root, f"{printable(root)}: {error.strerror or error}; still watching")
             return None
         self._told.pop(root, None)
         for remark in self._watcher.remarks():
@@ -138,14 +140,14 @@ class WatchDaemon:
         except FormatError as error:
             # Another state of the files is another try; this one is not tried again.
             self._watcher.refused(candidate)
-            self._complain(name, f"{name} is not published: {shown(str(error))}")
+            self._complain(name, f"{name} is not published: {printable(str(error))}")
             return True
         except CheckpointReadError as error:
             self._watcher.failed(candidate, time.monotonic())
-            self._complain(name, f"{name} is not published yet: {shown(str(error))}: trying again")
+            self._complain(name, f"{name} is not published yet: {printable(str(error))}: trying again")
             return True
         except StoreError as error:
-            self._complain(name, f"{name} is not published yet: {shown(str(error))}")
+            self._complain(name, f"{name} is not published yet: {printable(str(error))}")
             return False
         except asyncio.CancelledError:
             # It was published all the same if that could not be stopped any more.
@@ -186,7 +188,7 @@ class WatchDaemon:
             self._emit(Trouble(message))
 
     def _called(self, path: str) -> str:
-        return shown(path or self._looker.root.name)
+        return printable(path or self._looker.root.name)
 
 
 async def publish_checkpoint(trainer: TrainerNode, path: Path, rules: Rules | None = None) -> Published | None:
@@ -210,7 +212,7 @@ def _only_one(looker: Looker, path: Path) -> Candidate:
     if not whole:
         raise FormatError(f"{path}: no .safetensors file is in it: nothing to publish")
     if len(whole) > 1:
-        listed = ", ".join(shown(candidate.path) for candidate in whole[:4])
+        listed = ", ".join(printable(candidate.path) for candidate in whole[:4])
         raise UsageError(f"{path} holds {len(whole)} checkpoints ({listed}): name one of them")
     if whole[0].fault is not None:
         raise FormatError(f"{path}: {whole[0].fault.reason}")
@@ -225,17 +227,17 @@ async def _publish(trainer: TrainerNode, looker: Looker, candidate: Candidate) -
         raise CheckpointReadError(f"{error.filename or path}: {error.strerror or error}") from None
     with checkpoint:
         source = CheckpointSource(checkpoint, before, lambda: looker.state_of(path))
-        return await trainer.publish(source, source.settled, checkpoint=shown(str(looker.root / path)))
+        return await trainer.publish(source, source.settled, checkpoint=printable(str(looker.root / path)))
 
 
 async def _publish_file(trainer: TrainerNode, path: Path) -> Published | None:
     try:
-        before = await asyncio.to_thread(signature, path)
+        before = await asyncio.to_thread(files_signature, path)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}: not a readable checkpoint") from None
     with await asyncio.to_thread(Checkpoint.open, path) as checkpoint:
         source = CheckpointSource(checkpoint, before)
-        return await trainer.publish(source, source.settled, checkpoint=shown(str(path)))
+        return await trainer.publish(source, source.settled, checkpoint=printable(str(path)))
 
 
 def _identities(store: Path, more: tuple[Path, ...]) -> frozenset[tuple[int, int]]:

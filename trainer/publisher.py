@@ -215,10 +215,10 @@ class Publisher:
         def parameters() -> ModuleTable:
             table = self._table()
             if table is not seen[0]:
-                seen[:] = [table, table.only(self._master_keys)]
+                seen[:] = [table, table.with_names(self._master_keys)]
             return seen[1]
 
-        seen = [self._table(), self._table().only(self._master_keys)]
+        seen = [self._table(), self._table().with_names(self._master_keys)]
         return ResidentSnapshot(parameters, self._others())
 
     def _source(self) -> TensorSource:

@@ -1,9 +1,9 @@
 """The weight-transfer backend `p2psync` in vLLM's workers.
 
 At the start each rank learns where the checkpoint's units lie in its parameters (`p2psync.engines.vllm`). Rank 0 then
-runs the engine's one node of the swarm, in a thread of its own: it fetches and decodes while requests run, and what it
-decoded goes to the other ranks. A version that all ranks have made ready is committed by vLLM's `update_weights`, which
-calls all ranks at a time when none of them computes.
+runs the engine's node of the swarm in a thread of its own. The node fetches and decodes while requests run, and sends
+the edits to the other ranks. A version that all ranks have prepared is committed by vLLM's `update_weights`, which
+calls all ranks when none of them computes.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.v1.worker.worker_base import WorkerBase
 
 from p2psync.actor.node import ActorConfig, ActorNode
-from p2psync.actor.vllm import refusals as vllm_refusals
+from p2psync.actor.vllm.refusals import check_supported
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint
-from p2psync.engines.vllm.commit_handoff import Crossing
-from p2psync.engines.vllm.commit_notifier import Bell
-from p2psync.engines.vllm.derived_tensors import Derived, check_not_emptied
+from p2psync.engines.vllm.commit_handoff import CommitHandoff
+from p2psync.engines.vllm.commit_notifier import CommitNotifier
+from p2psync.engines.vllm.derived_tensors import DerivedTensors, check_not_emptied
 from p2psync.engines.vllm.engine import LiveEngine
-from p2psync.engines.vllm.equal_tensors import twins_of
+from p2psync.engines.vllm.equal_tensors import find_equal_tensors
 from p2psync.engines.vllm.live_map import check_whole
-from p2psync.engines.vllm.loader_probe import learn
-from p2psync.engines.vllm.nonfinite_caches import forget_wild
-from p2psync.engines.vllm.rank_writer import Hand
+from p2psync.engines.vllm.loader_probe import learn_live_map
+from p2psync.engines.vllm.nonfinite_caches import clear_nonfinite
+from p2psync.engines.vllm.rank_writer import RankWriter
 from p2psync.engines.vllm.ranks import Ranks
-from p2psync.engines.vllm.registered_tensors import Registered
+from p2psync.engines.vllm.registered_tensors import RegisteredTensors
 from p2psync.environment import Environment
 from p2psync.errors import EngineError, P2PSyncError, UnvouchedError, UsageError
 from p2psync.net.addresses import advertised_hosts, check_url, listen_host
@@ -53,18 +53,18 @@ from p2psync.protocol.keys import parse_public
 
 logger = logging.getLogger("vllm.p2psync")
 
-#: Environment of an engine that joins by itself: P2PSYNC_VLLM_JOIN, …_TRUST (keys, separated by commas), …_STORE, …
+#: Prefix of the environment variables by which an engine joins: …JOIN, …TRUST (keys, separated by commas), …STORE, …
 ENVIRONMENT = "P2PSYNC_VLLM_"
 _COMMIT, _DONE, _LATE = 1, 2, 3
 _EXIT_CODE = 70
-_LOOK_EVERY = 0.05
+_POLL_SECONDS = 0.05
 
 
 @dataclass
 class P2PSyncInitInfo(WeightTransferInitInfo):
-    """How an engine joins the swarm; see `p2psync.actor.node.ActorConfig`.
+    """The options by which an engine joins the swarm; see `p2psync.actor.node.ActorConfig`.
 
-    hub_url: where to join. trust: public keys (text) whose manifests are believed. store: directory of chunks; by
+    hub_url: the hub to join. trust: public keys (text) whose manifests are believed. store: directory of chunks; by
     default a temporary one, which is lost with the process. port: 0 any, −1 dial out only.
     """
 
@@ -80,22 +80,24 @@ class P2PSyncInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class P2PSyncUpdateInfo(WeightTransferUpdateInfo):
-    """Which version to make live: `version` or a later one, once it is staged, for which is waited up to `wait`
-    seconds (nothing is generated meanwhile). version −1: what is staged now, if anything."""
+    """The version to make live: `version` or a later one; −1: whatever is staged now.
+
+    wait: seconds to wait until it is staged; nothing is generated meanwhile.
+    """
 
     version: int = -1
     wait: float = 0.0
 
 
 class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncUpdateInfo]):
-    """One rank's side."""
+    """The backend in one rank's worker."""
 
     init_info_cls = P2PSyncInitInfo
     update_info_cls = P2PSyncUpdateInfo
     supports_draft_weight_update = False
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
-        """Learn the map. Raises `EngineError` with the reason if this engine cannot be kept exact."""
+        """Learns the live map. Raises `EngineError`, with the reason, if this engine cannot be kept exact."""
         super().__init__(config, vllm_config, device, model)
         begun = time.perf_counter()
         self._trouble = ""
@@ -105,29 +107,29 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         self._node: ActorNode | None = None
         self._loop: BackgroundLoop | None = None
         self._temporary: str | None = None
-        self._path = vllm_refusals.check(vllm_config)
+        self._path = check_supported(vllm_config)
         self._ranks = Ranks(self._rank(), vllm_config.parallel_config.world_size)
-        self._bell = Bell()
-        self._crossing = Crossing(self._bell.ring)
+        self._notifier = CommitNotifier()
+        self._handoff = CommitHandoff(self._notifier.notify)
         check_not_emptied(model)
-        registered = Registered(model)
-        parameters = registered.memories()
+        registered = RegisteredTensors(model)
+        parameters = registered.distinct_tensors()
         with Checkpoint.open(self._path) as checkpoint:
             specs = [spec for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
-            live = learn(registered.load, parameters, specs, checkpoint.units)
+            live = learn_live_map(registered.load, parameters, specs, checkpoint.units)
             registered.check_untouched()
-            dropped = check_whole(self._ranks.maps(live))
-            derived = Derived(model, [parameters[live.parameters[number]] for number in live.used()])
-            self._ranks.hand = Hand(live, list(parameters.values()), derived=derived)
+            dropped = check_whole(self._ranks.gather_maps(live))
+            derived = DerivedTensors(model, [parameters[live.parameters[number]] for number in live.used()])
+            self._ranks.writer = RankWriter(live, list(parameters.values()), derived=derived)
             self._engine = self._engine_of(checkpoint, specs, dropped) if self._ranks.rank == 0 else None
         if self._ranks.rank:
-            self._ranks.follow(self._note)
+            self._ranks.follow(self._record_trouble)
         WorkerBase.p2psync_status = _status  # type: ignore[attr-defined]
         WorkerBase.p2psync_member = _member  # type: ignore[attr-defined]
         pieces = sum(len(held) for held in live.held)
         logger.info(
             "p2psync: %d tensors lie in %d pieces on rank %d, %d live units come from none; left out by the loader: "
-            "%s; converted copies that commits make anew: %s; learned in %.1f s",
+            "%s; converted copies that commits make again: %s; learned in %.1f s",
             len(specs), pieces, self._ranks.rank, live.constant, [s.name for s in dropped] or "nothing",
             derived.copies or "none", time.perf_counter() - begun,
         )  # fmt: skip
@@ -137,7 +139,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
     # ---- what vLLM calls -------------------------------------------------------------------------------------------
 
     def init_transfer_engine(self, init_info: P2PSyncInitInfo) -> None:
-        """Join the swarm. Raises `P2PSyncError` for what cannot mend itself."""
+        """Joins the swarm. Raises `P2PSyncError` for an error that does not pass by itself."""
         if self._engine is None:
             return
         if self._node is not None:
@@ -161,7 +163,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
                 _made(lambda: ActorNode(config, lambda _: engine, local_digest=digest, on_event=self._hear))
             )
             loop.call(self._node.start())
-            loop.call(self._bell.open())
+            loop.call(self._notifier.open())
         except BaseException:
             self._node = None
             loop.close()
@@ -169,23 +171,23 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         threading.Thread(target=self._watch, name="p2psync-watch", daemon=True).start()
 
     def start_weight_update(self) -> None:
-        """Nothing: weights change in `update_weights` alone."""
+        """Does nothing: weights change in `update_weights` alone."""
 
     def finish_weight_update(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """See `P2PSyncUpdateInfo`."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: P2PSyncUpdateInfo) -> None:
-        """Commit. Raises `EngineError` if the version could not be had in time, or not be written: then what was live
-        before is live."""
+        """Commits. Raises `EngineError` if the version was not staged in time or could not be written; the version
+        that was live before then stays live."""
         if self._refused:
             raise EngineError(self._refused)
         deadline = time.monotonic() + update_info.wait
         while True:
-            decision = self._ranks.decided(self._decide(update_info.version, deadline))
+            decision = self._ranks.broadcast_decision(self._decide(update_info.version, deadline))
             if decision == _DONE:
                 return
             if decision == _LATE:
@@ -196,7 +198,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
                 return
 
     def status(self) -> dict[str, Any]:
-        """What this rank has, for whoever conducts commits."""
+        """Returns this rank's status, for the conductor of commits. The key "bell" has the notifier's address."""
         position = self._engine.position if self._engine is not None else None
         return {
             "rank": self._ranks.rank,
@@ -205,8 +207,8 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             "version": position.version if position is not None else None,
             "digest": position.digest.hex() if position is not None else "",
             "commits": self._commits,
-            "staged": self._crossing.version,
-            "bell": self._bell.address,
+            "staged": self._handoff.version,
+            "bell": self._notifier.address,
             "prefix_caching": bool(self.vllm_config.cache_config.enable_prefix_caching),
             "external_cache": self.vllm_config.kv_transfer_config is not None,
             "trouble": self._trouble,
@@ -218,17 +220,19 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         }
 
     def member(self) -> dict[str, Any]:
-        """This engine's membership of the hub, under which rollout work is claimed (`p2psync.actor.vllm.work`). joined:
-        whether it was told to join, which only rank 0 is. lease: None while it has none. Not for everybody's eyes: who
-        knows a lease can end it."""
+        """Returns this engine's membership of the hub, under which work is claimed (`p2psync.actor.vllm.work`).
+
+        joined: whether it was told to join, which only rank 0 is. lease: None while it has none. Keep it secret: anyone
+        who knows a lease can end it.
+        """
         lease = self._node.runner.core.membership.lease if self._node is not None else None
         return {"rank": self._ranks.rank, "joined": self._node is not None, "lease": lease}
 
     def shutdown(self) -> None:
-        """Leave the swarm; the weights stay as they are. Again: no effect."""
+        """Leaves the swarm; the weights stay as they are. Again: no effect."""
         if self._node is not None and self._loop is not None:
-            self._crossing.close()
-            self._loop.call(self._bell.close())
+            self._handoff.close()
+            self._loop.call(self._notifier.close())
             self._loop.call(self._node.stop())
             self._loop.close()
             self._node = self._loop = None
@@ -239,48 +243,51 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _decide(self, version: int, deadline: float) -> int:
-        """At rank 0: what is to be done now."""
+        """At rank 0: decides whether to commit, or the version is live, or late."""
         if self._engine is None:
             return _DONE
         while True:
             live = self._engine.position
             if version >= 0 and live is not None and live.version >= version:
                 return _DONE
-            # A version may also become live without a commit: weights at hand can turn out to be it.
+            # A version may also go live without a commit: the weights in memory can turn out to be it.
             left = deadline - time.monotonic()
-            if self._crossing.wait(min(_LOOK_EVERY, max(0.0, left))):
+            if self._handoff.wait(min(_POLL_SECONDS, max(0.0, left))):
                 return _COMMIT
             if left <= 0:
                 return _DONE if version < 0 else _LATE
 
     def _commit(self) -> None:
-        self._commits += 1  # also if it fails: the weights were touched
-        wild = self._ranks.hand.wild
+        self._commits += 1  # also if it fails: the weights were written
+        nonfinite = self._ranks.writer.nonfinite
         try:
             if self._engine is not None:
-                self._crossing.take()
+                self._handoff.take()
             else:
                 self._ranks.write()
         except UnvouchedError as error:
             self.refuse(str(error))
             raise
-        # What one rank's part of the weights made reaches the caches of all.
-        if self._ranks.any(wild > 0):
+        # Non-finite weights of one rank reach the caches of all.
+        if self._ranks.is_true_anywhere(nonfinite > 0):
             layers = self.vllm_config.compilation_config.static_forward_context.values()
             caches = [getattr(layer, "kv_cache", None) for layer in layers]
-            cleared = forget_wild(caches, self.vllm_config.cache_config.cache_dtype)
+            cleared = clear_nonfinite(caches, self.vllm_config.cache_config.cache_dtype)
             logger.warning(
                 "p2psync: the version before had weights that are not finite (%d on this rank); %d values that it left "
-                "in the cache were cleared", wild, cleared,
+                "in the cache were cleared", nonfinite, cleared,
             )  # fmt: skip
 
     def refuse(self, reason: str) -> None:
-        """Serve nothing any more from these weights: a worker process ends, which turns vLLM's health red; within
-        somebody else's process every forward pass raises."""
+        """Stops serving these weights.
+
+        A worker process ends, and vLLM's health check fails. In a process of the user every forward pass raises
+        `EngineError`.
+        """
         if self._refused:
             return
         self._refused = reason
-        self._bell.ring()
+        self._notifier.notify()
         logger.error("p2psync: %s; nothing is served from these weights any more", reason)
 
         def never(*args: object) -> None:
@@ -293,11 +300,11 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
 
     def _engine_of(self, checkpoint: Checkpoint, specs: list[TensorSpec], dropped: list[TensorSpec]) -> LiveEngine:
         weights: dict[TensorSpec, Units] = {spec: np.array(checkpoint.units(spec)) for spec in specs}
-        twins = twins_of(dropped, weights)
+        equal_tensors = find_equal_tensors(dropped, weights)
         for spec in dropped:
-            if spec not in twins:
+            if spec not in equal_tensors:
                 logger.warning("p2psync: the model's loader leaves out %s, now and in every version", spec.name)
-        return LiveEngine(self._ranks, weights, checkpoint.blobs(), self._crossing, self.refuse, twins)
+        return LiveEngine(self._ranks, weights, checkpoint.blobs(), self._handoff, self.refuse, equal_tensors)
 
     def _rank(self) -> int:
         return int(self.parallel_config.rank)
@@ -310,33 +317,33 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         if isinstance(event, Committed):
             self._last, self._trouble = event, ""
         elif isinstance(event, Trouble):
-            self._note(event.line())
+            self._record_trouble(event.line())
         logger.info("p2psync: %s", event.line())
 
-    def _note(self, trouble: str) -> None:
+    def _record_trouble(self, trouble: str) -> None:
         self._trouble = trouble
 
     def _watch(self) -> None:
-        """What the node cannot go on after is told; the weights are what they were."""
+        """Waits for an error after which the node cannot continue, and logs it; the weights stay as they are."""
         loop, node = self._loop, self._node
         if loop is None or node is None:
             return
         try:
             loop.call(node.until_broken())
         except P2PSyncError as error:
-            self._note(str(error))
+            self._record_trouble(str(error))
             logger.error("p2psync: this engine gets no more versions: %s", error)
         except BaseException:  # the loop was closed
             return
 
 
 def _status(worker: Any) -> dict[str, Any]:
-    """`collective_rpc("p2psync_status")`."""
+    """Runs `collective_rpc("p2psync_status")`."""
     return _engine(worker).status()
 
 
 def _member(worker: Any) -> dict[str, Any]:
-    """`collective_rpc("p2psync_member")`."""
+    """Runs `collective_rpc("p2psync_member")`."""
     return _engine(worker).member()
 
 
@@ -348,7 +355,7 @@ def _engine(worker: Any) -> P2PSyncWeightTransferEngine:
 
 
 def _from_environment() -> P2PSyncInitInfo:
-    """How to join, by the environment. Raises `UsageError` that names a bad variable."""
+    """Reads the options to join from the environment. Raises `UsageError` that names an invalid variable."""
     given = Environment(ENVIRONMENT, os.environ, lambda line: logger.warning("p2psync: %s", line))
     an_address = "it should be a host name or an address without a port"
     return P2PSyncInitInfo(

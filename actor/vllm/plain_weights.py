@@ -1,8 +1,8 @@
-"""Keep a model's weights as the checkpoint has them, in engines whose weights are written while they live.
+"""Keeps a model's weights unpacked, in engines whose weights are written while they serve.
 
 On CPUs vLLM packs matrices for its kernels (oneDNN, AMX, ZenDNN, grouped experts, causal convolutions), and then
-empties the parameters or computes with the packed copy. A commit writes parameters, so nothing may be computed with a
-copy. The switches here hold for engines that chose this backend; others in the same process are left as they are.
+empties the parameters or computes with the packed copy. A commit writes parameters, so the model must not compute with
+a copy. This module changes engines that use this backend; others in the same process stay as they are.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import torch
 NAME = "p2psync"
 
 
-def chosen(vllm_config: Any) -> bool:
-    """Whether this engine was told to use the backend."""
+def uses_backend(vllm_config: Any) -> bool:
+    """Returns whether this engine's configuration names the backend."""
     transfer = getattr(vllm_config, "weight_transfer_config", None)
     return transfer is not None and transfer.backend == NAME
 
 
-def is_loading_chosen() -> bool:
-    """Whether the model that this thread builds or loads now is of an engine that uses the backend."""
+def is_loading_for_backend() -> bool:
+    """Returns whether the model that this thread builds or loads now belongs to an engine that uses the backend."""
     from vllm.config import get_current_vllm_config_or_none
 
-    return chosen(get_current_vllm_config_or_none())
+    return uses_backend(get_current_vllm_config_or_none())
 
 
 def keep_plain_weights() -> None:
-    """Switch packing off. Again: no effect."""
+    """Switches packing off. Again: no effect."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -45,11 +45,11 @@ def keep_plain_weights() -> None:
 def _plain_gemm(packing: Any) -> Any:
     @functools.wraps(packing)
     def dispatch(layer: Any, remove_weight: bool) -> None:
-        if not is_loading_chosen():
+        if not is_loading_for_backend():
             packing(layer, remove_weight)
             return
         if layer.weight.ndim != 2 and _has_native_convolution():
-            # This kernel takes packed weights alone: such a model is refused, as its packed weights are found.
+            # This kernel needs packed weights. The engine finds them later, and refuses the model.
             packing(layer, remove_weight)
             return
         layer.cpu_linear = torch.nn.functional.linear
@@ -58,7 +58,7 @@ def _plain_gemm(packing: Any) -> Any:
 
 
 def _has_native_convolution() -> bool:
-    """Whether vLLM's convolutions are those that read packed weights (see its `gdn_attention`)."""
+    """Returns whether vLLM's convolutions read packed weights (see its `gdn_attention`)."""
     from vllm.platforms import CpuArchEnum, current_platform
 
     arm = current_platform.get_cpu_architecture() == CpuArchEnum.ARM
@@ -69,14 +69,14 @@ def _plain_experts(kernels: Any) -> Any:
     @functools.wraps(kernels)
     def choose(backend: Any) -> list[Any]:
         found: list[Any] = kernels(backend)
-        return [_plain(kind) for kind in found] if backend.name == "CPU" and is_loading_chosen() else found
+        return [_plain(kind) for kind in found] if backend.name == "CPU" and is_loading_for_backend() else found
 
     return choose
 
 
 @functools.cache
 def _plain(kind: Any) -> Any:
-    """Experts of this kind whose weights stay plain: those that a batch takes are packed for that batch."""
+    """Returns a class of experts whose weights stay plain: it packs the experts of a batch for that batch."""
     from vllm._custom_ops import cpu_fused_moe, cpu_prepack_moe_weight
 
     class PlainExperts(kind):  # type: ignore[misc]  # vLLM is Any where it is not installed
@@ -103,8 +103,8 @@ def _plain(kind: Any) -> Any:
         ) -> None:
             biases = [self.w1_bias, self.w2_bias]
             if expert_map is None:
-                taken, places = torch.unique(topk_ids, return_inverse=True)
-                topk_ids, w1, w2 = places.to(topk_ids.dtype), w1[taken], w2[taken]
+                taken, indices = torch.unique(topk_ids, return_inverse=True)
+                topk_ids, w1, w2 = indices.to(topk_ids.dtype), w1[taken], w2[taken]
                 biases = [None if bias is None else bias[taken] for bias in biases]
             cpu_fused_moe(
                 output,

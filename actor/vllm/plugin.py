@@ -1,4 +1,4 @@
-"""What vLLM calls in each of its processes (`vllm.general_plugins`): makes the backend `p2psync` known to it.
+"""The plugin that vLLM loads in each of its processes (`vllm.general_plugins`): registers the backend `p2psync`.
 
 vllm serve MODEL --weight-transfer-config '{"backend": "p2psync"}'
 """
@@ -11,16 +11,16 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from p2psync.actor.vllm.plain_weights import NAME, chosen, is_loading_chosen, keep_plain_weights
+from p2psync.actor.vllm.plain_weights import NAME, is_loading_for_backend, keep_plain_weights, uses_backend
 
-#: Marks what stands in place of vLLM's own, so that it does so once.
-_MARK = "_p2psync"
+#: Attribute that marks a function which replaces one of vLLM's, so that it is replaced once.
+_REPLACED = "_p2psync"
 
-__all__ = ["NAME", "chosen", "register"]
+__all__ = ["NAME", "register", "uses_backend"]
 
 
 def register() -> None:
-    """Register both sides of the backend. Again, or in a process that has it already: no effect."""
+    """Registers both sides of the backend. Again, or in a process that has it already: no effect."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
     if NAME not in WeightTransferEngineFactory._registry:
@@ -28,34 +28,37 @@ def register() -> None:
     if NAME not in WeightTransferTrainerFactory._registry:
         WeightTransferTrainerFactory.register_engine(NAME, "p2psync.trainer.vllm_engine", "P2PSyncTrainerEngine")
     keep_plain_weights()
-    _look_before_loading()
-    _let_scan_pass()
+    _record_before_loading()
+    _make_scan_tolerant()
 
 
-def _look_before_loading() -> None:
-    """Note what each model holds between its construction and its first weights: what is still so later was not made
-    from weights (`p2psync.engines.vllm.derived_tensors`)."""
+def _record_before_loading() -> None:
+    """Makes vLLM's loader record what each model holds before its first weights: what is unchanged later was not
+    computed from weights (`p2psync.engines.vllm.derived_tensors`)."""
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
     load_weights = DefaultModelLoader.load_weights
-    if hasattr(load_weights, _MARK):
+    if hasattr(load_weights, _REPLACED):
         return
 
     @functools.wraps(load_weights)
     def load(self: Any, model: Any, model_config: Any) -> None:
-        if is_loading_chosen():
-            from p2psync.engines.vllm.derived_tensors import note_construction
+        if is_loading_for_backend():
+            from p2psync.engines.vllm.derived_tensors import record_construction
 
-            note_construction(model)
+            record_construction(model)
         load_weights(self, model, model_config)
 
-    setattr(load, _MARK, True)
+    setattr(load, _REPLACED, True)
     DefaultModelLoader.load_weights = load
 
 
-def _let_scan_pass() -> None:
-    """vLLM 0.32 looks through the objects of all modules on CPUs, and fails over one of llvmlite's that has any
-    attribute it is asked for, where a program imported p2psync before its workers were started."""
+def _make_scan_tolerant() -> None:
+    """Makes vLLM's scan of module attributes skip objects without a dictionary.
+
+    vLLM 0.32 scans the objects of all modules on CPUs, and fails at one of llvmlite's that has every attribute, if a
+    program imported p2psync before it started its workers.
+    """
     with suppress(ImportError):
         from vllm.triton_utils import dispatcher
 

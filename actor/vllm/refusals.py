@@ -1,4 +1,4 @@
-"""What the backend `p2psync` cannot keep exact, refused when the engine starts."""
+"""Refuses, at the start of an engine, configurations that the backend `p2psync` cannot keep exact."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from p2psync.errors import EngineError
 
-#: How vLLM may read the model: from safetensors, as they are.
+#: Load formats by which vLLM reads safetensors unchanged.
 FORMATS = ("auto", "hf", "safetensors")
 
 
-def check(vllm_config: Any) -> Path:
-    """The directory of the model's checkpoint. Raises `EngineError` with the reason if the engine cannot be served."""
+def check_supported(vllm_config: Any) -> Path:
+    """Returns the directory of the model's checkpoint. Raises `EngineError`, with the reason, for other engines."""
     parallel, model, load = vllm_config.parallel_config, vllm_config.model_config, vllm_config.load_config
     reasons = {
         "pipeline parallelism: the stages would have to agree with each other": parallel.pipeline_parallel_size > 1,

@@ -1,14 +1,14 @@
-"""A vLLM engine as a rollout actor: which version it runs, and work from the ledger under its own membership.
+"""A vLLM engine as a rollout actor: its live version, and work from the ledger under its own membership.
 
     async with conducted(llm), EngineWork(LLMControls(llm), "http://trainer:7070") as work:
         grant = await work.lease(max_items=8)
         for item in grant.items:
-            begun = await work.begin(grant, item)           # before the engine hears of the request
+            begun = await work.begin(grant, item)           # before the engine gets the request
             result, tokens = await answer(llm, item.payload)
             await work.deliver(grant.work, item.item, result, begun.position, tokens)
 
-The member of the hub is the node inside the engine: its claims last as long as it lives, and the ledger knows when it
-has which version. The engine may be an AsyncLLM of this process (`LLMControls`) or a server (`HTTPControls`).
+The node inside the engine is the member of the hub: claims last as long as it lives, and the ledger knows which version
+it has. The engine may be an AsyncLLM of this process (`LLMControls`) or a server (`HTTPControls`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 
 import aiohttp
 
-from p2psync.actor.demand import Reading
+from p2psync.actor.demand import LiveReading
 from p2psync.actor.work_client import WorkClient
 from p2psync.errors import EngineError, LeaseError, UnvouchedError, UsageError
 from p2psync.membership.work import MAX_WORK_WAIT, Receipt, WorkGrant, WorkItem
@@ -30,32 +30,35 @@ from p2psync.net.hub_wire import one_line
 from p2psync.protocol.versions import Position
 
 Status = list[dict[str, Any]]
-_LOOK_EVERY = 0.05
-_LIMIT = aiohttp.ClientTimeout(total=60)
+_POLL_SECONDS = 0.05
+_TIMEOUT = aiohttp.ClientTimeout(total=60)
 
 
-class Member(Protocol):
-    """What is asked of an engine here."""
+class EngineMember(Protocol):
+    """The calls that are made to an engine."""
 
     async def status(self) -> Status:
-        """What each rank says of itself."""
+        """Returns the status of each rank."""
 
     async def member(self) -> Status:
-        """Each rank's membership."""
+        """Returns the hub membership of each rank."""
 
 
 class EngineVersion:
-    """`p2psync.actor.live_version.Live` of a vLLM engine, whoever conducts it.
+    """The live version of a vLLM engine: a `p2psync.actor.live_version.LiveVersionReader`.
 
-    The engine is asked each time. It answers between two of its steps, so never in the midst of a commit.
+    Each read asks the engine, which answers between two of its steps, so never during a commit.
     """
 
     def __init__(self, status: Callable[[], Awaitable[Status]]) -> None:
-        """status: of the controls of an engine, or `server_status` of a server that conducts itself."""
+        """status: of an engine's controls, or `server_status` of a server that conducts itself."""
         self._status = status
 
-    async def read(self) -> Reading:
-        """What is live. Raises `UnvouchedError` if the engine serves no more, `EngineError` if it does not answer."""
+    async def read(self) -> LiveReading:
+        """Returns the live version.
+
+        Raises `UnvouchedError` if the engine has stopped serving, `EngineError` if it does not answer.
+        """
         first = min(await self._status(), key=lambda rank: int(rank["rank"]))
         if first["refused"]:
             raise UnvouchedError(first["refused"])
@@ -63,22 +66,22 @@ class EngineVersion:
         if first["version"] is not None:
             digest = bytes.fromhex(first["digest"])
             position = Position(run=first["run"], epoch=first["epoch"], version=first["version"], digest=digest)
-        return Reading(position=position, commits=first["commits"])
+        return LiveReading(position=position, commits=first["commits"])
 
     @asynccontextmanager
-    async def hold(self) -> AsyncIterator[Reading]:
-        """Raises `UsageError`: vLLM keeps requests over a commit, and no request keeps a commit out."""
+    async def hold(self) -> AsyncIterator[LiveReading]:
+        """Raises `UsageError`: a request cannot keep a commit of a vLLM engine out."""
         raise UsageError("a vLLM engine holds no version for a request: ask for P2PSync-Exact-Version instead")
         yield
 
 
 def server_status(url: str) -> Callable[[], Awaitable[Status]]:
-    """How a vLLM server that conducts itself (VLLM_PLUGINS=p2psync) is asked what it holds."""
+    """Returns a call for the status of a vLLM server that conducts itself (VLLM_PLUGINS=p2psync)."""
     address = f"{url.rstrip('/')}/p2psync/status"
 
     async def status() -> Status:
         try:
-            async with aiohttp.ClientSession(timeout=_LIMIT) as session, session.get(address) as answer:
+            async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.get(address) as answer:
                 if answer.status != 200:
                     raise EngineError(f"{address}: {answer.status}; is VLLM_PLUGINS=p2psync set there?")
                 found: Status = await answer.json()
@@ -90,10 +93,10 @@ def server_status(url: str) -> Callable[[], Awaitable[Status]]:
 
 
 class EngineWork:
-    """The ledger's work for one engine. An async context manager, to be used on one loop."""
+    """Leases work for one engine and delivers its results. An async context manager, for one loop."""
 
-    def __init__(self, engine: Member, hub_url: str, token: str | None = None) -> None:
-        """hub_url, token: as the engine joined with. Raises `UsageError` for a malformed url."""
+    def __init__(self, engine: EngineMember, hub_url: str, token: str | None = None) -> None:
+        """hub_url, token: those with which the engine joined. Raises `UsageError` for a malformed url."""
         self._engine = engine
         self._hub = HubClient(hub_url, token)
         self._client = WorkClient(self._hub)
@@ -108,7 +111,7 @@ class EngineWork:
         await self._hub.close()
 
     async def lease(self, max_items: int = 1, wait: float = MAX_WORK_WAIT) -> WorkGrant:
-        """Claim work; without items if there was none for `wait` seconds (at most 20).
+        """Claims work; returns no items if there was none for `wait` seconds (at most 20).
 
         Raises `LeaseError` while the engine is no member or has no version yet, and as `WorkClient.lease`.
         """
@@ -118,11 +121,12 @@ class EngineWork:
             raise LeaseError("the engine is not a member of the hub now, or has no version yet")
         return await self._client.lease(lease, max_items, wait, position.version)
 
-    async def begin(self, grant: WorkGrant, item: WorkItem) -> Reading:
-        """What is live, once that will do for the item: work that was put in ahead, for a version that is still to be
-        made, is begun under one that is within the grant's staleness bound then, if that one was made already.
+    async def begin(self, grant: WorkGrant, item: WorkItem) -> LiveReading:
+        """Waits until the live version suits the item, and returns it.
 
-        The ledger judges a result when it arrives, and newer versions may come until it is used. Raises as `read`.
+        An item may be meant for a version that does not exist yet. It is started under a version that will be within
+        the grant's staleness bound then, as far as that exists. The ledger judges the result when it arrives; newer
+        versions may come until then. Raises as `read`.
         """
         newest = grant.head if grant.head is not None else 0
         needed = min(newest, item.version - grant.max_staleness)
@@ -130,7 +134,7 @@ class EngineWork:
             now = await self.live.read()
             if now.position is not None and now.position.version >= needed:
                 return now
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def deliver(
         self,
@@ -142,7 +146,7 @@ class EngineWork:
         *,
         patience: float = 120.0,
     ) -> Receipt:
-        """Hand in a result of `tokens` tokens that was begun under `position`; commits may have come within it.
+        """Hands in a result of `tokens` tokens that was started under `position`; commits may have come since.
 
         Raises as `WorkClient.deliver`, and `UsageError` without a position.
         """

@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from p2psync.bench.codec import cpu_name
 from p2psync.bench.pause.report import PauseReport, ShareReport, times_of
 from p2psync.delta.tensors import Kind
-from p2psync.engines.checkpoint.files import Checkpoint, signature
-from p2psync.engines.vllm.conductor import LLMControls, Swap, conducted
+from p2psync.engines.checkpoint.files import Checkpoint, files_signature
+from p2psync.engines.vllm.conductor import ConductedCommit, LLMControls, conducted
 from p2psync.net.background import BackgroundLoop
 from p2psync.protocol.keys import public_text
 from p2psync.trainer.node import TrainerConfig, TrainerNode
@@ -116,12 +116,12 @@ async def _measure(
     other = folder / f"share-{share}"
     _changed(options.model, other, share, options.seed)
     found: dict[str, list[float]] = {}
-    swaps: list[Swap] = []
+    swaps: list[ConductedCommit] = []
     elements = 0
     controls = LLMControls(llm)
     load = [asyncio.create_task(_generate(llm, k)) for k in range(options.requests)]
     try:
-        async with conducted(llm, on_swap=swaps.append) as conductor:
+        async with conducted(llm, on_commit=swaps.append) as conductor:
             await llm.collective_rpc("p2psync_bench", args=(str(options.model), str(options.model), False))
             # An even number of commits leads back to the model.
             for number in range(options.rounds + options.rounds % 2):
@@ -129,7 +129,7 @@ async def _measure(
                 old, new = (options.model, other) if number % 2 == 0 else (other, options.model)
                 version = await asyncio.to_thread(source.publish, new)
                 await _until(llm, version)
-                async with conductor.still():
+                async with conductor.paused():
                     status = (await controls.status())[0]
                     reload = number % _RELOAD_EVERY == 0
                     rivals = (await llm.collective_rpc("p2psync_bench", args=(str(old), str(new), reload)))[0]
@@ -196,7 +196,7 @@ class _Source:
     def publish(self, checkpoint: Path) -> int:
         """Publish a checkpoint; returns its version."""
         with Checkpoint.open(checkpoint) as opened:
-            self._loop.call(self._node.publish(CheckpointSource(opened, signature(checkpoint))))
+            self._loop.call(self._node.publish(CheckpointSource(opened, files_signature(checkpoint))))
         assert self._node.position is not None
         return self._node.position.version
 

@@ -26,7 +26,7 @@ import torch
 
 from p2psync.actor.node import ActorConfig
 from p2psync.actor.subscriber import Subscriber
-from p2psync.actor.work_queue import Work, WorkQueue
+from p2psync.actor.work_queue import ClaimedItem, WorkQueue
 from p2psync.bench.rl.scale import FREE
 from p2psync.bench.rl.ways import Board, free_position
 from p2psync.bench.rl.weights import make_module, sha256
@@ -95,7 +95,7 @@ class ActorSaid(msgspec.Struct, frozen=True, kw_only=True):
 class _Slot:
     """An answer in the making. begun: under which version; None: not yet."""
 
-    work: Work
+    work: ClaimedItem
     tokens: int
     left: float
     begun: Position | None = None

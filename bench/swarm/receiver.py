@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from p2psync.actor.node import ActorConfig, relay
+from p2psync.actor.node import ActorConfig, make_relay
 from p2psync.bench.swarm.jsonl import say
 from p2psync.observe.events import Committed, Event, PeerDown, PeerUp, Warned
 from p2psync.protocol.keys import parse_public
@@ -55,7 +55,7 @@ async def main(options: Options) -> None:
         elif isinstance(event, Warned):
             print(event.line(), file=sys.stderr, flush=True)
 
-    node = relay(config, on_event=hear)
+    node = make_relay(config, on_event=hear)
     await node.start()
     try:
         while await asyncio.to_thread(sys.stdin.readline):

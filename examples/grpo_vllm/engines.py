@@ -13,7 +13,7 @@ from uuid import uuid4
 import aiohttp
 from wire import Prompt, Sample
 
-from p2psync.engines.vllm.conductor import HTTPControls, LLMControls, Swap, conducted, conducting
+from p2psync.engines.vllm.conductor import ConductedCommit, HTTPControls, LLMControls, conducted, conducting
 
 BACKEND = {"backend": "p2psync"}
 #: Seconds that a server may take to start.
@@ -116,7 +116,7 @@ class Server:
 
 @asynccontextmanager
 async def in_process(
-    model: Path, options: str, init: dict[str, Any], on_swap: Callable[[Swap], None]
+    model: Path, options: str, init: dict[str, Any], on_commit: Callable[[ConductedCommit], None]
 ) -> AsyncIterator[Engine]:
     """An engine of this process that follows the run. options: further engine arguments (JSON). init: how it joins."""
     from vllm import AsyncEngineArgs
@@ -134,19 +134,19 @@ async def in_process(
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), weight_transfer_config=BACKEND, **arguments))
     try:
         await llm.init_weight_transfer_engine(WeightTransferInitRequest(init))
-        async with conducted(llm, on_swap=on_swap):
+        async with conducted(llm, on_commit=on_commit):
             yield InProcess(llm)
     finally:
         llm.shutdown()
 
 
 @asynccontextmanager
-async def served(url: str, init: dict[str, Any], on_swap: Callable[[Swap], None]) -> AsyncIterator[Engine]:
+async def served(url: str, init: dict[str, Any], on_commit: Callable[[ConductedCommit], None]) -> AsyncIterator[Engine]:
     """A server, which may still be starting. It joins, unless it has, and is conducted from here."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
         server = Server(url, session, await _model_of(url, session))
         await server.controls.join(**init)
-        async with conducting(server.controls, on_swap=on_swap):
+        async with conducting(server.controls, on_commit=on_commit):
             yield server
 
 

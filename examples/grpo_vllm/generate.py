@@ -35,7 +35,7 @@ from engines import Engine, in_process, served
 from wire import Prompt, Rollout
 
 from p2psync.actor.vllm.work import EngineWork
-from p2psync.engines.vllm.conductor import Swap
+from p2psync.engines.vllm.conductor import ConductedCommit
 from p2psync.errors import P2PSyncError
 from p2psync.membership.work import WorkGrant
 
@@ -101,14 +101,14 @@ async def run(args: argparse.Namespace) -> bool:
         init: dict[str, Any] = {"hub_url": args.join, "trust": [args.trust], "store": str(args.store or temporary)}
         init |= {"port": args.port, "region": args.region}
 
-        def on_swap(swap: Swap) -> None:
+        def on_commit(swap: ConductedCommit) -> None:
             pauses.append(swap.pause_seconds)
             print(f"{args.name}: version {swap.version} after a pause of {1e3 * swap.pause_seconds:.1f} ms", flush=True)
 
         if args.server is not None:
-            following = served(args.server, init, on_swap)
+            following = served(args.server, init, on_commit)
         else:
-            following = in_process(args.model, args.vllm, init, on_swap)
+            following = in_process(args.model, args.vllm, init, on_commit)
         async with following as engine, EngineWork(engine.controls, args.join) as work:
             actor = Actor(args.name, engine, work, pauses)
             task = asyncio.create_task(actor.run(args.lanes))

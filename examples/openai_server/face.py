@@ -15,12 +15,12 @@ import signal
 from contextlib import AsyncExitStack
 
 from p2psync.actor.rollout_proxy import ProxyEngine
-from p2psync.actor.rollout_server import RolloutFace
+from p2psync.actor.rollout_server import RolloutServer
 from p2psync.actor.vllm.work import EngineVersion, server_status
-from p2psync.engines.vllm.conductor import HTTPControls, Swap, conducting
+from p2psync.engines.vllm.conductor import ConductedCommit, HTTPControls, conducting
 
 
-def told(swap: Swap) -> None:
+def told(swap: ConductedCommit) -> None:
     """A commit."""
     print(f"version {swap.version} after a pause of {1e3 * swap.pause_seconds:.1f} ms", flush=True)
 
@@ -35,10 +35,10 @@ async def run(args: argparse.Namespace) -> None:
         if args.join is not None:
             controls = HTTPControls(args.server)
             await controls.join(hub_url=args.join, trust=args.trust, store=args.store, region=args.region)
-            await stack.enter_async_context(conducting(controls, on_swap=told))
+            await stack.enter_async_context(conducting(controls, on_commit=told))
             status = controls.status
         engine = await stack.enter_async_context(ProxyEngine(args.server))
-        face = RolloutFace(EngineVersion(status), engine)
+        face = RolloutServer(EngineVersion(status), engine)
         stack.push_async_callback(face.stop)
         port = await face.start(args.host, args.port)
         print(f"the face is at http://{args.host}:{port}", flush=True)

@@ -82,7 +82,7 @@ def actor(
             follow_run=follow,
         )
         if into is None:
-            node, where = nodes.relay(config, on_event=show), place
+            node, where = nodes.make_relay(config, on_event=show), place
         else:
             copy, home, where = base, into, into / "current"
             try:

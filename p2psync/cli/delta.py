@@ -16,7 +16,7 @@ from p2psync.cli import output
 from p2psync.cli.output import JsonTarget
 
 if TYPE_CHECKING:
-    from p2psync.engines.offline.commands import DerivedReport, InfoReport
+    from p2psync.engines.offline.delta_commands import DerivedReport, InfoReport
 
 app = typer.Typer(help="Deltas between checkpoints on disk.", no_args_is_help=True)
 
@@ -40,10 +40,10 @@ def diff(
     json: JsonTarget = None,
 ) -> None:
     """Write the delta that leads from OLD to NEW: every file, every bit."""
-    from p2psync.engines.offline import commands as offline
+    from p2psync.engines.offline import delta_commands
 
     with _stoppable(), output.progress("diff") as progress:
-        made = offline.diff(old, new, out, profile=profile, force=force, progress=progress)
+        made = delta_commands.diff(old, new, out, profile=profile, force=force, progress=progress)
     speed = f"{output.seconds(made.seconds)}, {made.gb_per_second:.2f} GB/s"
     output.report(made, json, [*_figures(made), ("took", speed)])
 
@@ -51,10 +51,10 @@ def diff(
 @app.command("apply")
 def apply(old: Old, delta: Delta, out: Out, force: Force = False, json: JsonTarget = None) -> None:
     """Write what a delta makes of OLD, checked by its digest; OLD stays as it is."""
-    from p2psync.engines.offline import commands as offline
+    from p2psync.engines.offline import delta_commands
 
     with _stoppable(), output.progress("apply") as progress:
-        made = offline.apply(old, delta, out, force=force, progress=progress)
+        made = delta_commands.apply(old, delta, out, force=force, progress=progress)
     lines = [
         (
             "checkpoint",
@@ -70,9 +70,9 @@ def apply(old: Old, delta: Delta, out: Out, force: Force = False, json: JsonTarg
 @app.command("info")
 def info(delta: Delta, json: JsonTarget = None) -> None:
     """Check every chunk of a delta file, and describe it."""
-    from p2psync.engines.offline import commands as offline
+    from p2psync.engines.offline import delta_commands
 
-    found = offline.info(delta)
+    found = delta_commands.info(delta)
     output.report(found, json, [*_figures(found), *_origin(found)])
 
 
@@ -85,20 +85,20 @@ def squash(
     json: JsonTarget = None,
 ) -> None:
     """Write the one delta that does what a chain of them does; of profile fast, it needs no weights."""
-    from p2psync.engines.offline import commands as offline
+    from p2psync.engines.offline import delta_commands
 
     with _stoppable(), output.progress("squash") as progress:
-        made = offline.squash(deltas, out, base=base, force=force, progress=progress)
+        made = delta_commands.squash(deltas, out, base=base, force=force, progress=progress)
     output.report(made, json, _derived(made))
 
 
 @app.command("invert")
 def invert(delta: Delta, out: Out, base: Base = None, force: Force = False, json: JsonTarget = None) -> None:
     """Write the delta that undoes another; of profile fast, it needs no weights."""
-    from p2psync.engines.offline import commands as offline
+    from p2psync.engines.offline import delta_commands
 
     with _stoppable(), output.progress("invert") as progress:
-        made = offline.invert(delta, out, base=base, force=force, progress=progress)
+        made = delta_commands.invert(delta, out, base=base, force=force, progress=progress)
     output.report(made, json, _derived(made))
 
 

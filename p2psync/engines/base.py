@@ -1,10 +1,11 @@
-"""Where weights live: the one interface between the swarm's versions and a place that holds them.
+"""The interface between the swarm and whatever holds weights.
 
-Life of a version at an engine: `stage(path)` opens a stage for a whole way from what is live (or from nothing) to the
-target; `Stage.put` decodes one verified chunk beside the live weights, in any order; `Stage.commit` makes the target
-live in one short pause, or raises and leaves what was live exactly as it was; `roll_back` undoes the last commit.
+An engine holds one live version. `Engine.stage(path)` opens a stage for a whole path, from the live version (or from
+nothing) to the target. `Stage.put` decodes verified chunks beside the live weights, in any order. `Stage.commit` makes
+the target live in one short pause, or raises and leaves the live weights exactly as they were. `Engine.roll_back`
+undoes the last commit.
 
-Engines are driven by one thread at a time and know nothing of networks, clocks of the swarm, or asyncio.
+One thread at a time drives an engine. Engines know nothing of networks, the swarm's clock, or asyncio.
 """
 
 from __future__ import annotations
@@ -13,17 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
-
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.protocol.versions import PathStep, Position
 
 __all__ = [
+    "ChunkBytes",
     "ChunkReader",
-    "Closing",
-    "Commit",
-    "Data",
+    "ClosableEngine",
+    "CommitResult",
     "Engine",
-    "Inspecting",
+    "InspectableEngine",
     "PathStep",
     "Position",
     "Stage",
@@ -31,10 +31,11 @@ __all__ = [
 ]
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """What a commit did. pause_seconds: how long readers of the live weights had to wait.
+class CommitResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a commit.
 
-    stage_seconds: time spent decoding, reading old bits and checking the digest beside the live weights.
+    position: what is live now. changed: units whose bits differ. pause_seconds: how long readers of the live weights
+    waited. stage_seconds: time spent decoding, reading old bits and checking the digest beside the live weights.
     """
 
     position: Position
@@ -43,93 +44,93 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     stage_seconds: float
 
 
-Data = bytes | bytearray | memoryview
+ChunkBytes = bytes | bytearray | memoryview
 #: Reads a verified chunk that the store still holds: (manifest id, chunk index) → bytes, or None if it is gone.
 ChunkReader = Callable[[bytes, int], bytes | None]
 
 
 class Stage(Protocol):
-    """A version being made ready beside the live one."""
+    """A version that is being decoded beside the live one."""
 
     def wanted(self, step: int) -> Sequence[int]:
-        """Chunks of path[step] that must still be put: all of them, less what a local copy already covers."""
+        """Returns the chunks of path[step] that must still be put: all, less those that a local copy covers."""
 
-    def put(self, step: int, chunks: Mapping[int, Data]) -> None:
-        """Decode chunks of path[step] by index, already verified against its manifest, on all cores. Any order.
+    def put(self, step: int, chunks: Mapping[int, ChunkBytes]) -> None:
+        """Decodes chunks of path[step], by index, on all cores, in any order. They are verified against its manifest.
 
         Raises `FormatError` (the manifest's signer made a bad chunk) or `EngineError`.
         """
 
-    def commit(self) -> Commit:
-        """Make path[-1] live. All wanted chunks must have been put.
+    def commit(self) -> CommitResult:
+        """Makes path[-1] live. All wanted chunks must have been put.
 
-        Raises `DigestMismatchError` or `EngineError`; then what was live before is live, bit for bit.
+        Raises `DigestMismatchError` or `EngineError`; the version that was live before then stays live, bit for bit.
         """
 
     def abandon(self) -> None:
-        """Drop the stage; the live weights never saw it."""
+        """Drops the stage. The live weights stay as they are."""
 
 
 class Engine(Protocol):
-    """A place that holds one live version."""
+    """Holds one live version."""
 
     @property
     def position(self) -> Position | None:
-        """What is live; None before the first commit."""
+        """The live version; None before the first commit."""
 
     def table(self) -> Sequence[TensorSpec]:
-        """The specs of the live tensors, sorted."""
+        """Returns the specs of the live tensors, sorted."""
 
     def units(self, spec: TensorSpec) -> Units:
-        """The live bits of one tensor, flat, in checkpoint coordinates: read only, and stable between commits."""
+        """Returns the live bits of one tensor, flat, in checkpoint coordinates: read-only, stable between commits."""
 
     def adopt(self, position: Position) -> bool:
-        """Recompute the digest of the bits at hand, and take them as `position` if it is that digest.
+        """Recomputes the digest of the bits that are here, and takes them as `position` if the digests are equal.
 
-        A digest, as a manifest signs it, names every tensor and its bits, so no manifest of that very version is
-        needed: the base of a delta will do. How a local copy of a base model, or weights of unknown standing after a
-        crash, become a position.
+        Returns whether they are. A signed digest covers every tensor's name and bits, so this needs no manifest of
+        that version. A local copy of a base model, or weights that a crash left without a record, get their position
+        by it.
         """
 
     def stage(self, path: Sequence[PathStep]) -> Stage:
-        """Open a stage along `path`: deltas that start at the live version, or one anchor and deltas from it.
+        """Opens a stage along `path`: deltas that start at the live version, or an anchor and deltas from it.
 
-        Raises `BaseMismatchError` if the path does not start at what is live; opening a stage abandons an open one.
+        A stage that is open is abandoned. Raises `BaseMismatchError` if the path does not start at the live version.
         """
 
     def roll_back(self) -> Position | None:
-        """Undo the last commit exactly, once; returns what is live now. Raises `EngineError` if it cannot be undone."""
+        """Undoes the last commit exactly, once, and returns what is live now. Raises `EngineError` if it cannot."""
 
     def scrub(self) -> bool:
-        """Recompute the digest over everything that is live; False if a bit is not what was committed."""
+        """Recomputes the digest of everything live. Returns False if a bit is not what was committed."""
 
 
 @runtime_checkable
-class Closing(Protocol):
-    """An engine that holds something until it is closed."""
+class ClosableEngine(Protocol):
+    """An engine that holds a resource, such as a lock, until it is closed."""
 
     def close(self) -> None:
-        """Give back what is held, such as a lock."""
+        """Releases the resource."""
 
 
 @runtime_checkable
-class Inspecting(Protocol):
-    """An engine whose weights others can damage, such as files."""
+class InspectableEngine(Protocol):
+    """An engine whose weights other processes can damage, such as files."""
 
     def inspect(self) -> list[str]:
-        """Look for damage by names, sizes and times alone, mend what can be mended at once, and fall back where the
-        live version cannot: `position` is an earlier one then, or None.
+        """Looks for damage by names, sizes and times alone, and repairs what it can at once.
 
-        Cheap, to be called every second. Returns what was found since the last call, a line each.
+        Where the live version cannot be repaired it falls back: `position` is then an earlier version, or None. Cheap
+        enough to be called every second. Returns the damage found since the last call, one line each.
         """
 
-    def at_hand(self) -> str:
-        """The digest (hex) of weights that are here though the record of what they are is lost, "" if there are none.
+    def unidentified_digest(self) -> str:
+        """Returns the digest (hex) of weights whose record was lost, "" if there are none. Reads all of them.
 
-        Reads all of them. `adopt` takes them, once a version with that digest is known.
+        `adopt` takes these weights once a version with that digest is known.
         """
 
 
 def rows_after(rows: Sequence[Row]) -> list[TensorSpec]:
-    """The specs that exist after a delta with these rows."""
+    """Returns the specs that exist after a delta with these rows."""
     return [row.spec for row in rows if row.after]

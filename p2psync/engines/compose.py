@@ -1,14 +1,14 @@
-"""Deltas made of deltas: a chain squashed into one, and a delta inverted, block by block, without any weights.
+"""Composes a chain of deltas into one, and inverts a delta, block by block, without any weights.
 
-Theory of operation. Every delta file is a stream of blocks that rises by (tensor, start); the streams of a chain are
-merged by that key, and blocks that meet are composed in the chain's order. Memory: the chunks at the heads of the
-streams, never a whole tensor.
+Theory of operation. Every delta is a stream of blocks in rising order of (tensor, start). The streams of a chain are
+merged by that key, and blocks with the same key are composed in the chain's order. Memory: one chunk of each stream,
+never a whole tensor.
 
-The outcome is brought into the form that extraction from weights gives it, so that a squashed chain is, byte for
-byte, the delta between its ends:
+The result has the form that extraction from weights gives, so that a composed chain equals, byte for byte, the delta
+between its ends:
 
 - a tensor that exists at neither end is not in the table, and its steps must cancel out;
-- a block is dense where extraction makes it so (`normal`), and absent where nothing changed.
+- a block is dense where extraction makes it dense (`normalize`), and absent where nothing changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-
 from p2psync.delta import algebra
 from p2psync.delta.block import Block
 from p2psync.delta.container import decode_chunk
@@ -31,34 +30,34 @@ from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest
 from p2psync.store.encoding import DELTA_BLOCK_UNITS
 
-#: Profiles whose chunks can be decoded without the weights they start from.
-BASELESS = ("fast",)
+#: Profiles whose chunks can be decoded without the weights that the delta starts from.
+BASE_FREE_PROFILES = ("fast",)
 
 
-class Delta(Protocol):
-    """A delta that can be read chunk by chunk: a delta file, or a pack of a store."""
+class DeltaReader(Protocol):
+    """A delta that is read chunk by chunk: a delta file, or a pack of a store."""
 
     @property
     def path(self) -> Path:
-        """Where it is, for messages."""
+        """The file, for messages."""
 
     @property
     def manifest(self) -> Manifest:
-        """What it is."""
+        """The delta's manifest."""
 
     def chunk(self, index: int) -> bytes:
-        """Chunk `index`, verified. Raises `P2PSyncError`."""
+        """Returns chunk `index`, verified. Raises `P2PSyncError`."""
 
     def close(self) -> None:
-        """Nothing will be read any more."""
+        """Closes the file. Nothing may be read afterwards."""
 
 
-def blocks_of(delta: Delta, base: Callable[[int], Units] | None = None) -> Iterator[Block]:
-    """The blocks of a delta file, each chunk verified, in rising order. Raises `FormatError`.
+def iter_blocks(delta: DeltaReader, base: Callable[[int], Units] | None = None) -> Iterator[Block]:
+    """Yields the blocks of a delta in rising order, from verified chunks. Raises `FormatError`.
 
-    base: gives the old units of a row to profiles that need them.
+    base: returns the old units of a row, for profiles that need them.
     """
-    rows, place = delta.manifest.rows(), (-1, -1)
+    rows, last = delta.manifest.rows(), (-1, -1)
 
     def decode(index: int) -> list[Block]:
         data = delta.chunk(index)
@@ -69,14 +68,17 @@ def blocks_of(delta: Delta, base: Callable[[int], Units] | None = None) -> Itera
 
     for index, blocks in enumerate(in_parallel(decode, range(delta.manifest.chunks))):
         for block in blocks:
-            if (block.row, block.start) <= place:
+            if (block.row, block.start) <= last:
                 raise FormatError(f"{delta.path}: chunk {index}: its blocks do not come after those before it")
-            place = (block.row, block.start)
+            last = (block.row, block.start)
             yield block
 
 
-def normal(block: Block, row: Row) -> Block:
-    """The block as extraction makes it: dense if every unit changed, or over half of a tensor that comes or goes."""
+def normalize(block: Block, row: Row) -> Block:
+    """Returns the block as extraction makes it.
+
+    Dense if every unit changed, or over half of a block of a tensor that is added or removed; else sparse.
+    """
     changed = block.changed
     dense = changed == block.count if row.before and row.after else 2 * changed > block.count
     if dense == (block.positions is None):
@@ -87,76 +89,81 @@ def normal(block: Block, row: Row) -> Block:
     return dataclasses.replace(block, positions=where, steps=block.steps[where])
 
 
-def inverted(delta: Delta) -> tuple[list[Row], Iterator[Block]]:
-    """The table and the blocks of what undoes `delta`. Raises `UsageError`; the blocks raise `FormatError`."""
-    _check_baseless(delta)
+def invert_delta(delta: DeltaReader) -> tuple[list[Row], Iterator[Block]]:
+    """Returns table and blocks of the inverse of `delta`. Raises `UsageError`; the blocks raise `FormatError`."""
+    _check_base_free(delta)
     rows = [Row(row.spec, row.after, row.before) for row in delta.manifest.rows()]
-    return rows, (normal(algebra.invert(block), rows[block.row]) for block in _on_grid(delta) if block.changed)
+    return rows, (
+        normalize(algebra.invert(block), rows[block.row]) for block in _standard_blocks(delta) if block.changed
+    )
 
 
-def squashed(chain: Sequence[Delta]) -> tuple[list[Row], Iterator[Block]]:
-    """The table and the blocks of what does all that the chain does, in order; at least one delta.
+def compose_chain(chain: Sequence[DeltaReader]) -> tuple[list[Row], Iterator[Block]]:
+    """Returns table and blocks of the one delta that equals the chain. At least one delta.
 
-    Raises `BaseMismatchError` where two deltas do not meet, `UsageError`; the blocks raise `FormatError`.
+    Raises `BaseMismatchError` where a delta does not start where the one before it ends, `UsageError`; the blocks raise
+    `FormatError`.
     """
     for delta in chain:
-        _check_baseless(delta)
-    check_meet(chain)
+        _check_base_free(delta)
+    check_chain(chain)
     before = {row.spec for row in chain[0].manifest.rows() if row.before}
     after = {row.spec for row in chain[-1].manifest.rows() if row.after}
     rows = [Row(spec, spec in before, spec in after) for spec in sorted(before | after)]
-    return rows, _merged(chain, {row.spec: index for index, row in enumerate(rows)}, rows)
+    return rows, _merge(chain, {row.spec: index for index, row in enumerate(rows)}, rows)
 
 
-def _merged(chain: Sequence[Delta], places: Mapping[TensorSpec, int], rows: Sequence[Row]) -> Iterator[Block]:
+def _merge(chain: Sequence[DeltaReader], row_of: Mapping[TensorSpec, int], rows: Sequence[Row]) -> Iterator[Block]:
     every = sorted({row.spec for delta in chain for row in delta.manifest.rows()})
     numbers = {spec: number for number, spec in enumerate(every)}
     streams = [_numbered(delta, numbers) for delta in chain]
-    # heapq.merge is stable: blocks of one place come in the order of the chain.
-    for (number, _), group in itertools.groupby(heapq.merge(*streams, key=_place), key=_place):
-        block = _composed(group)
+    # heapq.merge is stable: blocks of one key come in the order of the chain.
+    for (number, _), group in itertools.groupby(heapq.merge(*streams, key=_block_key), key=_block_key):
+        block = _compose_blocks(group)
         if block is None:
             continue
-        index = places.get(every[number])
+        index = row_of.get(every[number])
         if index is None:
-            raise FormatError(f"{every[number].name} comes and goes within the chain, but its steps do not cancel out")
-        yield normal(dataclasses.replace(block, row=index), rows[index])
+            raise FormatError(
+                f"{every[number].name} is added and removed within the chain, but its steps do not cancel out"
+            )
+        yield normalize(dataclasses.replace(block, row=index), rows[index])
 
 
-def _numbered(delta: Delta, numbers: Mapping[TensorSpec, int]) -> Iterator[Block]:
-    """The blocks with their tensor's number instead of its row; both rise together, since tables are sorted."""
+def _numbered(delta: DeltaReader, numbers: Mapping[TensorSpec, int]) -> Iterator[Block]:
+    """Yields the blocks with their tensor's number as `row`; both rise together, since tables are sorted."""
     rows = delta.manifest.rows()
-    for block in _on_grid(delta):
+    for block in _standard_blocks(delta):
         yield dataclasses.replace(block, row=numbers[rows[block.row].spec])
 
 
-def _composed(blocks: Iterator[Block]) -> Block | None:
+def _compose_blocks(blocks: Iterator[Block]) -> Block | None:
     total: Block | None = None
     for block in blocks:
         total = block if total is None else algebra.compose(total, block)
     return total if total is not None and total.changed else None
 
 
-def _on_grid(delta: Delta) -> Iterator[Block]:
-    blocks = blocks_of(delta)
+def _standard_blocks(delta: DeltaReader) -> Iterator[Block]:
+    blocks = iter_blocks(delta)
     if delta.manifest.block_units == DELTA_BLOCK_UNITS:
         return blocks
     return algebra.reblock(blocks, delta.manifest.rows(), DELTA_BLOCK_UNITS)
 
 
-def _place(block: Block) -> tuple[int, int]:
+def _block_key(block: Block) -> tuple[int, int]:
     return block.row, block.start
 
 
-def _check_baseless(delta: Delta) -> None:
-    if delta.manifest.profile not in BASELESS:
+def _check_base_free(delta: DeltaReader) -> None:
+    if delta.manifest.profile not in BASE_FREE_PROFILES:
         raise UsageError(
             f"{delta.path} is of profile {delta.manifest.profile}, which is read against the weights it starts from"
         )
 
 
-def check_meet(chain: Sequence[Delta]) -> None:
-    """Raise `BaseMismatchError` unless each delta starts where the one before it ends."""
+def check_chain(chain: Sequence[DeltaReader]) -> None:
+    """Raises `BaseMismatchError` unless each delta starts where the one before it ends."""
     for first, then in itertools.pairwise(chain):
         ends = [row.spec for row in first.manifest.rows() if row.after]
         begins = [row.spec for row in then.manifest.rows() if row.before]

@@ -1,4 +1,4 @@
-"""What every engine checks of a path before it touches anything."""
+"""Checks that every engine makes of a path before it changes anything."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import itertools
 from collections.abc import Sequence
 
 from p2psync.delta.tensors import Row, TensorSpec
-from p2psync.engines.base import PathStep, Position, rows_after
 from p2psync.engines.checkpoint.layout import check_rows
 from p2psync.errors import BaseMismatchError
 from p2psync.protocol.manifest import Manifest, check_consecutive
 
+from p2psync.engines.base import PathStep, Position, rows_after
+
 
 def position_of(manifest: Manifest) -> Position:
-    """Where an engine is once this manifest is live."""
+    """Returns the position of an engine on which this manifest is live."""
     return Position(run=manifest.run, epoch=manifest.epoch, version=manifest.version, digest=manifest.digest)
 
 
 def rows_before(rows: Sequence[Row]) -> list[TensorSpec]:
-    """The specs that exist before a delta with these rows."""
+    """Returns the specs that exist before a delta with these rows."""
     return [row.spec for row in rows if row.before]
 
 
 def check_path(path: Sequence[PathStep], live: Position | None, table: Sequence[TensorSpec]) -> None:
-    """Raise unless `path` leads from what is live (position and specs), or from nothing, step by step to its target.
+    """Raises unless `path` leads, step by step, from the live version (position and specs), or from nothing.
 
-    Raises `BaseMismatchError` where steps do not meet, `FormatError` for rows that no checkpoint has.
+    Raises `BaseMismatchError` where a step does not start where the one before it ends, `FormatError` for rows that no
+    checkpoint can have.
     """
     if not path:
         raise BaseMismatchError("an empty path leads nowhere: resolve it again")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from p2psync.engines.base import Commit, Engine, Inspecting, Stage
+from p2psync.engines.base import CommitResult, Engine, InspectableEngine, Stage
 from p2psync.engines.relay import RelayStage
 from p2psync.errors import DigestMismatchError, EngineError, FormatError, P2PSyncError
 from p2psync.observe.events import Committed, Event, Fetching, Note, Trouble
@@ -186,7 +186,7 @@ class EngineDriver:
         self._tell(commit)
         self._core.committed(action, commit.position, _now())
 
-    def _tell(self, commit: Commit) -> None:
+    def _tell(self, commit: CommitResult) -> None:
         # Chunks that are pushed may be here before their stage is opened.
         received, self._received = self._received, self._core.swarm.received_bytes
         wasted, self._wasted = self._wasted, self._core.swarm.wasted_bytes
@@ -216,7 +216,7 @@ class EngineDriver:
             self._emit(Trouble(line))
         position = self.engine.position
         # During a commit the core takes what is live from its outcome.
-        if self._follower.position != position and isinstance(self.engine, Inspecting):
+        if self._follower.position != position and isinstance(self.engine, InspectableEngine):
             self._core.doubted("what was live is damaged", position, _now())
 
     async def _vouched(self, doubtful: bool) -> Position | None:
@@ -226,7 +226,7 @@ class EngineDriver:
             sound = not doubtful or self.engine.position is None or self.engine.scrub()
             found = self._inspect()
             # An engine that inspects falls back to a version that is sound.
-            return found, self.engine.position if sound or isinstance(self.engine, Inspecting) else None
+            return found, self.engine.position if sound or isinstance(self.engine, InspectableEngine) else None
 
         found, position = await self.in_worker(look)
         for line in found:
@@ -234,7 +234,7 @@ class EngineDriver:
         return position
 
     def _inspect(self) -> list[str]:
-        if not isinstance(self.engine, Inspecting):
+        if not isinstance(self.engine, InspectableEngine):
             return []
         try:
             return self.engine.inspect()

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from p2psync.engines.base import Data, Engine
+from p2psync.engines.base import ChunkBytes, Engine
 from p2psync.errors import LeaseError, P2PSyncError, TrustError
 from p2psync.membership.client import CallJoin, CallPlan, CallRenew, CallView, HubCall
 from p2psync.membership.records import HUB_HOST, Measures, NodeInfo, View
@@ -128,7 +128,7 @@ class NodeRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         # Chunks that were saved in this turn: they are passed on from memory.
-        self._saved: dict[tuple[bytes, int], Data] = {}
+        self._saved: dict[tuple[bytes, int], ChunkBytes] = {}
         self._draining = False
         # Whether more than chunks and words on them came since the last drain; when else something is due besides them.
         self._stirred = True

@@ -9,7 +9,7 @@ import numpy as np
 from p2psync.delta.algebra import apply_with_digest
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.base import Commit, Data
+from p2psync.engines.base import ChunkBytes, CommitResult
 from p2psync.errors import BaseMismatchError, DigestMismatchError, EngineError
 from p2psync.protocol.versions import PathStep, Position
 from p2psync.sim.weights import History, digest_of
@@ -86,7 +86,7 @@ class MemoryStage:
         """Chunks not yet put."""
         return sorted(self._missing[step])
 
-    def put(self, step: int, chunks: Mapping[int, Data]) -> None:
+    def put(self, step: int, chunks: Mapping[int, ChunkBytes]) -> None:
         """Decode and add chunks. Raises `FormatError`, `EngineError`."""
         if not chunks.keys() <= self._missing[step] or any(self._missing[:step]):
             raise EngineError(f"chunks {sorted(chunks)} of step {step} came twice or too early")
@@ -97,7 +97,7 @@ class MemoryStage:
                 self.changed += block.changed
         self._missing[step] -= chunks.keys()
 
-    def commit(self) -> Commit:
+    def commit(self) -> CommitResult:
         """Check the digest and swap. Raises `EngineError`, `DigestMismatchError`."""
         if any(self._missing):
             raise EngineError("chunks are missing")
@@ -105,7 +105,7 @@ class MemoryStage:
         check_digest(digest_bytes(self._digest % MODULUS), m.digest)
         position = Position(run=m.run, epoch=m.epoch, version=m.version, digest=m.digest)
         self._engine.make_live(self._units, position)
-        return Commit(position=position, changed=self.changed, pause_seconds=0.0, stage_seconds=0.0)
+        return CommitResult(position=position, changed=self.changed, pause_seconds=0.0, stage_seconds=0.0)
 
     def abandon(self) -> None:
         """Nothing is kept."""

@@ -1,4 +1,4 @@
-"""Versions on requests inside of an ASGI server, with commits while answers are made."""
+"""Versions on requests in ASGI middleware, with commits while answers are made."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 
-from p2psync.actor.asgi_versions import STATE, VersionMiddleware
-from p2psync.actor.commit_lock import Gate
+from p2psync.actor.asgi_versions import STATE_ATTRIBUTE, VersionMiddleware
+from p2psync.actor.commit_lock import CommitLock
 from p2psync.actor.live_version import LiveVersion
-from p2psync.actor.stream_trailer import read_mark
+from p2psync.actor.stream_trailer import read_trailer
 from p2psync.errors import EngineError
 from p2psync.protocol.versions import Position
 
 
 class Server:
-    """An application of one answer, and what a client gets from it."""
+    """An application with one answer, and the client's view of it."""
 
     def __init__(self, parts: list[bytes], kind: str = "application/json", version: int | None = 3) -> None:
         self.parts, self.kind = parts, kind
-        self.gate = Gate()
+        self.commit_lock = CommitLock()
         self.version = version
         self.between: Callable[[], Awaitable[None]] = self.nothing
         self.asked = 0
-        self.state = SimpleNamespace(**{STATE: LiveVersion(self.gate, self.position)})
+        self.state = SimpleNamespace(**{STATE_ATTRIBUTE: LiveVersion(self.commit_lock, self.position)})
 
     def position(self) -> Position | None:
         if self.version is None:
@@ -38,7 +38,7 @@ class Server:
         """No commit."""
 
     async def commit(self) -> None:
-        async with self.gate.closing():
+        async with self.commit_lock.write_lock_async():
             self.version = (self.version or 0) + 1
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
@@ -85,14 +85,14 @@ async def test_a_stream_ends_with_its_versions() -> None:
     status, headers, body = await server.ask()
     assert (status, headers["p2psync-start-version"]) == (200, "3")
     assert "content-length" not in headers
-    found = read_mark(body)
+    found = read_trailer(body)
     assert found is not None
     assert (found.start_version, found.end_version, found.commits) == (3, 4, 1)
     assert body.startswith(b"data: 1\n\ndata: 2\n\n: p2psync ")
     assert body.endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_demand_that_is_not_met_is_409_and_does_not_reach_the_engine() -> None:
+async def test_an_unmet_demand_is_409_and_does_not_reach_the_engine() -> None:
     server = Server([b"{}"])
     status, headers, body = await server.ask(P2PSync_Min_Version="4")
     assert (status, headers["retry-after"], headers["p2psync-live-version"]) == (409, "1", "3")
@@ -104,7 +104,7 @@ async def test_a_demand_that_is_not_met_is_409_and_does_not_reach_the_engine() -
     assert server.asked == 0
 
 
-async def test_an_answer_over_a_commit_is_not_of_an_exact_version() -> None:
+async def test_a_commit_during_an_answer_fails_an_exact_demand() -> None:
     server = Server([b"{", b"}"])
     server.between = server.commit
     status, _, body = await server.ask(P2PSync_Exact_Version="3")
@@ -119,17 +119,17 @@ async def test_without_a_version_only_demands_are_refused() -> None:
         b"{}",
     )
     assert (await server.ask(P2PSync_Min_Version="0"))[0] == 409
-    server.gate.end(EngineError("commits are no longer conducted"))
+    server.commit_lock.end(EngineError("commits are no longer conducted"))
     assert (await server.ask())[0] == 200
     assert (await server.ask(P2PSync_Min_Version="0"))[0] == 502
-    delattr(server.state, STATE)
+    delattr(server.state, STATE_ATTRIBUTE)
     assert (await server.ask())[0] == 200
     assert (await server.ask(P2PSync_Min_Version="0"))[0] == 502
 
 
 async def test_no_version_is_read_in_the_middle_of_a_commit() -> None:
     server = Server([b"{}"])
-    async with server.gate.closing():
+    async with server.commit_lock.write_lock_async():
         asked = asyncio.create_task(server.ask())
         for _ in range(5):
             await asyncio.sleep(0)

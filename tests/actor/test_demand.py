@@ -1,10 +1,10 @@
-"""Which demands are met by what is live, and what is said when they are not."""
+"""Which demands the live version meets, and what a refusal says."""
 
 from __future__ import annotations
 
 import pytest
 
-from p2psync.actor.demand import Demand, Reading, demand_of, moved, span, unmet
+from p2psync.actor.demand import LiveReading, VersionDemand, changed_during, demand_of, unmet_demand, version_span
 from p2psync.errors import FormatError
 from p2psync.protocol.versions import Position
 
@@ -27,10 +27,10 @@ def at(version: int) -> Position:
         ({"P2PSync-Exact-Version": "3"}, 4, "passed", False),
     ],
 )
-def test_a_demand_is_met_or_refused_with_what_is_live(
+def test_a_demand_is_met_or_refused_with_the_live_version(
     headers: dict[str, str], live: int | None, reason: str | None, retry: bool | None
 ) -> None:
-    refusal = unmet(demand_of(headers), None if live is None else at(live))
+    refusal = unmet_demand(demand_of(headers), None if live is None else at(live))
     if reason is None:
         assert refusal is None
     else:
@@ -39,7 +39,7 @@ def test_a_demand_is_met_or_refused_with_what_is_live(
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "x", "1" * 17, "9" * 16, "١"])
-def test_a_version_that_is_none_is_refused(text: str) -> None:
+def test_a_malformed_version_is_refused(text: str) -> None:
     with pytest.raises(FormatError):
         demand_of({"P2PSync-Exact-Version": text})
 
@@ -52,19 +52,21 @@ def test_both_demands_at_once_are_refused() -> None:
 @pytest.mark.parametrize(
     ("demand", "end", "reason"),
     [
-        (Demand(exact=3), Reading(position=at(3), commits=5), None),
-        (Demand(exact=3), Reading(position=at(4), commits=6), "passed"),
-        (Demand(exact=3), Reading(position=at(3), commits=7), "moved"),  # there and back again
-        (Demand(minimum=3), Reading(position=at(4), commits=6), None),
-        (Demand(), Reading(position=at(4), commits=6), None),
+        (VersionDemand(exact=3), LiveReading(position=at(3), commits=5), None),
+        (VersionDemand(exact=3), LiveReading(position=at(4), commits=6), "passed"),
+        (VersionDemand(exact=3), LiveReading(position=at(3), commits=7), "moved"),  # there and back again
+        (VersionDemand(minimum=3), LiveReading(position=at(4), commits=6), None),
+        (VersionDemand(), LiveReading(position=at(4), commits=6), None),
     ],
 )
-def test_a_commit_in_between_breaks_exact_demands_only(demand: Demand, end: Reading, reason: str | None) -> None:
-    refusal = moved(demand, Reading(position=at(3), commits=5), end)
+def test_a_commit_in_between_breaks_exact_demands_only(
+    demand: VersionDemand, end: LiveReading, reason: str | None
+) -> None:
+    refusal = changed_during(demand, LiveReading(position=at(3), commits=5), end)
     assert (refusal and refusal.reason) == reason
 
 
-def test_an_answer_says_where_it_began_and_ended() -> None:
-    found = span(Reading(position=at(3), commits=5), Reading(position=at(4), commits=6))
+def test_an_answer_names_its_first_and_last_version() -> None:
+    found = version_span(LiveReading(position=at(3), commits=5), LiveReading(position=at(4), commits=6))
     assert (found.start_version, found.end_version, found.commits) == (3, 4, 1)
     assert (found.start_digest, found.end_digest) == ("03" * 16, "04" * 16)

@@ -1,4 +1,4 @@
-"""The background scrub finds what no commit looks at."""
+"""The background scrub finds damage that no commit touches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPECS = [TensorSpec(int(Kind.TENSOR), name, "BF16", (100,)) for name in "abc"]
 
 
 class Weights:
-    """An engine as far as a scrub needs one."""
+    """The part of an engine that a scrub uses."""
 
     def __init__(self) -> None:
         self.bits = {spec: np.arange(100, dtype=np.uint16) for spec in SPECS}
@@ -47,14 +47,14 @@ def scrubber(weights: object) -> Scrubber:
     return Scrubber(weights, at_once, 1.0, least_pause=0.0)  # type: ignore[arg-type]
 
 
-async def test_sound_weights_are_sound_and_a_flipped_bit_is_not() -> None:
+async def test_the_scrub_passes_intact_weights_and_finds_a_flipped_bit() -> None:
     weights = Weights()
-    assert await scrubber(weights).sound() is True
+    assert await scrubber(weights).scrub_once() is True
     weights.bits[SPECS[1]][7] ^= 1
-    assert await scrubber(weights).sound() is False
+    assert await scrubber(weights).scrub_once() is False
 
 
-async def test_nothing_is_said_of_no_version_or_one_that_moved_meanwhile() -> None:
+async def test_the_scrub_has_no_result_without_a_version_or_after_a_commit() -> None:
     weights = Weights()
     calls = 0
 
@@ -65,12 +65,12 @@ async def test_nothing_is_said_of_no_version_or_one_that_moved_meanwhile() -> No
             weights.move(1)
         return call()
 
-    assert await Scrubber(weights, moving, 1.0, least_pause=0.0).sound() is None  # type: ignore[arg-type]
+    assert await Scrubber(weights, moving, 1.0, least_pause=0.0).scrub_once() is None  # type: ignore[arg-type]
     weights.position = None
-    assert await scrubber(weights).sound() is None
+    assert await scrubber(weights).scrub_once() is None
 
 
-async def test_bits_that_cannot_be_read_are_unsound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_bits_count_as_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = Weights()
 
     def gone(*args: object) -> np.ndarray:
@@ -78,10 +78,10 @@ async def test_bits_that_cannot_be_read_are_unsound(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(weights, "units", gone)
     monkeypatch.setattr(weights, "scrub", gone)
-    assert await scrubber(weights).sound() is False
+    assert await scrubber(weights).scrub_once() is False
 
 
-async def test_damage_is_told_and_looked_for_again_once_something_is_vouched_for() -> None:
+async def test_damage_is_reported_once_until_a_version_counts_as_live_again() -> None:
     weights = Weights()
     told: asyncio.Queue[Position] = asyncio.Queue()
     vouched = weights.position

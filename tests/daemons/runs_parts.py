@@ -74,8 +74,8 @@ class Actor:
         assert there is not None
         async with asyncio.timeout(LIMIT):
             while self.node.position is None or not _same(self.node.position, there):
-                self.node._moved.clear()
-                await self.node._moved.wait()
+                self.node._progress.clear()
+                await self.node._progress.wait()
 
     @property
     def fetched(self) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2psync.actor.vllm.refusals import check
+from p2psync.actor.vllm.refusals import check_supported
 from p2psync.errors import EngineError
 
 
@@ -31,7 +31,7 @@ def config(model: Path, **changes: Any) -> SimpleNamespace:
 
 
 def test_a_plain_engine_is_taken(tmp_path: Path) -> None:
-    assert check(config(tmp_path)) == tmp_path
+    assert check_supported(config(tmp_path)) == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_a_plain_engine_is_taken(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_kept_exact_is_named(tmp_path: Path, change: dict[str, Any], match: str) -> None:
     with pytest.raises(EngineError, match=match):
-        check(config(tmp_path, **change))
+        check_supported(config(tmp_path, **change))

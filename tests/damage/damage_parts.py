@@ -1,4 +1,4 @@
-"""An actor's or relay's follower, engine and store, without a network: what they fetch comes from the publisher."""
+"""An actor's or relay's follower, engine and store, without a network: chunks come straight from the publisher."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Published:
         self.announced.append((version, announcement_of(signed, step.manifest)))
 
     def view(self, version: int) -> View:
-        """What a hub says once `version` is announced."""
+        """Returns the hub's view once `version` is announced."""
         lineage = [a for number, a in self.announced if number <= version]
         run = next(iter(self.manifests.values())).run
         return View(instance="hub", revision=version + 1, run=run, epoch=1, head=version, lineage=lineage)
@@ -97,7 +97,7 @@ class Life:
             self.store.close()
             raise
         self.troubles += self.store.remarks
-        self.follower = Follower(self.engine.position, self.engine.at_hand())
+        self.follower = Follower(self.engine.position, self.engine.unidentified_digest())
         info = NodeInfo(node="a" * 32, role="relay" if relay else "actor")
         self.core = NodeCore(info, NodeConfig(), random.Random(1), self.follower)
         self.driver = EngineDriver(
@@ -115,11 +115,11 @@ class Life:
 
     @property
     def now(self) -> float:
-        """The loop's time, and what was skipped."""
+        """Returns the loop's time plus the skipped time."""
         return asyncio.get_running_loop().time() + self._skew
 
     async def close(self) -> None:
-        """End without any care, as far as files go."""
+        """Ends as a killed process does: leaves the files as they are."""
         await self.driver.stop()
         if isinstance(self.engine, DirectoryEngine):
             self.engine.close()
@@ -170,7 +170,7 @@ class Life:
                         self.troubles.append(str(error))
 
     async def _supply(self) -> None:
-        """What the swarm does: bring the chunks that are wanted and not held."""
+        """Supplies the wanted chunks that are missing, as a swarm would."""
         for id, wanted in list(self._fetching.items()):
             try:
                 pack = self.store.get(id) or self.store.add(self.published.signed[id], self.published.manifests[id])
@@ -188,7 +188,7 @@ class Life:
                 self.core.store_failed(id, str(error), self.now)
 
     def _serve(self) -> None:
-        """What a peer that asks for a chunk gets is that chunk, or nothing."""
+        """Checks that a peer that requests a chunk gets that chunk, or nothing."""
         for pack in self.store.packs():
             for index, right in enumerate(self.published.chunks[pack.id]):
                 try:
@@ -202,7 +202,7 @@ class Life:
                     raise AssertionError("a chunk that is not given counts as held")
 
     def check_claim(self) -> None:
-        """What is said to be live is, bit for bit, what `current` holds."""
+        """Checks that `current` holds the live version, bit for bit."""
         live = self.engine.position
         if live is None or not isinstance(self.engine, DirectoryEngine):
             return
@@ -218,7 +218,7 @@ class Life:
 
 
 def one_line(lines: list[str]) -> None:
-    """Each is one line of words."""
+    """Checks that each message is one line."""
     for line in lines:
         if "\n" in line or len(line) > 1000 or not line.strip() or "Traceback" in line:
             raise AssertionError(f"not one line: {line!r}")

@@ -1,4 +1,4 @@
-"""What can befall a file: removed, cut, grown, flipped, swapped, or replaced by something that is no such file."""
+"""Ways to damage a file: remove, truncate, grow, flip bits, swap, or replace it by something else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FLIPPED = 1 << 20
 
 
 def delete(path: Path, dice: random.Random) -> None:
-    """Gone, with all that is in it."""
+    """Removes it, with everything in it."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -21,7 +21,7 @@ def delete(path: Path, dice: random.Random) -> None:
 
 
 def empty(path: Path, dice: random.Random) -> None:
-    """Nothing is left of what was in it."""
+    """Empties it."""
     if path.is_dir():
         for entry in path.iterdir():
             delete(entry, dice)
@@ -30,18 +30,18 @@ def empty(path: Path, dice: random.Random) -> None:
 
 
 def cut(path: Path, dice: random.Random) -> None:
-    """The end is missing."""
+    """Truncates it."""
     os.truncate(path, dice.randrange(max(1, path.stat().st_size)))
 
 
 def grow(path: Path, dice: random.Random) -> None:
-    """There is more behind its end."""
+    """Appends bytes."""
     with path.open("ab") as file:
         file.write(dice.randbytes(dice.choice([1, 100, 5000])))
 
 
 def flip(path: Path, dice: random.Random) -> None:
-    """A bit is another one."""
+    """Flips one bit."""
     size = path.stat().st_size
     if not size:
         return
@@ -54,12 +54,12 @@ def flip(path: Path, dice: random.Random) -> None:
 
 
 def garble(path: Path, dice: random.Random) -> None:
-    """Other bytes, as many as before."""
+    """Replaces its bytes by as many random ones."""
     path.write_bytes(dice.randbytes(min(_FLIPPED, path.stat().st_size)))
 
 
 def to_directory(path: Path, dice: random.Random) -> None:
-    """A directory stands in its place, which may hold something."""
+    """Replaces it by a directory, which may hold a file."""
     delete(path, dice)
     path.mkdir()
     if dice.random() < 0.5:
@@ -67,25 +67,25 @@ def to_directory(path: Path, dice: random.Random) -> None:
 
 
 def to_file(path: Path, dice: random.Random) -> None:
-    """An empty or a small file stands in its place."""
+    """Replaces it by an empty or a small file."""
     delete(path, dice)
     path.write_bytes(dice.choice([b"", b"{}", b"somebody's"]))
 
 
 def to_nowhere(path: Path, dice: random.Random) -> None:
-    """A link to nothing stands in its place."""
+    """Replaces it by a dangling link."""
     delete(path, dice)
     path.symlink_to("nowhere")
 
 
 def to_fifo(path: Path, dice: random.Random) -> None:
-    """A fifo stands in its place, which blocks whoever opens it without care."""
+    """Replaces it by a fifo, which blocks a plain open."""
     delete(path, dice)
     os.mkfifo(path)
 
 
 def to_theirs(path: Path, dice: random.Random) -> None:
-    """A link to a file of somebody else stands in its place."""
+    """Replaces it by a link to a foreign file."""
     theirs = path.parent / ".theirs"
     if not theirs.exists():
         theirs.write_bytes(b"somebody's own" * 100)
@@ -94,19 +94,19 @@ def to_theirs(path: Path, dice: random.Random) -> None:
 
 
 def forbid(path: Path, dice: random.Random) -> None:
-    """Nobody may read or write it (but root)."""
+    """Removes all permissions."""
     path.chmod(0)
 
 
 def replace(path: Path, dice: random.Random) -> None:
-    """Another file with the same bytes, as a restored backup is."""
+    """Replaces it by a copy, as a restored backup does."""
     data = path.read_bytes()
     path.unlink()
     path.write_bytes(data)
 
 
 def add_beside(path: Path, dice: random.Random) -> None:
-    """Somebody's file is beside it."""
+    """Adds a foreign file beside it."""
     (path.parent / dice.choice(["notes.txt", ".hidden", "zz.safetensors"])).write_bytes(b"somebody's")
 
 
@@ -158,7 +158,7 @@ def damage_one(
 
 
 def swap_two(one: Path, two: Path) -> str:
-    """Each stands in the other's place."""
+    """Swaps two files."""
     aside = one.with_name(one.name + ".swap")
     one.rename(aside)
     if two != one:

@@ -43,7 +43,7 @@ MOST_FETCHED = 12
 
 @dataclass
 class Report:
-    """What came of a run of cases."""
+    """The outcomes of a run of cases."""
 
     cases: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -133,7 +133,7 @@ class Case:
         try:
             life.check_claim()
         except AssertionError:
-            # Who writes to a slot that is just being patched is not told from us; the scrub looks at every bit.
+            # A write to the slot that the engine is changing cannot be told from its own; the scrub reads every bit.
             if not any(line.startswith(("at ", "between")) and not line.startswith("at rest") for line in self.done):
                 raise
             assert not life.engine.scrub(), "wrong bits are live, and the scrub finds nothing"

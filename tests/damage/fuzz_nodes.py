@@ -23,7 +23,7 @@ from engine_parts import tree
 from store_parts import KEY
 
 from p2psync.actor.directory import open_directory
-from p2psync.actor.node import ActorConfig, ActorNode, relay
+from p2psync.actor.node import ActorConfig, ActorNode, make_relay
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.records import clear
@@ -52,7 +52,7 @@ class Node:
             scrub_share=1.0,
         )
         if self.is_relay:
-            self.node = relay(config, on_event=self._hear)
+            self.node = make_relay(config, on_event=self._hear)
         else:
             self.node = ActorNode(
                 config, lambda store: open_directory(self.root, store, None, 1.0), on_event=self._hear

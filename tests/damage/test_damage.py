@@ -1,4 +1,4 @@
-"""Whatever befalls the files of an actor, a relay or a trainer: the right bits come of it, or a refusal of one line."""
+"""After any damage to the files of an actor, relay or trainer, the right bits return, or one line refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RAM = Path("/dev/shm")
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
-def test_seeded_damage_is_mended_or_refused_in_one_line(first: int) -> None:
+def test_seeded_damage_is_repaired_or_refused_in_one_line(first: int) -> None:
     report = Report()
     run_cases(range(first, first + 20), report, RAM if RAM.is_dir() else None)
     assert report.cases == 20

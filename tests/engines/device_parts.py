@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-
 from p2psync.delta.block import block_count, block_range
 from p2psync.delta.extract import Extraction, FoundChanges
 from p2psync.delta.kernels.rounding import round_bf16
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.device.finder import Pair, nan_bits
+from p2psync.engines.device.finder import VersionPair, nan_bits
 
 GRID = 1 << 16
 CPU = torch.device("cpu")
@@ -50,12 +49,12 @@ def masters(count: int, density: float, seed: int = 0) -> tuple[TensorSpec, Unit
     return spec, old, torch.from_numpy(moved.astype(np.float32))
 
 
-def pairs_of(found: Sequence[tuple[TensorSpec, Units, Units]]) -> list[Pair]:
+def pairs_of(found: Sequence[tuple[TensorSpec, Units, Units]]) -> list[VersionPair]:
     """The versions as pairs on the CPU, row by row."""
-    return [Pair(row, spec, tensor_of(old), tensor_of(new)) for row, (spec, old, new) in enumerate(found)]
+    return [VersionPair(row, spec, tensor_of(old), tensor_of(new)) for row, (spec, old, new) in enumerate(found)]
 
 
-def on_cpu(pairs: Sequence[Pair], block_units: int = GRID) -> list[FoundChanges]:
+def on_cpu(pairs: Sequence[VersionPair], block_units: int = GRID) -> list[FoundChanges]:
     """What `delta.extract` finds."""
     found = []
     for pair in pairs:

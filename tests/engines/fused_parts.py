@@ -10,11 +10,11 @@ import torch
 from module_parts import Version, version_of
 
 from p2psync.delta.tensors import Kind, TensorSpec
-from p2psync.engines.vllm.commit_handoff import Crossing
+from p2psync.engines.vllm.commit_handoff import CommitHandoff
 from p2psync.engines.vllm.engine import LiveEngine
 from p2psync.engines.vllm.live_map import LiveMap
-from p2psync.engines.vllm.loader_probe import learn
-from p2psync.engines.vllm.rank_writer import Hand
+from p2psync.engines.vllm.loader_probe import learn_live_map
+from p2psync.engines.vllm.rank_writer import RankWriter
 from p2psync.engines.vllm.ranks import Ranks
 from p2psync.errors import EngineError
 
@@ -23,7 +23,7 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 
 
 class Checkpointed(torch.nn.Module):
-    """What is trained and published."""
+    """The model that is trained and published."""
 
     def __init__(self, seed: int = 1) -> None:
         super().__init__()
@@ -51,16 +51,16 @@ class Fused(torch.nn.Module):
         heads, self.rep = HEADS // size, max(1, size // KV)
         kv = max(1, KV // size)
 
-        def room(*shape: int) -> torch.nn.Parameter:
+        def new_parameter(*shape: int) -> torch.nn.Parameter:
             return torch.nn.Parameter(torch.zeros(*shape).bfloat16(), requires_grad=False)
 
-        self.embed = room(PADDED // size, HIDDEN)
-        self.qkv = room((heads + 2 * kv) * DIM, HIDDEN)
-        self.q_bias = room(heads * DIM)
-        self.o = room(HIDDEN, heads * DIM)
-        self.gate_up = room(2 * INNER // size, HIDDEN)
-        self.down = room(HIDDEN, INNER // size)
-        self.norm = room(HIDDEN)
+        self.embed = new_parameter(PADDED // size, HIDDEN)
+        self.qkv = new_parameter((heads + 2 * kv) * DIM, HIDDEN)
+        self.q_bias = new_parameter(heads * DIM)
+        self.o = new_parameter(HIDDEN, heads * DIM)
+        self.gate_up = new_parameter(2 * INNER // size, HIDDEN)
+        self.down = new_parameter(HIDDEN, INNER // size)
+        self.norm = new_parameter(HIDDEN)
         self.scale = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
         self.register_buffer("table", torch.arange(7.0))
         self.q_rows, self.kv_rows, self.inner = heads * DIM, kv * DIM, INNER // size
@@ -110,11 +110,13 @@ def load(model: Fused, trained: torch.nn.Module) -> None:
 
 
 def learned(model: Fused, version: Version, group_units: int = 1 << 25) -> LiveMap:
-    return learn(model.load_weights, parameters(model), specs_of(version), version.__getitem__, group_units=group_units)
+    return learn_live_map(
+        model.load_weights, parameters(model), specs_of(version), version.__getitem__, group_units=group_units
+    )
 
 
 class Served:
-    """A fused model and its engine, with a thread that takes commits as vLLM's pause would."""
+    """A fused model and its engine, with a thread that runs commits, as vLLM does in its pause."""
 
     def __init__(self, trained: Checkpointed | None = None) -> None:
         self.trained = trained or Checkpointed()
@@ -124,12 +126,12 @@ class Served:
         self.refused: list[str] = []
         self.pauses = 0
         ranks = Ranks(0, 1)
-        ranks.hand = Hand(learned(self.model, self.version), list(parameters(self.model).values()))
-        self.hand = ranks.hand
-        self.crossing = Crossing()
+        ranks.writer = RankWriter(learned(self.model, self.version), list(parameters(self.model).values()))
+        self.writer = ranks.writer
+        self.handoff = CommitHandoff()
         mirror = {spec: self.version[spec].copy() for spec in specs_of(self.version)}
         files = {s.name: u.tobytes() for s, u in self.version.items() if s.kind != Kind.TENSOR}
-        self.engine = LiveEngine(ranks, mirror, files, self.crossing, self.refused.append)
+        self.engine = LiveEngine(ranks, mirror, files, self.handoff, self.refused.append)
         self._stopped = False
         self._thread = threading.Thread(target=self._take, daemon=True)
         self._thread.start()
@@ -140,7 +142,7 @@ class Served:
         self._thread.join()
 
     def holds(self, version: Version) -> bool:
-        """Whether the live model is a fresh load of the version."""
+        """Returns whether the live model equals a fresh load of the version."""
         fresh = Fused()
         with torch.no_grad():
             fresh.load_weights(tensors(version))
@@ -149,17 +151,17 @@ class Served:
 
     def _take(self) -> None:
         while not self._stopped:
-            if self.crossing.wait(0.5):
+            if self.handoff.wait(0.5):
                 self.pauses += 1
                 with suppress(EngineError):
-                    self.crossing.take()
+                    self.handoff.take()
 
 
 def tensors(version: Version) -> list[tuple[str, torch.Tensor]]:
     """A version's weights as tensors."""
-    from p2psync.engines.vllm.loader_probe import as_tensor
+    from p2psync.engines.vllm.loader_probe import units_to_tensor
 
-    return [(spec.name, as_tensor(spec, version[spec].copy())) for spec in specs_of(version)]
+    return [(spec.name, units_to_tensor(spec, version[spec].copy())) for spec in specs_of(version)]
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -167,7 +169,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def failing(function: Callable[[], None]) -> Callable[[], None]:
-    """Does it, and fails then."""
+    """Returns a function that runs the given one and then fails."""
 
     def fail() -> None:
         function()

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from p2psync.delta.tensors import DTYPE_BITS, Kind, TensorSpec
-from p2psync.engines.offline import commands as offline
+from p2psync.engines.offline import delta_commands
 
 
 class Tensor(NamedTuple):
@@ -94,10 +94,10 @@ def step(files: Files, seed: int = 0) -> Files:
     return {**files, "model.safetensors": {**weights, "w": bump(weights["w"], 100, seed)}}
 
 
-def round_trip(place: Path, old: Files, new: Files) -> offline.DiffReport:
+def round_trip(place: Path, old: Files, new: Files) -> delta_commands.DiffReport:
     a, b = write(place / "a", old), write(place / "b", new)
-    report = offline.diff(a, b, place / "d")
-    offline.apply(a, place / "d", place / "out")
+    report = delta_commands.diff(a, b, place / "d")
+    delta_commands.apply(a, place / "d", place / "out")
     assert contents(place / "out") == contents(b)
     return report
 

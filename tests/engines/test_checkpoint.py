@@ -11,7 +11,7 @@ from engine_parts import Files, header_of, safetensors, tensor, write_files
 
 from p2psync.delta.tensors import Kind, TensorSpec
 from p2psync.engines.checkpoint.files import Checkpoint
-from p2psync.engines.checkpoint.layout import MAX_FILE_BYTES, check_rows, layout
+from p2psync.engines.checkpoint.layout import MAX_FILE_BYTES, check_rows, compute_layout
 from p2psync.errors import FormatError
 
 FILES: Files = {
@@ -27,7 +27,7 @@ FILES: Files = {
 }
 
 
-def test_every_file_is_there_as_tensors_headers_and_blobs(tmp_path: Path) -> None:
+def test_a_checkpoint_has_every_file_as_tensors_headers_or_blobs(tmp_path: Path) -> None:
     write_files(tmp_path, FILES)
     with Checkpoint.open(tmp_path) as checkpoint:
         kinds = [(Kind(spec.kind).name, spec.name) for spec in checkpoint.specs]
@@ -64,7 +64,7 @@ def test_unaligned_tensors_are_read_where_they_are(tmp_path: Path) -> None:
             assert checkpoint.units(spec).tobytes() == weights[spec.name][2]
 
 
-def test_arrays_stay_good_after_the_checkpoint_is_closed(tmp_path: Path) -> None:
+def test_arrays_stay_valid_after_the_checkpoint_is_closed(tmp_path: Path) -> None:
     write_files(tmp_path, FILES)
     with Checkpoint.open(tmp_path) as checkpoint:
         units = checkpoint.units(checkpoint.specs[-4])
@@ -99,7 +99,7 @@ def test_hidden_files_are_no_part_and_linked_files_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["dangling link", "linked directory", "pipe"])
-def test_what_cannot_be_shipped_is_named(tmp_path: Path, what: str) -> None:
+def test_unpublishable_tensors_are_refused_by_name(tmp_path: Path, what: str) -> None:
     root = write_files(tmp_path / "c", {"config.json": b"{}"})
     if what == "pipe":
         os.mkfifo(root / "thing")
@@ -118,7 +118,7 @@ def test_a_file_cut_short_or_too_long_is_named(tmp_path: Path) -> None:
             Checkpoint.open(tmp_path)
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"")
     for path in (tmp_path / "x.bin", tmp_path / "nothing", tmp_path / "no.safetensors"):
         with pytest.raises(FormatError, match=str(path)):
@@ -127,7 +127,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_weights_in_other_formats_are_not_shipped_as_files() -> None:
     with pytest.raises(FormatError, match=r"'big\.bin': convert weights to safetensors"):
-        layout({}, {"big.bin": MAX_FILE_BYTES, "config.json": 1})
+        compute_layout({}, {"big.bin": MAX_FILE_BYTES, "config.json": 1})
     with pytest.raises(FormatError, match="over the limit"):
         check_rows([TensorSpec(1, "big.bin", "U8", (MAX_FILE_BYTES + 1,))])
 
@@ -144,15 +144,15 @@ def test_weights_in_other_formats_are_not_shipped_as_files() -> None:
         (["/a.safetensors"], []),
     ],
 )
-def test_files_that_cannot_live_together_are_refused(headers: list[str], files: list[str]) -> None:
+def test_conflicting_files_are_refused(headers: list[str], files: list[str]) -> None:
     with pytest.raises(FormatError):
-        layout({name: header_of({}) for name in headers}, dict.fromkeys(files, 1))
+        compute_layout({name: header_of({}) for name in headers}, dict.fromkeys(files, 1))
 
 
 def test_a_qualified_name_that_is_taken_is_refused() -> None:
     one, two = {"w": tensor(1, "U8", 1)}, {"w": tensor(1, "U8", 1), "a.safetensors#w": tensor(2, "U8", 1)}
     with pytest.raises(FormatError, match="not unique"):
-        layout({"a.safetensors": header_of(one), "b.safetensors": header_of(two)})
+        compute_layout({"a.safetensors": header_of(one), "b.safetensors": header_of(two)})
 
 
 def test_the_layout_follows_from_the_headers_alone(tmp_path: Path) -> None:
@@ -160,10 +160,10 @@ def test_the_layout_follows_from_the_headers_alone(tmp_path: Path) -> None:
     headers = {name: header_of(content) for name, content in FILES.items() if isinstance(content, dict)}
     sizes = {name: len(content) for name, content in FILES.items() if isinstance(content, bytes)}
     with Checkpoint.open(tmp_path) as checkpoint:
-        plan = layout(headers, sizes)
+        plan = compute_layout(headers, sizes)
         assert plan == checkpoint.layout
-        assert list(plan.places) == sorted(plan.places)
-        place = plan.places[TensorSpec(2, "one", "I64", ())]
+        assert list(plan.offsets) == sorted(plan.offsets)
+        place = plan.offsets[TensorSpec(2, "one", "I64", ())]
         data = (tmp_path / place.file).read_bytes()
         assert data[place.offset :] == checkpoint.units(TensorSpec(2, "one", "I64", ())).tobytes()
 

@@ -1,4 +1,4 @@
-"""Who conducts an engine lets it go on whenever, and only when, whole weights of a known version are live."""
+"""The conductor resumes an engine exactly when whole weights of a known version are live."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from p2psync.engines.vllm.conductor import Conductor, Swap
+from p2psync.engines.vllm.conductor import ConductedCommit, Conductor
 from p2psync.errors import EngineError, UnvouchedError, UsageError
 
 
 class Engine:
-    """What is asked of an engine, kept in memory."""
+    """The controls of an engine, in memory."""
 
     def __init__(self, version: int | None = 0, staged: int | None = None) -> None:
         self.version, self.staged = version, staged
@@ -48,7 +48,7 @@ class Engine:
             raise self.fails
         self.version, self.staged = version, None
 
-    async def forget_encoded(self) -> None:
+    async def reset_encoder_cache(self) -> None:
         assert self.paused
         self.forgotten += 1
 
@@ -57,25 +57,25 @@ class Engine:
         self.said = version if version is not None else self.said
 
     async def looked_at(self, times: int = 2) -> None:
-        """Wait until the conductor has come round."""
+        """Waits until the conductor has polled."""
         for _ in range(times):
             self.asked.clear()
             await self.asked.wait()
 
 
-async def test_what_is_staged_is_committed_in_a_pause_without_stale_prefixes() -> None:
-    engine, swaps = Engine(staged=1), list[Swap]()
-    conductor = Conductor(engine, on_swap=swaps.append)
-    swap = await conductor.step()
-    assert swap is not None
-    assert (swap.version, swap.changed, swap.write_seconds) == (1, 3, 0.5)
-    assert swaps == [swap]
+async def test_a_staged_version_is_committed_in_a_pause_without_stale_prefixes() -> None:
+    engine, commits = Engine(staged=1), list[ConductedCommit]()
+    conductor = Conductor(engine, on_commit=commits.append)
+    commit = await conductor.step()
+    assert commit is not None
+    assert (commit.version, commit.changed, commit.write_seconds) == (1, 3, 0.5)
+    assert commits == [commit]
     assert (engine.version, engine.paused, engine.cleared, engine.said) == (1, False, 1, 1)
     assert await conductor.step() is None
     assert engine.cleared == 1
 
 
-async def test_a_commit_that_failed_lets_the_old_version_go_on() -> None:
+async def test_a_failed_commit_resumes_the_old_version() -> None:
     engine = Engine(staged=1)
     engine.fails = RuntimeError("not written")
     with pytest.raises(EngineError, match="version 1 was not made live: not written"):
@@ -84,7 +84,7 @@ async def test_a_commit_that_failed_lets_the_old_version_go_on() -> None:
     assert engine.said is None
 
 
-async def test_weights_that_nobody_vouches_for_never_go_on() -> None:
+async def test_unvouched_weights_never_resume() -> None:
     engine = Engine(staged=1)
     engine.fails, engine.loses = RuntimeError("gone"), True
     with pytest.raises(UnvouchedError, match="lost"):
@@ -92,10 +92,10 @@ async def test_weights_that_nobody_vouches_for_never_go_on() -> None:
     assert engine.paused
 
 
-async def test_a_held_engine_waits_for_its_first_version_however_that_comes() -> None:
+async def test_a_held_engine_resumes_with_its_first_version() -> None:
     for commit in (True, False):
         engine = Engine(version=None)
-        task = asyncio.create_task(Conductor(engine, hold=True, ask_every=0).run())
+        task = asyncio.create_task(Conductor(engine, hold=True, poll_seconds=0).run())
         await engine.looked_at()
         assert engine.paused
         engine.fails, engine.staged = RuntimeError("not yet"), 4
@@ -132,10 +132,10 @@ async def test_outputs_of_encoders_never_outlive_the_weights_that_computed_them(
     assert (cleared.forgotten, cleared.cleared) == (0, 1), "a pause that clears has dropped them already"
 
 
-async def test_an_engine_can_be_held_still_and_reach_a_version() -> None:
+async def test_an_engine_can_be_paused_and_reach_a_version() -> None:
     engine = Engine(staged=1)
-    conductor = Conductor(engine, ask_every=0)
-    async with conductor.still():
+    conductor = Conductor(engine, poll_seconds=0)
+    async with conductor.paused():
         assert engine.paused
     assert not engine.paused
     await conductor.reach(1, 5)
@@ -144,7 +144,7 @@ async def test_an_engine_can_be_held_still_and_reach_a_version() -> None:
         await conductor.reach(2, 0.01)
 
 
-async def test_a_position_changes_only_inside_of_what_keeps_readers_out() -> None:
+async def test_the_position_changes_only_inside_the_exclusive_context() -> None:
     seen: list[tuple[int | None, bool]] = []
 
     @asynccontextmanager
@@ -154,7 +154,7 @@ async def test_a_position_changes_only_inside_of_what_keeps_readers_out() -> Non
         seen.append((before.version if before else None, engine.paused))
 
     engine = Engine(version=0)
-    conductor = Conductor(engine, closing=closing)
+    conductor = Conductor(engine, exclusive=closing)
     for staged in (None, None, 1):
         engine.staged = staged
         await conductor.step()

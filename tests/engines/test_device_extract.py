@@ -1,4 +1,4 @@
-"""What is found on a device is what the CPU finds, in groups of bounded size; here with the device being the CPU."""
+"""Extraction on a device finds what the CPU finds, in groups of bounded size. Here the device is the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from module_parts import DTYPES
 from p2psync.delta.container import ChunkEncoder
 from p2psync.delta.tensors import Row
 from p2psync.engines.device.extract import DeviceExtraction
-from p2psync.engines.device.finder import Pair
+from p2psync.engines.device.finder import VersionPair
 from p2psync.engines.module.live_tensors import flat_bits
 from p2psync.errors import EngineError, FormatError
 
@@ -40,7 +40,7 @@ def test_every_dtype_of_torch_has_bits() -> None:
         assert old is not None and new is not None
         name = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}[old.element_size()]
         spec = versions(name, old.numel(), 0.0)[0]
-        pair = Pair(row, spec, old, new)
+        pair = VersionPair(row, spec, old, new)
         found = list(DeviceExtraction(CPU, GRID).extract([pair]))
         assert_same(found, on_cpu([pair]))
         assert len(found) == 1
@@ -54,35 +54,35 @@ def test_groups_are_bounded_and_cost_one_wait_each(density: float) -> None:
     assert extraction.waits == 5 + 1  # five groups of two blocks at most, and the finds of the last
 
 
-def test_what_a_room_does_not_hold_is_done_again_in_parts() -> None:
+def test_a_group_that_overflows_its_buffers_is_extracted_in_parts() -> None:
     quiet, busy = versions("BF16", 4 * GRID, 0.001, 1), versions("BF16", 16 * GRID, 1.0, 2)
     pairs = pairs_of([quiet, busy, quiet])
-    extraction = DeviceExtraction(CPU, GRID, room_bytes=1, group_bytes=8 * GRID)
+    extraction = DeviceExtraction(CPU, GRID, buffer_bytes=1, group_bytes=8 * GRID)
     assert_same(list(extraction.extract(pairs)), on_cpu(pairs))
     # Two of the four groups are under way before the first has told how dense they are.
     assert extraction.redone == 2
 
 
 def test_old_bits_may_be_streamed() -> None:
-    class Streamed(Pair):
+    class Streamed(VersionPair):
         @property
         def streamed(self) -> bool:
             return True
 
     plain = pairs_of([versions(dtype, 3 * GRID + 5, 0.05, k) for k, dtype in enumerate(WIDTHS)])
     pairs = [Streamed(p.row, p.spec, p.old, p.new) for p in plain]
-    extraction = DeviceExtraction(CPU, GRID, streamed_bytes=2 * GRID, room_bytes=1)
+    extraction = DeviceExtraction(CPU, GRID, streamed_bytes=2 * GRID, buffer_bytes=1)
     assert_same(list(extraction.extract(pairs)), on_cpu(plain))
 
 
 def test_masters_are_rounded_while_they_are_read() -> None:
     found = [masters(count, 0.05, seed) for seed, count in enumerate(SIZES)]
-    pairs = [Pair(row, spec, tensor_of(old), new) for row, (spec, old, new) in enumerate(found)]
+    pairs = [VersionPair(row, spec, tensor_of(old), new) for row, (spec, old, new) in enumerate(found)]
     assert_same(list(DeviceExtraction(CPU, GRID).extract(pairs)), on_cpu(pairs))
 
 
 @pytest.mark.parametrize("profile", ["fast", "tight"])
-def test_the_encoder_makes_the_same_chunks_of_it(profile: str) -> None:
+def test_the_encoder_makes_the_same_chunks_from_device_changes(profile: str) -> None:
     found = [versions("BF16", 200_000, 0.01, 1), versions("F32", 90_000, 0.02, 2), versions("BF16", GRID, 1.0, 3)]
     found += [versions("BF16", 1000, 0.0, 4)]
     rows = [Row(spec, True, True) for spec, _, _ in found]
@@ -99,7 +99,7 @@ def test_the_encoder_makes_the_same_chunks_of_it(profile: str) -> None:
     assert (ours.digest_change, ours.changed, ours.total) == (theirs.digest_change, theirs.changed, theirs.total)
 
 
-def test_finds_that_do_not_fit_the_row_are_refused() -> None:
+def test_changes_that_do_not_fit_the_row_are_refused() -> None:
     spec, old, new = versions("BF16", 3 * GRID, 0.01)
     finds = list(DeviceExtraction(CPU, GRID).extract(pairs_of([(spec, old, new)])))
     for wrong in (finds[::-1], [finds[0], finds[0]]):
@@ -118,12 +118,12 @@ def test_finds_that_do_not_fit_the_row_are_refused() -> None:
         list(encoder.add_found(1, finds, None))
 
 
-def test_what_is_no_pair_is_refused() -> None:
+def test_an_invalid_pair_is_refused() -> None:
     spec, old, new = versions("BF16", 8, 0.5)
     bits = pairs_of([(spec, old, new)])[0]
     for wrong in (bits.new[:7], bits.new.to(torch.int32), bits.new.view(2, 4), torch.zeros(16, dtype=torch.int16)[::2]):
         with pytest.raises(EngineError, match="flat units"):
-            Pair(0, spec, bits.old, wrong)
+            VersionPair(0, spec, bits.old, wrong)
     with pytest.raises(FormatError):
         DeviceExtraction(CPU, 12345)
     np.testing.assert_array_equal(bits.old.numpy().view(np.uint16), old)

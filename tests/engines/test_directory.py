@@ -1,4 +1,4 @@
-"""`current` is always byte-identical to a published checkpoint, and a step costs what changed."""
+"""`current` is always byte-identical to a published checkpoint, and a step costs O(changed)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_chunks_of_an_anchor_may_come_in_any_order(tmp_path: Path, seed: int) ->
     assert current(tmp_path / "dir") == tree(made[1])
 
 
-def test_each_step_follows_in_place(tmp_path: Path) -> None:
+def test_each_step_is_applied_in_place(tmp_path: Path) -> None:
     run, made = published(tmp_path, 6)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         bring(run, engine, run.steps[None, 0])
@@ -115,7 +115,7 @@ def test_the_second_slot_catches_up_from_the_chunks_that_are_still_held(tmp_path
 
 
 @pytest.mark.parametrize("lost", ["every chunk", "the last chunk", "a bit of the second slot"])
-def test_the_second_slot_is_mended_from_the_live_one_where_the_last_path_cannot_be_applied(
+def test_the_second_slot_is_copied_from_the_live_one_where_the_last_path_cannot_be_applied(
     tmp_path: Path, lost: str
 ) -> None:
     run, made = published(tmp_path, 4)
@@ -134,7 +134,7 @@ def test_the_second_slot_is_mended_from_the_live_one_where_the_last_path_cannot_
     assert current(tmp_path / "dir") == tree(made[3])
 
 
-def test_a_manifest_whose_digest_is_not_met_changes_nothing(tmp_path: Path) -> None:
+def test_a_digest_mismatch_changes_nothing(tmp_path: Path) -> None:
     run, made = published(tmp_path, 3)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         bring(run, engine, run.steps[None, 0])
@@ -177,7 +177,7 @@ def test_a_flipped_bit_under_a_change_is_caught_at_the_commit(tmp_path: Path) ->
 
 def test_a_bit_that_rotted_is_not_copied_into_the_other_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second slot is empty, so the stage copies the live one; it must not carry a wrong bit along."""
-    monkeypatch.setattr("p2psync.engines.directory.engine.seal_of", lambda slot: "a disk that rots changes no time")
+    monkeypatch.setattr("p2psync.engines.directory.seals.seal_of", lambda slot: "a disk that rots changes no time")
     run, _ = published(tmp_path, 2)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         bring(run, engine, run.steps[None, 0])
@@ -217,7 +217,7 @@ def test_a_commit_before_all_chunks_is_refused_and_can_be_made_later(tmp_path: P
     assert current(tmp_path / "dir") == tree(made[1])
 
 
-def test_a_stage_that_was_abandoned_or_replaced_does_no_harm(tmp_path: Path) -> None:
+def test_an_abandoned_or_replaced_stage_does_no_harm(tmp_path: Path) -> None:
     run, made = published(tmp_path, 3)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         bring(run, engine, run.steps[None, 0])
@@ -233,7 +233,7 @@ def test_a_stage_that_was_abandoned_or_replaced_does_no_harm(tmp_path: Path) -> 
     assert current(tmp_path / "dir") == tree(made[2])
 
 
-def test_a_longer_path_goes_on_from_the_work_of_the_shorter_one(tmp_path: Path) -> None:
+def test_a_longer_path_continues_from_the_steps_of_the_shorter_one(tmp_path: Path) -> None:
     run, made = published(tmp_path, 4)
     path = [run.steps[v, v + 1] for v in range(3)]
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
@@ -284,7 +284,7 @@ def test_rolling_back_gives_the_version_before_once(tmp_path: Path) -> None:
     assert current(tmp_path / "dir") == tree(made[2])
 
 
-def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_restart_continues_at_the_live_version(tmp_path: Path) -> None:
     run, made = published(tmp_path, 4)
     for step in ((None, 0), (0, 1), (1, 2), (2, 3)):
         with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
@@ -325,7 +325,7 @@ def test_after_a_power_loss_the_live_slot_is_digested_before_it_is_trusted(tmp_p
     assert current(root) == tree(made[3])
 
 
-def test_a_local_copy_spares_the_chunks_of_what_it_already_has(tmp_path: Path) -> None:
+def test_a_local_copy_saves_the_chunks_of_its_tensors(tmp_path: Path) -> None:
     run, made = published(tmp_path, 2)
     local = shutil.copytree(made[0], tmp_path / "base")
     (local / "config.json").write_text('{"step": 7}')
@@ -350,7 +350,7 @@ def test_a_local_copy_that_has_everything_needs_no_chunk(tmp_path: Path) -> None
     assert current(tmp_path / "dir") == tree(made[1])
 
 
-def test_a_new_anchor_takes_from_the_live_version_what_did_not_change(tmp_path: Path) -> None:
+def test_a_new_anchor_takes_unchanged_tensors_from_the_live_version(tmp_path: Path) -> None:
     run, made = published(tmp_path, 1)
     files: Files = {"model-1.safetensors": BIG, "sub/model-2.safetensors": perturb(SMALL, 9), "tokenizer.json": b"{}"}
     later = write_files(tmp_path / "later", files)
@@ -388,7 +388,7 @@ def test_when_the_state_is_lost_the_live_slot_can_be_adopted(tmp_path: Path) -> 
     assert current(tmp_path / "dir") == tree(made[1])
 
 
-def test_a_directory_that_is_not_ours_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
     run, _ = published(tmp_path, 1)
     for name in ("real", "link"):
         (tmp_path / name).mkdir()
@@ -408,7 +408,7 @@ def test_a_second_process_is_told_that_the_directory_is_kept(tmp_path: Path) -> 
             DirectoryEngine(tmp_path / "dir", run.reader)
 
 
-def test_a_slot_is_not_patched_while_a_reader_holds_it(tmp_path: Path) -> None:
+def test_a_slot_is_not_changed_while_a_reader_holds_it(tmp_path: Path) -> None:
     run, made = published(tmp_path, 3)
     with DirectoryEngine(tmp_path / "dir", run.reader, reader_limit=0.0) as engine:
         bring(run, engine, run.steps[None, 0])

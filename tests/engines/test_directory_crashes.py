@@ -111,7 +111,7 @@ CASES: dict[str, tuple[Callable[[Scene], Action], bool, set[int | None]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_killed_at_any_point_of(case: str, ram_path: Path) -> None:
+def test_a_kill_at_any_point_leaves_a_live_version(case: str, ram_path: Path) -> None:
     make, begun, allowed = CASES[case]
     scene = Scene(ram_path)
     action = make(scene)
@@ -134,7 +134,7 @@ def test_killed_at_any_point_of(case: str, ram_path: Path) -> None:
     assert killed > 15
 
 
-def test_killed_while_it_mends_a_killed_step(ram_path: Path) -> None:
+def test_a_kill_during_the_repair_of_a_killed_step_leaves_a_live_version(ram_path: Path) -> None:
     scene = Scene(ram_path)
     action = _in_place(scene)
     for limit in range(4, 60, 5):

@@ -1,4 +1,4 @@
-"""What others do to the files of a directory engine: it is seen at a glance, what is live falls back, and is mended."""
+"""Damage to the files of a directory engine is noticed cheaply; the engine falls back and repairs it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def into_fifo(path: Path) -> None:
 
 
 def into_link(path: Path) -> None:
-    """To a file of somebody else, which must not be written to."""
+    """Replaces it by a link to a foreign file, which must not be written."""
     theirs = path.parents[4] / "theirs"
     theirs.write_bytes(path.read_bytes())
     path.unlink()
@@ -85,7 +85,7 @@ class Bench:
         self.engine = DirectoryEngine(self.root, self.run.reader)
 
     def goes_on(self, version: int) -> None:
-        """Bring the engine to the last version from `version`, -1: from nothing."""
+        """Brings the engine to the last version from `version`, -1: from nothing."""
         if version < 0:
             self.run.anchor(0, self.made[0])
             bring(self.run, self.engine, self.run.steps[None, 0])
@@ -108,7 +108,7 @@ def test_damage_to_the_live_slot_makes_the_version_before_live(bench: Bench, dam
         bench.reopen()
     (line,) = bench.engine.inspect()
     assert line.startswith("version 1 is damaged here (")
-    assert line.endswith("): version 0 is live until it is mended")
+    assert line.endswith("): version 0 is live until it is repaired")
     assert "\n" not in line
     assert bench.engine.position == position(bench.run.steps[None, 0])
     assert current(bench.root) == tree(bench.made[0])
@@ -127,7 +127,7 @@ def test_damage_to_both_slots_leaves_nothing_live_and_no_link(bench: Bench, dama
     if when == "at rest":
         bench.reopen()
     (line,) = bench.engine.inspect()
-    assert line.endswith("): nothing is live until it is mended")
+    assert line.endswith("): nothing is live until it is repaired")
     assert bench.engine.position is None
     assert not os.path.lexists(bench.root / "current")
     bench.goes_on(-1)
@@ -158,7 +158,7 @@ def test_a_stage_on_a_live_slot_that_is_damaged_is_refused_and_the_version_befor
     bench.goes_on(0)
 
 
-def test_what_is_whole_of_a_damaged_version_need_not_travel_again(bench: Bench) -> None:
+def test_intact_tensors_of_a_damaged_version_are_not_fetched_again(bench: Bench) -> None:
     for slot in (bench.live, bench.second):
         os.truncate(slot / "sub" / "model-2.safetensors", 100)
     bench.engine.inspect()
@@ -168,17 +168,17 @@ def test_what_is_whole_of_a_damaged_version_need_not_travel_again(bench: Bench) 
 
 
 @pytest.mark.parametrize("elsewhere", [None, "nowhere", ".p2psync/slots/a"])
-def test_a_link_that_is_gone_or_leads_elsewhere_is_made_anew(bench: Bench, elsewhere: str | None) -> None:
+def test_a_missing_or_wrong_link_is_made_again(bench: Bench, elsewhere: str | None) -> None:
     (bench.root / "current").unlink()
     if elsewhere is not None:
         (bench.root / "current").symlink_to(elsewhere)
     (line,) = bench.engine.inspect()
-    assert "current was removed or led elsewhere: made anew" in line
+    assert "current was removed or led elsewhere: made again" in line
     assert current(bench.root) == tree(bench.made[1])
     assert bench.engine.inspect() == []
 
 
-def test_somebodys_directory_in_the_links_place_is_told_once_and_left_alone(bench: Bench) -> None:
+def test_a_foreign_directory_at_the_links_path_is_reported_once_and_left_alone(bench: Bench) -> None:
     (bench.root / "current").unlink()
     (bench.root / "current").mkdir()
     (line,) = bench.engine.inspect()
@@ -191,9 +191,7 @@ def test_somebodys_directory_in_the_links_place_is_told_once_and_left_alone(benc
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"boot":3}', bytes(100), None])
-def test_a_state_that_is_damaged_is_told_and_the_weights_at_hand_can_be_adopted(
-    bench: Bench, content: bytes | None
-) -> None:
+def test_a_damaged_state_is_reported_and_the_weights_can_be_adopted(bench: Bench, content: bytes | None) -> None:
     state = bench.root / ".p2psync" / "state.json"
     state.unlink()
     if content is None:
@@ -205,9 +203,9 @@ def test_a_state_that_is_damaged_is_told_and_the_weights_at_hand_can_be_adopted(
     assert "state.json.damaged" in line
     assert bench.engine.position is None
     live = position(bench.run.steps[0, 1])
-    assert bench.engine.at_hand() == live.digest.hex()
+    assert bench.engine.unidentified_digest() == live.digest.hex()
     assert bench.engine.adopt(live)
-    assert bench.engine.at_hand() == ""
+    assert bench.engine.unidentified_digest() == ""
     bench.goes_on(1)
 
 
@@ -224,9 +222,7 @@ def test_one_flipped_bit_of_the_state_is_noticed(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("to", [0, 4096, 100_000])
-def test_a_file_that_is_cut_while_it_is_patched_ends_neither_the_process_nor_in_wrong_bits(
-    ram_path: Path, to: int
-) -> None:
+def test_a_file_truncated_while_it_is_changed_neither_ends_the_process_nor_goes_live(ram_path: Path, to: int) -> None:
     run, made = published(ram_path, 3)
     for block in range(1, 12, 2):
         root = ram_path / f"cut at {block}"
@@ -251,7 +247,7 @@ def test_a_file_that_is_cut_while_it_is_patched_ends_neither_the_process_nor_in_
         assert current(root) == tree(made[2])
 
 
-def test_a_file_that_is_cut_while_it_is_read_reads_as_zeros_and_has_no_right_digest(bench: Bench) -> None:
+def test_a_file_truncated_while_it_is_read_reads_as_zeros_and_fails_its_digest(bench: Bench) -> None:
     live = bench.engine.live
     assert live is not None
     arrays = [live.units(spec) for spec in live.specs if spec.name == "big"]
@@ -261,7 +257,7 @@ def test_a_file_that_is_cut_while_it_is_read_reads_as_zeros_and_has_no_right_dig
     assert bench.engine.position == position(bench.run.steps[None, 0])
 
 
-def test_a_stage_goes_on_where_the_live_slot_was_touched_and_is_right(bench: Bench) -> None:
+def test_a_stage_continues_where_the_live_slot_was_touched_and_is_right(bench: Bench) -> None:
     stage = bench.engine.stage([bench.run.steps[1, 2]])
     path = bench.live / "config.json"
     path.write_bytes(path.read_bytes())
@@ -276,7 +272,7 @@ def test_a_stage_that_wrote_nothing_yet_has_the_damaged_version_in_the_other_slo
     bench.engine.stage([bench.run.steps[1, 2]])
     os.truncate(bench.live / FILE, 5000)
     (line,) = bench.engine.inspect()
-    assert line.endswith("version 1 is live until it is mended")
+    assert line.endswith("version 1 is live until it is repaired")
     assert bench.engine.position == position(bench.run.steps[0, 1])
     assert current(bench.root) == tree(bench.made[1])
     bench.goes_on(1)

@@ -1,4 +1,4 @@
-"""Tensors and files that come, go, change shape or place: always right, and in place where the layout allows."""
+"""Tensors and files that are added, removed, reshaped or moved: always right, and in place where the layout allows."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_each_layout_is_reached_and_left_within_a_chain(tmp_path: Path, name: st
         assert tree((tmp_path / "other" / "current").resolve()) == tree(made[2])
 
 
-def test_files_whose_layout_is_unchanged_are_patched_in_place(tmp_path: Path) -> None:
+def test_files_whose_layout_is_unchanged_are_changed_in_place(tmp_path: Path) -> None:
     other: Weights = {"big": tensor(9, "BF16", 100_000)}
     made = [
         write_files(tmp_path / "0", {**BASE, "big.safetensors": other}),

@@ -33,7 +33,7 @@ def test_an_anchor_that_does_not_fit_makes_nothing(tmp_path: Path) -> None:
         assert not (disk / "dir" / "current").exists()
 
 
-def test_a_step_for_whose_second_slot_there_is_no_room_leaves_the_live_version(tmp_path: Path) -> None:
+def test_a_step_without_space_for_the_second_slot_leaves_the_live_version(tmp_path: Path) -> None:
     run = Run()
     made = [write_files(tmp_path / str(i), files) for i, files in enumerate((BASE, STEPPED))]
     with small_disk(tmp_path / "disk", 1 << 20) as disk, DirectoryEngine(disk / "dir", run.reader) as engine:
@@ -48,7 +48,7 @@ def test_a_step_for_whose_second_slot_there_is_no_room_leaves_the_live_version(t
             }
 
 
-def test_a_layout_for_which_there_is_no_room_leaves_the_live_version_and_room_helps(tmp_path: Path) -> None:
+def test_a_layout_without_space_leaves_the_live_version_and_succeeds_with_space(tmp_path: Path) -> None:
     run = Run()
     made = [write_files(tmp_path / str(i), files) for i, files in enumerate((BASE, GROWN))]
     with small_disk(tmp_path / "disk", 4 << 20) as disk, DirectoryEngine(disk / "dir", run.reader) as engine:
@@ -65,7 +65,7 @@ def test_a_layout_for_which_there_is_no_room_leaves_the_live_version_and_room_he
         assert tree((disk / "dir" / "current").resolve()) == tree(made[1])
 
 
-def test_a_step_in_place_needs_no_room_at_all(tmp_path: Path) -> None:
+def test_a_step_in_place_needs_no_space(tmp_path: Path) -> None:
     run = Run()
     made = [write_files(tmp_path / str(i), files) for i, files in enumerate((BASE, STEPPED))]
     with small_disk(tmp_path / "disk", 2 << 20) as disk, DirectoryEngine(disk / "dir", run.reader) as engine:

@@ -14,7 +14,7 @@ from module_parts import Version, anchor, stepped
 from test_module import start
 
 from p2psync.delta.tensors import Kind
-from p2psync.engines.vllm.rank_writer import Hand
+from p2psync.engines.vllm.rank_writer import RankWriter
 from p2psync.errors import BaseMismatchError, EngineError, UnvouchedError
 
 
@@ -47,17 +47,17 @@ def test_every_commit_leaves_what_a_fresh_load_would(served: Served) -> None:
         assert served.engine.units(spec).tobytes() == versions[4][spec].tobytes()
 
 
-def test_any_bits_are_written_and_taken_back(served: Served) -> None:
+def test_any_bits_are_written_and_rolled_back(served: Served) -> None:
     run, versions = chain(served, 1)
-    wild = {spec: units.copy() for spec, units in versions[0].items()}
-    for spec, units in wild.items():
+    nonfinite = {spec: units.copy() for spec, units in versions[0].items()}
+    for spec, units in nonfinite.items():
         if spec.dtype == "BF16":
             units[::3] = np.resize(
                 np.array([0x7FC1, 0xFFFF, 0x7F81, 0x8000, 0x0001, 0xFF80], np.uint16), units[::3].size
             )
-    run.delta_of(0, 1, versions[0], wild)
+    run.delta_of(0, 1, versions[0], nonfinite)
     bring(run, served.engine, run.steps[0, 1])
-    assert served.holds(wild)
+    assert served.holds(nonfinite)
     assert served.engine.roll_back() == start(0, versions[0])
     assert served.holds(versions[0])
     assert served.engine.scrub()
@@ -86,19 +86,19 @@ def test_generation_is_not_stopped_before_everything_is_ready(served: Served) ->
     assert served.engine.units(spec).tobytes() != served.version[spec].tobytes()
 
 
-def test_a_failed_write_is_undone_in_the_live_weights_and_beside_them(
+def test_a_failed_write_is_undone_in_the_live_weights_and_the_mirror(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, versions = chain(served, 2)
     stage = served.engine.stage([run.steps[0, 1]])
     put_all(run, stage, [run.steps[0, 1]])
-    prepare = Hand.prepare
+    prepare = RankWriter.prepare
 
-    def breaking(hand: Hand, edits: list[object]) -> None:
-        prepare(hand, edits)  # type: ignore[arg-type]
-        hand._writes[-1] = failing(hand._writes[-1])
+    def breaking(writer: RankWriter, edits: list[object]) -> None:
+        prepare(writer, edits)  # type: ignore[arg-type]
+        writer._writes[-1] = failing(writer._writes[-1])
 
-    monkeypatch.setattr(Hand, "prepare", breaking)
+    monkeypatch.setattr(RankWriter, "prepare", breaking)
     with pytest.raises(EngineError, match="are as they were: the device fell off"):
         stage.commit()
     assert served.pauses == 1
@@ -116,10 +116,10 @@ def test_weights_between_two_versions_are_never_served(served: Served, monkeypat
     stage = served.engine.stage([run.steps[0, 1]])
     put_all(run, stage, [run.steps[0, 1]])
 
-    def lost(hand: Hand) -> None:
+    def lost(writer: RankWriter) -> None:
         raise ZeroDivisionError("half written, and not undone")
 
-    monkeypatch.setattr(Hand, "write", lost)
+    monkeypatch.setattr(RankWriter, "write", lost)
     with pytest.raises(UnvouchedError, match="left between two versions"):
         stage.commit()
     assert len(served.refused) == 1
@@ -133,7 +133,7 @@ def test_a_flipped_live_bit_is_found_and_ends_the_serving(served: Served) -> Non
     assert served.refused
 
 
-def test_a_commit_that_nobody_takes_ends_when_the_engine_is_closed() -> None:
+def test_a_waiting_commit_fails_when_the_engine_is_closed() -> None:
     served = Served()
     run, versions = chain(served, 2)
     served._stopped = True
@@ -150,7 +150,7 @@ def test_a_commit_that_nobody_takes_ends_when_the_engine_is_closed() -> None:
 
     thread = threading.Thread(target=commit)
     thread.start()
-    while served.crossing.version != 1:
+    while served.handoff.version != 1:
         assert thread.is_alive()
     served.engine.close()
     thread.join()
@@ -165,9 +165,9 @@ def test_a_wrong_base_is_refused(served: Served) -> None:
         served.engine.stage([run.steps[1, 2]])
 
 
-def test_weights_at_hand_that_turn_out_to_be_a_version_are_news_to_the_conductor(served: Served) -> None:
+def test_adopting_the_weights_as_a_version_notifies_the_conductor(served: Served) -> None:
     heard: list[int] = []
-    served.crossing.on_news = lambda: heard.append(1)
+    served.handoff.on_offer = lambda: heard.append(1)
     assert not served.engine.adopt(start(0, stepped(served.version, 1, 0.05)))
     assert heard == []
     assert served.engine.adopt(start(0, served.version))

@@ -1,4 +1,4 @@
-"""The live map is learned from a loader alone, changes no bit, and is refused where loading is more than copying."""
+"""The live map is learned from a loader alone, changes no bit, and is refused where a loader does more than copy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fused_parts import (
 from module_parts import version_of
 
 from p2psync.engines.vllm.live_map import check_whole, decode, encode
-from p2psync.engines.vllm.loader_probe import as_tensor, learn
-from p2psync.engines.vllm.rank_writer import Edit, Hand
+from p2psync.engines.vllm.loader_probe import learn_live_map, units_to_tensor
+from p2psync.engines.vllm.rank_writer import Edit, RankWriter
 from p2psync.errors import EngineError
 
 
@@ -41,8 +41,8 @@ def test_every_live_unit_is_known_on_every_rank_and_none_is_changed(size: int, g
         for name, tensor in parameters(model).items():
             assert same_bits(tensor, before[name])
         assert decode(encode(live)) == live
-        hand, found = Hand(live, list(parameters(model).values())), parameters(model)
-        assert hand.sound()
+        writer, found = RankWriter(live, list(parameters(model).values())), parameters(model)
+        assert writer.is_intact()
         assert sum(len(held) for held in live.held) <= 2 * len(live.tensors)
         known = sum(h.piece.units for held in live.held for h in held)
         assert known + live.constant == sum(t.numel() for n, t in found.items() if n != "table")
@@ -50,7 +50,7 @@ def test_every_live_unit_is_known_on_every_rank_and_none_is_changed(size: int, g
     assert [spec.name for spec in check_whole(maps)] == ["head"]
 
 
-def test_what_lands_on_no_rank_in_part_is_refused() -> None:
+def test_a_tensor_that_is_loaded_only_in_part_is_refused() -> None:
     trained, model = loaded(0, 2)
     live = learned(model, version_of(trained))
     with pytest.raises(EngineError, match="leaves out"):
@@ -61,7 +61,7 @@ def refused(match: str, model: Fused, trained: torch.nn.Module) -> None:
     version = version_of(trained)
     before = {name: tensor.clone() for name, tensor in parameters(model).items()}
     with pytest.raises(EngineError, match=match):
-        learn(model.load_weights, parameters(model), specs_of(version), version.__getitem__)
+        learn_live_map(model.load_weights, parameters(model), specs_of(version), version.__getitem__)
     assert all(same_bits(tensor, before[name]) for name, tensor in parameters(model).items())
 
 
@@ -99,7 +99,7 @@ class Constant(Fused):
         return name
 
 
-def test_loaders_that_do_more_than_copy_are_refused_and_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaders_that_do_more_than_copy_are_refused_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = Checkpointed()
     for kind, match in (
         (Scaling, "gate_up: .*not copied"),
@@ -139,32 +139,32 @@ def test_a_parameter_that_widens_the_checkpoints_bits_is_written_as_its_loader_w
     model.o = torch.nn.Parameter(torch.zeros(model.o.shape), requires_grad=False)
     load(model, trained)
     version = version_of(trained)
-    hand = Hand(learned(model, version, group_units), list(parameters(model).values()))
-    wild = torch.tensor([0x7FC1, -1, 0x7F81, -0x80, 1, -0x8000], dtype=torch.int16).view(torch.bfloat16)
+    writer = RankWriter(learned(model, version, group_units), list(parameters(model).values()))
+    nonfinite = torch.tensor([0x7FC1, -1, 0x7F81, -0x80, 1, -0x8000], dtype=torch.int16).view(torch.bfloat16)
     edits = []
-    for number, spec in enumerate(hand.tensors):
+    for number, spec in enumerate(writer.tensors):
         if spec.name in ("norm", "o"):
             new = version[spec].copy()
-            new[::5] = np.resize(wild.view(torch.int16).numpy().view(np.uint16), new[::5].size)
+            new[::5] = np.resize(nonfinite.view(torch.int16).numpy().view(np.uint16), new[::5].size)
             where = np.flatnonzero(new != version[spec]).astype(np.uint32)
             edits.append(Edit(number, 0, spec.count, where, version[spec][where], new[where]))
-            getattr(trained, spec.name).data.copy_(as_tensor(spec, new))
-    hand.prepare(edits)
-    hand.write()
+            getattr(trained, spec.name).data.copy_(units_to_tensor(spec, new))
+    writer.prepare(edits)
+    writer.write()
     fresh = Fused()
     fresh.norm, fresh.o = (torch.nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in (model.norm, model.o))
     load(fresh, trained)
     assert all(same_bits(tensor, parameters(fresh)[name]) for name, tensor in parameters(model).items())
-    assert hand.sound()
-    assert hand.wild > 0
-    hand.undo()
-    hand.drop()
-    assert hand.sound()
-    assert hand.wild == 0
-    for number, spec in enumerate(hand.tensors):
+    assert writer.is_intact()
+    assert writer.nonfinite > 0
+    writer.undo()
+    writer.discard()
+    assert writer.is_intact()
+    assert writer.nonfinite == 0
+    for number, spec in enumerate(writer.tensors):
         if spec.name != "head":
             units = np.zeros(spec.count, spec.unit)
-            hand.gather_into(number, units)
+            writer.gather_into(number, units)
             assert np.array_equal(units, version[spec])
 
 
@@ -176,24 +176,26 @@ class Tied(Fused):
 
 
 @pytest.mark.parametrize("group_units", [1, 1 << 25])
-def test_of_tensors_loaded_to_the_same_units_one_is_left_out(group_units: int) -> None:
+def test_one_of_two_tensors_loaded_to_the_same_units_is_left_out(group_units: int) -> None:
     trained, model = loaded()
     with torch.no_grad():
         trained.head.copy_(trained.embed)
     model.__class__ = Tied
     version = version_of(trained)
-    live = learn(model.load_weights, parameters(model), specs_of(version), version.__getitem__, group_units=group_units)
+    live = learn_live_map(
+        model.load_weights, parameters(model), specs_of(version), version.__getitem__, group_units=group_units
+    )
     assert [spec.name for spec in check_whole([live])] == ["embed"]
-    assert Hand(live, list(parameters(model).values())).sound()
+    assert RankWriter(live, list(parameters(model).values())).is_intact()
 
 
-def test_a_loader_that_names_nothing_is_watched_everywhere() -> None:
+def test_a_loader_that_names_nothing_is_probed_in_all_parameters() -> None:
     trained, model = loaded()
     version = version_of(trained)
 
     def quiet(weights: Weights) -> None:
         model.load_weights(weights)
 
-    live = learn(quiet, parameters(model), specs_of(version), version.__getitem__)
+    live = learn_live_map(quiet, parameters(model), specs_of(version), version.__getitem__)
     assert live == learned(model, version)
     assert np.count_nonzero([bool(held) for held in live.held]) == len(live.tensors) - 1

@@ -56,7 +56,7 @@ def test_names_of_a_module_can_be_mapped_to_those_of_a_checkpoint() -> None:
         module_specs(module, {"big": "scalar"})
 
 
-def test_what_cannot_be_shipped_is_named() -> None:
+def test_unpublishable_tensors_are_refused_by_name() -> None:
     with torch.device("meta"):
         module = torch.nn.Linear(2, 2)
     with pytest.raises(EngineError, match="weight: a meta tensor has no bits"):
@@ -88,7 +88,7 @@ def test_a_chain_is_composed_and_written_once(seed: int) -> None:
     assert weights(versions[0]).items() <= bits(module).items()
 
 
-def test_a_chain_that_comes_back_changes_nothing() -> None:
+def test_a_chain_that_returns_to_its_start_changes_nothing() -> None:
     module, run, versions = chain(2)
     run.delta_of(1, 2, versions[1], versions[0])
     engine = ModuleEngine(module, position=start(0, versions[0]))
@@ -99,7 +99,7 @@ def test_a_chain_that_comes_back_changes_nothing() -> None:
     assert weights(versions[0]).items() <= bits(module).items()
 
 
-def test_an_anchor_is_staged_whole_less_what_is_live_already() -> None:
+def test_an_anchor_is_staged_without_the_tensors_that_are_live_already() -> None:
     module, run = Policy(1), Run()
     other = version_of(Policy(2), **{"config.json": b"{}"})
     engine = ModuleEngine(module)
@@ -124,7 +124,7 @@ def test_an_anchor_is_staged_whole_less_what_is_live_already() -> None:
     assert before != bits(module)
 
 
-def test_files_beside_the_weights_come_go_and_change_but_do_not_touch_the_module() -> None:
+def test_files_besides_the_weights_change_without_touching_the_module() -> None:
     module, run = Policy(1), Run()
     versions = [
         version_of(module, **files)
@@ -190,7 +190,7 @@ def test_a_failure_in_the_middle_of_the_pause_is_undone_exactly(
     module, run, versions = chain(2)
     anchor(run, 1, versions[1])
     engine = ModuleEngine(module, position=start(0, versions[0]), threads=threads)
-    monkeypatch.setattr("p2psync.engines.module.writer._PARALLEL_BLOCKS", 1)
+    monkeypatch.setattr("p2psync.engines.module.writer._MIN_PARALLEL_WRITES", 1)
     before = bits(module)
     path = [run.steps[(0, 1) if kind == "delta" else (None, 1)]]
     stage = engine.stage(path)
@@ -271,7 +271,7 @@ def test_a_given_pause_is_used_instead_of_the_lock() -> None:
     assert seen == ["stop", "go"]
 
 
-def test_adopting_proves_the_bits_at_hand() -> None:
+def test_adopting_checks_the_digest_of_the_weights() -> None:
     module, run, versions = chain(2)
     engine = ModuleEngine(module)
     assert not engine.adopt(start(1, versions[1]))

@@ -1,4 +1,4 @@
-"""Whatever a module is made of and wrapped in, what is live is what it computes with."""
+"""A module of any kind, in any wrapper, computes with the live weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def outputs(module: nn.Module) -> torch.Tensor:
     st.sampled_from(sorted(WRAPPERS)),
     st.sampled_from(sorted(WRAPPERS)),
 )
-def test_what_one_module_publishes_another_computes_with_whatever_wraps_either(
+def test_a_module_computes_with_the_weights_of_another_whatever_wraps_either(
     parts: list[tuple[str, str, str]], outer: str, other_outer: str
 ) -> None:
     kinds = [kind for kind, _, _ in parts]

@@ -1,4 +1,4 @@
-"""Rows of a module are the storage that it computes with; whatever else is refused by name, with what to do."""
+"""Rows of a module are the storage that it computes with; anything else is refused by name, with a remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.two_tensor import TwoTensor
 
 from p2psync.engines.module.engine import ModuleEngine
-from p2psync.engines.module.misfit import misfit
+from p2psync.engines.module.misfit import describe_misfit
 from p2psync.engines.module.table import LiveTable, module_rows, module_table
 from p2psync.errors import ModuleError
 
@@ -174,7 +174,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_a_version_cannot_hold_is_refused_in_one_line_that_names_it(kind: str) -> None:
+def test_unpublishable_modules_are_refused_in_one_line_that_names_the_tensor(kind: str) -> None:
     make, line = REFUSED[kind]
     with pytest.raises(ModuleError, match=re.escape(line)) as caught:
         LiveTable(make())
@@ -278,7 +278,7 @@ def test_names_are_mapped_by_a_mapping_or_a_function_and_none_leaves_out() -> No
         (lambda key: None, "the module has no parameters or buffers"),
     ],
 )
-def test_names_that_cannot_be_are_refused(names: Any, line: str) -> None:
+def test_invalid_names_are_refused(names: Any, line: str) -> None:
     with pytest.raises(ModuleError, match=re.escape(line)):
         module_table(nn.Linear(2, 2), names)
 
@@ -291,18 +291,18 @@ def test_tied_tensors_are_one_row_and_every_key_knows_which() -> None:
 
 def test_a_misfit_lists_some_names_of_both_sides_and_what_to_do() -> None:
     one, two = (list(module_rows(nn.Sequential(*(nn.Linear(n, n) for _ in range(3))))) for n in (2, 3))
-    assert misfit(one, two) == (
+    assert describe_misfit(one, two) == (
         "'0.bias' is (F32, [2]) in it, and (F32, [3]) in the module (and 5 more): load the same architecture and dtypes"
     )
     other = list(module_rows(nn.ModuleDict({"head": nn.Linear(2, 2)})))
-    line = misfit(one, other)
+    line = describe_misfit(one, other)
     assert line.startswith(
         "it has '0.bias' (F32, [2]), '0.weight' (F32, [2, 2]), '1.bias' (F32, [2]) and 3 more, which"
     )
     assert "the module has 'head.bias' (F32, [2]), 'head.weight' (F32, [2, 2]), which it has not" in line
     assert line.endswith(", or map state_dict keys to the published names with names=")
     adapters = [*one, *module_rows(nn.ModuleDict({"0": nn.ModuleDict({"lora_A": nn.Linear(2, 1)})}))]
-    assert "or merge adapters into their base before publishing" in misfit(adapters, one)
+    assert "or merge adapters into their base before publishing" in describe_misfit(adapters, one)
 
 
 # ---- PEFT, known by the names of its classes -------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def test_adapters_are_published_under_the_inner_names_until_they_are_merged() ->
         table()
 
 
-def test_merged_adapters_reach_a_module_that_knows_nothing_of_them() -> None:
+def test_merged_adapters_reach_a_module_without_adapters() -> None:
     model, lora = peft()
     lora.merge()
     plain, run, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), Run(), torch.randn(3, 4)

@@ -1,4 +1,4 @@
-"""Deltas between checkpoints on disk are exact: every file, every bit, and whatever is made of them."""
+"""Deltas between checkpoints on disk, and deltas made of them, are exact: every file, every bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from offline_parts import (
 from safetensors.numpy import save_file
 
 from p2psync.delta.tensors import DTYPE_BITS
-from p2psync.engines.offline import commands as offline
+from p2psync.engines.offline import delta_commands
 from p2psync.store import encoding
 
 exactly = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -61,9 +61,9 @@ def test_a_squashed_chain_is_byte_for_byte_the_diff_of_its_ends(data: st.DataObj
         paths = [write(place / str(i), files) for i, files in enumerate(chain)]
         deltas = [place / f"d{i}" for i in range(len(chain) - 1)]
         for i, delta in enumerate(deltas):
-            offline.diff(paths[i], paths[i + 1], delta)
-        offline.squash(deltas, place / "squashed")
-        offline.diff(paths[0], paths[-1], place / "ends")
+            delta_commands.diff(paths[i], paths[i + 1], delta)
+        delta_commands.squash(deltas, place / "squashed")
+        delta_commands.diff(paths[0], paths[-1], place / "ends")
         assert (place / "squashed").read_bytes() == (place / "ends").read_bytes()
 
 
@@ -73,18 +73,18 @@ def test_an_inverted_delta_is_byte_for_byte_the_diff_the_other_way(data: st.Data
     old = data.draw(checkpoints())
     with scratch() as place:
         a, b = write(place / "a", old), write(place / "b", data.draw(successors(old)))
-        offline.diff(a, b, place / "there")
-        offline.diff(b, a, place / "back")
-        offline.invert(place / "there", place / "inverted")
+        delta_commands.diff(a, b, place / "there")
+        delta_commands.diff(b, a, place / "back")
+        delta_commands.invert(place / "there", place / "inverted")
         assert (place / "inverted").read_bytes() == (place / "back").read_bytes()
 
 
 def test_a_delta_squashed_with_its_inverse_changes_nothing(place: Path) -> None:
     round_trip(place, model(), step(model()))
-    offline.invert(place / "d", place / "undo")
-    report = offline.squash([place / "d", place / "undo"], place / "both")
+    delta_commands.invert(place / "d", place / "undo")
+    report = delta_commands.squash([place / "d", place / "undo"], place / "both")
     assert (report.changed, report.chunks) == (0, 0)
-    offline.apply(place / "a", place / "both", place / "same")
+    delta_commands.apply(place / "a", place / "both", place / "same")
     assert contents(place / "same") == contents(place / "a")
 
 
@@ -94,11 +94,11 @@ def test_a_long_chain_of_large_tensors_squashes_to_the_diff_of_its_ends(place: P
     for i in range(1, 5):
         files = step(files, i)
         paths.append(write(place / str(i), files))
-        offline.diff(paths[-2], paths[-1], place / f"d{i}")
-    offline.squash([place / f"d{i}" for i in range(1, 5)], place / "squashed")
-    offline.diff(paths[0], paths[-1], place / "ends")
+        delta_commands.diff(paths[-2], paths[-1], place / f"d{i}")
+    delta_commands.squash([place / f"d{i}" for i in range(1, 5)], place / "squashed")
+    delta_commands.diff(paths[0], paths[-1], place / "ends")
     assert (place / "squashed").read_bytes() == (place / "ends").read_bytes()
-    offline.apply(paths[0], place / "squashed", place / "out")
+    delta_commands.apply(paths[0], place / "squashed", place / "out")
     assert contents(place / "out") == contents(paths[-1])
 
 
@@ -130,11 +130,11 @@ def test_a_squashed_block_is_dense_just_where_the_diff_of_the_ends_is(
         more = {} if units is None else {"t": Tensor("BF16", (units.size,), units.tobytes())}
         write(place / str(i), {"m.safetensors": stays | more})
     for old, new in ((0, 1), (1, 2), (0, 2)):
-        offline.diff(place / str(old), place / str(new), place / f"d{old}{new}")
-    offline.squash([place / "d01", place / "d12"], place / "squashed")
+        delta_commands.diff(place / str(old), place / str(new), place / f"d{old}{new}")
+    delta_commands.squash([place / "d01", place / "d12"], place / "squashed")
     assert (place / "squashed").read_bytes() == (place / "d02").read_bytes()
-    offline.diff(place / "2", place / "0", place / "back")
-    offline.invert(place / "squashed", place / "inverted")
+    delta_commands.diff(place / "2", place / "0", place / "back")
+    delta_commands.invert(place / "squashed", place / "inverted")
     assert (place / "inverted").read_bytes() == (place / "back").read_bytes()
 
 
@@ -163,13 +163,13 @@ def test_deltas_of_other_block_sizes_squash_and_invert_alike(place: Path, monkey
     a, b, c = (write(place / str(i), files) for i, files in enumerate(chain))
     with monkeypatch.context() as patched:
         patched.setattr(encoding, "DELTA_BLOCK", 1 << 16)
-        offline.diff(a, b, place / "small")
-    offline.diff(b, c, place / "d")
-    offline.squash([place / "small", place / "d"], place / "squashed")
-    offline.diff(a, c, place / "ends")
+        delta_commands.diff(a, b, place / "small")
+    delta_commands.diff(b, c, place / "d")
+    delta_commands.squash([place / "small", place / "d"], place / "squashed")
+    delta_commands.diff(a, c, place / "ends")
     assert (place / "squashed").read_bytes() == (place / "ends").read_bytes()
-    offline.invert(place / "small", place / "inverted")
-    offline.diff(b, a, place / "back")
+    delta_commands.invert(place / "small", place / "inverted")
+    delta_commands.diff(b, a, place / "back")
     assert (place / "inverted").read_bytes() == (place / "back").read_bytes()
 
 
@@ -184,8 +184,8 @@ def test_real_files_of_the_safetensors_library_in_one_file_and_in_shards(place: 
         part = {f"layer.{i}": tensors[f"layer.{i}"] for i in (shard, shard + 2)}
         save_file(part, place / f"b/model-{shard}.safetensors", {"format": "pt"})
     (place / "b/model.safetensors.index.json").write_text("{}")
-    report = offline.diff(place / "a", place / "b", place / "d")
-    offline.apply(place / "a", place / "d", place / "out")
+    report = delta_commands.diff(place / "a", place / "b", place / "d")
+    delta_commands.apply(place / "a", place / "d", place / "out")
     assert contents(place / "out") == contents(place / "b")
     assert (report.added, report.removed) == (0, 0)
     assert report.payload_bytes < 8_000
@@ -195,26 +195,26 @@ def test_single_files_are_told_by_their_content_and_not_by_their_names(place: Pa
     old, new, moved = (place / f"{name}.safetensors" for name in ("old", "new", "moved"))
     old.write_bytes(safetensors({"t": bf16(1, 2, 3)}))
     new.write_bytes(safetensors({"t": bf16(1, 9, 3), "u": bf16(4)}))
-    offline.diff(old, new, place / "d")
+    delta_commands.diff(old, new, place / "d")
     shutil.copy(old, moved)
-    report = offline.apply(moved, place / "d", place / "out.safetensors")
+    report = delta_commands.apply(moved, place / "d", place / "out.safetensors")
     assert (place / "out.safetensors").read_bytes() == new.read_bytes()
-    assert report.digest == offline.info(place / "d").digest
+    assert report.digest == delta_commands.info(place / "d").digest
 
 
 def test_hidden_files_are_no_part_of_a_checkpoint(place: Path) -> None:
     a, b = write(place / "a", model()), write(place / "b", step(model()))
     (b / ".cache").mkdir()
     (b / ".cache/x").write_bytes(b"x")
-    offline.diff(a, b, place / "d")
-    offline.apply(a, place / "d", place / "out")
+    delta_commands.diff(a, b, place / "d")
+    delta_commands.apply(a, place / "d", place / "out")
     shutil.rmtree(b / ".cache")
     assert contents(place / "out") == contents(b)
 
 
 def test_equal_inputs_make_equal_files(place: Path) -> None:
     round_trip(place, model(), step(model()))
-    offline.diff(place / "a", place / "b", place / "again")
+    delta_commands.diff(place / "a", place / "b", place / "again")
     assert (place / "again").read_bytes() == (place / "d").read_bytes()
 
 
@@ -225,13 +225,13 @@ def test_the_report_counts_what_changed(place: Path) -> None:
     assert (report.changed, report.tensors, report.files, report.added) == (6002, 3, 3, 0)
     assert report.file_bytes == (place / "d").stat().st_size
     assert report.model_bytes == sum(map(len, contents(place / "b").values()))
-    assert msgspec.structs.asdict(offline.info(place / "d")).items() <= msgspec.structs.asdict(report).items()
+    assert msgspec.structs.asdict(delta_commands.info(place / "d")).items() <= msgspec.structs.asdict(report).items()
 
 
 def test_progress_rises_to_the_whole(place: Path) -> None:
     a, b = write(place / "a", model()), write(place / "b", step(model()))
     told: list[tuple[int, int]] = []
-    offline.diff(a, b, place / "d", progress=lambda done, total: told.append((done, total)))
-    offline.apply(a, place / "d", place / "out", progress=lambda done, total: told.append((done, total)))
+    delta_commands.diff(a, b, place / "d", progress=lambda done, total: told.append((done, total)))
+    delta_commands.apply(a, place / "d", place / "out", progress=lambda done, total: told.append((done, total)))
     assert all(0 <= done <= total for done, total in told)
     assert told[-1][0] == told[-1][1]

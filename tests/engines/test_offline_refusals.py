@@ -1,4 +1,4 @@
-"""Deltas between checkpoints on disk: whatever goes wrong is one line, and OUT is as it was."""
+"""Commands on deltas that fail report one line and leave OUT as it was."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from child_signals import heed_interrupts
 from offline_parts import Files, bf16, contents, model, round_trip, safetensors, scratch, step, write
 
 from p2psync.delta.tensors import Kind, Row, TensorSpec
-from p2psync.engines.checkpoint.layout import Layout
-from p2psync.engines.offline import commands as offline
+from p2psync.engines.checkpoint.layout import CheckpointLayout
+from p2psync.engines.offline import delta_commands
 from p2psync.errors import (
     BaseMismatchError,
     DigestMismatchError,
@@ -42,7 +42,7 @@ def refused(place: Path, kind: type[P2PSyncError], *arguments: Path, **options: 
     """Apply, which must fail; returns the message."""
     before = contents(place)
     with pytest.raises(kind) as caught:
-        offline.apply(*arguments, **options)
+        delta_commands.apply(*arguments, **options)
     assert contents(place) == before
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -96,7 +96,7 @@ def test_an_existing_target_is_refused_unless_forced(place: Path) -> None:
     round_trip(place, model(), step(model()))
     write(place / "o", {"m.safetensors": {"t": bf16(1)}, "stale.txt": b"x"})
     refused(place, StoreError, place / "a", place / "d", place / "o")
-    offline.apply(place / "a", place / "d", place / "o", force=True)
+    delta_commands.apply(place / "a", place / "d", place / "o", force=True)
     assert contents(place / "o") == contents(place / "b")
     assert sorted(path.name for path in place.iterdir()) == ["a", "b", "d", "o", "out"]
 
@@ -105,11 +105,11 @@ def test_force_does_not_replace_a_directory_by_a_delta(place: Path) -> None:
     a, b = write(place / "a", model()), write(place / "b", step(model()))
     (place / "d").mkdir()
     with pytest.raises(StoreError):
-        offline.diff(a, b, place / "d", force=True)
+        delta_commands.diff(a, b, place / "d", force=True)
     assert (place / "d").is_dir()
 
 
-def test_force_does_not_replace_what_is_no_checkpoint(place: Path) -> None:
+def test_force_replaces_checkpoints_only(place: Path) -> None:
     round_trip(place, model(), step(model()))
     write(place / "o", {"precious.safetensors": b"not weights"})
     refused(place, StoreError, place / "a", place / "d", place / "o", force=True)
@@ -124,9 +124,9 @@ def test_an_input_is_never_written_over_even_by_force(place: Path, target: str) 
 def test_a_file_and_a_directory_do_not_go_together(place: Path) -> None:
     a = write(place / "a", model())
     with pytest.raises(UsageError):
-        offline.diff(a / "model.safetensors", a, place / "d")
+        delta_commands.diff(a / "model.safetensors", a, place / "d")
     with pytest.raises(UsageError):
-        offline.diff(a, a / "model.safetensors", place / "d")
+        delta_commands.diff(a, a / "model.safetensors", place / "d")
 
 
 def test_a_delta_that_leads_to_a_directory_is_not_applied_to_a_single_file(place: Path) -> None:
@@ -135,12 +135,12 @@ def test_a_delta_that_leads_to_a_directory_is_not_applied_to_a_single_file(place
     refused(place, BaseMismatchError, place / "a/model.safetensors", place / "d", place / "o.safetensors")
 
 
-def test_deltas_that_do_not_meet_are_not_squashed(place: Path) -> None:
+def test_deltas_that_are_not_consecutive_are_not_squashed(place: Path) -> None:
     paths = [write(place / str(i), step(model(), i)) for i in range(3)]
-    offline.diff(paths[0], paths[1], place / "d0")
-    offline.diff(paths[1], paths[2], place / "d1")
+    delta_commands.diff(paths[0], paths[1], place / "d0")
+    delta_commands.diff(paths[1], paths[2], place / "d1")
     with pytest.raises(BaseMismatchError, match="does not start where"):
-        offline.squash([place / "d1", place / "d0"], place / "s")
+        delta_commands.squash([place / "d1", place / "d0"], place / "s")
     assert not (place / "s").exists()
 
 
@@ -155,9 +155,9 @@ def test_truncated_and_hostile_safetensors_are_refused(place: Path) -> None:
     for index, data in enumerate(broken):
         b = write(place / str(index), {"m.safetensors": data})
         with pytest.raises(FormatError):
-            offline.diff(a, b, place / "d")
+            delta_commands.diff(a, b, place / "d")
         with pytest.raises(FormatError):
-            offline.diff(b, a, place / "d")
+            delta_commands.diff(b, a, place / "d")
     assert not [path for path in place.iterdir() if path.name.endswith("tmp") or path.name == "d"]
 
 
@@ -169,7 +169,10 @@ def test_a_delta_with_any_byte_flipped_is_refused_by_every_command(place: Path) 
         damaged[at] ^= 0x10
         (place / "bad").write_bytes(damaged)
         refused(place, FormatError, place / "a", place / "bad", place / "o")
-        for command in (lambda: offline.info(place / "bad"), lambda: offline.invert(place / "bad", place / "o")):
+        for command in (
+            lambda: delta_commands.info(place / "bad"),
+            lambda: delta_commands.invert(place / "bad", place / "o"),
+        ):
             with pytest.raises(FormatError):
                 command()
         assert not (place / "o").exists()
@@ -223,7 +226,7 @@ def test_a_delta_that_states_another_outcome_is_refused(place: Path) -> None:
 def test_an_anchor_is_described_but_not_applied(place: Path) -> None:
     round_trip(place, model(), step(model()))
     anchor = forge(place, base=None)
-    assert offline.info(anchor).kind == "anchor"
+    assert delta_commands.info(anchor).kind == "anchor"
     refused(place, FormatError, place / "a", anchor, place / "o")
 
 
@@ -247,7 +250,7 @@ def test_a_process_that_ends_midway_leaves_no_target(place: Path, number: int, c
     assert not (place / "o").exists()
     if number == signal.SIGINT:
         assert sorted(path.name for path in place.iterdir()) == ["a", "b", "d", "out"]
-    offline.apply(place / "a", place / "d", place / "o")
+    delta_commands.apply(place / "a", place / "d", place / "o")
     assert contents(place / "o") == contents(place / "b")
     left = sorted(path.name for path in place.iterdir())
     assert left == ["a", "b", "d", "o", "out"], "what the killed process left was not removed"
@@ -270,10 +273,10 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(place: Path, small_di
     old, new = model(900_000), model(900_000, seed=1)
     round_trip(place, old, new)
     for work in (
-        lambda: offline.apply(place / "a", place / "d", small_disk / "o"),
-        lambda: offline.diff(place / "a", place / "b", small_disk / "o"),
-        lambda: offline.invert(place / "d", small_disk / "o"),
-        lambda: offline.squash([place / "d"], small_disk / "o"),
+        lambda: delta_commands.apply(place / "a", place / "d", small_disk / "o"),
+        lambda: delta_commands.diff(place / "a", place / "b", small_disk / "o"),
+        lambda: delta_commands.invert(place / "d", small_disk / "o"),
+        lambda: delta_commands.squash([place / "d"], small_disk / "o"),
     ):
         with pytest.raises(StoreError, match="free"):
             work()
@@ -286,11 +289,11 @@ def test_a_disk_that_fills_up_midway_leaves_nothing(
 ) -> None:
     round_trip(place, model(900_000), model(900_000, seed=1))
 
-    def unreserved(files: dict[str, Path], plan: Layout, where: Path) -> None:
+    def unreserved(files: dict[str, Path], plan: CheckpointLayout, where: Path) -> None:
         for path in files.values():
             path.touch()
 
     monkeypatch.setattr("p2psync.engines.offline.rebuild._create", unreserved)
     with pytest.raises(StoreError, match="full"):
-        offline.apply(place / "a", place / "d", small_disk / "o")
+        delta_commands.apply(place / "a", place / "d", small_disk / "o")
     assert list(small_disk.iterdir()) == []

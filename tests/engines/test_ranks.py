@@ -27,7 +27,7 @@ def rank_main(rank: int, port: int, pipe: Connection) -> None:
     from module_parts import version_of
 
     from p2psync.engines.vllm.live_map import check_whole
-    from p2psync.engines.vllm.rank_writer import Hand
+    from p2psync.engines.vllm.rank_writer import RankWriter
     from p2psync.engines.vllm.ranks import Ranks
 
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=SIZE)
@@ -36,8 +36,8 @@ def rank_main(rank: int, port: int, pipe: Connection) -> None:
     version = version_of(trained)
     ranks = Ranks(rank, SIZE)
     live = learned(model, version)
-    ranks.hand = Hand(live, list(parameters(model).values()))
-    maps = ranks.maps(live)
+    ranks.writer = RankWriter(live, list(parameters(model).values()))
+    maps = ranks.gather_maps(live)
     troubles: list[str] = []
     thread = ranks.follow(troubles.append) if rank else None
 
@@ -51,14 +51,14 @@ def rank_main(rank: int, port: int, pipe: Connection) -> None:
         "dropped": lambda: [spec.name for spec in check_whole(maps)],
         "prepare": lambda: prepare(ranks, version),
         "write": ranks.write,
-        "decide": lambda: ranks.decided(7 if rank == 0 else 0),
+        "decide": lambda: ranks.broadcast_decision(7 if rank == 0 else 0),
         "old": unchanged,
-        "break": lambda: ranks.hand._writes.append(failing(lambda: None)),
-        "lose": lambda: setattr(ranks.hand, "write", lambda: 1 / 0),
+        "break": lambda: ranks.writer._writes.append(failing(lambda: None)),
+        "lose": lambda: setattr(ranks.writer, "write", lambda: 1 / 0),
         "damage": lambda: parameters(model)["norm"].view(torch.int16).bitwise_xor_(1),
-        "sound": ranks.sound,
+        "sound": ranks.is_intact,
         "troubles": lambda: troubles,
-        "any": lambda: (ranks.any(rank == 1), ranks.any(False)),
+        "any": lambda: (ranks.is_true_anywhere(rank == 1), ranks.is_true_anywhere(False)),
         "stop": ranks.stop,
         "join": lambda: thread.join(10) if thread is not None else None,
     }
@@ -79,7 +79,7 @@ def prepare(ranks: Any, version: Any) -> None:
 
     after = stepped(version, 5, 0.2)
     edits = []
-    for number, spec in enumerate(ranks.hand.tensors):
+    for number, spec in enumerate(ranks.writer.tensors):
         old, new = version[spec], after[spec]
         if number % 3:
             where = np.flatnonzero(old != new).astype(np.uint32)

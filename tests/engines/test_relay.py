@@ -1,4 +1,4 @@
-"""The relay's engine: a position without weights, believed only while the chunks that led there are held."""
+"""The relay's engine keeps a position without weights, and believes it only while the store has its chunks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import msgspec
 import pytest
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from p2psync.delta.tensors import Kind, Row, TensorSpec
-from p2psync.engines.relay import RelayEngine
 from p2psync.errors import BaseMismatchError, EngineError
 from p2psync.protocol.manifest import Manifest, pack_table, sign
 from p2psync.protocol.versions import PathStep, Position
 from p2psync.store.packs import Store
+
+from p2psync.engines.relay import RelayEngine
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SPEC = TensorSpec(Kind.TENSOR, "w", "U8", (100,))
 
 
 def digest(version: int) -> bytes:
-    """Of a version."""
+    """Returns the digest of a version."""
     return bytes([version + 1]) * 16
 
 
@@ -54,7 +54,7 @@ def add(store: Store, version: int, base: int | None, *, epoch: int = 1, whole: 
 
 
 def bring(engine: RelayEngine, *path: PathStep) -> None:
-    """Go a way whose chunks the store holds."""
+    """Commits a path whose chunks the store holds."""
     stage = engine.stage(path)
     for i in range(len(path)):
         assert list(stage.wanted(i)) == [0, 1]
@@ -68,7 +68,7 @@ def reopened(place: Path) -> RelayEngine:
         return RelayEngine(place / "relay.json", store)
 
 
-def test_a_relay_is_where_its_last_commit_was_also_after_a_restart(tmp_path: Path) -> None:
+def test_a_relay_keeps_its_position_over_a_restart(tmp_path: Path) -> None:
     with Store(tmp_path / "packs") as store:
         engine = RelayEngine(tmp_path / "relay.json", store)
         assert engine.position is None
@@ -87,13 +87,13 @@ def test_packs_that_were_retired_since_are_not_missed(tmp_path: Path) -> None:
     assert reopened(tmp_path).position is not None
 
 
-def test_a_position_whose_chunks_are_not_all_there_is_not_believed(tmp_path: Path) -> None:
+def test_a_position_with_missing_chunks_is_not_believed(tmp_path: Path) -> None:
     with Store(tmp_path / "packs") as store:
         bring(RelayEngine(tmp_path / "relay.json", store), add(store, 0, None), add(store, 1, 0, whole=False))
     assert reopened(tmp_path).position is None
 
 
-def test_a_stage_must_begin_where_the_relay_is(tmp_path: Path) -> None:
+def test_a_stage_must_start_at_the_relays_position(tmp_path: Path) -> None:
     with Store(tmp_path / "packs") as store:
         engine = RelayEngine(tmp_path / "relay.json", store)
         with pytest.raises(BaseMismatchError):
@@ -106,7 +106,7 @@ def test_a_stage_must_begin_where_the_relay_is(tmp_path: Path) -> None:
         assert engine.position.version == 0
 
 
-def test_the_same_weights_under_a_later_epoch_are_taken_others_are_not(tmp_path: Path) -> None:
+def test_a_relay_adopts_the_same_weights_under_a_later_epoch_only(tmp_path: Path) -> None:
     with Store(tmp_path / "packs") as store:
         engine = RelayEngine(tmp_path / "relay.json", store)
         later = Position(run="1" * 32, epoch=2, version=0, digest=digest(0))
@@ -127,13 +127,13 @@ def test_a_relay_has_no_weights_to_show_or_roll_back(tmp_path: Path) -> None:
         assert engine.scrub()
 
 
-def test_a_note_that_a_power_loss_left_empty_is_none(tmp_path: Path) -> None:
+def test_a_record_that_a_power_loss_left_empty_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "note").write_bytes(b"")
     with Store(tmp_path / "packs") as store:
         assert RelayEngine(tmp_path / "note", store).position is None
 
 
-def test_a_note_that_is_damaged_is_told_once_and_made_anew(tmp_path: Path) -> None:
+def test_a_damaged_record_is_reported_once_and_written_again(tmp_path: Path) -> None:
     (tmp_path / "relay.json").write_text("{")
     with Store(tmp_path / "packs") as store:
         engine = RelayEngine(tmp_path / "relay.json", store)

@@ -48,7 +48,7 @@ def test_a_permuted_tensor_does_not_repeat_and_an_expanded_one_does(shape: list[
 
 
 @given(VIEWS.filter(lambda view: not view.repeats()), VIEWS.filter(lambda view: not view.repeats()))
-def test_how_two_views_share_bytes_is_what_their_sets_of_bytes_say(one: StorageView, two: StorageView) -> None:
+def test_the_relation_of_two_views_equals_that_of_their_sets_of_bytes(one: StorageView, two: StorageView) -> None:
     a, b = addresses(one), addresses(two)
     expected = Relation.INSIDE if b <= a else Relation.OVERLAP if a & b else Relation.APART
     assert relation(one, two) is expected

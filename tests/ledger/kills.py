@@ -80,7 +80,7 @@ async def put(service: LedgerService, step: int, steps: int) -> None:
 
 async def act(place: Path, port: int, seed: int) -> None:
     """Actors that work for ever; what was acknowledged goes to `acknowledged`, a line each."""
-    work_client.RETRY_FIRST = work_client.RETRY_LAST = 0.05  # it is up again soon
+    work_client.RETRY_MIN_SECONDS = work_client.RETRY_MAX_SECONDS = 0.05  # it is up again soon
     with (place / "acknowledged").open("a") as told:
         await asyncio.gather(
             *(one(f"{index:032x}", port, random.Random(seed + index), told) for index in range(ACTORS))

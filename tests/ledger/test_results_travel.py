@@ -74,8 +74,8 @@ async def actor(place: Place) -> AsyncIterator[HubClient]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for long before it tries again."""
     monkeypatch.setattr(uploads, "RETRY_AFTER", 0.0)
-    monkeypatch.setattr(work_client, "RETRY_FIRST", 0.001)
-    monkeypatch.setattr(work_client, "RETRY_LAST", 0.01)
+    monkeypatch.setattr(work_client, "RETRY_MIN_SECONDS", 0.001)
+    monkeypatch.setattr(work_client, "RETRY_MAX_SECONDS", 0.01)
 
 
 async def request(place: Place, head: ResultHead, length: int, *lines: str) -> tuple[asyncio.StreamReader, object]:

@@ -90,7 +90,7 @@ def test_an_actor_generates_while_the_next_version_is_staged_and_its_results_cou
             publisher.publish(announced=True)
             assert heard.fetching(1)
             deadline = time.monotonic() + LIMIT
-            while not subscriber._gate.wanted:  # fetched, staged and checked: only the pause is left
+            while not subscriber._commit_lock.write_requested:  # fetched, staged and checked: only the pause is left
                 assert time.monotonic() < deadline
                 assert torch.equal(mirror(prompt), before)  # generation goes on meanwhile
             assert torch.equal(mirror(prompt), before) and old.version == 0

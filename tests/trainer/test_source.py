@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from p2psync.engines.checkpoint.files import Checkpoint, signature
+from p2psync.engines.checkpoint.files import Checkpoint, files_signature
 from p2psync.trainer.versions.source import CheckpointReadError, CheckpointSource
 
 
@@ -22,7 +22,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def opened(place: Path) -> CheckpointSource:
-    return CheckpointSource(Checkpoint.open(place), signature(place))
+    return CheckpointSource(Checkpoint.open(place), files_signature(place))
 
 
 def test_every_file_is_read_whole(place: Path) -> None:
@@ -76,6 +76,6 @@ def test_any_change_of_the_files_is_seen(place: Path, change: str) -> None:
 
 
 def test_a_change_between_the_look_and_the_opening_is_seen(place: Path) -> None:
-    before = signature(place)
+    before = files_signature(place)
     (place / "config.json").write_text("{ }")
     assert not CheckpointSource(Checkpoint.open(place), before).unchanged()

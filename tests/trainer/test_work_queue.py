@@ -14,7 +14,7 @@ from trainer_parts import KEY
 
 from p2psync.actor.node import ActorConfig
 from p2psync.actor.subscriber import Subscriber
-from p2psync.actor.work_queue import Work, WorkQueue, ahead
+from p2psync.actor.work_queue import ClaimedItem, WorkQueue, items_ahead
 from p2psync.observe.events import Committed, Event, Fetching, Note
 from p2psync.trainer.node import TrainerConfig
 from p2psync.trainer.publisher import Publisher
@@ -61,18 +61,18 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def taken(queue: WorkQueue) -> Work:
+def taken(queue: WorkQueue) -> ClaimedItem:
     work = queue.take(LIMIT)
     assert work is not None
     return work
 
 
 def test_as_much_is_held_ahead_as_slots_become_free_during_a_lease() -> None:
-    assert ahead(8, deque(), deque()) == 1
+    assert items_ahead(8, deque(), deque()) == 1
     ten_a_second = deque(i / 10 for i in range(16))
-    assert ahead(8, ten_a_second, deque([0.5, 0.15, 3.0])) == 1 + 3  # the slow leases waited for work
-    assert ahead(2, ten_a_second, deque([5.0])) == 8
-    assert ahead(8, deque([1.0, 1.0]), deque([0.1])) == 1
+    assert items_ahead(8, ten_a_second, deque([0.5, 0.15, 3.0])) == 1 + 3  # the slow leases waited for work
+    assert items_ahead(2, ten_a_second, deque([5.0])) == 8
+    assert items_ahead(8, deque([1.0, 1.0]), deque([0.1])) == 1
 
 
 def test_the_next_item_is_at_hand_before_the_last_result_is_told(subscriber: Subscriber, rollouts: Rollouts) -> None:

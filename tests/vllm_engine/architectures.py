@@ -65,7 +65,7 @@ class Architecture(NamedTuple):
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", {**_HEADS, "tie_word_embeddings": True}),
     "llama, own output matrix": Architecture("llama", _HEADS),
-    "llama, tied, but with an equal output matrix": Architecture("llama", {"tie_word_embeddings": True}, twist="twin"),
+    "llama, tied, but with an equal output matrix": Architecture("llama", {"tie_word_embeddings": True}, twist="equal"),
     "llama, tied, but with another output matrix": Architecture("llama", {"tie_word_embeddings": True}, twist="head"),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3", _HEADS),
@@ -179,4 +179,4 @@ def _with_head(into: Path, noise: float) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
-_TWISTS = {"twin": lambda into: _with_head(into, 0.0), "head": lambda into: _with_head(into, 0.02)}
+_TWISTS = {"equal": lambda into: _with_head(into, 0.0), "head": lambda into: _with_head(into, 0.02)}

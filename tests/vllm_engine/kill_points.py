@@ -14,7 +14,7 @@ from typing import Any
 
 from p2psync.engines.module import staging
 from p2psync.engines.module.staging import Staging
-from p2psync.engines.vllm.rank_writer import Hand
+from p2psync.engines.vllm.rank_writer import RankWriter
 
 _calls: Counter[str] = Counter()
 
@@ -37,8 +37,8 @@ def _point(phase: str) -> None:
 
 
 def _install() -> None:
-    staging.GROUP_ENTRIES = 1  # each block is written by a call of its own
-    put, translate, prepare, write = Staging.put, Hand._translate, Hand.prepare, Hand.write
+    staging.WRITE_GROUP_UNITS = 1  # each block is written by a call of its own
+    put, translate, prepare, write = Staging.put, RankWriter._translate, RankWriter.prepare, RankWriter.write
 
     def putting(self: Any, step: int, chunks: Any) -> None:
         put(self, step, chunks)
@@ -57,8 +57,8 @@ def _install() -> None:
         write(self)
         _point("agree")
 
-    Staging.put, Hand._translate = putting, translating  # type: ignore[method-assign]
-    Hand.prepare, Hand.write = preparing, writing  # type: ignore[method-assign]
+    Staging.put, RankWriter._translate = putting, translating  # type: ignore[method-assign]
+    RankWriter.prepare, RankWriter.write = preparing, writing  # type: ignore[method-assign]
 
 
 def _followed(one: Any) -> Any:

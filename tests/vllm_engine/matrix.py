@@ -159,7 +159,7 @@ def follow_packed(model: Path, what: str) -> None:
     start(model, "bfloat16", amx=True)
 
 
-def commits_parted_twin(model: Path) -> None:
+def commits_parted_head(model: Path) -> None:
     """An engine that tied an output matrix to the equal embedding, and is offered a version in which they differ."""
     apart = model.parent / "apart"
     shutil.copytree(model, apart)

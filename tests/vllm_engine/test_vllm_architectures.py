@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from architectures import QUICK, save
-from matrix import commits_parted_twin, follow_packed, run_alone, try_architecture
+from matrix import commits_parted_head, follow_packed, run_alone, try_architecture
 
 pytestmark = pytest.mark.vllm
 
@@ -22,7 +22,7 @@ def test_nothing_is_packed_on_a_processor_with_amx(name: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["output matrix", "experts", "every matrix"])
-def test_weights_that_are_packed_all_the_same_are_refused_by_name(tmp_path: Path, what: str) -> None:
+def test_weights_packed_in_spite_of_the_switch_are_refused_by_name(tmp_path: Path, what: str) -> None:
     assert run_alone(save, "mixtral", tmp_path / "0") is None
     failure = run_alone(follow_packed, tmp_path / "0", what)
     assert failure is not None and failure.startswith("EngineError: ")
@@ -34,6 +34,6 @@ def test_weights_that_are_packed_all_the_same_are_refused_by_name(tmp_path: Path
     assert expected[what] in failure
 
 
-def test_a_version_in_which_a_tied_output_matrix_parts_from_its_embedding_is_refused(tmp_path: Path) -> None:
+def test_a_version_in_which_a_tied_output_matrix_differs_from_its_embedding_is_refused(tmp_path: Path) -> None:
     assert run_alone(save, "llama, tied, but with an equal output matrix", tmp_path / "0") is None
-    assert run_alone(commits_parted_twin, tmp_path / "0") is None
+    assert run_alone(commits_parted_head, tmp_path / "0") is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from vllm_parts import PROMPT, checksums, engine, greedy, reached, reload, save, spoil, stepped, trainer
 
-from p2psync.engines.vllm.conductor import Swap, conducted
+from p2psync.engines.vllm.conductor import ConductedCommit, conducted
 
 pytestmark = pytest.mark.vllm
 COMMITS = 20
@@ -18,30 +18,30 @@ COMMITS = 20
 @pytest.mark.parametrize("name", ["qwen3", "llama", "qwen2"])
 async def test_after_each_commit_under_load_an_engine_is_a_fresh_load(tmp_path: Path, name: str, tp: int) -> None:
     steps = [save(name, tmp_path / "0")]
-    swaps: list[Swap] = []
+    commits: list[ConductedCommit] = []
     with trainer(tmp_path / "run") as source:
         source.publish(steps[0])
         async with engine(steps[0], tp) as llm, engine(steps[0], tp) as fresh:
             from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
             await llm.init_weight_transfer_engine(WeightTransferInitRequest(source.join()))
-            async with conducted(llm, on_swap=swaps.append):
+            async with conducted(llm, on_commit=commits.append):
                 await reached(llm, 0)
                 assert await checksums(llm) == await checksums(fresh), "a map was learned, and nothing was changed"
                 for number in range(1, COMMITS + 1):
-                    wild = number == 2
-                    steps.append(stepped(steps[-1 - (number == 3)], tmp_path / str(number), number, nan=wild))
+                    nonfinite = number == 2
+                    steps.append(stepped(steps[-1 - (number == 3)], tmp_path / str(number), number, nan=nonfinite))
                     load = [asyncio.create_task(greedy(llm, [k, 9, 8], 60)) for k in range(3)]
                     version = source.publish(steps[-1])
                     assert version == number
                     await reached(llm, version)
                     for tokens, _ in await asyncio.gather(*load):
                         assert len(tokens) == 60, "a request in flight was lost"
-                    if wild:
+                    if nonfinite:
                         await spoil(llm)
                     await reload(fresh, steps[-1])
                     assert await checksums(llm) == await checksums(fresh)
                     # NaN rows of a tied embedding leave no logits that could be compared.
-                    assert wild or await greedy(llm, PROMPT) == await greedy(fresh, PROMPT)
+                    assert nonfinite or await greedy(llm, PROMPT) == await greedy(fresh, PROMPT)
                     assert await llm.get_weight_version() == str(version)
-    assert [swap.version for swap in swaps] == list(range(1, COMMITS + 1))
+    assert [commit.version for commit in commits] == list(range(1, COMMITS + 1))

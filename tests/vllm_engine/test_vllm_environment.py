@@ -12,7 +12,7 @@ from p2psync.errors import UsageError
 pytestmark = pytest.mark.vllm
 
 
-def test_a_service_link_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kubernetes_service_link_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"{ENVIRONMENT}JOIN", "http://[::1]:7070")
     monkeypatch.setenv(f"{ENVIRONMENT}PORT", "tcp://10.0.0.1:7071")
     found = _from_environment()
@@ -22,7 +22,7 @@ def test_a_service_link_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("PORT", "abc"), ("HOST", "192.0.2.7:7"), ("ADVERTISE", "::"), ("JOIN", "nonsense")]
 )
-def test_a_bad_variable_is_named_with_its_value(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_an_invalid_variable_is_named_with_its_value(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"{ENVIRONMENT}{name}", value)
     with pytest.raises(UsageError, match=f"{ENVIRONMENT}{name}='{value}' in the environment: it should be"):
         _from_environment()

@@ -11,7 +11,7 @@ import pytest
 from vllm_parts import ENVIRONMENT, PATIENCE, engine_options, save, stepped, trainer
 
 from p2psync.engines.vllm.conductor import commit_now
-from p2psync.engines.vllm.rank_writer import Hand
+from p2psync.engines.vllm.rank_writer import RankWriter
 from p2psync.errors import EngineError, UnvouchedError
 
 pytestmark = pytest.mark.vllm
@@ -76,7 +76,7 @@ def test_an_offline_engine_commits_between_two_calls_and_a_failed_commit_leaves_
         assert (checksums(llm), outputs(llm)) == (after, second), "a fresh load is what was committed"
 
         source.publish(stepped(steps[1], tmp_path / "2", 2))
-        monkeypatch.setattr(Hand, "write", _lose)
+        monkeypatch.setattr(RankWriter, "write", _lose)
         with pytest.raises(UnvouchedError, match="between two versions"):
             commit_now(llm, 2, PATIENCE)
         with pytest.raises(Exception, match="restart the engine"):
@@ -86,37 +86,37 @@ def test_an_offline_engine_commits_between_two_calls_and_a_failed_commit_leaves_
 
 def _break_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next commit fail in the middle of writing."""
-    prepare = Hand.prepare
+    prepare = RankWriter.prepare
 
-    def breaking(hand: Hand, edits: Any) -> None:
-        monkeypatch.setattr(Hand, "prepare", prepare)
-        prepare(hand, edits)
+    def breaking(writer: RankWriter, edits: Any) -> None:
+        monkeypatch.setattr(RankWriter, "prepare", prepare)
+        prepare(writer, edits)
 
         def fail() -> None:
             raise RuntimeError("the device fell off")
 
-        hand._writes.insert(len(hand._writes) // 2, fail)
+        writer._writes.insert(len(writer._writes) // 2, fail)
 
-    monkeypatch.setattr(Hand, "prepare", breaking)
+    monkeypatch.setattr(RankWriter, "prepare", breaking)
 
 
-def _lose(hand: Hand) -> None:
-    hand._writes[0]()
+def _lose(writer: RankWriter) -> None:
+    writer._writes[0]()
     raise ZeroDivisionError("and could not be undone")
 
 
-def test_what_a_version_of_nan_left_in_the_cache_spoils_nothing_later(
+def test_nan_that_a_version_left_in_the_cache_does_not_reach_later_answers(
     tmp_path: Path, start: Callable[..., Any]
 ) -> None:
     sound = save("llama", tmp_path / "0")
-    wild = stepped(sound, tmp_path / "1", 1, nan=True)
+    nonfinite = stepped(sound, tmp_path / "1", 1, nan=True)
     with trainer(tmp_path / "run") as source:
         source.publish(sound)
         llm = start(sound)
         llm.init_weight_transfer_engine({"init_info": source.join()})
         commit_now(llm, 0, PATIENCE)
         before = outputs(llm)
-        source.publish(wild)
+        source.publish(nonfinite)
         commit_now(llm, 1, PATIENCE)
         fill(llm)
         source.publish(sound)
@@ -126,7 +126,7 @@ def test_what_a_version_of_nan_left_in_the_cache_spoils_nothing_later(
 
 
 def fill(llm: Any) -> None:
-    """Have every block of the cache written by prompts of the tokens whose rows `stepped` makes wild."""
+    """Have every block of the cache written by prompts of the tokens whose rows `stepped` makes non-finite."""
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
@@ -134,7 +134,7 @@ def fill(llm: Any) -> None:
     llm.generate(prompts, params, use_tqdm=False)
 
 
-def test_what_cannot_be_kept_exact_is_refused_at_the_start(tmp_path: Path, start: Callable[..., Any]) -> None:
+def test_unsupported_engines_are_refused_at_the_start(tmp_path: Path, start: Callable[..., Any]) -> None:
     model = save("qwen2", tmp_path / "0")
     with pytest.raises(EngineError, match="in the checkpoint's dtype"):
         start(model, dtype="float16")

@@ -8,5 +8,5 @@ import pytest
 pytestmark = pytest.mark.vllm
 
 
-def test_a_worker_of_two_killed_within_a_commit_leaves_nothing_in_between() -> None:
+def test_a_worker_killed_within_a_commit_serves_no_mixed_weights() -> None:
     kill.run(1, 2, seed=5)

@@ -40,7 +40,7 @@ def checksums(server: Server) -> Any:
     return server.ask("weight_checker", {"action": "checksum"})["checksums"]
 
 
-def test_a_trainer_of_vllms_interface_sends_weights_to_a_server(
+def test_a_trainer_with_vllms_interface_sends_weights_to_a_server(
     tmp_path: Path, model: Path, servers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in ENVIRONMENT.items():
@@ -100,7 +100,7 @@ def test_a_trainer_of_vllms_interface_sends_weights_to_a_server(
         engine.shutdown()
 
 
-def test_a_server_joins_and_conducts_by_itself_and_refuses_when_a_worker_cannot_vouch(
+def test_a_server_joins_and_conducts_by_itself_and_stops_when_its_weights_are_unknown(
     tmp_path: Path, model: Path, servers: list[Server]
 ) -> None:
     with trainer(tmp_path / "run") as source:

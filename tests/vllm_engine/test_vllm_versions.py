@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 from vllm_parts import PATIENCE, Server, Trainer, save, stepped, trainer
 
-from p2psync.actor.commit_lock import Gate
+from p2psync.actor.commit_lock import CommitLock
 from p2psync.actor.live_version import LiveVersion
 from p2psync.actor.rollout_proxy import ProxyEngine
-from p2psync.actor.rollout_server import RolloutFace
-from p2psync.actor.stream_trailer import read_mark
+from p2psync.actor.rollout_server import RolloutServer
+from p2psync.actor.stream_trailer import read_trailer
 from p2psync.engines.vllm.conductor import Conductor, HTTPControls
 
 pytestmark = pytest.mark.vllm
@@ -50,23 +50,23 @@ async def complete(session: aiohttp.ClientSession, url: str, tokens: int = 8, **
         return answer.status, answer.headers, await answer.json()
 
 
-async def test_a_face_before_a_server_that_is_conducted_over_its_routes(
+async def test_a_rollout_server_before_a_server_that_is_conducted_over_its_routes(
     tmp_path: Path, model: Path, source: Trainer, session: aiohttp.ClientSession
 ) -> None:
     server = Server(model, tmp_path / "server.log")
     try:
         await asyncio.to_thread(server.ready)
         await asyncio.to_thread(server.ask, "init_weight_transfer_engine", {"init_info": source.join()})
-        gate, controls = Gate(), HTTPControls(server.url)
-        conductor = Conductor(controls, closing=gate.closing)
+        commit_lock, controls = CommitLock(), HTTPControls(server.url)
+        conductor = Conductor(controls, exclusive=commit_lock.write_lock_async)
         async with ProxyEngine(server.url) as engine, asyncio.timeout(PATIENCE):
-            face = RolloutFace(LiveVersion(gate, lambda: conductor.position), engine)
-            url = f"http://127.0.0.1:{await face.start('127.0.0.1', 0)}"
+            rollout_server = RolloutServer(LiveVersion(commit_lock, lambda: conductor.position), engine)
+            url = f"http://127.0.0.1:{await rollout_server.start('127.0.0.1', 0)}"
             assert (await complete(session, url))[0] == 409, "no version is live yet"
             await conductor.reach(0, PATIENCE)
             await conductor.step()
             await _commit_between(session, url, conductor, controls, source, model)
-            await face.stop()
+            await rollout_server.stop()
     finally:
         server.close()
 
@@ -89,7 +89,7 @@ async def _commit_between(
         assert stream.headers[START] == "0"
         begun = await stream.content.readany()  # requests that came before are in the engine, too
         assert await conductor.step() is not None
-        mark = read_mark(begun + await stream.content.read())
+        mark = read_trailer(begun + await stream.content.read())
     assert mark is not None
     assert (mark.start_version, mark.end_version, mark.commits) == (0, 1, 1)
     status, _, refused = await exact
@@ -124,7 +124,7 @@ async def test_a_server_that_conducts_itself_says_its_versions(
         assert (status, refused["reason"], "Retry-After" in headers) == (409, "passed", False)
         body = {"model": "policy", "prompt": "t1 t2 t3", "max_tokens": 8, "stream": True}
         async with session.post(f"{server.url}/v1/completions", json=body) as stream:
-            mark = read_mark(await stream.content.read())
+            mark = read_trailer(await stream.content.read())
         assert mark is not None
         assert (mark.start_version, mark.end_version, mark.commits) == (1, 1, 0)
         assert (await complete(session, server.url, Min="many"))[0] == 400

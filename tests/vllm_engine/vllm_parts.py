@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from vllm_forks import ENVIRONMENT, call_forked, start_forked, start_plain, take_forks
 
 from p2psync.delta.tensors import Kind
-from p2psync.engines.checkpoint.files import Checkpoint, signature
+from p2psync.engines.checkpoint.files import Checkpoint, files_signature
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Published
 from p2psync.protocol.keys import public_text
@@ -89,8 +89,8 @@ def stepped(old: Path, new: Path, seed: int, share: float = 0.01, *, nan: bool =
             where = rng.integers(0, units.size, max(1, int(units.size * share)))
             units[where] += rng.choice(np.array([1, 2, 0xFFFF, 0xFFFE], np.uint16), where.size)
             if nan and "embed_tokens" in spec.name:
-                wild = np.array([0x7FC1, 0xFFFF, 0x7F81, 0x7F80, 0xFF80, 0x8000, 0x0001, 0xFF81], np.uint16)
-                units[-16 * spec.shape[1] :: 7] = rng.choice(wild, units[-16 * spec.shape[1] :: 7].size)
+                special = np.array([0x7FC1, 0xFFFF, 0x7F81, 0x7F80, 0xFF80, 0x8000, 0x0001, 0xFF81], np.uint16)
+                units[-16 * spec.shape[1] :: 7] = rng.choice(special, units[-16 * spec.shape[1] :: 7].size)
     return new
 
 
@@ -112,7 +112,7 @@ class Trainer:
     def publish(self, checkpoint: Path) -> int:
         """Publish a checkpoint; returns its version."""
         with Checkpoint.open(checkpoint) as opened:
-            event = self._loop.call(self.node.publish(CheckpointSource(opened, signature(checkpoint))))
+            event = self._loop.call(self.node.publish(CheckpointSource(opened, files_signature(checkpoint))))
         assert isinstance(event, Published)
         return event.version
 
@@ -180,7 +180,7 @@ async def greedy(llm: Any, prompt: list[int], tokens: int = 12) -> tuple[list[in
 
 
 async def spoil(llm: Any) -> None:
-    """Have every block of the cache written by prompts of tokens whose rows `stepped` makes wild."""
+    """Have every block of the cache written by prompts of tokens whose rows `stepped` makes non-finite."""
     await asyncio.gather(*(greedy(llm, [500 + k % 15] * 500, 1) for k in range(150)))
 
 

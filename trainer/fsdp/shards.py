@@ -15,10 +15,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.engines.module.entries import Entry
 from p2psync.engines.module.live_tensors import host_units
-from p2psync.engines.module.masters import rounded_units
+from p2psync.engines.module.masters import round_to_units
 from p2psync.engines.module.table import Names, module_table
+from p2psync.engines.module.table_rows import TableEntry
 from p2psync.errors import UsageError
 from p2psync.trainer.fsdp.stretches import Stretches
 
@@ -99,7 +99,7 @@ class Shards:
             return blob[start:stop]
         first = self._first[spec]
         part = self._local[spec].view(-1)[start - first : stop - first]
-        return rounded_units(part) if spec in self._rounded else host_units(part)
+        return round_to_units(part) if spec in self._rounded else host_units(part)
 
     def _places(self) -> Iterator[tuple[int, int, int]]:
         for row, spec in enumerate(self.specs):
@@ -109,7 +109,7 @@ class Shards:
             elif self._rank == 0:
                 yield row, 0, spec.count
 
-    def _add(self, spec: TensorSpec, entry: Entry, dtype: torch.dtype | None) -> None:
+    def _add(self, spec: TensorSpec, entry: TableEntry, dtype: torch.dtype | None) -> None:
         tensor, local, first = entry.tensor, entry.local, 0
         if isinstance(tensor, DTensor) and isinstance(tensor.placements[-1], Shard):
             first = self._shard(entry.name, tensor, local)

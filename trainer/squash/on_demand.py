@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from p2psync.engines.compose import BASELESS
+from p2psync.engines.compose import BASE_FREE_PROFILES
 from p2psync.errors import P2PSyncError
 from p2psync.membership.records import Announcement, View
 from p2psync.observe.events import Event, Squashed, Trouble
@@ -94,7 +94,7 @@ class CatchUp:
             self._task = asyncio.create_task(self._run(plan, profile))
 
     async def _make(self, plan: Plan, profile: str) -> MadeSquash | None:
-        if profile not in BASELESS:
+        if profile not in BASE_FREE_PROFILES:
             self._waiting.clear()
             async with self._publishing:
                 live, end = self._versions.position, plan.chain[-1]

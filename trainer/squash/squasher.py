@@ -28,7 +28,7 @@ from p2psync.delta.block import Block
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_from_bytes
 from p2psync.delta.tensors import Row, TensorSpec, Units
-from p2psync.engines.compose import Delta, squashed
+from p2psync.engines.compose import DeltaReader, compose_chain
 from p2psync.errors import DigestMismatchError, StoreError
 from p2psync.protocol.manifest import sign
 from p2psync.store.draft import Draft
@@ -84,7 +84,7 @@ class Squasher:
         began = time.monotonic()
         packs = [self._store.get(bytes.fromhex(a.id)) for a in plan.chain]
         with ExitStack() as stack:
-            chain: list[Delta] = []
+            chain: list[DeltaReader] = []
             for pack in packs:
                 delta = self._steps.open(pack) if pack is not None else None
                 if delta is None:
@@ -96,10 +96,10 @@ class Squasher:
         return MadeSquash(pack, len(chain), plan.chain_bytes, time.monotonic() - began)
 
     def _make(
-        self, plan: Plan, chain: Sequence[Delta], head: Head | None, overtaken: Callable[[], bool]
+        self, plan: Plan, chain: Sequence[DeltaReader], head: Head | None, overtaken: Callable[[], bool]
     ) -> Pack | None:
         first, last = chain[0].manifest, chain[-1].manifest
-        rows, blocks = squashed(chain)
+        rows, blocks = compose_chain(chain)
         draft = self._store.draft()
         try:
             sink = _Checked(draft, rows)

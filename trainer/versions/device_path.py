@@ -11,19 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
-
 from p2psync.delta.extract import FoundChanges
 from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import TensorSpec
-from p2psync.engines.device import gather as device_move
 from p2psync.engines.device.buffers import SIGNED
-from p2psync.engines.device.extract import DeviceExtraction
-from p2psync.engines.device.finder import Pair
-from p2psync.engines.device.gather import Place
+from p2psync.engines.device.finder import VersionPair
+from p2psync.engines.device.unit_transfer import UnitSelection
 from p2psync.engines.module.live_tensors import flat_bits
-from p2psync.engines.module.masters import find_rounded
 from p2psync.protocol.versions import Position
 from p2psync.trainer.versions.source import Base
+
+from p2psync.engines.device import unit_transfer as unit_transfer
+from p2psync.engines.device.extract import DeviceExtraction
+from p2psync.engines.module.masters import find_rounded_changes
 
 #: Changed units that a twin takes at a time.
 _BATCH = 1 << 20
@@ -85,7 +85,7 @@ class DevicePath:
         self.twin_position = None
         if not known:
             self._twin = {}
-        pairs: dict[torch.device, list[Pair]] = {}
+        pairs: dict[torch.device, list[VersionPair]] = {}
         found: dict[int, Iterator[FoundChanges]] = {}
         sums: dict[int, ScanSums] = {}
         for index, spec, tensor in rows:
@@ -97,10 +97,12 @@ class DevicePath:
                 continue
             if here:
                 sums[index] = ScanSums(spec)
-                pair = Pair(index, spec, self._old(spec, new.device, base), new)
-                found[index] = find_rounded(pair, block_units, sums[index])
+                pair = VersionPair(index, spec, self._old(spec, new.device, base), new)
+                found[index] = find_rounded_changes(pair, block_units, sums[index])
             else:
-                pairs.setdefault(new.device, []).append(Pair(index, spec, self._old(spec, new.device, base), new))
+                pairs.setdefault(new.device, []).append(
+                    VersionPair(index, spec, self._old(spec, new.device, base), new)
+                )
         for device, theirs in pairs.items():
             one = self._follow(self._extraction(device, block_units).extract(theirs), theirs)
             found |= dict.fromkeys((pair.row for pair in theirs), one)
@@ -126,7 +128,7 @@ class DevicePath:
             self._twin[spec] = twin = host.to(device, copy=True)
         return twin
 
-    def _follow(self, found: Iterator[FoundChanges], pairs: Sequence[Pair]) -> Iterator[FoundChanges]:
+    def _follow(self, found: Iterator[FoundChanges], pairs: Sequence[VersionPair]) -> Iterator[FoundChanges]:
         """Pass on what is found, and have the twin follow it."""
         twins = {pair.row: self._twin[pair.spec] for pair in pairs if pair.spec in self._twin}
         waiting: list[FoundChanges] = []
@@ -144,13 +146,13 @@ class DevicePath:
 
 def _write(twins: dict[int, torch.Tensor], found: Sequence[FoundChanges]) -> None:
     blocks = [one.block for one in found]
-    places = [Place(twins[block.row], block.start, block.count, block.positions) for block in blocks]
-    for write in device_move.prepare(places, [one.olds + one.block.steps for one in found]):
+    places = [UnitSelection(twins[block.row], block.start, block.count, block.positions) for block in blocks]
+    for write in unit_transfer.prepare_unit_writes(places, [one.olds + one.block.steps for one in found]):
         write()
 
 
 def _flat(spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor as a side of a `Pair`; None if it is strided or empty."""
+    """The tensor as a side of a `VersionPair`; None if it is strided or empty."""
     if not tensor.is_contiguous() or not tensor.numel():
         return None
     masters = tensor.dtype == torch.float32 and spec.dtype == "BF16"

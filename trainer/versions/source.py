@@ -10,12 +10,12 @@ import numpy as np
 from p2psync.delta.extract import FoundChanges
 from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import Row, TensorSpec, Units
-from p2psync.engines.checkpoint.files import Checkpoint, signature
+from p2psync.engines.checkpoint.files import Checkpoint, files_signature
 from p2psync.errors import StoreError
 from p2psync.protocol.versions import Position
 from p2psync.trainer.watch.candidates import State
 
-#: What `signature` gives: tells one state of a checkpoint's files from another.
+#: What `files_signature` gives: tells one state of a checkpoint's files from another.
 Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 
@@ -76,10 +76,11 @@ class CheckpointSource:
         before: Signature | State,
         now: Callable[[], Signature | State | None] | None = None,
     ) -> None:
-        """before: the state of the files, taken before `checkpoint` was opened; now: takes it again (`signature`)."""
+        """before: the state of the files, taken before `checkpoint` was opened. now: takes it again
+        (`files_signature`)."""
         self.checkpoint = checkpoint
         self._before = before
-        self._now = now or (lambda: signature(checkpoint.root))
+        self._now = now or (lambda: files_signature(checkpoint.root))
 
     @property
     def specs(self) -> Sequence[TensorSpec]:
@@ -90,7 +91,7 @@ class CheckpointSource:
         """See `Source`. Raises `CheckpointReadError` if the file cannot be read, has changed or is gone."""
         if spec.count == 0:
             return np.empty(0, spec.unit)
-        path, offset = self.checkpoint.place(spec)
+        path, offset = self.checkpoint.locate(spec)
         try:
             with path.open("rb") as file:
                 file.seek(offset)

@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from p2psync.delta.block import Block
-from p2psync.engines.compose import BASELESS, Delta
 from p2psync.errors import P2PSyncError, StoreError
 from p2psync.store.deltafile import DeltaFile, DeltaFileWriter
 from p2psync.store.disk import disk_errors
@@ -26,11 +25,13 @@ from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
 from p2psync.store.records import clear, make_directory
 
+from p2psync.engines.compose import BASE_FREE_PROFILES, DeltaReader
+
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class PackDelta:
-    """A pack of the store as a delta to be read; see `Delta`."""
+    """A pack of the store as a delta to be read; see `DeltaReader`."""
 
     def __init__(self, pack: Pack) -> None:
         self.path, self.manifest, self._pack = pack.path, pack.manifest, pack
@@ -101,13 +102,18 @@ class Steps:
     def keep(self, pack: Pack) -> Keeping | None:
         """Begin to write down a delta; None if it needs no record, or has one."""
         m = pack.manifest
-        if m.base is None or m.profile in BASELESS or m.block_units != DELTA_BLOCK_UNITS or self._path(pack).exists():
+        if (
+            m.base is None
+            or m.profile in BASE_FREE_PROFILES
+            or m.block_units != DELTA_BLOCK_UNITS
+            or self._path(pack).exists()
+        ):
             return None
         return Keeping(self._path(pack), pack)
 
-    def open(self, pack: Pack) -> Delta | None:
+    def open(self, pack: Pack) -> DeltaReader | None:
         """What a pack does, to be read without weights and closed; None if there is no record of it."""
-        if pack.manifest.profile in BASELESS:
+        if pack.manifest.profile in BASE_FREE_PROFILES:
             return PackDelta(pack)
         try:
             found = DeltaFile(self._path(pack))

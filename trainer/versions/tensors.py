@@ -13,9 +13,9 @@ from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.checkpoint.header import canonical_header
 from p2psync.engines.module.live_tensors import host_units
-from p2psync.engines.module.masters import rounded_units
+from p2psync.engines.module.masters import round_to_units
 from p2psync.engines.module.table import module_rows
-from p2psync.engines.module.tensor_refusals import refusal
+from p2psync.engines.module.tensor_refusals import tensor_refusal
 from p2psync.errors import UsageError
 from p2psync.trainer.versions.device_path import DevicePath, Finds
 from p2psync.trainer.versions.source import Base
@@ -49,7 +49,7 @@ class TensorSource:
         if blob is not None:
             return blob
         tensor = self._tensors[spec]
-        return rounded_units(tensor) if _masters(spec, tensor) else host_units(tensor)
+        return round_to_units(tensor) if _masters(spec, tensor) else host_units(tensor)
 
     def find(self, rows: Sequence[Row], block_units: int, base: Base) -> Finds | None:
         """See `FindingSource`."""
@@ -116,7 +116,7 @@ def master_rows(masters: Mapping[str, torch.Tensor]) -> dict[TensorSpec, torch.T
     for name, tensor in masters.items():
         if tensor.dtype != torch.float32:
             raise UsageError(f"{name}: masters are fp32 tensors, not ones of {tensor.dtype}")
-        if reason := refusal(tensor):
+        if reason := tensor_refusal(tensor):
             raise UsageError(f"the masters of {name}: {reason}")
     return {
         TensorSpec(int(Kind.TENSOR), name, "BF16", tuple(tensor.shape)): tensor.detach()

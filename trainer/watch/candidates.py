@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import p2psync.engines.checkpoint.framework_names as names
 from p2psync.engines.checkpoint.file_names import check_path, is_weights
-from p2psync.engines.checkpoint.framework_names import Order, Shard, shown
+from p2psync.engines.checkpoint.framework_names import ShardName, StepOrder, printable
 from p2psync.errors import FormatError
 from p2psync.trainer.watch.layouts import Place, Rules, find_places, is_state, leads_outside
 from p2psync.trainer.watch.listing import Entry, Kind, Listing
@@ -47,7 +47,7 @@ class Candidate:
     """
 
     path: str
-    order: Order
+    order: StepOrder
     lone: bool = False
     files: tuple[str, ...] = ()
     weights: Weights = ()
@@ -179,7 +179,7 @@ class _Judge:
         try:
             check_path(self._inner(entry))
         except FormatError as error:
-            self.faults.append(Fault(f"{shown(str(error))}; or pass it over with --ignore", passing=False))
+            self.faults.append(Fault(f"{printable(str(error))}; or pass it over with --ignore", passing=False))
         self._check_links(entry)
 
     def _check_links(self, entry: Entry) -> None:
@@ -190,7 +190,8 @@ class _Judge:
             return
         elif entry.target is not None and leads_outside(entry.target):
             self._refuse(
-                entry, f"is a link out of the watched directory, to {shown(entry.target)}: allow it with --follow-links"
+                entry,
+                f"is a link out of the watched directory, to {printable(entry.target)}: allow it with --follow-links",
             )
         elif entry.links > 1 and entry.owner != self.listing.owner_of(entry.parent):
             self._refuse(
@@ -223,7 +224,7 @@ class _Judge:
             if entry.kind is Kind.FILE and entry.path.startswith(path + ".") and names.is_unfinished(entry.name):
                 self._unfinished(entry)
         if self.unfinished:
-            listed = ", ".join(sorted(map(shown, self.unfinished))[:3])
+            listed = ", ".join(sorted(map(printable, self.unfinished))[:3])
             self.faults.append(
                 Fault(f"{listed} is unfinished: remove it if nothing writes it any more", UNFINISHED_SECONDS)
             )
@@ -249,7 +250,7 @@ class _Judge:
         pickles = [name for name in [*map(self._inner, self.files), *self.left_out] if _is_pickle(name)]
         if pickles:
             return Fault(
-                f"{shown(pickles[0])} is no safetensors file and cannot be sent as a delta: save the model with "
+                f"{printable(pickles[0])} is no safetensors file and cannot be sent as a delta: save the model with "
                 "safe_serialization=True, or convert it",
                 EMPTY_SECONDS,
                 passing=False,
@@ -267,16 +268,18 @@ class _Judge:
                 return Fault(f"{self._shown(index)}: {index.fault}")
             shards = {f"{index.parent}/{name}" if index.parent else name for name in index.shards or ()}
             if missing := sorted(shards - present):
-                return Fault(f"{shown(self._relative(missing[0]))} of its index is missing")
+                return Fault(f"{printable(self._relative(missing[0]))} of its index is missing")
             named |= shards
         for (folder, stem, count), found in _sharded_sets(weights).items():
             first = 0 if 0 in found else 1
             lacking = sorted(set(range(first, first + count)) - found.keys())
             if lacking:
-                return Fault(f"shard {lacking[0]} of {count} of {shown(stem or folder)} is missing")
+                return Fault(f"shard {lacking[0]} of {count} of {printable(stem or folder)} is missing")
             unnamed = [path for path in found.values() if path not in named]
             if unnamed and count > 1:
-                return Fault(f"{shown(self._relative(min(unnamed)))} is named by no index: the index is missing or old")
+                return Fault(
+                    f"{printable(self._relative(min(unnamed)))} is named by no index: the index is missing or old"
+                )
         return None
 
     def _is_marked(self, time: int) -> bool:
@@ -308,14 +311,14 @@ class _Judge:
         return self._relative(entry.path)
 
     def _shown(self, entry: Entry) -> str:
-        return shown(self._inner(entry))
+        return printable(self._inner(entry))
 
 
 def _sharded_sets(weights: list[Entry]) -> dict[tuple[str, str, int], dict[int, str]]:
     """The shards of each set, by number."""
     sets: dict[tuple[str, str, int], dict[int, str]] = {}
     for entry in weights:
-        shard: Shard | None = names.shard_of(entry.name)
+        shard: ShardName | None = names.shard_of(entry.name)
         if shard is not None:
             sets.setdefault((entry.parent, shard.stem, shard.total), {})[shard.number] = entry.path
     return sets

@@ -117,7 +117,7 @@ class _Search:
         models = self._policies(models)
         if len(models) == 1:
             return models
-        for place in names.POLICY_PLACES:
+        for place in names.POLICY_FOLDERS:
             preferred = [model for model in models if model.path == _join(step, place)]
             if preferred:
                 self._drop((m for m in models if m not in preferred), f"stands beside {place}: --inside chooses")
@@ -162,7 +162,7 @@ class _Search:
         return [
             Place(entry.path, lone=True)
             for entry in self._weights(folder)
-            if names.is_lone_step(entry.name) and entry.name not in named
+            if names.is_single_file_step(entry.name) and entry.name not in named
         ]
 
     def _has_weights(self, folder: str, without: Iterable[str] = ()) -> bool:

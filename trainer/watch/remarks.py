@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from p2psync.engines.checkpoint.framework_names import is_hidden, is_unfinished, order_of, shown
+from p2psync.engines.checkpoint.framework_names import is_hidden, is_unfinished, order_of, printable
 from p2psync.trainer.watch.candidates import UNFINISHED_SECONDS, Candidate, Found
 from p2psync.trainer.watch.listing import Kind, Listing
 
@@ -44,22 +44,22 @@ class Remarks:
 
     def about(self, candidate: Candidate, text: str, *, warning: bool = True) -> None:
         """Say something of a checkpoint."""
-        self._add(candidate.path, f"{shown(candidate.path) or 'the watched directory'} {text}", warning=warning)
+        self._add(candidate.path, f"{printable(candidate.path) or 'the watched directory'} {text}", warning=warning)
 
     def looked(self, listing: Listing, found: Found, now: float) -> None:
         """Say what is no checkpoint in a listing, and forget what is gone from it."""
         self._told = {key: text for key, text in self._told.items() if key[:1] in ("", "\0") or listing.may_exist(key)}
         for path, why in found.beside.items():
-            self._add(path, f"{shown(path)} is left out: it {why}", warning=False)
+            self._add(path, f"{printable(path)} is left out: it {why}", warning=False)
         there = [entry for entry in listing.children("") if not is_hidden(entry.name)]
         for entry in there:
             if entry.error and entry.kind is Kind.OTHER:
-                self._add(entry.path, f"{shown(entry.path)} is passed over: {entry.error}", warning=False)
+                self._add(entry.path, f"{printable(entry.path)} is passed over: {entry.error}", warning=False)
         forgotten = [e.path for e in there if e.kind is Kind.DIRECTORY and is_unfinished(e.name)]
         self._unfinished = {path: self._unfinished.get(path, now) for path in forgotten}
         for path, since in self._unfinished.items():
             if now - since >= UNFINISHED_SECONDS:
-                text = f"{shown(path)} is passed over: its name says that it is unfinished; remove or rename it"
+                text = f"{printable(path)} is passed over: its name says that it is unfinished; remove or rename it"
                 self._add(path, text, warning=False)
 
     def overtaken(self, candidate: Candidate, live: str, newer: str | None, *, is_known: bool) -> None:
@@ -79,7 +79,7 @@ class Remarks:
         """Say which training state of a checkpoint was not published; once for all checkpoints that have the like."""
         if not candidate.left_out:
             return
-        listed = [shown(name) for name, _ in candidate.left_out]
+        listed = [printable(name) for name, _ in candidate.left_out]
         more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
         size = sum(size for _, size in candidate.left_out) / 1e6
         self.once(
@@ -95,4 +95,4 @@ class Remarks:
 
 
 def _called(path: str) -> str:
-    return shown(path) or "the watched directory"
+    return printable(path) or "the watched directory"

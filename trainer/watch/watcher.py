@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from p2psync.engines.checkpoint.framework_names import is_text, shown
+from p2psync.engines.checkpoint.framework_names import is_text, printable
 from p2psync.trainer.watch.candidates import Candidate, Fault, Found, State, Weights, find_candidates
 from p2psync.trainer.watch.layouts import Rules
 from p2psync.trainer.watch.listing import Listing
@@ -105,7 +105,7 @@ class Watcher:
         older = [c for c in ready if c.path != chosen.path and c.path not in self.memory.paths]
         if self.memory.live is None and older and not self.backlog:
             others = f"the {len(older)} others are" if len(older) > 1 else "the other one is"
-            text = f"{shown(chosen.path)} is the newest of {len(older) + 1} checkpoints: {others} not published"
+            text = f"{printable(chosen.path)} is the newest of {len(older) + 1} checkpoints: {others} not published"
             self._remarks.once("backlog", f"{text}; --backlog all publishes each")
         return chosen
 

@@ -1,4 +1,4 @@
-"""Which file names a checkpoint may have. They come from manifests, so they may be hostile."""
+"""Checks the file names of a checkpoint. They come from manifests, so they may be hostile."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ SAFETENSORS = ".safetensors"
 
 
 def check_path(name: str) -> str:
-    """Return `name` if it is a plain relative path within a checkpoint, else raise `FormatError`.
+    """Returns `name` if it is a plain relative path within a checkpoint, else raises `FormatError`.
 
-    Refused, always: absolute paths, empty parts, parts that begin with a dot (so `.` and `..`, and hidden files, which
-    a checkpoint never has), NUL and other control characters, backslashes, what is not UTF-8, parts over 255 bytes.
+    Refuses absolute paths, empty parts, parts that start with a dot (so `.`, `..`, and hidden files, which a checkpoint
+    never has), control characters, backslashes, names that are not UTF-8, and parts over 255 bytes.
     """
     try:
         encoded = name.encode()
@@ -30,5 +30,5 @@ def check_path(name: str) -> str:
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file of this name is read as safetensors."""
+    """Returns whether a file of this name is read as safetensors."""
     return name.endswith(SAFETENSORS)

@@ -1,7 +1,7 @@
 """A checkpoint on disk as tensors over memory maps: one safetensors file, or a directory in the Hugging Face layout.
 
-Every file counts: weights as tensors, their headers byte for byte, and all other files as blobs. Hidden files and
-directories (names beginning with a dot) are not part of a checkpoint.
+Every file is part of the checkpoint: weights as tensors, their headers byte for byte, and all other files as blobs.
+Hidden files and directories (names that start with a dot) are not.
 """
 
 from __future__ import annotations
@@ -19,20 +19,27 @@ from p2psync.delta.digest import MODULUS, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.engines.checkpoint.file_names import is_weights
 from p2psync.engines.checkpoint.header import LENGTH_BYTES, header_bytes
-from p2psync.engines.checkpoint.layout import Layout, Place, layout
+from p2psync.engines.checkpoint.layout import CheckpointLayout, FileOffset, compute_layout
 from p2psync.errors import FormatError
 from p2psync.store.guarded_map import GuardedMap
 
 
 class Checkpoint:
-    """An open checkpoint; a context manager. Arrays that `units` gave stay good after `close`.
+    """An open checkpoint; a context manager. Arrays from `units` stay valid after `close`.
 
-    Another process may cut, replace or write to the files meanwhile: `units` refuses a file that is not as it was when
-    it was opened. A file that is cut while an array over it is read reads as zeros from there on: `verify` tells.
+    Another process may truncate, replace or write the files meanwhile. `units` refuses a file that has changed since it
+    was opened. A file that is truncated while an array over it is read reads as zeros from there on; `verify` detects
+    that.
     """
 
     def __init__(
-        self, root: Path, paths: dict[str, Path], plan: Layout, stamps: dict[str, Stamp], *, writable: bool
+        self,
+        root: Path,
+        paths: dict[str, Path],
+        plan: CheckpointLayout,
+        stamps: dict[str, FileStamp],
+        *,
+        writable: bool,
     ) -> None:
         """Use `Checkpoint.open`."""
         self._stamps = stamps
@@ -44,15 +51,15 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: Path | str, *, writable: bool = False, single: str | None = None) -> Checkpoint:
-        """Open a directory, or a single .safetensors file. `writable`: `units` write through to the files.
+        """Opens a directory, or a single .safetensors file. `writable`: arrays from `units` write to the files.
 
-        single: what a single file is called within the checkpoint; its own name unless told.
-        Raises `FormatError`, naming the file, for anything that is not a sound checkpoint.
+        single: the name of a single file within the checkpoint; by default its own. Raises `FormatError`, with the name
+        of the file, for anything that is not a valid checkpoint.
         """
         root = Path(path)
         try:
-            paths = _find(root, single)
-            return cls(root, paths, *_laid_out(paths), writable=writable)
+            paths = _find_files(root, single)
+            return cls(root, paths, *_read_layout(paths), writable=writable)
         except FormatError as error:
             raise FormatError(f"{root}: {error}") from None
         except OSError as error:
@@ -60,12 +67,12 @@ class Checkpoint:
 
     @classmethod
     def of_files(cls, root: Path, files: Mapping[str, Path]) -> Checkpoint:
-        """Open the checkpoint that these files make up, by the path of each within it, to read it.
+        """Opens the checkpoint of these files (path within it → file) for reading.
 
-        Raises `FormatError` for what is not sound, and OSError where reading failed.
+        Raises `FormatError` if it is not valid, and OSError where reading failed.
         """
         paths = dict(sorted(files.items()))
-        return cls(root, paths, *_laid_out(paths), writable=False)
+        return cls(root, paths, *_read_layout(paths), writable=False)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -77,64 +84,63 @@ class Checkpoint:
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Every tensor of every kind, sorted."""
-        return tuple(self.layout.places)
+        """The specs of all tensors of every kind, sorted."""
+        return tuple(self.layout.offsets)
 
     @property
     def files(self) -> Mapping[str, Path]:
-        """Where the bytes of every file are, by its path within the checkpoint."""
+        """The files, by path within the checkpoint."""
         return self._paths
 
-    def place(self, spec: TensorSpec) -> tuple[Path, int]:
-        """The file that holds a tensor and the byte at which it begins. Raises `FormatError` if there is none."""
-        place = self._place(spec)
-        return self._paths[place.file], place.offset
+    def locate(self, spec: TensorSpec) -> tuple[Path, int]:
+        """Returns the file of a tensor and the offset (bytes) of its start. Raises `FormatError` for an unknown one."""
+        where = self._file_offset(spec)
+        return self._paths[where.file], where.offset
 
     def units(self, spec: TensorSpec) -> Units:
-        """The bits of one tensor, flat, without a copy.
+        """Returns the bits of one tensor, flat, without a copy.
 
-        The array is not aligned where the file does not align the tensor (`array.flags.aligned`).
-
-        Raises `FormatError` if there is no such tensor, its file cannot be mapped, or was changed since it was opened.
-        (Files of a writable checkpoint change all the time: there only `verify` looks.)
+        The array is not aligned where the file does not align the tensor (`array.flags.aligned`). Raises `FormatError`
+        if there is no such tensor, or its file cannot be mapped or has changed since it was opened. (Files of a
+        writable checkpoint change all the time; only `verify` checks those.)
         """
-        place = self._place(spec)
+        where = self._file_offset(spec)
         if not self._writable:
-            self._verify(place.file)
+            self._verify(where.file)
         if spec.count == 0:
             return np.empty(0, spec.unit)
-        return np.frombuffer(self._map(place.file).map, spec.unit, spec.count, place.offset)
+        return np.frombuffer(self._map(where.file).map, spec.unit, spec.count, where.offset)
 
     def verify_tensor(self, spec: TensorSpec) -> None:
-        """Raise `FormatError` if the file of a tensor was changed since it was opened."""
-        self._verify(self._place(spec).file)
+        """Raises `FormatError` if the file of a tensor has changed since it was opened."""
+        self._verify(self._file_offset(spec).file)
 
     def verify(self) -> None:
-        """Raise `FormatError` if a file is not the one that was opened, in its size, or (read only) its time."""
+        """Raises `FormatError` if a file was replaced or its size changed; if read-only, also if its time changed."""
         for name in self._paths:
             self._verify(name)
 
     def blobs(self) -> dict[str, bytes]:
-        """The bytes of every HEADER and FILE, by path: what a checkpoint holds besides weights."""
-        return {spec.name: self.units(spec).tobytes() for spec in self.layout.places if spec.kind != Kind.TENSOR}
+        """Returns the bytes of every HEADER and FILE, by path: all that is not weights."""
+        return {spec.name: self.units(spec).tobytes() for spec in self.layout.offsets if spec.kind != Kind.TENSOR}
 
     def digest(self) -> bytes:
-        """The digest of everything (16 bytes, little-endian): reads every byte."""
-        total = sum(digest_units(spec, self.units(spec)) for spec in self.layout.places)
+        """Returns the digest of everything (16 bytes, little-endian). Reads every byte."""
+        total = sum(digest_units(spec, self.units(spec)) for spec in self.layout.offsets)
         self.verify()
         return (total % MODULUS).to_bytes(16, "little")
 
     def close(self) -> None:
-        """Let go of the maps; those with arrays over them end with the last array."""
+        """Closes the maps; a map with arrays over it stays until the last of them is gone."""
         for mapped in self._maps.values():
             mapped.close()
         self._maps = {}
 
-    def _place(self, spec: TensorSpec) -> Place:
-        place = self.layout.places.get(spec)
-        if place is None:
+    def _file_offset(self, spec: TensorSpec) -> FileOffset:
+        where = self.layout.offsets.get(spec)
+        if where is None:
             raise FormatError(f"{self.root} has no {spec.name!r} of {spec.dtype} {list(spec.shape)}")
-        return place
+        return where
 
     def _verify(self, name: str) -> None:
         path, opened = self._paths[name], self._stamps[name]
@@ -166,23 +172,23 @@ class Checkpoint:
         return mapped
 
 
-class Stamp(NamedTuple):
-    """What tells one state of a file from another: inode, bytes, and time of the last write (ns)."""
+class FileStamp(NamedTuple):
+    """Identifies one state of a file: inode, size (bytes), and time of the last write (ns)."""
 
     inode: int
     size: int
     time: int
 
 
-def _stamp(status: os.stat_result) -> Stamp:
-    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+def _stamp(status: os.stat_result) -> FileStamp:
+    return FileStamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def signature(root: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """What tells one state of a checkpoint's files from another: (path, size, mtime, ctime in ns) of each, sorted.
+def files_signature(root: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Identifies one state of a checkpoint's files: returns (path, size, mtime, ctime in ns) of each, sorted.
 
-    The inode says nothing: network file systems change it at will. A file that replaced another has its own ctime.
-    Hidden files do not count. Raises OSError only for `root` itself; files that vanish meanwhile are left out.
+    Inodes are left out, because network file systems change them at will; a file that replaced another has its own
+    ctime. Skips hidden files and files that vanish meanwhile. Raises OSError only for `root` itself.
     """
     if root.is_file():
         paths = [root]
@@ -201,8 +207,8 @@ def signature(root: Path) -> tuple[tuple[str, int, int, int], ...]:
     return tuple(found)
 
 
-def _find(root: Path, single: str | None) -> dict[str, Path]:
-    """Every file of the checkpoint at `root`, by its path within it."""
+def _find_files(root: Path, single: str | None) -> dict[str, Path]:
+    """Returns every file of the checkpoint at `root`, by its path within it."""
     if not root.is_dir():
         if not is_weights(root.name):
             raise FormatError("neither a directory nor a .safetensors file")
@@ -225,10 +231,10 @@ def _find(root: Path, single: str | None) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def _laid_out(paths: Mapping[str, Path]) -> tuple[Layout, dict[str, Stamp]]:
+def _read_layout(paths: Mapping[str, Path]) -> tuple[CheckpointLayout, dict[str, FileStamp]]:
     headers = {name: read_header(file, name) for name, file in paths.items() if is_weights(name)}
     stamps = {name: _stamp(file.stat()) for name, file in paths.items()}
-    plan = layout(headers, {name: stamps[name].size for name in paths if not is_weights(name)})
+    plan = compute_layout(headers, {name: stamps[name].size for name in paths if not is_weights(name)})
     for name in headers:
         if (size := stamps[name].size) != plan.sizes[name]:
             raise FormatError(f"{name}: {size} bytes, its header describes {plan.sizes[name]}")
@@ -236,7 +242,7 @@ def _laid_out(paths: Mapping[str, Path]) -> tuple[Layout, dict[str, Stamp]]:
 
 
 def read_header(path: Path, name: str) -> bytes:
-    """The header of a safetensors file, called `name` in errors. Raises `FormatError`, and OSError."""
+    """Reads the header of a safetensors file, called `name` in errors. Raises `FormatError`, OSError."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         prefix = file.read(LENGTH_BYTES)

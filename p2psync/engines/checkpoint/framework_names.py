@@ -1,4 +1,4 @@
-"""Reads the names that frameworks and copying tools give to files: unfinished work, training state, shards, steps.
+"""Interprets the names that frameworks and copying tools give to files: unfinished work, training state, shards, steps.
 
 Every function takes names only, relative to some directory and with "/" between parts; nothing here opens a file.
 """
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from p2psync.engines.checkpoint.file_names import SAFETENSORS
 
-#: A directory is looked at five times a second, and the same names come again in every checkpoint: 100 bytes each.
-_remembered = lru_cache(maxsize=1 << 15)
+#: Caches answers by name: a directory is listed five times a second, and names repeat. About 100 bytes an entry.
+_cached = lru_cache(maxsize=1 << 15)
 
 #: Names of work in progress, files and directories alike. Downloaders (.crdownload, .aria2, .!qB, `.gstmp`), rsync's
 #: hidden `.name.XXXXXX` and `.~tmp~`, s3transfer's `name.1a2B3c4D`, Orbax, Python's tempfile (`tmpab12cd34`).
@@ -53,12 +53,12 @@ _DIGITS = re.compile(r"\d+")
 #: Models that train beside the policy (verl, DeepSpeed-Chat, TRL): they are never what actors roll out.
 _NOT_POLICY = re.compile(r"^(critic|value|value_model|reward|reward_model|rm|ref|reference|ref_model|teacher)$", re.I)
 #: Where frameworks put the policy within a step, best first.
-POLICY_PLACES = ("actor/huggingface", "policy/huggingface", "huggingface", "hf", "policy", "actor", "model", "weights")
+POLICY_FOLDERS = ("actor/huggingface", "policy/huggingface", "huggingface", "hf", "policy", "actor", "model", "weights")
 #: Files that say that the directories beside them are components of one model (diffusers, sentence-transformers).
 PIPELINE_FILES = ("model_index.json", "modules.json")
 
 
-class Shard(NamedTuple):
+class ShardName(NamedTuple):
     """One file of a sharded set: `number` of `total`; files of one set share `stem` and `total`."""
 
     stem: str
@@ -66,88 +66,88 @@ class Shard(NamedTuple):
     total: int
 
 
-class Order(NamedTuple):
-    """Where a name stands: names of one `family` are ordered by their `numbers`, names of different ones by time."""
+class StepOrder(NamedTuple):
+    """The order of a name: names of one `family` are ordered by their `numbers`, names of different ones by time."""
 
     family: str
     numbers: tuple[int, ...]
 
 
-@_remembered
+@_cached
 def is_unfinished(name: str) -> bool:
-    """Whether a file or directory of this name is still being written, or was left behind half written."""
+    """Returns whether a file or directory of this name is unfinished, being written or left behind."""
     return _UNFINISHED.search(name) is not None
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a name begins with a dot: no part of a checkpoint."""
+    """Returns whether a name starts with a dot: such files are no part of a checkpoint."""
     return name.startswith(".")
 
 
-@_remembered
+@_cached
 def is_training_state(name: str) -> bool:
-    """Whether a file of this name resumes a training run and is not needed to run the model."""
+    """Returns whether a file of this name is training state, which is not needed to run the model."""
     lowered = name.lower()
     return lowered.endswith(_STATE_KINDS) or _matches(lowered, _STATE_FILES)
 
 
-@_remembered
+@_cached
 def is_training_state_folder(name: str) -> bool:
-    """The same for a directory, with everything in it."""
+    """Returns the same for a directory, with everything in it."""
     return _matches(name.lower(), _STATE_FOLDERS)
 
 
 def is_optimizer(tensor_names: list[str]) -> bool:
-    """Whether a safetensors file with these tensors holds optimizer state and nothing else."""
+    """Returns whether a safetensors file with these tensors holds optimizer state and nothing else."""
     return bool(tensor_names) and all(_STATE_TENSORS.search(name) for name in tensor_names)
 
 
-@_remembered
+@_cached
 def is_log(name: str) -> bool:
-    """Whether a file of this name is a log."""
+    """Returns whether a file of this name is a log."""
     return _matches(name.lower(), _LOG_FILES)
 
 
-@_remembered
+@_cached
 def is_log_folder(name: str) -> bool:
-    """The same for a directory."""
+    """Returns the same for a directory."""
     return name.lower() in _LOG_FOLDERS
 
 
-@_remembered
+@_cached
 def is_index(name: str) -> bool:
-    """Whether a file names the shards of a safetensors model."""
+    """Returns whether a file of this name lists the shards of a safetensors model."""
     return _INDEX.search(name) is not None
 
 
-@_remembered
-def shard_of(name: str) -> Shard | None:
-    """What `model-00002-of-00003.safetensors` says about its set; None for any other name."""
+@_cached
+def shard_of(name: str) -> ShardName | None:
+    """Parses a name like `model-00002-of-00003.safetensors`; returns None for any other."""
     found = _SHARD.match(name)
-    return Shard(found["stem"], int(found["number"]), int(found["total"])) if found is not None else None
+    return ShardName(found["stem"], int(found["number"]), int(found["total"])) if found is not None else None
 
 
-@_remembered
+@_cached
 def is_step(name: str) -> bool:
-    """Whether a directory of this name is one step of a run: `checkpoint-500`, `global_step_20`, `epoch=3`, `1200`."""
+    """Returns whether a directory of this name is a step of a run, like `checkpoint-500`, `epoch=3`, `1200`."""
     return name.isdecimal() or _STEP.search(name) is not None
 
 
-@_remembered
+@_cached
 def is_not_policy(name: str) -> bool:
-    """Whether a directory of this name holds a model that trains beside the policy, such as a critic."""
+    """Returns whether a directory of this name holds a model that trains beside the policy, such as a critic."""
     return _NOT_POLICY.match(name) is not None
 
 
-@_remembered
+@_cached
 def is_best(name: str) -> bool:
-    """Whether a directory of this name is chosen by quality: it says nothing about which is newest."""
+    """Returns whether a directory of this name was chosen by quality, so that it is not ordered by time."""
     return re.search(r"(^|[-_.])best([-_.]|$)", name, re.IGNORECASE) is not None
 
 
-@_remembered
-def is_lone_step(name: str) -> bool:
-    """Whether one safetensors file is one step of a run, a checkpoint by itself: `policy-20.safetensors`."""
+@_cached
+def is_single_file_step(name: str) -> bool:
+    """Returns whether one safetensors file is a step of a run by itself, like `policy-20.safetensors`."""
     return (
         name.endswith(SAFETENSORS)
         and shard_of(name) is None
@@ -155,11 +155,11 @@ def is_lone_step(name: str) -> bool:
     )
 
 
-@_remembered
-def order_of(path: str) -> Order:
-    """Where a checkpoint stands among those whose paths are alike.
+@_cached
+def order_of(path: str) -> StepOrder:
+    """Returns the order of a checkpoint among those with similar paths.
 
-    In each part of the path, numbers that follow a word such as `step` decide, else all numbers.
+    In each part of the path, numbers that follow a word such as `step` count, else all numbers.
     """
     family, numbers = [], []
     for part in path.split("/"):
@@ -170,11 +170,11 @@ def order_of(path: str) -> Order:
         else:
             family.append(_DIGITS.sub("#", part))
             numbers += [int(digits) for digits in _DIGITS.findall(part)]
-    return Order("/".join(family), tuple(numbers))
+    return StepOrder("/".join(family), tuple(numbers))
 
 
 def is_text(name: str) -> bool:
-    """Whether a name is UTF-8, so that it can be written down."""
+    """Returns whether a name is UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -182,8 +182,8 @@ def is_text(name: str) -> bool:
     return True
 
 
-def shown(path: str) -> str:
-    """A path as people may see it: bytes that are no UTF-8 and control characters are escaped."""
+def printable(path: str) -> str:
+    """Returns a path for messages: escapes bytes that are not UTF-8, and control characters."""
     text = path.encode("utf-8", "backslashreplace").decode()
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 

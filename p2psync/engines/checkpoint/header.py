@@ -1,8 +1,8 @@
-"""Safetensors headers, read as hostile input and written canonically.
+"""Safetensors headers: reads them as hostile input, and writes them canonically.
 
 A header is an 8-byte little-endian length and that much JSON: `{"name": {"dtype", "shape", "data_offsets"}, …}` with
-an optional `__metadata__` of strings. Checked here: the length, the JSON, doubled keys, dtypes, shapes, and that the
-tensors cover the data section exactly, without hole or overlap (the format's own rule). Nothing is allocated from a
+an optional `__metadata__` of strings. The parser checks the length, the JSON, duplicate keys, dtypes, shapes, and that
+the tensors cover the data section exactly, without gap or overlap (the format's own rule). It allocates nothing by a
 size that a header claims.
 """
 
@@ -21,19 +21,19 @@ MAX_HEADER_BYTES = 100_000_000
 LENGTH_BYTES = 8
 _MAX_DIMENSIONS = 64
 _METADATA = "__metadata__"
-#: The order in which the safetensors library lays tensors out: this rank falling, then the name rising.
+#: The safetensors library writes tensors by this rank, falling, then by name, rising.
 _RANK = {name: rank for rank, name in enumerate(DTYPE_BITS)}
 
 
-class Entry(NamedTuple):
-    """One tensor of a safetensors file: `offset` counts bytes from the beginning of the file."""
+class HeaderEntry(NamedTuple):
+    """One tensor of a safetensors file. offset: bytes from the start of the file."""
 
     spec: TensorSpec
     offset: int
 
 
 def header_bytes(prefix: bytes, file_bytes: int | None, where: str) -> int:
-    """Bytes of the whole header, length field included, from a file's first 8 bytes. Raises `FormatError`."""
+    """Returns the bytes of the header, length field included, from a file's first 8 bytes. Raises `FormatError`."""
     if len(prefix) < LENGTH_BYTES:
         raise FormatError(f"{where}: {len(prefix)} bytes, too short for safetensors")
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
@@ -44,10 +44,10 @@ def header_bytes(prefix: bytes, file_bytes: int | None, where: str) -> int:
     return LENGTH_BYTES + length
 
 
-def parse_header(header: bytes, where: str) -> tuple[list[Entry], int]:
-    """The tensors of a whole header (length field and JSON), by offset, and the bytes of the file they make up.
+def parse_header(header: bytes, where: str) -> tuple[list[HeaderEntry], int]:
+    """Parses a whole header (length field and JSON); returns its tensors by offset, and the size of the file (bytes).
 
-    `where` names the file in errors. Raises `FormatError`.
+    where: names the file in errors. Raises `FormatError`.
     """
     if header_bytes(header, None, where) != len(header):
         raise FormatError(f"{where}: the header's length field is wrong")
@@ -63,14 +63,14 @@ def parse_header(header: bytes, where: str) -> tuple[list[Entry], int]:
         if begin != end:
             raise FormatError(f"{where}: tensor {spec.name!r} begins at {begin}, the one before it ends at {end}")
         end = stop
-    return [Entry(spec, len(header) + begin) for begin, _, spec in entries], len(header) + end
+    return [HeaderEntry(spec, len(header) + begin) for begin, _, spec in entries], len(header) + end
 
 
 def canonical_header(specs: Iterable[TensorSpec], file_name: str = "model.safetensors") -> bytes:
-    """The header (length field included) of one file that holds these TENSOR specs, as the safetensors library lays
-    it out: dtypes by falling rank, then names; JSON without spaces, padded to 8 bytes. Data follows in that order.
+    """Returns the header (length field included) of one file with these TENSOR specs, as the safetensors library does.
 
-    Raises `FormatError` for specs that no one file can hold.
+    Tensors are ordered by falling rank of their dtype, then by name; the JSON has no spaces and is padded to 8 bytes.
+    Raises `FormatError` for specs that one file cannot hold.
     """
     table: dict[str, object] = {_METADATA: {"format": "pt"}}
     end = 0
@@ -87,7 +87,7 @@ def canonical_header(specs: Iterable[TensorSpec], file_name: str = "model.safete
 
 
 def blob_spec(kind: Kind, name: str, size: int) -> TensorSpec:
-    """The spec of a HEADER or FILE of `size` bytes."""
+    """Returns the spec of a HEADER or FILE of `size` bytes."""
     return TensorSpec(int(kind), name, "U8", (size,))
 
 
@@ -95,7 +95,7 @@ def _load(text: bytes, where: str) -> dict[str, Any]:
     if not text.startswith(b"{"):
         raise FormatError(f"{where}: the header is not a JSON object")
     try:
-        loaded = json.loads(text.decode(), object_pairs_hook=_no_doubles, parse_constant=_no_constant)
+        loaded = json.loads(text.decode(), object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{where}: the header is not JSON: {str(error)[:200]}") from None
     if not isinstance(loaded, dict):
@@ -103,15 +103,15 @@ def _load(text: bytes, where: str) -> dict[str, Any]:
     return loaded
 
 
-def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         doubled = next(a for a, b in itertools.pairwise(sorted(key for key, _ in pairs)) if a == b)
-        raise ValueError(f"key {doubled!r} stands twice")
+        raise ValueError(f"key {doubled!r} appears twice")
     return table
 
 
-def _no_constant(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 

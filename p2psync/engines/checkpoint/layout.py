@@ -1,7 +1,7 @@
-"""Where each tensor of a checkpoint lives, from its headers alone.
+"""The layout of a checkpoint: the file and offset of each tensor, computed from the headers alone.
 
 A checkpoint is a set of files. A safetensors file is one HEADER and its TENSORs; any other file is one FILE. A tensor
-is named as in its file; where two files have a tensor of the same name, every occurrence is `path/of/file#name`.
+has the name that its file gives it; where two files have a tensor of the same name, each is named `path/of/file#name`.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import msgspec
 
 from p2psync.delta.tensors import Kind, TensorSpec
 from p2psync.engines.checkpoint.file_names import check_path, is_weights
-from p2psync.engines.checkpoint.header import Entry, blob_spec, parse_header
+from p2psync.engines.checkpoint.header import HeaderEntry, blob_spec, parse_header
 from p2psync.errors import FormatError
 
-#: All FILE blobs of a checkpoint together. Configurations and tokenizers take megabytes, so what is over this is
-#: weights in a format that is not read as tensors (.bin, .pt, .gguf): it would travel whole at every version.
+#: Maximum bytes of all FILE blobs of a checkpoint. Configurations and tokenizers take megabytes; more means weights in
+#: a format that is not read as tensors (.bin, .pt, .gguf), which would be sent whole with every version.
 MAX_FILE_BYTES = 2 << 30
-#: All HEADERs of a checkpoint together: they are patched in memory. 40,000 tensors take about 5 MB.
+#: Maximum bytes of all HEADERs of a checkpoint, which are kept in memory. 40,000 tensors take about 5 MB.
 MAX_HEADERS_BYTES = 256 << 20
 
 
-class Place(NamedTuple):
-    """Where a tensor's bytes begin: `offset` bytes into `file`, a path within the checkpoint."""
+class FileOffset(NamedTuple):
+    """The start of a tensor's bytes: `offset` bytes into `file`, a path within the checkpoint."""
 
     file: str
     offset: int
 
 
-class Layout(msgspec.Struct, frozen=True):
-    """places: every tensor of every kind, sorted by spec. sizes: bytes of every file."""
+class CheckpointLayout(msgspec.Struct, frozen=True):
+    """Where everything lies. offsets: of every tensor of every kind, sorted by spec. sizes: bytes of every file."""
 
-    places: dict[TensorSpec, Place]
+    offsets: dict[TensorSpec, FileOffset]
     sizes: dict[str, int]
 
     @property
@@ -43,31 +43,31 @@ class Layout(msgspec.Struct, frozen=True):
         return sum(self.sizes.values())
 
     def contents(self) -> dict[str, dict[TensorSpec, int]]:
-        """For each file its tensors and their offsets: files with equal contents are laid out alike."""
+        """Returns for each file its tensors and their offsets: files with equal contents have the same layout."""
         found: dict[str, dict[TensorSpec, int]] = {name: {} for name in self.sizes}
-        for spec, place in self.places.items():
-            found[place.file][spec] = place.offset
+        for spec, where in self.offsets.items():
+            found[where.file][spec] = where.offset
         return found
 
 
-EMPTY = Layout({}, {})
+EMPTY_LAYOUT = CheckpointLayout({}, {})
 
 
-def layout(headers: Mapping[str, bytes], files: Mapping[str, int] | None = None) -> Layout:
-    """Lay out the safetensors files with these headers, and other `files` of these sizes, by their paths.
+def compute_layout(headers: Mapping[str, bytes], files: Mapping[str, int] | None = None) -> CheckpointLayout:
+    """Computes the layout of safetensors files with these headers, and of other `files` of these sizes, by path.
 
-    Raises `FormatError` for hostile names, headers or sizes, and for names that cannot live together.
+    Raises `FormatError` for hostile names, headers or sizes, and for names that conflict.
     """
     files = files or {}
-    parsed: dict[str, list[Entry]] = {}
+    parsed: dict[str, list[HeaderEntry]] = {}
     sizes = dict(files)
     for path in sorted(headers):
         parsed[path], sizes[path] = parse_header(headers[path], path)
     _check_files(headers, files)
     if (total := sum(map(len, headers.values()))) > MAX_HEADERS_BYTES:
         raise FormatError(f"{total} bytes of headers are over the limit of {MAX_HEADERS_BYTES}")
-    places = {blob_spec(Kind.HEADER, path, len(data)): Place(path, 0) for path, data in headers.items()}
-    places |= {blob_spec(Kind.FILE, path, size): Place(path, 0) for path, size in files.items()}
+    offsets = {blob_spec(Kind.HEADER, path, len(data)): FileOffset(path, 0) for path, data in headers.items()}
+    offsets |= {blob_spec(Kind.FILE, path, size): FileOffset(path, 0) for path, size in files.items()}
     seen = Counter(entry.spec.name for entries in parsed.values() for entry in entries)
     names: set[str] = set()
     for path, entries in parsed.items():
@@ -76,12 +76,12 @@ def layout(headers: Mapping[str, bytes], files: Mapping[str, int] | None = None)
             if name in names:
                 raise FormatError(f"{path}: tensor name {name!r} is not unique")
             names.add(name)
-            places[TensorSpec(spec.kind, name, spec.dtype, spec.shape)] = Place(path, offset)
-    return Layout({spec: places[spec] for spec in sorted(places)}, sizes)
+            offsets[TensorSpec(spec.kind, name, spec.dtype, spec.shape)] = FileOffset(path, offset)
+    return CheckpointLayout({spec: offsets[spec] for spec in sorted(offsets)}, sizes)
 
 
 def check_rows(specs: Iterable[TensorSpec]) -> None:
-    """Raise `FormatError` if a manifest's specs have file names, kinds or sizes that no checkpoint has."""
+    """Raises `FormatError` if a manifest's specs have file names, kinds or sizes that no checkpoint can have."""
     sizes = {int(kind): 0 for kind in Kind}
     seen: set[tuple[int, str]] = set()
     for spec in specs:
@@ -107,7 +107,7 @@ def _check_files(headers: Iterable[str], files: Mapping[str, int]) -> None:
         for name in names:
             _check_name(name, kind)
             if name in paths:
-                raise FormatError(f"file {name!r} stands twice")
+                raise FormatError(f"file {name!r} appears twice")
             paths.add(name)
     for name in paths:
         parts = name.split("/")

@@ -1,4 +1,4 @@
-"""Memory and streams of a device extraction: two rooms, each with buffers on the device and their pinned twins.
+"""Memory and streams of a device extraction: scratch buffers on the device, and their pinned copies on the host.
 
 On a CPU the same code runs with plain memory and without streams; every operation is then done when its call returns.
 """
@@ -10,119 +10,120 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-#: Signed, because torch indexes and subtracts signed integers on every device, and unsigned ones only on some.
+#: Integer dtype of the bits by width (bytes). Signed, because torch supports unsigned ones only on some devices.
 SIGNED: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-#: Numbers in the table for each block: addresses of old and new, units, and one that a finder chooses.
+#: Columns of the table of blocks: addresses of old and new bits, units, and one that a finder chooses.
 TABLE_COLUMNS = 4
-#: Most blocks of a group.
-MOST_BLOCKS = 1 << 13
+#: Maximum blocks of a group.
+MAX_GROUP_BLOCKS = 1 << 13
 
 
 def entry_bytes(width: int) -> int:
-    """Bytes that one changed unit takes in a room: position, old bits, step."""
+    """Returns the bytes that one changed unit takes in the buffers: position, old bits, step."""
     return 4 + 2 * width
 
 
-class Room:
-    """What one group of blocks needs, twice: on the device, and pinned on the host.
+class ExtractionBuffers:
+    """Scratch buffers of one group of blocks, on the device and pinned on the host.
 
-    A group's finds are views of `data` for its width: positions (int32), old bits and steps (`SIGNED`), `entries` each.
+    The changes of a group are views of one buffer, by the group's width: positions (int32), old bits and steps
+    (`SIGNED`), `entries` each.
     """
 
     def __init__(self, device: torch.device, data_bytes: int, runs: int, blocks: int) -> None:
-        """Raises torch's own errors where memory cannot be had."""
+        """Raises torch's own errors if there is not enough memory."""
         pinned = device.type == "cuda"
         self._data = torch.empty(data_bytes, dtype=torch.uint8, device=device)
         self._host_data = torch.empty(data_bytes, dtype=torch.uint8, pin_memory=pinned)
-        #: (runs, 2): first entry and number of finds of each tile of each block.
+        #: (runs, 2) int32: first entry and number of changes of each tile of each block.
         self.runs = torch.empty(runs, 2, dtype=torch.int32, device=device)
         self.host_runs = torch.empty(runs, 2, dtype=torch.int32, pin_memory=pinned)
         self.table = torch.empty(blocks, TABLE_COLUMNS, dtype=torch.int64, device=device)
         self.host_table = torch.empty(blocks, TABLE_COLUMNS, dtype=torch.int64, pin_memory=pinned)
-        #: How many entries were asked for; one beside the kernel's own counter.
+        #: The kernel's atomic counter of entries.
         self.cursor = torch.zeros(1, dtype=torch.int32, device=device)
         self._device = device
-        self._staged: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._upload_buffers: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def entries(self, width: int) -> int:
-        """How many finds fit."""
+        """Returns how many changes of this width (bytes) fit."""
         return self._data.numel() // entry_bytes(width) // 16 * 16
 
     def arrays(self, width: int, *, host: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Positions, old bits, steps: views of all entries."""
+        """Returns views of all entries: positions, old bits, steps."""
         n, data = self.entries(width), self._host_data if host else self._data
         cuts = (0, 4 * n, (4 + width) * n, (4 + 2 * width) * n)
         dtypes = (torch.int32, SIGNED[width], SIGNED[width])
         views = [data[a:b].view(dtype) for a, b, dtype in zip(cuts, cuts[1:], dtypes, strict=False)]
         return views[0], views[1], views[2]
 
-    def staged(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room (device, pinned) for `size` bytes of old bits that are streamed from the host; made when first asked."""
-        if self._staged is None or self._staged[0].numel() < size:
-            self._staged = (
+    def upload_buffers(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns buffers (device, pinned) for `size` bytes of old bits that are streamed from the host."""
+        if self._upload_buffers is None or self._upload_buffers[0].numel() < size:
+            self._upload_buffers = (
                 torch.empty(size, dtype=torch.uint8, device=self._device),
                 torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda"),
             )
-        return self._staged
+        return self._upload_buffers
 
 
-class Lanes:
-    """The streams of one extraction: `upload` feeds `compute`, whose finds go home by `copy`.
+class ExtractionStreams:
+    """The CUDA streams of one extraction: `upload` feeds `compute`, whose changes go to the host by `copy`.
 
-    Marks are events; waiting for one is the only thing that holds the host up.
+    The host waits for events only.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
         if self._cuda:
-            # What was computed on any stream before must be there to be read.
+            # Results of earlier work on any stream must be readable.
             torch.cuda.synchronize(device)
         self._streams = [_new_stream(device) for _ in range(3)] if self._cuda else []
 
     def upload(self) -> AbstractContextManager[object]:
-        """Work on the stream that brings old bits to the device."""
+        """Selects the stream that copies old bits to the device."""
         return self._on(0)
 
     def compute(self) -> AbstractContextManager[object]:
-        """Work on the stream that extracts."""
+        """Selects the stream that finds changes."""
         return self._on(1)
 
     def copy(self) -> AbstractContextManager[object]:
-        """Work on the stream that brings finds to the host."""
+        """Selects the stream that copies changes to the host."""
         return self._on(2)
 
-    def mark(self) -> Mark:
-        """What has been asked of the current stream up to now."""
+    def record(self) -> StreamEvent:
+        """Returns an event that is reached once all work queued on the current stream is done."""
         if not self._cuda:
-            return Mark(None)
+            return StreamEvent(None)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
-        return Mark(event)
+        return StreamEvent(event)
 
     def _on(self, index: int) -> AbstractContextManager[object]:
         return _stream(self._streams[index]) if self._cuda else nullcontext()
 
 
-class Mark:
-    """A point in a stream."""
+class StreamEvent:
+    """A point in a stream; None is a point that is already reached."""
 
     def __init__(self, event: torch.cuda.Event | None) -> None:
         self._event = event
 
-    def hold(self) -> None:
-        """Let the current stream wait for it; the host goes on."""
+    def block_stream(self) -> None:
+        """Makes the current stream wait for the event; the host does not wait."""
         if self._event is not None:
             self._event.wait()
 
     def wait(self) -> None:
-        """Wait for it."""
+        """Waits on the host for the event."""
         if self._event is not None:
             self._event.synchronize()
 
 
-#: Nothing to wait for.
-DONE = Mark(None)
+#: An event that is already reached.
+NO_EVENT = StreamEvent(None)
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:

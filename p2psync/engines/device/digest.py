@@ -1,8 +1,8 @@
-"""The digest of a tensor where it is, by a Triton kernel: what `delta.digest.digest_units` gives, read on a device.
+"""Computes the digest of a tensor on its device by a Triton kernel, as `delta.digest.digest_units` does on a CPU.
 
-Each program mixes one tile and writes three sums of 64 bits: the low lane in two halves, so that no carry is lost, and
-the high lane. Bytes a unit: its own width, read once; instructions rule (80 a unit for sm_90, most of them 64-bit
-multiplications).
+Each program mixes one tile and writes three sums of 64 bits: the low half of the mix in two parts, so that no carry is
+lost, and the high half. It reads each unit once; 64-bit multiplications limit its rate (80 instructions a unit for
+sm_90).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from p2psync.delta.digest import MODULUS, tensor_key
 from p2psync.delta.tensors import TensorSpec
 
 TILE = 4096
-#: Units summed by one launch, so that sums of tiles stay within 64 bits.
+#: Units summed by one launch: the sums of tiles then fit into 64 bits.
 _SPAN = 1 << 30
 _WARPS = 8
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def sum_tiles(units, count, start, key, sums, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sum the mix over one tile of `count` units, of which the first has index `start`. key: two numbers, low first."""
+    """Sums the mix over one tile of `count` units; the first unit has index `start`. key: two numbers, low first."""
     lane = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = lane < count
     raw = tl.load(units + lane, mask=live, other=0)
@@ -50,7 +50,7 @@ def sum_tiles(units, count, start, key, sums, TILE: tl.constexpr):  # type: igno
 
 
 def digest_tensor(spec: TensorSpec, bits: torch.Tensor) -> int:
-    """The sum of the mix over a flat tensor of integers (`SIGNED`), mod 2^128. Waits for the device once a tensor."""
+    """Returns the digest of a flat tensor of integers (`SIGNED`), mod 2^128. Waits for the device once."""
     key = torch.from_numpy(tensor_key(spec).view(np.int64).copy()).to(bits.device)
     total = 0
     for start in range(0, bits.numel(), _SPAN):

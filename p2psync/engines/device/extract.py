@@ -1,12 +1,13 @@
-"""Extraction on a device: what `delta.extract` finds on a CPU, found where the weights are.
+"""Extraction on a device: finds on the device what `delta.extract` finds on a CPU.
 
-Blocks of the codec's grid are looked at in groups of bounded bytes. While the device looks at group g + 1, the finds of
-group g cross to pinned memory, and those of group g − 1 are handed over. The host waits once a group: then the counts
-of group g and the finds of group g − 1 are there. Beside the two versions the device holds two rooms, whatever the
-model's size; finds cross by 8 bytes a changed bf16 unit, 4 % of one copy of the model at 1 %.
+Blocks are scanned in groups of bounded bytes, as a pipeline. While the device scans group g + 1, the changes of group g
+are copied to pinned memory, and the host hands over those of group g − 1. The host waits once for each group; then the
+counts of group g and the changes of group g − 1 are there. Besides the two versions, the device holds two scratch
+buffers, whatever the model's size. A changed bf16 unit takes 8 bytes of the copy to the host: 4 % of the model's size
+at 1 %.
 
-A room is sized for the density that is expected, and groups for what fits at the density seen so far. A group that
-finds more than its room holds was counted exactly all the same: it is done again in parts that fit, one after another.
+The size of a group follows from the density seen so far. The counts of a group are exact even if its changes do not fit
+into the buffers; such a group is extracted again in parts that fit.
 """
 
 from __future__ import annotations
@@ -17,31 +18,37 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
 from p2psync.delta.block import block_span, check_block_units
 from p2psync.delta.extract import FoundChanges, found_block
 from p2psync.delta.kernels.tile_order import order_runs
-from p2psync.engines.device.buffers import DONE, MOST_BLOCKS, Lanes, Mark, Room, entry_bytes
-from p2psync.engines.device.finder import Finder, Group, Pair, Piece, TorchFinder, nan_bits
+from p2psync.engines.device.buffers import (
+    MAX_GROUP_BLOCKS,
+    NO_EVENT,
+    ExtractionBuffers,
+    ExtractionStreams,
+    StreamEvent,
+    entry_bytes,
+)
+from p2psync.engines.device.finder import BlockGroup, BlockRun, ChangeFinder, TorchFinder, VersionPair, nan_bits
 
-#: Bytes of one version in a group, and of one that is streamed from the host, which needs staging of that size twice.
+#: Bytes of one version in a group; and in a group that is streamed from the host, which takes two buffers of that size.
 GROUP_BYTES, STREAMED_BYTES = 128 << 20, 32 << 20
-#: Bytes of finds in a room: 6 % of the bf16 units of a group. First steps of training reach 4 %.
-ROOM_BYTES = 32 << 20
-_MOST_RUNS = 1 << 17
-#: The density expected before anything was seen, the least that is reckoned with, and the reserve over what was seen.
-_FIRST_DENSITY, _LEAST_DENSITY, _RESERVE = 0.045, 0.005, 1.25
+#: Bytes of changes in one set of buffers: 6 % of the bf16 units of a group. First steps of training reach 4 %.
+BUFFER_BYTES = 32 << 20
+_MAX_RUNS = 1 << 17
+#: The expected density of the first group, the smallest expected one, and the margin over the density seen.
+_FIRST_DENSITY, _MIN_DENSITY, _DENSITY_MARGIN = 0.045, 0.005, 1.25
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
-    """A group under way. looked: its counts are on the host. fetched: so are its finds."""
+class _GroupInFlight:
+    """A group in the pipeline. scanned: its counts are on the host. fetched: its changes are."""
 
-    group: Group
+    group: BlockGroup
     tiles: int
-    room: Room
-    looked: Mark
-    fetched: Mark = DONE
+    buffers: ExtractionBuffers
+    scanned: StreamEvent
+    fetched: StreamEvent = NO_EVENT
     runs: NDArray[np.int32] | None = None
 
     @property
@@ -51,171 +58,183 @@ class _Flight:
 
 
 class DeviceExtraction:
-    """Extraction on one device. Keeps its rooms between calls; one call at a time."""
+    """Extraction on one device. Keeps its buffers between calls; one call at a time."""
 
     def __init__(
         self,
         device: torch.device,
         block_units: int,
         *,
-        finder: Finder | None = None,
+        finder: ChangeFinder | None = None,
         group_bytes: int = GROUP_BYTES,
         streamed_bytes: int = STREAMED_BYTES,
-        room_bytes: int = ROOM_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        """finder: by default Triton's on CUDA where it is installed, else torch's. Raises `FormatError` for a block
-        size that there is not."""
+        """block_units: units of a block. finder: by default Triton's on CUDA where it is installed, else torch's.
+        group_bytes, streamed_bytes, buffer_bytes: see the constants. Raises `FormatError` for an invalid block size.
+        """
         check_block_units(block_units)
         self.device, self._block_units = device, block_units
         self._finder = finder or best_finder(device)
         self._group_bytes, self._streamed_bytes = group_bytes, streamed_bytes
-        # Whatever a block holds, all of it changed must fit.
+        # One block must fit even if all of it changed.
         most = max((block_span(width, block_units) + 16) * entry_bytes(width) for width in (1, 2, 4, 8))
-        self._room_bytes = max(room_bytes, most)
-        self._rooms: list[Room] = []
+        self._buffer_bytes = max(buffer_bytes, most)
+        self._buffer_sets: list[ExtractionBuffers] = []
         self._density = _FIRST_DENSITY
-        #: How often the host waited for the device, and how often a group had to be done in parts, since the start.
+        #: How often the host waited for the device, and how often a group was extracted again in parts, since the
+        #: start.
         self.waits = self.redone = 0
 
-    def extract(self, pairs: Iterable[Pair]) -> Iterator[FoundChanges]:
-        """Every changed block of the pairs, in their order; on this device (`old` may be on the host).
+    def extract(self, pairs: Iterable[VersionPair]) -> Iterator[FoundChanges]:
+        """Yields every changed block of the pairs, in order. They are on this device; `old` may be on the host.
 
-        Neither version may change until the iterator's end.
+        Neither version may change until the iterator ends.
         """
-        lanes, rooms, groups = Lanes(self.device), self._two_rooms(), self._groups(pairs)
-        last: list[Mark] = [DONE, DONE]
-        before: _Flight | None = None
+        streams, buffer_sets, groups = ExtractionStreams(self.device), self._two_buffer_sets(), self._groups(pairs)
+        last: list[StreamEvent] = [NO_EVENT, NO_EVENT]
+        before: _GroupInFlight | None = None
         turn = 0
-        flight = self._launch(lanes, next(groups, None), rooms[0], DONE)
-        while flight is not None:
+        current = self._launch(streams, next(groups, None), buffer_sets[0], NO_EVENT)
+        while current is not None:
             turn ^= 1
-            following = self._launch(lanes, next(groups, None), rooms[turn], last[turn])
-            self._learn(flight)
+            following = self._launch(streams, next(groups, None), buffer_sets[turn], last[turn])
+            self._await_counts(current)
             if before is not None:
                 yield from _found(before)
                 before = None
-            if flight.total > flight.room.entries(flight.group.width):
-                yield from self._in_parts(lanes, flight)
+            if current.total > current.buffers.entries(current.group.width):
+                yield from self._redo_in_parts(streams, current)
             else:
-                self._fetch(lanes, flight, following)
-                last[turn ^ 1] = flight.fetched
-                before = flight
-            flight = following
+                self._fetch(streams, current, following)
+                last[turn ^ 1] = current.fetched
+                before = current
+            current = following
         if before is not None:
             self._wait(before.fetched)
             yield from _found(before)
 
-    def count(self, pairs: Iterable[Pair]) -> int:
-        """How many units differ: with Triton all that the device does for `extract`, and none of what the host does."""
-        lanes, rooms, groups = Lanes(self.device), self._two_rooms(), self._groups(pairs)
+    def count(self, pairs: Iterable[VersionPair]) -> int:
+        """Returns how many units differ. With Triton the device does all the work of `extract`, and the host none."""
+        streams, buffer_sets, groups = ExtractionStreams(self.device), self._two_buffer_sets(), self._groups(pairs)
         total = turn = 0
-        flight = self._launch(lanes, next(groups, None), rooms[0], DONE)
-        while flight is not None:
+        current = self._launch(streams, next(groups, None), buffer_sets[0], NO_EVENT)
+        while current is not None:
             turn ^= 1
-            following = self._launch(lanes, next(groups, None), rooms[turn], DONE)
-            self._learn(flight)
-            total += flight.total
-            flight = following
+            following = self._launch(streams, next(groups, None), buffer_sets[turn], NO_EVENT)
+            self._await_counts(current)
+            total += current.total
+            current = following
         return total
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _two_rooms(self) -> list[Room]:
-        self._rooms = self._rooms or [Room(self.device, self._room_bytes, _MOST_RUNS, MOST_BLOCKS) for _ in range(2)]
-        return self._rooms
+    def _two_buffer_sets(self) -> list[ExtractionBuffers]:
+        self._buffer_sets = self._buffer_sets or [
+            ExtractionBuffers(self.device, self._buffer_bytes, _MAX_RUNS, MAX_GROUP_BLOCKS) for _ in range(2)
+        ]
+        return self._buffer_sets
 
-    def _groups(self, pairs: Iterable[Pair]) -> Iterator[Sequence[Piece]]:
-        """Runs of blocks of one kind, as large as bytes, room and density allow when they are asked for."""
-        group: list[Piece] = []
+    def _groups(self, pairs: Iterable[VersionPair]) -> Iterator[Sequence[BlockRun]]:
+        """Yields groups of blocks of one kind, as large as bytes, buffers and the density seen so far allow."""
+        group: list[BlockRun] = []
         units = blocks = 0
         kind = None
         for pair in pairs:
             span, mine, at = block_span(pair.spec.width, self._block_units), pair.kind, 0
             while at < pair.spec.count:
-                most_units, most_blocks = self._limits(pair)
-                take = min(-(-(pair.spec.count - at) // span), (most_units - units) // span, most_blocks - blocks)
+                max_units, most_blocks = self._limits(pair)
+                take = min(-(-(pair.spec.count - at) // span), (max_units - units) // span, most_blocks - blocks)
                 if group and (mine != kind or take < 1):
                     yield group
                     group, units, blocks = [], 0, 0
                     continue
                 kind, take = mine, max(1, take)
                 count = min(take * span, pair.spec.count - at)
-                group.append(Piece(pair, at, count, span))
+                group.append(BlockRun(pair, at, count, span))
                 units, blocks, at = units + count, blocks + take, at + count
         if group:
             yield group
 
-    def _limits(self, pair: Pair) -> tuple[int, int]:
-        """Most units and most blocks of a group of this kind."""
+    def _limits(self, pair: VersionPair) -> tuple[int, int]:
+        """Returns the maximum units and blocks of a group of this kind."""
         width = pair.spec.width
-        density = max(_LEAST_DENSITY, _RESERVE * self._density)
+        density = max(_MIN_DENSITY, _DENSITY_MARGIN * self._density)
         units = min(
             (self._streamed_bytes if pair.streamed else self._group_bytes) // width,
-            self._finder.most_units(pair),
-            int(self._room_bytes // entry_bytes(width) / density),
+            self._finder.max_units(pair),
+            int(self._buffer_bytes // entry_bytes(width) / density),
         )
-        return units, min(MOST_BLOCKS, _MOST_RUNS // self._tiles(pair))
+        return units, min(MAX_GROUP_BLOCKS, _MAX_RUNS // self._tiles(pair))
 
-    def _tiles(self, pair: Pair) -> int:
+    def _tiles(self, pair: VersionPair) -> int:
         return self._finder.tiles(block_span(pair.spec.width, self._block_units), pair)
 
-    def _launch(self, lanes: Lanes, pieces: Sequence[Piece] | None, room: Room, free: Mark) -> _Flight | None:
-        """Have a group looked at, in a room whose last finds are on the host at `free`."""
-        if pieces is None:
+    def _launch(
+        self,
+        streams: ExtractionStreams,
+        block_runs: Sequence[BlockRun] | None,
+        buffers: ExtractionBuffers,
+        free: StreamEvent,
+    ) -> _GroupInFlight | None:
+        """Starts the scan of a group into buffers whose last changes are on the host at the event `free`."""
+        if block_runs is None:
             return None
-        streamed = pieces[0].pair.streamed
-        with lanes.upload():
-            free.hold()
-            olds = _upload(pieces, room) if streamed else [piece.old() for piece in pieces]
-            uploaded = lanes.mark() if streamed else DONE
-        group = Group(pieces, olds)
-        tiles = self._tiles(pieces[0].pair)
+        streamed = block_runs[0].pair.streamed
+        with streams.upload():
+            free.block_stream()
+            olds = _upload(block_runs, buffers) if streamed else [run.old() for run in block_runs]
+            uploaded = streams.record() if streamed else NO_EVENT
+        group = BlockGroup(block_runs, olds)
+        tiles = self._tiles(block_runs[0].pair)
         rows = tiles * group.blocks
-        with lanes.compute(), torch.inference_mode():
-            uploaded.hold()
-            free.hold()
-            self._finder.look(group, room, tiles)
-            room.host_runs[:rows].copy_(room.runs[:rows], non_blocking=True)
-            return _Flight(group, tiles, room, lanes.mark())
+        with streams.compute(), torch.inference_mode():
+            uploaded.block_stream()
+            free.block_stream()
+            self._finder.scan(group, buffers, tiles)
+            buffers.host_runs[:rows].copy_(buffers.runs[:rows], non_blocking=True)
+            return _GroupInFlight(group, tiles, buffers, streams.record())
 
-    def _learn(self, flight: _Flight) -> None:
-        """Wait for the counts of a group (and for the finds of the one before), and reckon with its density."""
-        self._wait(flight.looked)
-        flight.runs = flight.room.host_runs[: flight.tiles * flight.group.blocks].numpy().copy()
-        seen = flight.total / max(1, flight.group.units)
+    def _await_counts(self, current: _GroupInFlight) -> None:
+        """Waits for the counts of a group (and the changes of the one before), and updates the density."""
+        self._wait(current.scanned)
+        current.runs = current.buffers.host_runs[: current.tiles * current.group.blocks].numpy().copy()
+        seen = current.total / max(1, current.group.units)
         self._density = max(seen, (self._density + seen) / 2)
 
-    def _fetch(self, lanes: Lanes, flight: _Flight, following: _Flight | None) -> None:
-        """Bring a group's finds to the host; what is waited for next is this and the counts of the following group."""
-        assert flight.runs is not None
-        with lanes.compute(), torch.inference_mode():
-            self._finder.gather(flight.group, flight.room, flight.runs)
-            gathered = lanes.mark()
-        # Triton's finds were all there with the counts: the copy need not wait for the group that is under way.
-        gathered = flight.looked if self._finder_writes else gathered
-        width, total = flight.group.width, flight.total
-        with lanes.copy(), torch.inference_mode():
-            gathered.hold()
-            for theirs, ours in zip(flight.room.arrays(width), flight.room.arrays(width, host=True), strict=True):
+    def _fetch(self, streams: ExtractionStreams, current: _GroupInFlight, following: _GroupInFlight | None) -> None:
+        """Copies a group's changes to the host; the next wait covers this copy and the following group's counts."""
+        assert current.runs is not None
+        with streams.compute(), torch.inference_mode():
+            self._finder.collect(current.group, current.buffers, current.runs)
+            gathered = streams.record()
+        # Triton wrote the changes with the counts: the copy need not wait for the group that is being scanned.
+        gathered = current.scanned if self._scan_writes else gathered
+        width, total = current.group.width, current.total
+        with streams.copy(), torch.inference_mode():
+            gathered.block_stream()
+            for theirs, ours in zip(
+                current.buffers.arrays(width), current.buffers.arrays(width, host=True), strict=True
+            ):
                 ours[:total].copy_(theirs[:total], non_blocking=True)
-            flight.fetched = lanes.mark()
+            current.fetched = streams.record()
             if following is not None:
-                following.looked.hold()
-                following.looked = lanes.mark()
+                following.scanned.block_stream()
+                following.scanned = streams.record()
 
-    def _in_parts(self, lanes: Lanes, flight: _Flight) -> Iterator[FoundChanges]:
-        """Do a group again whose finds are more than its room holds, in parts that are known to fit."""
-        assert flight.runs is not None
+    def _redo_in_parts(self, streams: ExtractionStreams, current: _GroupInFlight) -> Iterator[FoundChanges]:
+        """Extracts a group whose changes do not fit into its buffers again, in parts that fit."""
+        assert current.runs is not None
         self.redone += 1
-        counts = flight.runs[:, 1].reshape(-1, flight.tiles).sum(axis=1, dtype=np.int64)
-        room, total, part = flight.room.entries(flight.group.width), 0, list[Piece]()
-        blocks = [block for piece in flight.group.pieces for block in piece.cut()]
-        for block, count in [*zip(blocks, counts.tolist(), strict=True), (None, room + 1)]:
-            if part and total + count > room:
-                again = self._launch(lanes, part, flight.room, DONE)
+        counts = current.runs[:, 1].reshape(-1, current.tiles).sum(axis=1, dtype=np.int64)
+        buffers, total, part = current.buffers.entries(current.group.width), 0, list[BlockRun]()
+        blocks = [block for run in current.group.block_runs for block in run.cut()]
+        for block, count in [*zip(blocks, counts.tolist(), strict=True), (None, buffers + 1)]:
+            if part and total + count > buffers:
+                again = self._launch(streams, part, current.buffers, NO_EVENT)
                 assert again is not None
-                self._learn(again)
-                self._fetch(lanes, again, None)
+                self._await_counts(again)
+                self._fetch(streams, again, None)
                 self._wait(again.fetched)
                 yield from _found(again)
                 part, total = [], 0
@@ -223,17 +242,17 @@ class DeviceExtraction:
                 part.append(block)
                 total += count
 
-    def _wait(self, mark: Mark) -> None:
+    def _wait(self, event: StreamEvent) -> None:
         self.waits += 1
-        mark.wait()
+        event.wait()
 
     @property
-    def _finder_writes(self) -> bool:
+    def _scan_writes(self) -> bool:
         return not isinstance(self._finder, TorchFinder)
 
 
-def best_finder(device: torch.device) -> Finder:
-    """Triton's on CUDA, where Triton is installed; else torch's."""
+def best_finder(device: torch.device) -> ChangeFinder:
+    """Returns Triton's finder on CUDA, where Triton is installed; else torch's."""
     nan = nan_bits(device)
     if device.type == "cuda":
         try:
@@ -244,14 +263,14 @@ def best_finder(device: torch.device) -> Finder:
     return TorchFinder(nan)
 
 
-def _upload(pieces: Sequence[Piece], room: Room) -> list[torch.Tensor]:
-    """The old bits of the pieces on the device: through pinned memory, side by side."""
-    sizes = [-(-piece.count * piece.pair.spec.width // 16) * 16 for piece in pieces]
-    device, pinned = room.staged(sum(sizes))
+def _upload(block_runs: Sequence[BlockRun], buffers: ExtractionBuffers) -> list[torch.Tensor]:
+    """Copies the old bits of block runs to the device, through pinned memory; returns them in order."""
+    sizes = [-(-run.count * run.pair.spec.width // 16) * 16 for run in block_runs]
+    device, pinned = buffers.upload_buffers(sum(sizes))
     olds, at = [], 0
-    for piece, size in zip(pieces, sizes, strict=True):
-        old = piece.old()
-        here = slice(at, at + piece.count * piece.pair.spec.width)
+    for run, size in zip(block_runs, sizes, strict=True):
+        old = run.old()
+        here = slice(at, at + run.count * run.pair.spec.width)
         pinned[here].view(old.dtype).copy_(old)
         olds.append(device[here].view(old.dtype))
         at += size
@@ -259,17 +278,17 @@ def _upload(pieces: Sequence[Piece], room: Room) -> list[torch.Tensor]:
     return olds
 
 
-def _found(flight: _Flight) -> Iterator[FoundChanges]:
-    """The blocks of a group whose finds are on the host."""
-    assert flight.runs is not None
-    width, total = flight.group.width, flight.total
+def _found(current: _GroupInFlight) -> Iterator[FoundChanges]:
+    """Yields the changed blocks of a group whose changes are on the host."""
+    assert current.runs is not None
+    width, total = current.group.width, current.total
     positions, olds, steps = (
-        array[:total].numpy().view(f"<u{array.element_size()}") for array in flight.room.arrays(width, host=True)
+        array[:total].numpy().view(f"<u{array.element_size()}") for array in current.buffers.arrays(width, host=True)
     )
-    ordered = order_runs(flight.runs, positions, olds, steps)
-    ends = flight.runs[:, 1].reshape(-1, flight.tiles).sum(axis=1, dtype=np.int64).cumsum()
+    ordered = order_runs(current.runs, positions, olds, steps)
+    ends = current.runs[:, 1].reshape(-1, current.tiles).sum(axis=1, dtype=np.int64).cumsum()
     begin = 0
-    blocks = (block for piece in flight.group.pieces for block in piece.cut())
+    blocks = (block for run in current.group.block_runs for block in run.cut())
     for block, end in zip(blocks, ends.tolist(), strict=True):
         found = found_block(block.pair.row, block.start, block.count, *(array[begin:end] for array in ordered))
         begin = end

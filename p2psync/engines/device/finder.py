@@ -1,8 +1,8 @@
-"""Finding changed units on a device: what a group of blocks is, and the way that torch's own operations go.
+"""Finds changed units on a device: groups of blocks, the finder's interface, and a finder of torch operations.
 
-A finder is asked in two steps. `look` counts the changes of each tile of each block, and may write what it finds; it
-must leave `runs` in the room. `gather` comes when the host knows these counts, and writes what `look` did not. Neither
-waits for the device.
+A finder works in two steps. `scan` counts the changes of each tile of each block, leaves the counts in the buffers'
+`runs`, and may write the changes too. `collect` follows when the host has the counts, and writes the changes unless
+`scan` did. Neither waits for the device.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch
 from numpy.typing import NDArray
 
 from p2psync.delta.tensors import TensorSpec
-from p2psync.engines.device.buffers import SIGNED, Room
+from p2psync.engines.device.buffers import SIGNED, ExtractionBuffers
 from p2psync.errors import EngineError
 
-#: What the start of a tensor must be a multiple of to be `aligned` (bytes).
+#: The start of an `aligned` tensor is a multiple of this (bytes).
 ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pair:
-    """A tensor of two versions, on one device.
+class VersionPair:
+    """The old and the new version of a tensor, on one device.
 
-    row: its index in the table. old: its bits. new: its bits, or, of a spec of BF16, fp32 masters that are rounded
-    while they are read. Both flat and contiguous; bits are of the dtype in `SIGNED` for the spec's width. `old` may be
-    on the host while `new` is on a device: it is then streamed there.
+    row: index in the table. old: flat, contiguous bits, of the dtype in `SIGNED` for the spec's width. new: the same,
+    or, for BF16, fp32 masters that are rounded while they are read. `old` may be on the host while `new` is on a
+    device; it is then streamed there.
     """
 
     row: int
@@ -50,158 +50,160 @@ class Pair:
 
     @property
     def streamed(self) -> bool:
-        """Whether `old` must be brought to the device first."""
+        """Whether `old` must be copied to the device first."""
         return self.old.device != self.new.device
 
     @property
     def aligned(self) -> bool:
-        """Whether both sides begin at a multiple of 16 bytes, so that several units can be read at once."""
+        """Whether both versions start at a multiple of 16 bytes, so that several units can be read at once."""
         sides = [self.new] if self.streamed else [self.old, self.new]
         return all(side.data_ptr() % ALIGNMENT == 0 for side in sides)
 
     @property
     def kind(self) -> tuple[int, bool, bool, bool]:
-        """What is the same for all pairs of a group: width, `masters`, `streamed`, `aligned`."""
+        """Properties that all pairs of a group share: width, `masters`, `streamed`, `aligned`."""
         return self.spec.width, self.masters, self.streamed, self.aligned
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """Consecutive blocks of the grid: units [start, start + count) of a pair, cut at every `span` units."""
+class BlockRun:
+    """Consecutive blocks: units [start, start + count) of a pair, cut at every `span` units."""
 
-    pair: Pair
+    pair: VersionPair
     start: int
     count: int
     span: int
 
     @property
     def blocks(self) -> int:
-        """How many blocks."""
+        """The number of blocks."""
         return -(-self.count // self.span)
 
-    def cut(self) -> Iterator[Piece]:
-        """Its blocks, each as a piece."""
+    def cut(self) -> Iterator[BlockRun]:
+        """Yields its blocks, each as a run of one block."""
         for k in range(0, self.count, self.span):
-            yield Piece(self.pair, self.start + k, min(self.span, self.count - k), self.span)
+            yield BlockRun(self.pair, self.start + k, min(self.span, self.count - k), self.span)
 
     def old(self) -> torch.Tensor:
-        """Its old bits."""
+        """Returns its old bits."""
         return self.pair.old[self.start : self.start + self.count]
 
     def new(self) -> torch.Tensor:
-        """Its new bits, or masters."""
+        """Returns its new bits, or masters."""
         return self.pair.new[self.start : self.start + self.count]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
-    """Blocks that are looked at together, all of pairs of one kind.
+class BlockGroup:
+    """Blocks that are scanned together, all of pairs of one kind.
 
-    olds: the old bits of each piece, on the device.
+    olds: the old bits of each run, on the device.
     """
 
-    pieces: Sequence[Piece]
+    block_runs: Sequence[BlockRun]
     olds: Sequence[torch.Tensor]
 
     @property
     def blocks(self) -> int:
-        """Of all pieces."""
-        return sum(piece.blocks for piece in self.pieces)
+        """Blocks of all runs."""
+        return sum(run.blocks for run in self.block_runs)
 
     @property
     def width(self) -> int:
         """Bytes of a unit."""
-        return self.pieces[0].pair.spec.width
+        return self.block_runs[0].pair.spec.width
 
     @property
     def masters(self) -> bool:
-        """Whether the new side is fp32, to be rounded."""
-        return self.pieces[0].pair.masters
+        """Whether the new version is fp32 masters."""
+        return self.block_runs[0].pair.masters
 
     @property
     def aligned(self) -> bool:
-        """See `Pair`."""
-        return self.pieces[0].pair.aligned
+        """See `VersionPair`."""
+        return self.block_runs[0].pair.aligned
 
     @property
     def units(self) -> int:
-        """Of all pieces."""
-        return sum(piece.count for piece in self.pieces)
+        """Units of all runs."""
+        return sum(run.count for run in self.block_runs)
 
 
-class Finder(Protocol):
-    """One way to find changes."""
+class ChangeFinder(Protocol):
+    """Finds the changes of groups."""
 
-    def tiles(self, span: int, pair: Pair) -> int:
-        """How many runs a block of at most `span` units has, of pairs of this kind."""
+    def tiles(self, span: int, pair: VersionPair) -> int:
+        """Returns how many tiles a block of at most `span` units has, for pairs of this kind."""
 
-    def most_units(self, pair: Pair) -> int:
-        """The largest group of this kind that it takes."""
+    def max_units(self, pair: VersionPair) -> int:
+        """Returns the maximum units of a group of this kind."""
 
-    def look(self, group: Group, room: Room, tiles: int) -> None:
-        """Fill `room.runs`, `tiles` rows for each block; no run is written beyond the room, but all are counted."""
+    def scan(self, group: BlockGroup, buffers: ExtractionBuffers, tiles: int) -> None:
+        """Fills `buffers.runs`, `tiles` rows for each block. Counts all changes, and writes those that fit."""
 
-    def gather(self, group: Group, room: Room, runs: NDArray[np.int32]) -> None:
-        """Write what the runs say into the room's arrays, unless `look` did. `runs`, (blocks · tiles, 2), may change
-        where this finder chooses the places itself."""
+    def collect(self, group: BlockGroup, buffers: ExtractionBuffers, runs: NDArray[np.int32]) -> None:
+        """Writes the counted changes into the buffers, unless `scan` did.
+
+        runs: (blocks · tiles, 2), as `scan` left them; a finder that chooses the entries itself updates the first
+        column.
+        """
 
 
 class TorchFinder:
-    """Torch's own operations, on any device, a block at a time.
+    """Finds changes by torch operations, on any device, one block at a time. Used where Triton is missing.
 
-    Bytes a unit of width w: `look` reads 2w and writes one byte for the comparison, then reads that to count it;
-    `gather` does this again, since keeping the flags would take half of the group's size, and selects (two more reads
-    of the flags). So 4w + 5 bytes where the copy of one version moves 2w: with bf16 about a third of the bandwidth of
-    copying at best, and eight launches a block, which rule for small blocks. It is what runs where Triton does not.
+    Memory traffic for each unit of width w: `scan` reads 2w bytes, writes a flag of one byte and reads it; `collect`
+    does the same again, since keeping the flags would take half of the group's size, and reads the flags twice more. So
+    4w + 5 bytes, where a copy of one version moves 2w, and eight launches a block.
     """
 
     def __init__(self, nan: int) -> None:
         """nan: what a NaN among masters is rounded to; see `nan_bits`."""
         del nan  # torch rounds by itself
 
-    def tiles(self, span: int, pair: Pair) -> int:
-        """See `Finder`: a run is a block."""
+    def tiles(self, span: int, pair: VersionPair) -> int:
+        """See `ChangeFinder`: one for each block."""
         return 1
 
-    def most_units(self, pair: Pair) -> int:
-        """See `Finder`: what 32-bit counts allow."""
+    def max_units(self, pair: VersionPair) -> int:
+        """See `ChangeFinder`: as many as 32-bit counts allow."""
         return 1 << 30
 
-    def look(self, group: Group, room: Room, tiles: int) -> None:
-        """See `Finder`: counts only."""
+    def scan(self, group: BlockGroup, buffers: ExtractionBuffers, tiles: int) -> None:
+        """See `ChangeFinder`: counts and writes nothing."""
         for k, (old, block) in enumerate(_blocks(group)):
-            torch.sum(old != _bits(block), dtype=torch.int32, dim=0, out=room.runs[k, 1])
+            torch.sum(old != _bits(block), dtype=torch.int32, dim=0, out=buffers.runs[k, 1])
 
-    def gather(self, group: Group, room: Room, runs: NDArray[np.int32]) -> None:
-        """See `Finder`: one block after another."""
+    def collect(self, group: BlockGroup, buffers: ExtractionBuffers, runs: NDArray[np.int32]) -> None:
+        """See `ChangeFinder`: one block after another."""
         runs[1:, 0] = np.cumsum(runs[:-1, 1])
         runs[:1, 0] = 0
-        positions, olds, steps = room.arrays(group.width)
+        positions, olds, steps = buffers.arrays(group.width)
         for (first, size), (old, block) in zip(runs.tolist(), _blocks(group), strict=True):
             if size == 0:
                 continue
             new = _bits(block)
             where = torch.nonzero_static(old != new, size=size).view(-1)
-            place = slice(first, first + size)
-            positions[place] = where
-            torch.index_select(old, 0, where, out=olds[place])
-            torch.sub(torch.index_select(new, 0, where), olds[place], out=steps[place])
+            entries = slice(first, first + size)
+            positions[entries] = where
+            torch.index_select(old, 0, where, out=olds[entries])
+            torch.sub(torch.index_select(new, 0, where), olds[entries], out=steps[entries])
 
 
-def _blocks(group: Group) -> Iterator[tuple[torch.Tensor, Piece]]:
-    """The old bits of each block, and the block."""
-    for piece, old in zip(group.pieces, group.olds, strict=True):
-        for block in piece.cut():
-            at = block.start - piece.start
+def _blocks(group: BlockGroup) -> Iterator[tuple[torch.Tensor, BlockRun]]:
+    """Yields the old bits of each block, and the block."""
+    for run, old in zip(group.block_runs, group.olds, strict=True):
+        for block in run.cut():
+            at = block.start - run.start
             yield old[at : at + block.count], block
 
 
-def _bits(piece: Piece) -> torch.Tensor:
-    new = piece.new()
-    return new.to(torch.bfloat16).view(torch.int16) if piece.pair.masters else new
+def _bits(run: BlockRun) -> torch.Tensor:
+    new = run.new()
+    return new.to(torch.bfloat16).view(torch.int16) if run.pair.masters else new
 
 
 def nan_bits(device: torch.device) -> int:
-    """The bf16 bits to which torch rounds a NaN on this device, when it converts many values at a time."""
+    """Returns the bf16 bits to which torch rounds a NaN on this device when it converts many values at a time."""
     many = torch.full((64,), float("nan"), device=device).to(torch.bfloat16).view(torch.int16)
     return int(many[0].item()) & 0xFFFF

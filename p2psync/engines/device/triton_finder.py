@@ -1,25 +1,23 @@
-"""Finding changed units by two Triton kernels: both versions are read once, and then only what changed.
+"""Finds changed units with two Triton kernels. The first reads both versions once, the second only what changed.
 
-The first compares 64-bit words, 4 bf16 units at a time, and lists for each tile the words that differ, in the tile's
-own slots. The second looks at the units of the listed words: it counts the changes of its tile, takes as much room from
-a counter, and writes them there, in order. So a tile's finds lie together and in order; how tiles lie among one another
-depends on who came first, and the table of runs (first entry and number, for each tile) puts them in order while they
-are copied out on the host. The outcome is the same each time.
+The first kernel compares 64-bit words, 4 bf16 units at a time. For each tile it lists the words that differ, in the
+tile's own slots. The second kernel reads the units of the listed words, counts the changes of its tile, reserves as
+many entries by an atomic counter, and writes them there in order. So the changes of a tile are contiguous and in order.
+The order of the tiles depends on the schedule; the table of runs (first entry and number, for each tile) restores it
+when the host copies the changes out. The result is deterministic.
 
-Bytes a bf16 unit, with a share d of units changed: 4 read by the first kernel; 2·w/4 written and read for the list, w
-being 1 − (1 − d)^4, the share of words that changed; 4·s read again by the second, s being 1 − (1 − d)^16, the share of
-32-byte sectors with a change; (4 + 2 + 2)·d written. That is 4.7 bytes at d = 1 %, 6.4 at 4 %, where copying one
-version moves 4. So a device that copies B bytes a second, reading and writing counted, could read both versions at
-0.85·B and 0.63·B. A count and then a compaction over everything would need 8 bytes and end below half.
+Memory traffic for each bf16 unit, with a share d of units changed: the first kernel reads 4 bytes; writing and reading
+the list takes 2·w/4 bytes, where w = 1 − (1 − d)^4 is the share of words that changed; the second kernel reads 4·s
+bytes again, where s = 1 − (1 − d)^16 is the share of 32-byte sectors with a change, and writes (4 + 2 + 2)·d. That is
+4.7 bytes at d = 1 % and 6.4 at 4 %; a copy of one version moves 4. A count followed by a compaction of everything would
+move 8.
 
-Words, because instructions rule otherwise: one kernel over single units compiles to some 50 instructions a unit for
-sm_90, which four schedulers on each of 132 multiprocessors at 1.7 GHz can issue for 2.2 TB/s of both versions, if they
-never wait. These two compile to less than 15 a unit to find words, 8 to write at 1 % and some 24 at 4 %. All this is
-counted, from the definition and from compiled code; `python -m p2psync.bench.device` measures.
+The first kernel compares words because instructions would limit it otherwise: over single units it compiles to some 50
+instructions a unit for sm_90, over words to less than 15. `python -m p2psync.bench.device` measures the rates.
 
-Masters are compared a unit at a time, 6 bytes each; so are tensors that do not begin at a multiple of 16 bytes. All
-blocks of a group go in one launch, through a table of addresses: launches for each tensor would cost more than reading
-one of a few MiB.
+Masters are compared one unit at a time (6 bytes each), and so are tensors that do not start at a multiple of 16 bytes.
+One launch handles all blocks of a group, through a table of addresses, because a launch for each tensor costs more than
+reading a tensor of a few MiB.
 """
 
 from __future__ import annotations
@@ -30,22 +28,23 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from p2psync.engines.device.buffers import MOST_BLOCKS, Room
-from p2psync.engines.device.finder import Group, Pair
+from p2psync.engines.device.buffers import MAX_GROUP_BLOCKS, ExtractionBuffers
+from p2psync.engines.device.finder import BlockGroup, VersionPair
 
-#: Words of a tile, and most words of a group: two bytes of device memory each. Most blocks of a group are
-#: `MOST_BLOCKS`, and each may have a tile that is nearly empty.
+#: Words of a tile.
 TILE_WORDS = 1024
+#: Maximum words of a group. The list takes two bytes of device memory for each.
 _GROUP_WORDS = 1 << 24
 WORD_BYTES = 8
-#: Units that the second kernel looks at in one turn; warps of each kernel.
-LANES = 256
-LOOK_WARPS, WRITE_WARPS = 4, 2
+#: Units that the second kernel reads in one iteration.
+STEP_UNITS = 256
+#: Warps of the first and of the second kernel.
+FIND_WARPS, WRITE_WARPS = 4, 2
 
 
 @triton.jit
 def round_bits(value, nan):  # type: ignore[no-untyped-def]
-    """fp32 bits (uint32) to bf16 bits (int16), nearest, ties to even, a NaN to `nan`: as `delta.kernels.rounding`."""
+    """Rounds fp32 bits (uint32) to bf16 bits (int16): to nearest, ties to even, NaN to `nan` (`kernels.rounding`)."""
     rounded = (value + 0x7FFF + ((value >> 16) & 1)) >> 16
     return tl.where((value & 0x7FFFFFFF) > 0x7F800000, nan, rounded).to(tl.uint16).to(tl.int16, bitcast=True)
 
@@ -63,11 +62,11 @@ def find_words(  # type: ignore[no-untyped-def]
     MASTERS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """List the words of one tile of one block that differ.
+    """Lists the words of one tile of one block that differ.
 
-    table: for each block the addresses of old and new, its units, and its first slot in `words`. counts: for each tile,
-    how many words it has listed. unit: a pointer to the unit's type. PACK: units of a word, 1 if they are compared
-    alone.
+    table: (blocks, 4) int64: the addresses of old and new bits, units, and the first slot in `words`. counts: the
+    number of listed words of each tile. unit: a pointer to the unit's type. PACK: units of a word, 1 to compare single
+    units.
     """
     tile = tl.program_id(0)
     block = tl.program_id(1)
@@ -99,7 +98,7 @@ def find_words(  # type: ignore[no-untyped-def]
     if MASTERS:
         new = round_bits(new.to(tl.uint32, bitcast=True), nan)
     changed = old != new
-    # A word that the block ends in is not read, since it is more than the tensor; it is listed in any case.
+    # A word that reaches past the block's end is not read; it is always listed.
     flags = (changed | ((word == whole) & (whole * PACK < count))).to(tl.int32)
     found = tl.sum(flags, 0)
     tl.store(counts + block * tiles + tile, found)
@@ -119,16 +118,18 @@ def write_changes(  # type: ignore[no-untyped-def]
     positions,
     olds,
     steps,
-    room,
+    capacity,
     tiles,
     nan,
     PACK: tl.constexpr,
     TILE: tl.constexpr,
-    LANES: tl.constexpr,
+    STEP_UNITS: tl.constexpr,
     MASTERS: tl.constexpr,
 ):
-    """Write the changed units of one tile's listed words to room from `cursor`; what is beyond `room` entries is only
-    counted."""
+    """Writes the changed units of one tile's listed words to entries that it reserves by `cursor`.
+
+    Entries from `capacity` on are counted and not written.
+    """
     tile = tl.program_id(0)
     block = tl.program_id(1)
     row = block * tiles + tile
@@ -141,8 +142,8 @@ def write_changes(  # type: ignore[no-untyped-def]
         old_base = tl.load(entry).to(olds.dtype)
         new_base = tl.load(entry + 1).to(positions.dtype if MASTERS else olds.dtype)
         slots = words + tl.load(entry + 3) + tile * TILE
-        lane = tl.arange(0, LANES)
-        for begin in range(0, listed, LANES):
+        lane = tl.arange(0, STEP_UNITS)
+        for begin in range(0, listed, STEP_UNITS):
             old, new, offset, live = _units(
                 old_base, new_base, slots, begin + lane, listed, tile * TILE, count, nan, PACK, MASTERS
             )
@@ -150,13 +151,13 @@ def write_changes(  # type: ignore[no-untyped-def]
         if found > 0:
             first = tl.atomic_add(cursor, found, sem="relaxed")
             base = first
-            for begin in range(0, listed, LANES):
+            for begin in range(0, listed, STEP_UNITS):
                 old, new, offset, live = _units(
                     old_base, new_base, slots, begin + lane, listed, tile * TILE, count, nan, PACK, MASTERS
                 )
                 flags = (live & (old != new)).to(tl.int32)
                 at = base + tl.cumsum(flags, 0) - 1
-                keep = (flags != 0) & (at < room)
+                keep = (flags != 0) & (at < capacity)
                 tl.store(positions + at, offset, mask=keep)
                 tl.store(olds + at, old, mask=keep)
                 tl.store(steps + at, new - old, mask=keep)
@@ -167,7 +168,7 @@ def write_changes(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _units(old_base, new_base, slots, lane, listed, begin, count, nan, PACK: tl.constexpr, MASTERS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Old and new bits and the offsets of the units of listed words, and which lanes have one."""
+    """Returns old bits, new bits and offsets of the units of listed words, and which lanes have a unit."""
     word = begin + tl.load(slots + lane // PACK, mask=lane < listed, other=0).to(tl.int32)
     offset = word * PACK + lane % PACK
     live = (lane < listed) & (offset < count)
@@ -179,7 +180,7 @@ def _units(old_base, new_base, slots, lane, listed, begin, count, nan, PACK: tl.
 
 
 class TritonFinder:
-    """The kernels above, on one stream: the list of words is used by one group at a time."""
+    """Runs the two kernels on one stream. One group at a time uses the list of words."""
 
     def __init__(self, nan: int) -> None:
         """nan: what a NaN among masters is rounded to; see `nan_bits`."""
@@ -187,28 +188,28 @@ class TritonFinder:
         self._words: torch.Tensor | None = None
         self._counts: torch.Tensor | None = None
 
-    def tiles(self, span: int, pair: Pair) -> int:
-        """See `Finder`."""
+    def tiles(self, span: int, pair: VersionPair) -> int:
+        """See `ChangeFinder`."""
         return -(-span // (TILE_WORDS * units_of_word(pair)))
 
-    def most_units(self, pair: Pair) -> int:
-        """See `Finder`: the list of words must hold them."""
+    def max_units(self, pair: VersionPair) -> int:
+        """See `ChangeFinder`: as many as the list of words holds."""
         return _GROUP_WORDS * units_of_word(pair)
 
-    def look(self, group: Group, room: Room, tiles: int) -> None:
-        """See `Finder`: two launches, and the upload of their table."""
-        blocks, pack = group.blocks, units_of_word(group.pieces[0].pair)
+    def scan(self, group: BlockGroup, buffers: ExtractionBuffers, tiles: int) -> None:
+        """See `ChangeFinder`: two launches, and the upload of their table."""
+        blocks, pack = group.blocks, units_of_word(group.block_runs[0].pair)
         if self._words is None or self._counts is None:
-            device, slots = room.runs.device, _GROUP_WORDS + MOST_BLOCKS * TILE_WORDS
+            device, slots = buffers.runs.device, _GROUP_WORDS + MAX_GROUP_BLOCKS * TILE_WORDS
             self._words = torch.empty(slots, dtype=torch.int16, device=device)
-            self._counts = torch.empty(room.runs.shape[0], dtype=torch.int32, device=device)
-        host = room.host_table[:blocks]
+            self._counts = torch.empty(buffers.runs.shape[0], dtype=torch.int32, device=device)
+        host = buffers.host_table[:blocks]
         host.numpy()[:] = _table(group, pack)
-        room.table[:blocks].copy_(host, non_blocking=True)
-        room.cursor.zero_()
-        positions, olds, steps = room.arrays(group.width)
+        buffers.table[:blocks].copy_(host, non_blocking=True)
+        buffers.cursor.zero_()
+        positions, olds, steps = buffers.arrays(group.width)
         find_words[(tiles, blocks)](
-            room.table,
+            buffers.table,
             self._counts,
             self._words,
             olds,
@@ -218,45 +219,45 @@ class TritonFinder:
             TILE=TILE_WORDS,
             MASTERS=group.masters,
             ALIGNED=group.aligned,
-            num_warps=LOOK_WARPS,
+            num_warps=FIND_WARPS,
         )
         write_changes[(tiles, blocks)](
-            room.table,
+            buffers.table,
             self._counts,
             self._words,
-            room.runs,
-            room.cursor,
+            buffers.runs,
+            buffers.cursor,
             positions,
             olds,
             steps,
-            room.entries(group.width),
+            buffers.entries(group.width),
             tiles,
             self._nan,
             PACK=pack,
             TILE=TILE_WORDS,
-            LANES=LANES,
+            STEP_UNITS=STEP_UNITS,
             MASTERS=group.masters,
             num_warps=WRITE_WARPS,
         )
 
-    def gather(self, group: Group, room: Room, runs: NDArray[np.int32]) -> None:
-        """See `Finder`: all was written by `look`."""
+    def collect(self, group: BlockGroup, buffers: ExtractionBuffers, runs: NDArray[np.int32]) -> None:
+        """See `ChangeFinder`: does nothing, since `scan` has written the changes."""
 
 
-def units_of_word(pair: Pair) -> int:
-    """Units that are compared at a time."""
+def units_of_word(pair: VersionPair) -> int:
+    """Returns how many units are compared at a time."""
     return WORD_BYTES // pair.spec.width if pair.aligned and not pair.masters else 1
 
 
-def _table(group: Group, pack: int) -> NDArray[np.int64]:
+def _table(group: BlockGroup, pack: int) -> NDArray[np.int64]:
     parts = []
-    for piece, old in zip(group.pieces, group.olds, strict=True):
-        rows = np.empty((piece.blocks, 4), np.int64)
-        offsets = np.arange(0, piece.count, piece.span)
-        new = piece.pair.new
+    for run, old in zip(group.block_runs, group.olds, strict=True):
+        rows = np.empty((run.blocks, 4), np.int64)
+        offsets = np.arange(0, run.count, run.span)
+        new = run.pair.new
         rows[:, 0] = old.data_ptr() + offsets * old.element_size()
-        rows[:, 1] = new.data_ptr() + (piece.start + offsets) * new.element_size()
-        rows[:, 2] = np.minimum(piece.span, piece.count - offsets)
+        rows[:, 1] = new.data_ptr() + (run.start + offsets) * new.element_size()
+        rows[:, 2] = np.minimum(run.span, run.count - offsets)
         parts.append(rows)
     table = np.concatenate(parts)
     # Whole tiles for each block, so that every tile has slots of its own.

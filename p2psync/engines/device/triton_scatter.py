@@ -1,7 +1,7 @@
-"""Gathering and writing the changed units of many blocks by one launch of a Triton kernel.
+"""Gathers or writes the changed units of many blocks by one launch of a Triton kernel.
 
-Each changed unit costs its position (4 bytes) and its bits read on one side, and one sector of 32 bytes read or changed
-on the other: the least there is, since changes have no clusters.
+Each changed unit costs reading its position (4 bytes) and its bits on one side, and one sector of 32 bytes read or
+changed on the other. That is the minimum, since changes have no clusters.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from p2psync.engines.device.gather import Group
+from p2psync.engines.device.unit_transfer import SelectionGroup
 
-#: Units that a program moves.
+#: Units that one program moves.
 TILE = 1024
 _WARPS = 4
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def move_units(table, positions, values, TILE: tl.constexpr, GATHER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Move one tile of one place.
+    """Moves one tile of one selection.
 
-    table: for each place the address of its first unit, its first entry in `values`, its entries, and its first one in
-    `positions`, or −1 if it is dense.
+    table: (selections, 4) int64: the address of the first unit, the first entry in `values`, the number of entries,
+    and the first entry in `positions`, or −1 if the selection is dense.
     """
     entry = table + tl.program_id(1) * 4
     entries = tl.load(entry + 2).to(tl.int32)
@@ -49,34 +49,39 @@ def move_units(table, positions, values, TILE: tl.constexpr, GATHER: tl.constexp
         tl.store(base + at, tl.load(mine + lane, mask=live, other=0), mask=live)
 
 
-def gather_group(group: Group, values: torch.Tensor) -> Callable[[], None]:
-    """See `Move`: of contiguous tensors."""
-    return _ready(group, values, gather=True)
+def gather_group(group: SelectionGroup, values: torch.Tensor) -> Callable[[], None]:
+    """See `GroupMove`: of contiguous tensors."""
+    return _prepare_launch(group, values, gather=True)
 
 
-def scatter_group(group: Group, values: torch.Tensor) -> Callable[[], None]:
-    """See `Move`: of contiguous tensors."""
-    return _ready(group, values, gather=False)
+def scatter_group(group: SelectionGroup, values: torch.Tensor) -> Callable[[], None]:
+    """See `GroupMove`: of contiguous tensors."""
+    return _prepare_launch(group, values, gather=False)
 
 
-def _ready(group: Group, values: torch.Tensor, *, gather: bool) -> Callable[[], None]:
+def _prepare_launch(group: SelectionGroup, values: torch.Tensor, *, gather: bool) -> Callable[[], None]:
     table = torch.from_numpy(_table(group))
     if values.is_cuda:
         table = table.pin_memory().to(values.device, non_blocking=True)
-    tiles = -(-max(place.entries for place in group.places) // TILE)
+    tiles = -(-max(selection.entries for selection in group.selections) // TILE)
 
     def launch(rows: torch.Tensor, grid: tuple[int, int]) -> None:
         # Triton launches on the current device, which need not be the tensors'.
         with torch.cuda.device(values.device) if values.is_cuda else nullcontext():
             move_units[grid](rows, group.positions, values, TILE=TILE, GATHER=gather, num_warps=_WARPS)
 
-    # A place of no entries: compiles what is not compiled yet, and moves nothing.
+    # A selection without entries compiles the kernel and moves nothing.
     launch(torch.zeros_like(table[:1]), (1, 1))
-    return functools.partial(launch, table, (max(1, tiles), len(group.places)))
+    return functools.partial(launch, table, (max(1, tiles), len(group.selections)))
 
 
-def _table(group: Group) -> NDArray[np.int64]:
-    rows = np.empty((len(group.places), 4), np.int64)
-    for k, (place, (where, first)) in enumerate(zip(group.places, group.firsts, strict=True)):
-        rows[k] = place.bits.data_ptr() + place.start * place.bits.element_size(), first, place.entries, where
+def _table(group: SelectionGroup) -> NDArray[np.int64]:
+    rows = np.empty((len(group.selections), 4), np.int64)
+    for k, (selection, (where, first)) in enumerate(zip(group.selections, group.firsts, strict=True)):
+        rows[k] = (
+            selection.bits.data_ptr() + selection.start * selection.bits.element_size(),
+            first,
+            selection.entries,
+            where,
+        )
     return rows

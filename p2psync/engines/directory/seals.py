@@ -1,9 +1,8 @@
-"""A seal: what tells at a glance whether anyone but us wrote to the files of a slot.
+"""Seals: a fingerprint of a slot's file metadata, which shows cheaply whether another process wrote to the slot.
 
-It is made of every file's name, inode, size, mode, owner and time of change, as the kernel keeps them, and costs a
-`stat` for each: microseconds, where a digest reads every byte. A seal that differs proves nothing, since a backup may
-change a time too; it says that the digest must be computed again. One that agrees rules out everything but a disk that
-rots by itself, which the scrub looks for.
+A seal covers every file's name, inode, size, mode, owner and change time (ctime). It costs one `stat` for each file,
+where a digest reads every byte. A different seal proves nothing, since a backup may change a time too; the digest must
+then be computed again. An equal seal rules out all damage but bit rot on the disk, which the scrub finds.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from pathlib import Path
 
 from blake3 import blake3
 
-#: Of a slot that is missing, is no directory, cannot be listed, or holds a link or anything else that is no file.
+#: The seal of a slot that is missing, cannot be listed, or holds anything but plain files and directories.
 NO_SEAL = ""
 
 
 def seal_of(slot: Path) -> str:
-    """The seal of everything below a directory, in hex. Hidden names are not part of a checkpoint, and do not count."""
+    """Returns the seal (hex) of all files below a directory. Skips hidden names, which are no part of a checkpoint."""
     lines: list[str] = []
     try:
         _list(str(slot), "", lines)

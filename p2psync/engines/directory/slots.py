@@ -1,9 +1,9 @@
-"""Files of a slot: copying, comparing, laying out anew, and keeping readers out.
+"""Files of a slot: copies them, compares them, changes their layout, and locks readers out.
 
 A slot is a directory that holds one whole checkpoint and nothing else. Its files are always fully allocated copies,
-never shared extents (reflinks): a slot is patched in place through memory maps, and a write to a shared extent needs a
-new block, which on a full disk is not an error code but a SIGBUS. Since every page of a model holds some changed
-elements, sharing would not outlive the first delta anyway.
+never shared extents (reflinks). Deltas are applied to a slot in place through memory maps, and a write to a shared
+extent needs a new block: on a full disk that raises SIGBUS instead of an error. Since every page of a model holds some
+changed elements, sharing would not survive the first delta anyway.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.tensors import TensorSpec
-from p2psync.engines.checkpoint.layout import Layout
+from p2psync.engines.checkpoint.layout import CheckpointLayout
 from p2psync.errors import EngineError, StoreError
 from p2psync.store.disk import free_bytes, reserve, write_all
 from p2psync.store.records import clear, is_directory
 
-_PAGE = 4096
-_WINDOW = 4 << 20
+_PAGE_BYTES = 4096
+_COPY_BYTES = 4 << 20
 _LOCK_POLL_SECONDS = 0.02
 
 
-def check_room(place: Path, needed: int) -> None:
-    """Raise `EngineError` if the file system of `place` has not `needed` bytes free."""
-    free = free_bytes(place)
+def check_free_space(directory: Path, needed: int) -> None:
+    """Raises `EngineError` if the file system of `directory` has fewer than `needed` bytes free."""
+    free = free_bytes(directory)
     if needed > free:
-        raise EngineError(f"{place}: {needed - free} bytes are missing for {needed}: free disk space there")
+        raise EngineError(f"{directory}: {needed - free} bytes are missing for {needed}: free disk space there")
 
 
 def disk_bytes(slot: Path) -> int:
-    """Bytes that the files of a slot occupy on disk."""
+    """Returns the bytes that the files of a slot occupy on disk."""
     total = 0
     for directory, _, names in os.walk(slot):
         for name in names:
@@ -49,10 +49,10 @@ def disk_bytes(slot: Path) -> int:
     return total
 
 
-def match(files: Mapping[str, Path], slot: Path) -> None:
-    """Make `slot` hold exactly `files` (path within the slot → where the bytes are), byte for byte.
+def mirror_files(files: Mapping[str, Path], slot: Path) -> None:
+    """Makes `slot` hold exactly `files` (path within the slot → source file), byte for byte.
 
-    A file of the right size is compared and only pages that differ are written. Raises OSError or `EngineError`.
+    Compares a file of the right size, and writes only pages that differ. Raises OSError or `EngineError`.
     """
     remove_others(slot, files)
     for name, source in files.items():
@@ -63,7 +63,7 @@ def match(files: Mapping[str, Path], slot: Path) -> None:
             _copy_differing(source, target, size)
         else:
             clear(target)
-            descriptor = create(target, size)
+            descriptor = create_allocated(target, size)
             try:
                 copy_range(source, 0, descriptor, 0, size)
             finally:
@@ -71,7 +71,7 @@ def match(files: Mapping[str, Path], slot: Path) -> None:
 
 
 def remove_others(slot: Path, keep: Mapping[str, object]) -> None:
-    """Remove everything in `slot` but the files named in `keep` and the directories they are in. Raises OSError."""
+    """Removes everything in `slot` except the files in `keep` and their directories. Raises OSError."""
     keep_directories = {parent for name in keep for parent in PurePosixPath(name).parents}
     for path in slot.iterdir():
         _remove_others(path, PurePosixPath(path.name), keep, keep_directories)
@@ -90,8 +90,8 @@ def _remove_others(
         path.unlink()
 
 
-def create(path: Path, size: int) -> int:
-    """A new file of `size` zero bytes, all of them allocated; returns its descriptor. Raises `EngineError`, OSError."""
+def create_allocated(path: Path, size: int) -> int:
+    """Creates a file of `size` zero bytes, fully allocated; returns its descriptor. Raises `EngineError`, OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         reserve(descriptor, size, path)
@@ -107,7 +107,7 @@ def create(path: Path, size: int) -> int:
 
 
 def copy_range(source: Path, start: int, descriptor: int, offset: int, size: int) -> None:
-    """Copy `size` bytes of `source` from `start` into an open file at `offset`. Raises OSError if it is shorter."""
+    """Copies `size` bytes of `source` from `start` into an open file at `offset`. Raises OSError if it is shorter."""
     with source.open("rb", buffering=0) as file:
         os.lseek(descriptor, offset, os.SEEK_SET)
         while size:
@@ -117,27 +117,27 @@ def copy_range(source: Path, start: int, descriptor: int, offset: int, size: int
             start, size = start + sent, size - sent
 
 
-def relayout(
+def rebuild_layout(
     slot: Path,
     build: Path,
-    old: Layout,
-    new: Layout,
+    old: CheckpointLayout,
+    new: CheckpointLayout,
     headers: Mapping[str, bytes],
     sources: Mapping[TensorSpec, tuple[Path, int]],
 ) -> None:
-    """Give the files of `slot`, laid out as `old`, the layout `new` with these `headers`.
+    """Changes the files of `slot` from the layout `old` to `new`, with these `headers`.
 
-    Files laid out alike are kept. Others are built in the directory `build`: a tensor takes its bytes from
-    `sources` (file, byte offset), or is zeros. Old files are removed only when all new ones are built.
-    Raises `EngineError` before anything is changed if the disk has no room.
+    Keeps files whose layout is the same. Builds the others in the directory `build`: a tensor takes its bytes from
+    `sources` (file, byte offset), or is zeros. Removes old files only when all new ones are built. Raises `EngineError`
+    before anything is changed if the disk has not enough free space.
     """
     before, after = old.contents(), new.contents()
     changed = [name for name in new.sizes if after[name] != before.get(name)]
-    check_room(slot, sum(new.sizes[name] for name in changed))
+    check_free_space(slot, sum(new.sizes[name] for name in changed))
     clear(build)
     build.mkdir(parents=True)
     for index, name in enumerate(changed):
-        descriptor = create(build / str(index), new.sizes[name])
+        descriptor = create_allocated(build / str(index), new.sizes[name])
         try:
             for spec, offset in after[name].items():
                 if spec in sources and spec.nbytes:
@@ -156,17 +156,17 @@ def relayout(
 
 
 @contextmanager
-def disk_refusals(place: Path) -> Iterator[None]:
-    """Turn an OSError into an `EngineError` of one line."""
+def disk_errors_as_engine_errors(directory: Path) -> Iterator[None]:
+    """Turns an OSError into an `EngineError` of one line."""
     try:
         yield
     except OSError as error:
-        where = error.filename or place
+        where = error.filename or directory
         raise EngineError(f"{where}: {error.strerror or error}: check the disk and its permissions") from error
 
 
-def keep_readers_out(slot: Path, limit: float) -> int:
-    """Wait until no reader holds `flock -s SLOT`, at most `limit` seconds; returns the descriptor of our lock.
+def lock_out_readers(slot: Path, limit: float) -> int:
+    """Waits, at most `limit` seconds, until no reader holds `flock -s SLOT`; returns the descriptor of our lock.
 
     Raises `EngineError` that names the processes that still read.
     """
@@ -213,20 +213,20 @@ def _write_header(path: Path, header: bytes) -> None:
 def _copy_differing(source: Path, target: Path, size: int) -> None:
     if not size:
         return
-    # Read, not mapped: a file that is cut short under a map ends the process.
-    good, held = np.empty(min(size, _WINDOW), np.uint8), np.empty(min(size, _WINDOW), np.uint8)
+    # Read, not mapped: a file that is truncated under a map ends the process.
+    good, held = np.empty(min(size, _COPY_BYTES), np.uint8), np.empty(min(size, _COPY_BYTES), np.uint8)
     with source.open("rb", buffering=0) as theirs, target.open("r+b", buffering=0) as ours:
-        for start in range(0, size, _WINDOW):
-            count = min(_WINDOW, size - start)
-            for file, room in ((theirs, good), (ours, held)):
-                if os.preadv(file.fileno(), [room[:count].data], start) != count:
+        for start in range(0, size, _COPY_BYTES):
+            count = min(_COPY_BYTES, size - start)
+            for file, buffer in ((theirs, good), (ours, held)):
+                if os.preadv(file.fileno(), [buffer[:count].data], start) != count:
                     raise OSError(errno.EIO, "cut short while it was copied", file.name)
             for first, last in _differing_runs(good[:count], held[:count]):
                 write_all(ours.fileno(), good[first:last].data, start + first)
 
 
 def _is_writable_file(path: Path, size: int) -> bool:
-    """Whether a plain file of this size stands there, which may be written to in place: no link, and none to it."""
+    """Returns whether this is a plain, writable file of this size, without links to it: it may be written in place."""
     try:
         found = path.lstat()
     except OSError:
@@ -240,9 +240,9 @@ def _is_writable_file(path: Path, size: int) -> bool:
 
 
 def _differing_runs(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> list[tuple[int, int]]:
-    """Byte ranges, in whole pages, in which two arrays of bytes differ."""
-    whole = a.size - a.size % _PAGE
-    left, right = (x[:whole].view(np.uint64).reshape(-1, _PAGE // 8) for x in (a, b))
+    """Returns the byte ranges, in whole pages, in which two arrays of bytes differ."""
+    whole = a.size - a.size % _PAGE_BYTES
+    left, right = (x[:whole].view(np.uint64).reshape(-1, _PAGE_BYTES // 8) for x in (a, b))
     differ = np.append((left != right).any(axis=1), not np.array_equal(a[whole:], b[whole:]))
     edges = np.flatnonzero(np.diff(np.concatenate([[False], differ, [False]]).astype(np.int8)))
-    return [(int(low) * _PAGE, min(int(high) * _PAGE, a.size)) for low, high in edges.reshape(-1, 2)]
+    return [(int(low) * _PAGE_BYTES, min(int(high) * _PAGE_BYTES, a.size)) for low, high in edges.reshape(-1, 2)]

@@ -1,14 +1,14 @@
-"""What a directory engine must remember over a crash, in one small file, and the link that readers follow.
+"""The files of a directory engine: its durable state, its slots, and the link that readers follow.
 
     DIR/current                     → .p2psync/slots/a or …/b: the live version
-    DIR/.p2psync/lock               held by the one process that writes here
+    DIR/.p2psync/lock               locked by the one process that writes here
     DIR/.p2psync/state.json         the live slot, each slot's position, and whether its bits can be trusted
     DIR/.p2psync/slots/{a,b}/       two whole checkpoints
-    DIR/.p2psync/build/             files being laid out anew
+    DIR/.p2psync/build/             files of a new layout that are being built
 
-The state decides which slot is live; the link follows it, and is repaired at the next start if a crash came between.
-All of `.p2psync` is the engine's: what is damaged there is moved away and made anew. `current` is replaced only while
-it is a link; a file or a directory at its place is somebody's, and refused.
+The state decides which slot is live. The link follows it, and is repaired at the next start if a crash came between.
+`.p2psync` belongs to the engine, which moves damaged files there away and makes them again. `current` is replaced only
+while it is a link; a file or directory of that name belongs to the user, and is refused.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-
-from p2psync.engines.base import Position
 from p2psync.engines.directory.seals import NO_SEAL
 from p2psync.errors import EngineError, StoreError
 from p2psync.store.disk import disk_errors, lock, path_names_file, sync_directory
 from p2psync.store.records import clear, make_directory, recover_record, save_record
 
+from p2psync.engines.base import Position
+
 SlotName = Literal["a", "b"]
-_OURS = ".p2psync"
+_ENGINE_FOLDER = ".p2psync"
 
 
 class SlotState(msgspec.Struct, frozen=True):
-    """position: the version in the slot; None: it is dirty, empty, or of unknown standing. seal: see `seal_of`."""
+    """One slot. position: its version; None: it is dirty, empty, or unknown. seal: see `seal_of`."""
 
     position: Position | None = None
     seal: str = NO_SEAL
 
 
-class State(msgspec.Struct, frozen=True):
-    """live: the slot that `current` names, if any. undo: the other slot holds the version before. boot: boot id."""
+class DirectoryState(msgspec.Struct, frozen=True):
+    """The durable state. boot: boot id. live: the slot of `current`. undo: the other slot has the version before."""
 
     boot: str
     live: SlotName | None = None
@@ -49,111 +49,123 @@ class State(msgspec.Struct, frozen=True):
     undo: bool = False
 
     def slot(self, name: SlotName) -> SlotState:
-        """The state of one slot."""
+        """Returns the state of one slot."""
         return self.a if name == "a" else self.b
 
-    def with_slot(self, name: SlotName, position: Position | None, seal: str = NO_SEAL, **others: object) -> State:
-        """A copy in which slot `name` holds `position` under `seal`; `others` are further fields to replace."""
+    def with_slot(
+        self, name: SlotName, position: Position | None, seal: str = NO_SEAL, **others: object
+    ) -> DirectoryState:
+        """Returns a copy in which slot `name` holds `position` under `seal`; `others` are further fields to replace."""
         return msgspec.structs.replace(self, **{name: SlotState(position, seal)}, **others)
 
 
-def other(name: SlotName) -> SlotName:
-    """The other of the two slots."""
+def other_slot(name: SlotName) -> SlotName:
+    """Returns the other of the two slots."""
     return "b" if name == "a" else "a"
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot; where it tells none, a new one each time, so that nothing unproved is trusted."""
+    """Returns the kernel's id of this boot; a new id at each call where there is none, so that no state is trusted."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return uuid.uuid4().hex
 
 
-class Home:
-    """The paths of one directory engine, its state file and its link."""
+class EngineDirectory:
+    """The directory of one engine: its paths, state file, lock and link."""
 
     def __init__(self, root: Path) -> None:
-        """Look at `root`, which need not exist. Raises `EngineError` if its `current` is not ours."""
+        """root: need not exist. Raises `EngineError` if its `current` was not made by an engine."""
         self.root = root
         self.link = root / "current"
-        self.build = root / _OURS / "build"
+        self.build = root / _ENGINE_FOLDER / "build"
         self._held: int | None = None
         if not (self.link.is_symlink() if self.exists() else self._target() is not None):
             self.refuse_foreign()
 
     def slot(self, name: SlotName) -> Path:
-        """The directory of a slot."""
-        return self.root / _OURS / "slots" / name
+        """Returns the directory of a slot."""
+        return self.root / _ENGINE_FOLDER / "slots" / name
 
     def exists(self) -> bool:
-        """Whether an engine has written here before."""
-        return (self.root / _OURS / "slots").exists()
+        """Returns whether an engine has written here before."""
+        return (self.root / _ENGINE_FOLDER / "slots").exists()
 
     def refuse_foreign(self) -> None:
-        """Raise `EngineError` if anything stands at the link's place."""
+        """Raises `EngineError` if anything is at the link's path."""
         if self.link.is_symlink() or self.link.exists():
             raise EngineError(f"{self.link} is not a link made by p2psync: move it away, or choose another directory")
 
-    def claim(self) -> None:
-        """Make the directories if need be, and take the lock. Raises `EngineError` if another process has it."""
-        place = self.root / _OURS / "lock"
+    def acquire(self) -> None:
+        """Makes missing directories and takes the lock. Raises `EngineError` if another process has it."""
+        lock_file = self.root / _ENGINE_FOLDER / "lock"
         with _refusals():
-            for directory in (self.root / _OURS, self.root / _OURS / "slots", self.slot("a"), self.slot("b")):
+            for directory in (
+                self.root / _ENGINE_FOLDER,
+                self.root / _ENGINE_FOLDER / "slots",
+                self.slot("a"),
+                self.slot("b"),
+            ):
                 make_directory(directory)
-            if self._held is not None and path_names_file(self._held, place):
+            if self._held is not None and path_names_file(self._held, lock_file):
                 return
             self.release()
             with disk_errors(self.root):
-                self._held = lock(place)
+                self._held = lock(lock_file)
         if self._held is None:
             raise EngineError(f"{self.root} is kept by another process: stop it, or choose another directory")
-        with suppress(OSError):  # then whoever builds there says so
+        with suppress(OSError):  # a later build there raises the error
             clear(self.build)
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Releases the lock."""
         if self._held is not None:
             os.close(self._held)
             self._held = None
 
-    def load(self, tell: Callable[[str], None]) -> State | None:
-        """The state; None where none was written, or it is damaged, which is told. Raises `EngineError`."""
-        path = self.root / _OURS / "state.json"
+    def load(self, tell: Callable[[str], None]) -> DirectoryState | None:
+        """Loads the state; None if there is none, or it is damaged, which `tell` is told. Raises `EngineError`."""
+        path = self.root / _ENGINE_FOLDER / "state.json"
         with _refusals():
-            return recover_record(path, State, tell, "the weights at hand are compared with the versions published")
+            return recover_record(
+                path, DirectoryState, tell, "the weights at hand are compared with the versions published"
+            )
 
-    def guess(self) -> State:
-        """The state where it is lost: what the link says. Of the slots nothing is believed; their bits are at hand."""
-        return State(boot_id(), self._target())
+    def state_from_link(self) -> DirectoryState:
+        """Returns a state for when the file is lost: the link names the live slot, the versions are unknown."""
+        return DirectoryState(boot_id(), self._target())
 
-    def save(self, state: State) -> None:
-        """Write the state durably. Raises `EngineError`."""
+    def save(self, state: DirectoryState) -> None:
+        """Writes the state durably. Raises `EngineError`."""
         with _refusals():
-            save_record(self.root / _OURS / "state.json", state)
+            save_record(self.root / _ENGINE_FOLDER / "state.json", state)
 
-    def names(self, name: SlotName | None) -> bool:
-        """Whether `current` names this slot (None: nothing stands there)."""
+    def links_to(self, name: SlotName | None) -> bool:
+        """Returns whether `current` links to this slot (None: whether there is no link)."""
         if name is None:
             return not (self.link.is_symlink() or self.link.exists())
         return self._target() == name
 
-    def switch(self, name: SlotName | None) -> None:
-        """Make `current` name a slot, atomically, or nothing. Raises OSError, and `EngineError` for what is no link."""
-        if self.names(name):
+    def switch_link(self, name: SlotName | None) -> None:
+        """Makes `current` link to a slot, atomically, or removes it (None).
+
+        Raises OSError, and `EngineError` if `current` is not a link.
+        """
+        if self.links_to(name):
             return
         if not self.link.is_symlink():
             self.refuse_foreign()
         if name is None:
             self.link.unlink(missing_ok=True)
             return
-        temporary = self.root / _OURS / "current.tmp"
+        temporary = self.root / _ENGINE_FOLDER / "current.tmp"
         clear(temporary)
-        temporary.symlink_to(f"{_OURS}/slots/{name}")
+        temporary.symlink_to(f"{_ENGINE_FOLDER}/slots/{name}")
         temporary.replace(self.link)
 
-    def settle(self) -> None:
-        """Make the link itself durable."""
+    def sync_link(self) -> None:
+        """Makes the link durable."""
         sync_directory(self.root)
 
     def _target(self) -> SlotName | None:
@@ -161,7 +173,7 @@ class Home:
             return None
         target = str(self.link.readlink())
         names: tuple[SlotName, SlotName] = ("a", "b")
-        return next((name for name in names if target == f"{_OURS}/slots/{name}"), None)
+        return next((name for name in names if target == f"{_ENGINE_FOLDER}/slots/{name}"), None)
 
 
 @contextmanager

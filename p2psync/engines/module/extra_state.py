@@ -1,4 +1,4 @@
-"""Extra state of a module, as a tensor that is read and written through `get_extra_state` and `set_extra_state`."""
+"""Access to a module's extra state as a tensor, through `get_extra_state` and `set_extra_state`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from p2psync.engines.module.live_tensors import Positions, host_units, shippable
 from p2psync.errors import ModuleError
 
 
-class ExtraState:
-    """See `LiveTensor`. A write reads the state, changes it, sets it, and proves that it is read back as it was set."""
+class ExtraStateTensor:
+    """See `LiveTensor`. A write reads the state, changes it, sets it, and checks that it reads back as it was set."""
 
     def __init__(self, owner: nn.Module, spec: TensorSpec) -> None:
         self._owner = owner
@@ -26,12 +26,12 @@ class ExtraState:
         self._lock = threading.Lock()
 
     @property
-    def place(self) -> torch.Tensor | None:
-        """None: it is no memory that could be written."""
+    def device_bits(self) -> torch.Tensor | None:
+        """None: extra state has no memory that could be written."""
         return None
 
     def units(self) -> Units:
-        """A copy of the bits. Raises `ModuleError` for another dtype or shape than at first."""
+        """Returns a copy of the bits. Raises `ModuleError` if dtype or shape are not those of the spec."""
         return self._read()[1]
 
     def digest(self, spec: TensorSpec) -> int:
@@ -46,7 +46,7 @@ class ExtraState:
         return gather(bits, Block(0, start, count, positions, np.empty(positions.size, bits.dtype)))
 
     def prepare(self, start: int, count: int, positions: Positions, values: Units) -> Callable[[], None]:
-        """See `LiveTensor`; the call raises `ModuleError` if the module does not take the state exactly."""
+        """See `LiveTensor`. The returned call raises `ModuleError` if the module does not keep the state exactly."""
         block = Block(0, start, count, positions, values)
 
         def write() -> None:
@@ -57,8 +57,8 @@ class ExtraState:
 
         return write
 
-    def prove(self) -> None:
-        """Set the state to what it is. Raises `ModuleError` if it is not read back exactly."""
+    def check_round_trip(self) -> None:
+        """Sets the state to its current value. Raises `ModuleError` if it does not read back exactly."""
         with self._lock:
             self._set(*self._read())
 
@@ -69,7 +69,7 @@ class ExtraState:
         return state, host_units(state.detach().clone())
 
     def _set(self, state: torch.Tensor, bits: Units) -> None:
-        """state: of the device and dtype that the module wants."""
+        """state: gives device, dtype and shape."""
         new = torch.from_numpy(bits.view(np.uint8).copy()).view(state.dtype).view(state.shape)
         self._owner.set_extra_state(new.to(state.device))
         if not np.array_equal(self._read()[1], bits):

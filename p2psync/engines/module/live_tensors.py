@@ -1,4 +1,4 @@
-"""The tensors of a live torch module as flat runs of bits, wherever they are and however they are strided."""
+"""Access to the tensors of a live torch module as flat arrays of bits, on any device and with any strides."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from p2psync.delta.algebra import gather, scatter
 from p2psync.delta.block import Block
 from p2psync.delta.digest import digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
-from p2psync.engines.device import gather as device_move
+from p2psync.engines.device import unit_transfer as unit_transfer
 from p2psync.engines.device.buffers import SIGNED
-from p2psync.engines.device.gather import Place
+from p2psync.engines.device.unit_transfer import UnitSelection
 from p2psync.errors import EngineError
 
 __all__ = [
@@ -52,28 +52,30 @@ Positions = NDArray[np.uint32] | None
 
 
 class LiveTensor(Protocol):
-    """One live tensor. Ranges are [start, start + count) units; positions are rising offsets from `start`, or None for
-    every unit of the range."""
+    """One live tensor, addressed by unit.
+
+    A range is [start, start + count) units. positions: rising offsets from `start`, or None for every unit of it.
+    """
 
     @property
-    def place(self) -> torch.Tensor | None:
-        """The tensor as integers, if it is best read and written many blocks at a time (`device_move`); else None."""
+    def device_bits(self) -> torch.Tensor | None:
+        """The tensor as integers, if `unit_transfer` should access many of its blocks at a time; else None."""
 
     def units(self) -> Units:
-        """All bits, flat and read-only: a view where that is possible, else a copy."""
+        """Returns all bits, flat and read-only: a view where that is possible, else a copy."""
 
     def digest(self, spec: TensorSpec) -> int:
-        """What all bits add to a digest, mod 2^128; `spec` is the tensor's own."""
+        """Returns the digest of all bits, mod 2^128; `spec` is the tensor's own."""
 
     def gather(self, start: int, count: int, positions: Positions) -> Units:
-        """A copy of the bits at these positions."""
+        """Returns a copy of the bits at these positions."""
 
     def prepare(self, start: int, count: int, positions: Positions, values: Units) -> Callable[[], None]:
-        """Everything that writing `values` needs, done beforehand; the call that is returned only writes."""
+        """Prepares the write of `values` at these positions; the returned call only writes."""
 
 
 def shippable_spec(name: str, tensor: torch.Tensor, key: str = "") -> TensorSpec:
-    """The spec of a tensor. key: what an error calls it. Raises `EngineError` for what safetensors has not."""
+    """Returns the spec of a tensor. key: its name in errors. Raises `EngineError` if safetensors lacks its dtype."""
     if tensor.dtype not in _DTYPES:
         raise EngineError(
             f"{key or name}: safetensors has no {tensor.dtype}: register the tensor with another dtype, as .view(...) "
@@ -83,7 +85,7 @@ def shippable_spec(name: str, tensor: torch.Tensor, key: str = "") -> TensorSpec
 
 
 def torch_dtype(spec: TensorSpec) -> torch.dtype:
-    """The dtype of a tensor with this spec. Raises `EngineError` for one that torch has not."""
+    """Returns the torch dtype of a spec. Raises `EngineError` for one that torch does not have."""
     for dtype, name in _DTYPES.items():
         if name == spec.dtype:
             return dtype
@@ -91,31 +93,31 @@ def torch_dtype(spec: TensorSpec) -> torch.dtype:
 
 
 def host_units(tensor: torch.Tensor) -> Units:
-    """A tensor's bits as a flat numpy array: a view of a contiguous CPU tensor, else a copy."""
+    """Returns a tensor's bits as a flat numpy array: a view of a contiguous CPU tensor, else a copy."""
     bits = _bits(tensor).contiguous().cpu().reshape(-1)
     return _unsigned(bits)
 
 
 def flat_bits(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A contiguous tensor's bits as flat integers on its own device, a view; None if it is strided."""
+    """Returns a flat view of a contiguous tensor's bits as integers on its device; None if it is strided."""
     return _bits(tensor).view(-1) if tensor.is_contiguous() else None
 
 
 def live_tensor(tensor: torch.Tensor) -> LiveTensor:
-    """Access to a live tensor: straight to memory for a contiguous CPU tensor, else by `device_move`."""
+    """Returns access to a live tensor: by numpy for a contiguous CPU tensor, else by `unit_transfer`."""
     if tensor.device.type == "cpu" and tensor.is_contiguous():
         return _HostTensor(tensor)
     return DeviceTensor(tensor)
 
 
 class _HostTensor:
-    """A contiguous CPU tensor: numpy over its own memory."""
+    """A contiguous CPU tensor, accessed by numpy over its own memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._bits = host_units(tensor)
 
     @property
-    def place(self) -> torch.Tensor | None:
+    def device_bits(self) -> torch.Tensor | None:
         return None
 
     def units(self) -> Units:
@@ -140,14 +142,14 @@ class _HostTensor:
 
 
 class DeviceTensor:
-    """A tensor on a device, or a strided one: read and written there, with positions and values moved beforehand."""
+    """A tensor on a device, or a strided one. Positions and values are moved to its device before a write."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
         self._bits = _bits(tensor)
 
     @property
-    def place(self) -> torch.Tensor | None:
+    def device_bits(self) -> torch.Tensor | None:
         return self._bits
 
     def units(self) -> Units:
@@ -164,10 +166,10 @@ class DeviceTensor:
         return digest_units(spec, self.units())
 
     def gather(self, start: int, count: int, positions: Positions) -> Units:
-        return device_move.gather([Place(self._bits, start, count, positions)])[0]
+        return unit_transfer.gather_units([UnitSelection(self._bits, start, count, positions)])[0]
 
     def prepare(self, start: int, count: int, positions: Positions, values: Units) -> Callable[[], None]:
-        writes = device_move.prepare([Place(self._bits, start, count, positions)], [values])
+        writes = unit_transfer.prepare_unit_writes([UnitSelection(self._bits, start, count, positions)], [values])
 
         def write() -> None:
             for part in writes:

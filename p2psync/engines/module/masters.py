@@ -1,4 +1,4 @@
-"""fp32 masters as the bf16 bits that are published: whole, or compared with old bits block by block on a CPU."""
+"""Rounds fp32 master weights to the bf16 bits that are published: whole, or block by block beside the old bits."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
 from p2psync.delta.block import MAX_BLOCK_BYTES, Block, block_count, block_range
 from p2psync.delta.extract import Extraction, FoundChanges
 from p2psync.delta.kernels.block_sums import ScanSums, address_of_block
 from p2psync.delta.kernels.rounding import round_bf16
 from p2psync.delta.tensors import Units
-from p2psync.engines.device.finder import Pair, nan_bits
+from p2psync.engines.device.finder import VersionPair, nan_bits
 from p2psync.engines.module.live_tensors import host_units
 
-_PIECE = 1 << 22
+_COPY_UNITS = 1 << 22
 
 
-def rounded_units(masters: torch.Tensor) -> Units:
-    """The bits to which torch rounds masters of any shape, on any device: a flat copy on the host."""
+def round_to_units(masters: torch.Tensor) -> Units:
+    """Returns the bits (u16) to which torch rounds masters of any shape and device: a flat copy on the host."""
     out = np.empty(masters.numel(), np.uint16)
     if masters.device.type == "cpu" and masters.is_contiguous():
         round_bf16(_floats(masters), out, nan_bits(masters.device))
         return out
     flat = masters.detach().reshape(-1)
-    for k in range(0, out.size, _PIECE):
-        out[k : k + _PIECE] = host_units(flat[k : k + _PIECE].to(torch.bfloat16))
+    for k in range(0, out.size, _COPY_UNITS):
+        out[k : k + _COPY_UNITS] = host_units(flat[k : k + _COPY_UNITS].to(torch.bfloat16))
     return out
 
 
-def find_rounded(pair: Pair, block_units: int, sums: ScanSums | None = None) -> Iterator[FoundChanges]:
-    """What `delta.extract` finds between old bits and rounded masters, both on a CPU. Rounds a block at a time.
+def find_rounded_changes(pair: VersionPair, block_units: int, sums: ScanSums | None = None) -> Iterator[FoundChanges]:
+    """Yields the changed blocks between old bits and rounded masters, both on a CPU. Rounds one block at a time.
 
-    sums: of the tensor, to be filled; only where blocks are the largest."""
+    block_units: units of a block. sums: the tensor's block sums, to be filled; only for blocks of the largest size.
+    """
     masters, old = _floats(pair.new), host_units(pair.old)
     nan = nan_bits(pair.new.device)
     scratch = np.empty(min(MAX_BLOCK_BYTES // 2, masters.size), np.uint16)

@@ -1,4 +1,4 @@
-"""Which memory of this process may be written: a write to any other ends the process, and not with an exception."""
+"""Finds memory of this process that cannot be written. A write there ends the process without an exception."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from pathlib import Path
 
-#: Linux lists here what is mapped; elsewhere nothing is known, and nothing refused.
+#: Linux lists the process's mappings here. On other systems nothing is known, and nothing is refused.
 _MAPS = Path("/proc/self/maps")
 
 
 def first_unwritable(spans: Iterable[tuple[str, int, int]]) -> str | None:
-    """The name of the first span [start, stop) of addresses that reaches into memory without write permission."""
+    """Returns the name of the first span [start, stop) of addresses that reaches into read-only memory, or None."""
     try:
         text = _MAPS.read_text()
     except OSError:
@@ -20,17 +20,17 @@ def first_unwritable(spans: Iterable[tuple[str, int, int]]) -> str | None:
 
 
 def find_unwritable(maps: str, spans: Iterable[tuple[str, int, int]]) -> str | None:
-    """The same for the text of a maps file. Pure."""
-    barred = []
+    """Does the same for the text of a maps file. Pure."""
+    read_only = []
     for line in maps.splitlines():
         addresses, permissions = line.split(maxsplit=2)[:2]
         if "w" not in permissions:
             begin, _, end = addresses.partition("-")
-            barred.append((int(begin, 16), int(end, 16)))
-    barred.sort()
-    begins = [begin for begin, _ in barred]
+            read_only.append((int(begin, 16), int(end, 16)))
+    read_only.sort()
+    begins = [begin for begin, _ in read_only]
     for name, start, stop in spans:
         below = bisect_right(begins, stop - 1) - 1
-        if below >= 0 and barred[below][1] > start:
+        if below >= 0 and read_only[below][1] > start:
             return name
     return None

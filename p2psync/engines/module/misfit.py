@@ -1,4 +1,4 @@
-"""Says how the tensors of a version differ from those of a module. Pure."""
+"""Describes how the tensors of a version differ from those of a module. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Collection, Sequence
 
 from p2psync.delta.tensors import TensorSpec
 
-#: Names that are listed on each side: enough to see the pattern, little enough for one line.
+#: Names listed on each side: enough to see the pattern, few enough for one line.
 NAMES_SHOWN = 3
-#: What PEFT's adapters have in their names.
-_ADAPTER_MARKS = (".lora_", ".ia3_")
+#: Parts of the tensor names of PEFT's adapters.
+_ADAPTER_NAME_PARTS = (".lora_", ".ia3_")
 
 
-def misfit(version: Collection[TensorSpec], module: Collection[TensorSpec]) -> str:
-    """How the tensors of a version and of a module differ, and what to do about it, in one line; they do differ."""
+def describe_misfit(version: Collection[TensorSpec], module: Collection[TensorSpec]) -> str:
+    """Returns one line that says how two different sets of tensors differ, and what to do about it."""
     there = {spec.name: spec for spec in version}
     here = {spec.name: spec for spec in module}
     parts = []
@@ -26,7 +26,7 @@ def misfit(version: Collection[TensorSpec], module: Collection[TensorSpec]) -> s
         more = f" (and {len(other) - 1} more)" if len(other) > 1 else ""
         parts.append(f"{first!r} is {_form(there[first])} in it, and {_form(here[first])} in the module{more}")
     remedies = ["load the same architecture and dtypes"]
-    if any(mark in name for name in missing + surplus for mark in _ADAPTER_MARKS):
+    if any(part in name for name in missing + surplus for part in _ADAPTER_NAME_PARTS):
         remedies.append("merge adapters into their base before publishing")
     if missing or surplus:
         remedies.append("map state_dict keys to the published names with names=")

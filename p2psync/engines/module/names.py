@@ -1,9 +1,8 @@
-"""The parameters and buffers that a module has registered, and their names whatever wraps it.
+"""Finds a module's registered parameters and buffers, and names them as the inner module does, whatever wraps it.
 
-Names are those of the inner module. Looked through, at any depth, are `torch.compile`, DistributedDataParallel,
-DataParallel, activation checkpointing, DeepSpeed's engine (stages 0 to 2), Megatron's Float16Module, and PEFT. A PEFT
-layer computes with its adapters unless they are merged, and of `modules_to_save` with the active copy; the rest is not
-used, and not published.
+Wrappers that are looked through, at any depth: `torch.compile`, DistributedDataParallel, DataParallel, activation
+checkpointing, DeepSpeed's engine (stages 0 to 2), Megatron's Float16Module, and PEFT. A PEFT layer computes with its
+adapters unless they are merged, and of `modules_to_save` with the active copy; nothing else of PEFT is published.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from torch import nn
 from p2psync.engines.module.tensor_refusals import class_names
 from p2psync.errors import ModuleError
 
-#: Published names by state_dict keys; None leaves an entry out, a key that is not in a mapping is its own name.
+#: Published names by state_dict key. None leaves an entry out. A key that a mapping lacks keeps its own name.
 Names = Mapping[str, str | None] | Callable[[str], str | None]
 
-#: Children that hold the wrapped module whatever the class of the wrapper.
-_WRAPPED_AS = ("_orig_mod", "_checkpoint_wrapped_module")
-#: Wrappers by class, and the child that holds the wrapped module.
+#: Names of children that hold a wrapped module, whatever the class of the wrapper.
+_WRAPPED_CHILDREN = ("_orig_mod", "_checkpoint_wrapped_module")
+#: Wrapper classes, and the name of the child that holds the wrapped module.
 _WRAPPERS = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",
@@ -35,27 +34,33 @@ _WRAPPERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """A submodule. prefix: of its state_dict keys. inner: the same with wrappers looked through. used: whether forward
-    computes with it. children: by their part of the prefix."""
+class ModuleNode:
+    """A submodule in the tree of modules.
+
+    prefix: of its state_dict keys. inner: the prefix without wrappers. used: whether forward computes with it.
+    children: submodules by their part of the prefix.
+    """
 
     module: nn.Module
     prefix: str
     inner: str
     used: bool
-    children: dict[str, Node]
+    children: dict[str, ModuleNode]
 
-    def __iter__(self) -> Iterator[Node]:
-        """This one and all below, depth first; a module that is registered twice comes twice."""
+    def __iter__(self) -> Iterator[ModuleNode]:
+        """Yields this node and all below it, depth first. A module that is registered twice comes twice."""
         yield self
         for child in self.children.values():
             yield from child
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """A registered parameter or buffer. key: in the state_dict. name: the same with wrappers looked through. used:
-    whether it is to be published: forward computes with it, and it is no buffer that state_dict() leaves out."""
+class RegisteredTensor:
+    """A registered parameter or buffer.
+
+    owner, leaf: the module and the attribute. key: the state_dict key. name: the key without wrappers. used: whether
+    it is published: forward computes with it, and it is no buffer that state_dict() leaves out.
+    """
 
     owner: nn.Module
     leaf: str
@@ -64,7 +69,7 @@ class Slot:
     used: bool
 
     def tensor(self) -> torch.Tensor | None:
-        """What is registered now."""
+        """Returns the tensor that is registered now, or None."""
         parameters, buffers = self.owner._parameters, self.owner._buffers
         for registered in (parameters, buffers):
             if self.leaf in registered:
@@ -73,35 +78,35 @@ class Slot:
 
 
 def depends_on_state(module: nn.Module) -> bool:
-    """Whether what a module computes with depends on more than on what it has registered: PEFT's layers."""
+    """Returns whether a module's state decides with which tensors it computes, as in PEFT's layers."""
     return bool(class_names(module) & {"BaseTunerLayer", "ModulesToSaveWrapper"})
 
 
-def module_tree(module: nn.Module, prefix: str = "", inner: str = "", used: bool = True) -> Node:
-    """A module and its submodules."""
+def module_tree(module: nn.Module, prefix: str = "", inner: str = "", used: bool = True) -> ModuleNode:
+    """Returns the tree of a module and its submodules."""
     children = {
         path: module_tree(child, prefix + path, inner + name, used and child_used)
         for path, name, child, child_used in _children(module)
     }
-    return Node(module, prefix, inner, used, children)
+    return ModuleNode(module, prefix, inner, used, children)
 
 
-def slots(tree: Iterable[Node]) -> Iterator[Slot]:
-    """What the modules of a tree have registered, as far as it holds a tensor."""
+def registered_tensors(tree: Iterable[ModuleNode]) -> Iterator[RegisteredTensor]:
+    """Yields every registered parameter and buffer of a tree that holds a tensor."""
     for node in tree:
         own = node.used and not _is_merged(node.module)
         unlisted: set[str] = getattr(node.module, "_non_persistent_buffers_set", set())
         for leaf, parameter in node.module._parameters.items():
             if parameter is not None:
-                yield Slot(node.module, leaf, node.prefix + leaf, node.inner + leaf, own)
+                yield RegisteredTensor(node.module, leaf, node.prefix + leaf, node.inner + leaf, own)
         for leaf, buffer in node.module._buffers.items():
             if buffer is not None:
                 used = own and leaf not in unlisted
-                yield Slot(node.module, leaf, node.prefix + leaf, node.inner + leaf, used)
+                yield RegisteredTensor(node.module, leaf, node.prefix + leaf, node.inner + leaf, used)
 
 
-def inner_key(key: str, tree: Node) -> str:
-    """A state_dict key with wrappers looked through, also where a wrapper's own hook has taken its part out."""
+def inner_key(key: str, tree: ModuleNode) -> str:
+    """Returns a state_dict key without wrappers, also where a wrapper's own hook has removed its part."""
     node, rest = tree, key
     while True:
         first, _, more = rest.partition(".")
@@ -116,19 +121,19 @@ def inner_key(key: str, tree: Node) -> str:
         node = wrapped
 
 
-class Renaming:
-    """Gives published names."""
+class NameMap:
+    """Maps state_dict keys to published names."""
 
     def __init__(self, names: Names | None) -> None:
         self._names = names if names is not None else {}
-        self._met: set[str] = set()
+        self._seen: set[str] = set()
 
     def __call__(self, key: str, inner: str) -> str | None:
-        """The published name of a state_dict key, None to leave it out. inner: the key with wrappers looked through.
+        """Returns the published name of a state_dict key, None to leave it out. inner: the key without wrappers.
 
-        Raises `ModuleError` for what is no name.
+        Raises `ModuleError` for a value that is neither a non-empty text nor None.
         """
-        self._met |= {key, inner}
+        self._seen |= {key, inner}
         names = self._names
         name = names(inner) if callable(names) else names.get(inner, names.get(key, inner))
         if name is not None and (not isinstance(name, str) or not name):
@@ -136,15 +141,15 @@ class Renaming:
         return name
 
     def check(self) -> None:
-        """Raises `ModuleError` for keys of a mapping that were never asked for."""
-        unknown = sorted(set(self._names) - self._met) if isinstance(self._names, Mapping) else []
+        """Raises `ModuleError` for keys of the mapping that the module does not have."""
+        unknown = sorted(set(self._names) - self._seen) if isinstance(self._names, Mapping) else []
         if unknown:
-            has = ", ".join(sorted(self._met)[:5]) or "nothing"
+            has = ", ".join(sorted(self._seen)[:5]) or "nothing"
             raise ModuleError(f"names: the module has no {unknown[0]!r}; its state_dict begins {has}")
 
 
 def _children(module: nn.Module) -> Iterator[tuple[str, str, nn.Module, bool]]:
-    """(prefix of its keys, prefix of its names, child, whether it is computed with)."""
+    """Yields (prefix of its keys, prefix of its names, child, whether forward computes with it)."""
     if "ModulesToSaveWrapper" in class_names(module):
         yield from _modules_to_save(module)
         return
@@ -156,8 +161,8 @@ def _children(module: nn.Module) -> Iterator[tuple[str, str, nn.Module, bool]]:
 
 
 def _wrapped(module: nn.Module) -> str:
-    """The child that this module only wraps; "" if it is no wrapper."""
-    for name in _WRAPPED_AS:
+    """Returns the name of the child that this module wraps; "" if it is no wrapper."""
+    for name in _WRAPPED_CHILDREN:
         if name in module._modules:
             return name
     kinds = class_names(module)
@@ -168,12 +173,12 @@ def _wrapped(module: nn.Module) -> str:
 
 
 def _is_merged(module: nn.Module) -> bool:
-    """Whether a PEFT layer computes with its base layer alone."""
+    """Returns whether a PEFT layer computes with its base layer alone."""
     return "BaseTunerLayer" in class_names(module) and bool(getattr(module, "merged", False))
 
 
 def _modules_to_save(module: nn.Module) -> Iterator[tuple[str, str, nn.Module, bool]]:
-    """PEFT's copies of a module that is trained whole: one of them takes its place."""
+    """Yields PEFT's copies of a module that is trained whole; the active one replaces the original."""
     copies = module._modules.get("modules_to_save")
     active = [] if getattr(module, "disable_adapters", False) else list(getattr(module, "active_adapters", []))
     for name, child in copies._modules.items() if copies is not None else ():

@@ -1,4 +1,4 @@
-"""Strided views of memory: whether one visits an address twice, and how two of them share bytes. Pure."""
+"""Strided views of memory: whether a view visits an address twice, and how two views share bytes. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Answers of `relation` that are kept: a module that interleaves parameters is asked about at every publish.
+#: Cached answers of `relation`: a module whose parameters interleave asks the same ones at every publish.
 _RELATIONS_KEPT = 4096
 
 
@@ -25,7 +25,7 @@ class Relation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StorageView:
-    """A view with at least one element. start: its first address. width: bytes of an element. strides: in elements."""
+    """A view with at least one element. start: first address. width: bytes of an element. strides: in elements."""
 
     start: int
     width: int
@@ -49,9 +49,9 @@ class StorageView:
         return self.stop - self.start == self.nbytes
 
     def repeats(self) -> bool:
-        """Whether two elements may share an address: an expanded or unfolded tensor.
+        """Returns whether two elements may share an address, as in an expanded or unfolded tensor.
 
-        True also for a few views whose elements interleave without sharing any, as no ordinary operation makes them.
+        Also True for a few views whose elements interleave without sharing an address; no common operation makes them.
         """
         reach = 0
         for stride, size in sorted((t, s) for s, t in zip(self.shape, self.strides, strict=True) if s > 1):
@@ -62,7 +62,7 @@ class StorageView:
 
 
 def relation(one: StorageView, two: StorageView) -> Relation:
-    """How `two` shares bytes with `one`; neither repeats an address."""
+    """Returns how `two` shares bytes with `one`. Neither view may repeat an address."""
     if one == two:
         return Relation.INSIDE
     if two.stop <= one.start or one.stop <= two.start:
@@ -75,7 +75,7 @@ def relation(one: StorageView, two: StorageView) -> Relation:
 
 @lru_cache(maxsize=_RELATIONS_KEPT)
 def _compare(one: StorageView, two: StorageView) -> Relation:
-    """Mark the bytes of one view, and look at them through the other: takes memory of the span of both."""
+    """Marks the bytes of one view and reads the marks through the other. Takes memory of the span of both."""
     unit = math.gcd(one.width, two.width, one.start, two.start)
     marks = np.zeros(max(one.stop, two.stop) // unit, np.bool_)
     _through(marks, one, unit)[...] = True
@@ -86,7 +86,7 @@ def _compare(one: StorageView, two: StorageView) -> Relation:
 
 
 def _through(marks: NDArray[np.bool_], view: StorageView, unit: int) -> NDArray[Any]:
-    """The marks of a view's bytes, one for each `unit` of them."""
+    """Returns a view of the marks of a view's bytes, one mark for each `unit` bytes."""
     each = view.width // unit
     return np.lib.stride_tricks.as_strided(
         marks[view.start // unit :], (*view.shape, each), (*(stride * each for stride in view.strides), 1)

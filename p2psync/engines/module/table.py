@@ -1,9 +1,10 @@
-"""What of a torch module is published: names, and for each the storage that the module computes with.
+"""The table of a torch module: the published names, and for each the storage that the module computes with.
 
-The law: every entry of `state_dict()` is a view of a registered parameter or buffer (or extra state, which is written
-through the module's own interface), no two rows share a byte, and together the rows hold all that is registered and
-persistent. What breaks it is refused by name. So the bits that are read, written and digested are those that `forward`
-computes with. Publisher, subscriber, resident and sharded publishing all take their tensors from here.
+Invariant: every entry of `state_dict()` is a view of a registered parameter or buffer, or extra state, which is written
+through the module's own interface; no two rows share a byte; together the rows hold everything that is registered and
+persistent. A module that breaks it is refused, with the name of the tensor. So the bits that are read, written and
+digested are those that `forward` computes with. Publisher, subscriber, resident and sharded publishing all take their
+tensors from here.
 """
 
 from __future__ import annotations
@@ -18,134 +19,145 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from p2psync.delta.tensors import TensorSpec
-from p2psync.engines.module.entries import Entry, Storage, by_spec, storage_of, without_aliases
 from p2psync.engines.module.memory_maps import first_unwritable
-from p2psync.engines.module.names import Names, Renaming, Slot, depends_on_state, inner_key, module_tree, slots
+from p2psync.engines.module.names import (
+    NameMap,
+    Names,
+    RegisteredTensor,
+    depends_on_state,
+    inner_key,
+    module_tree,
+    registered_tensors,
+)
 from p2psync.engines.module.storage_views import Relation, StorageView, relation
-from p2psync.engines.module.tensor_refusals import module_refusal, refusal, storage_view
+from p2psync.engines.module.table_rows import StorageKey, TableEntry, drop_aliases, index_by_spec, storage_key
+from p2psync.engines.module.tensor_refusals import module_refusal, storage_view, tensor_refusal
 from p2psync.errors import ModuleError
 
 __all__ = ["LiveTable", "ModuleTable", "Names", "module_rows", "module_specs", "module_table", "tensor_table"]
 
 _EXTRA = "_extra_state"
-#: Gives the part of a parameter or buffer that is held here, from its name and the tensor. Raises `ModuleError`.
-Local = Callable[[str, torch.Tensor], torch.Tensor]
+#: Returns the part of a parameter or buffer that this process holds, from its name and tensor. Raises `ModuleError`.
+LocalShardOf = Callable[[str, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A registered tensor and where it lay. view: None if it has no bits."""
+class TensorAddress:
+    """A registered tensor and where it lay. registered: the parameter or buffer. view: None if it has no bits."""
 
-    slot: Slot
+    registered: RegisteredTensor
     tensor: torch.Tensor
     address: int
     dtype: torch.dtype
     view: StorageView | None
 
     def is_same(self) -> bool:
-        """Whether the module has that tensor, of that dtype and shape, at that address."""
-        tensor = self.slot.tensor()
+        """Returns whether the module still has that tensor, of that dtype and shape, at that address."""
+        tensor = self.registered.tensor()
         return tensor is self.tensor and tensor.dtype == self.dtype and storage_view(tensor) == self.view
 
 
 @dataclass(frozen=True)
 class ModuleTable:
-    """The rows of a module, as it is now.
+    """The rows of a module at one time.
 
-    entries: sorted by spec. names: the row of each state_dict key, as it is and with wrappers looked through; a tied
-    key has the row of the tensor that it is tied to.
+    entries: sorted by spec. names: the row's name for each state_dict key, with and without wrappers; a tied key has
+    the row of the tensor that it is tied to. caches_parametrizations: whether the module has parametrizations.
     """
 
-    entries: Mapping[TensorSpec, Entry]
+    entries: Mapping[TensorSpec, TableEntry]
     names: Mapping[str, str]
     caches_parametrizations: bool = False
-    _places: list[Place] = field(default_factory=list)
+    _addresses: list[TensorAddress] = field(default_factory=list)
 
     @property
     def rows(self) -> dict[TensorSpec, torch.Tensor]:
-        """The tensors, by sorted specs. Extra state is a copy."""
+        """The tensors by spec, sorted. Extra state is a copy."""
         return {spec: entry.tensor for spec, entry in self.entries.items()}
 
     @cached_property
-    def _place_of(self) -> dict[int, Place]:
-        return {id(place.tensor): place for place in self._places}
+    def _address_of(self) -> dict[int, TensorAddress]:
+        return {id(known.tensor): known for known in self._addresses}
 
     def check_writable(self) -> None:
-        """Raises `ModuleError` for a tensor in memory that cannot be written, such as a file mapped to be read."""
+        """Raises `ModuleError` for a tensor in memory that cannot be written, such as a file mapped for reading."""
         entries = [entry for entry in self.entries.values() if entry.owner is None and entry.local.device.type == "cpu"]
         views = [(entry.key, entry.view.start, entry.view.stop) for entry in entries if entry.view is not None]
         if (key := first_unwritable(views)) is not None:
             raise ModuleError(f"{key}: its memory is mapped for reading only: replace it with .clone()")
 
     def check_in_place(self) -> None:
-        """Raises `ModuleError` if the module reads from other memory now: O(tensors), reads no bits."""
-        for place in self._places:
-            if place.slot.tensor() is not place.tensor or place.tensor.data_ptr() != place.address:
-                raise ModuleError(f"{place.slot.name} was replaced or moved while a version was staged: stage it again")
+        """Raises `ModuleError` if the module reads other memory now. O(tensors), reads no bits."""
+        for known in self._addresses:
+            if known.registered.tensor() is not known.tensor or known.tensor.data_ptr() != known.address:
+                raise ModuleError(
+                    f"{known.registered.name} was replaced or moved while a version was staged: stage it again"
+                )
 
-    def only(self, names: Collection[str]) -> ModuleTable:
-        """The rows of these names."""
+    def with_names(self, names: Collection[str]) -> ModuleTable:
+        """Returns a table of the rows with these names."""
         entries = {spec: entry for spec, entry in self.entries.items() if entry.name in names}
         return replace(self, entries=entries)
 
     def with_rows(self, other: ModuleTable) -> ModuleTable:
-        """The rows of both tables, which have no name in common."""
+        """Returns a table of the rows of both tables, which share no name."""
         entries = {**self.entries, **other.entries}
         return replace(self, entries={spec: entries[spec] for spec in sorted(entries)})
 
     def is_current(self, spec: TensorSpec) -> bool:
-        """Whether a row is a registered tensor that the module reads where it did."""
-        place = self._place_of.get(self.entries[spec].registered)
-        return place is not None and place.is_same()
+        """Returns whether a row is a registered tensor that has not moved."""
+        known = self._address_of.get(self.entries[spec].registered)
+        return known is not None and known.is_same()
 
     def is_same(self) -> bool:
-        """Whether every registered tensor is where it was, as it was."""
-        return all(place.is_same() for place in self._places)
+        """Returns whether every registered tensor is the same, at the same address."""
+        return all(known.is_same() for known in self._addresses)
 
-    def forget_caches(self) -> None:
-        """Drop what `torch.nn.utils.parametrize.cached` keeps of values computed from these tensors."""
+    def clear_caches(self) -> None:
+        """Drops the values that `torch.nn.utils.parametrize.cached` keeps, which were computed from these tensors."""
         if self.caches_parametrizations:
             parametrize._cache.clear()
 
 
-def module_table(module: nn.Module, names: Names | None = None, *, local: Local | None = None) -> ModuleTable:
-    """The table of a module. Calls its `state_dict`; reads no bits.
+def module_table(module: nn.Module, names: Names | None = None, *, local: LocalShardOf | None = None) -> ModuleTable:
+    """Returns the table of a module. Calls its `state_dict`; reads no bits.
 
-    names: see `Names`. local: gives the part of a sharded tensor that is held here; without it shards are refused.
-    Raises `ModuleError`, which names the entry and says what to do.
+    names: see `Names`. local: returns the part of a sharded tensor that this process holds; without it sharded tensors
+    are refused. Raises `ModuleError`, which names the entry and says what to do.
     """
     if not isinstance(module, nn.Module):
         raise ModuleError(f"{type(module).__name__}: give a torch.nn.Module")
-    return _Resolver(module, names, local).table()
+    return _TableBuilder(module, names, local).table()
 
 
 def tensor_table(tensors: Mapping[str, torch.Tensor]) -> ModuleTable:
-    """The table of tensors that belong to no module, under their own names. Raises `ModuleError`."""
+    """Returns the table of tensors that belong to no module, under their own names. Raises `ModuleError`."""
     found = [
-        Entry(name, name, tensor.detach(), tensor.detach(), _view(name, tensor)) for name, tensor in tensors.items()
+        TableEntry(name, name, tensor.detach(), tensor.detach(), _view(name, tensor))
+        for name, tensor in tensors.items()
     ]
-    listed, _ = without_aliases(found)
-    return ModuleTable(by_spec(listed), {entry.key: entry.name for entry in listed})
+    listed, _ = drop_aliases(found)
+    return ModuleTable(index_by_spec(listed), {entry.key: entry.name for entry in listed})
 
 
 def module_rows(
     module: nn.Module | Mapping[str, torch.Tensor], names: Names | None = None
 ) -> dict[TensorSpec, torch.Tensor]:
-    """The tensors of a module, or of a mapping, by sorted specs: see `module_table`."""
+    """Returns the tensors of a module, or of a mapping, by spec, sorted: see `module_table`."""
     if isinstance(module, nn.Module):
         return module_table(module, names).rows
     return tensor_table(module).rows
 
 
 def module_specs(module: nn.Module, names: Names | None = None) -> list[TensorSpec]:
-    """The specs of `module_rows`, sorted."""
+    """Returns the specs of `module_rows`, sorted."""
     return list(module_rows(module, names))
 
 
 def table_source(
     module: nn.Module | Mapping[str, torch.Tensor] | Callable[[], ModuleTable], names: Names | None = None
 ) -> Callable[[], ModuleTable]:
-    """What gives the table of a module, or of named tensors, as it is now. Raises `ModuleError`."""
+    """Returns a function that returns the current table of a module, or of named tensors. Raises `ModuleError`."""
     if isinstance(module, nn.Module):
         return LiveTable(module, names)
     if not isinstance(module, Mapping):
@@ -155,26 +167,26 @@ def table_source(
 
 
 class LiveTable:
-    """The table of a module over time: follows tensors that are moved, refuses others than at first."""
+    """The table of a module over time: follows tensors that move, refuses a module whose tensors become others."""
 
     def __init__(self, module: nn.Module, names: Names | None = None) -> None:
         """Raises `ModuleError`."""
         self._module, self._names = module, names
         self._table = module_table(module, names)
-        # Not the first table itself: it would keep memory that the module has left.
+        # Not the first table itself: it would keep memory alive that the module no longer uses.
         self._specs, self._rows = list(self._table.entries), self._table.names
-        self._marks = self._registered()
-        self._looks_anew = any(entry.owner is not None for entry in self._table.entries.values()) or any(
+        self._registered_ids = self._registered()
+        self._always_rebuild = any(entry.owner is not None for entry in self._table.entries.values()) or any(
             depends_on_state(part) for part in module.modules()
         )
 
     def __call__(self) -> ModuleTable:
-        """The table as it is now: O(tensors). Raises `ModuleError` if names, dtypes, shapes or ties have changed."""
-        marks = self._registered()
-        if self._looks_anew or marks != self._marks or not self._table.is_same():
+        """Returns the current table, in O(tensors). Raises `ModuleError` if names, dtypes, shapes or ties changed."""
+        registered_ids = self._registered()
+        if self._always_rebuild or registered_ids != self._registered_ids or not self._table.is_same():
             table = module_table(self._module, self._names)
             self._require_same(list(table.entries), table.names)
-            self._table, self._marks = table, marks
+            self._table, self._registered_ids = table, registered_ids
         return self._table
 
     def _require_same(self, specs: list[TensorSpec], names: Mapping[str, str]) -> None:
@@ -188,48 +200,48 @@ class LiveTable:
         raise ModuleError(f"the module's tensors are no longer those it had at first ({what}): make a new one for it")
 
     def _registered(self) -> list[tuple[int, ...]]:
-        """Which modules there are, and what each has registered, by their ids."""
+        """Returns the ids of all submodules and of what each has registered."""
         return [
             (id(part), *map(id, part._parameters.values()), *map(id, part._buffers.values()))
             for part in self._module.modules()
         ]
 
 
-class _Resolver:
-    """One look at one module."""
+class _TableBuilder:
+    """Builds the table of one module."""
 
-    def __init__(self, module: nn.Module, names: Names | None, local: Local | None) -> None:
+    def __init__(self, module: nn.Module, names: Names | None, local: LocalShardOf | None) -> None:
         self._module = module
         self._sharded = local is not None
         self._local = local or (lambda name, tensor: tensor)
         self._tree = module_tree(module)
         self._nodes = list(self._tree)
-        self._slots = list(slots(self._nodes))
-        self._name = Renaming(names)
+        self._registered_tensors = list(registered_tensors(self._nodes))
+        self._name_map = NameMap(names)
 
     def table(self) -> ModuleTable:
         self._refuse_sharding()
-        self._refuse_slots()
+        self._refuse_tensors()
         state = self._state()
         self._index()
-        entries: list[Entry] = []
-        keys: dict[str, Entry] = {}
+        entries: list[TableEntry] = []
+        keys: dict[str, TableEntry] = {}
         for key, value in state.items():
             inner = inner_key(key, self._tree)
             entry = self._entry(key, inner, value)
             if entry is not None:
                 entries.append(entry)
                 keys[key] = keys[inner] = entry
-        listed, row_of = without_aliases(entries)
+        listed, row_of = drop_aliases(entries)
         self._refuse_gaps(entries, listed)
-        self._name.check()
+        self._name_map.check()
         if not listed:
             raise ModuleError("the module has no parameters or buffers: there is nothing to publish or keep live")
         return ModuleTable(
-            by_spec(listed),
+            index_by_spec(listed),
             {key: row_of[id(entry)].name for key, entry in keys.items()},
             any(isinstance(node.module, parametrize.ParametrizationList) for node in self._nodes),
-            [] if self._sharded else list(self._places()),
+            [] if self._sharded else list(self._addresses()),
         )
 
     def _state(self) -> dict[str, object]:
@@ -237,7 +249,7 @@ class _Resolver:
             return self._module.state_dict(keep_vars=True) if self._sharded else self._module.state_dict()
         except Exception as error:  # of the module's own code
             raise ModuleError(
-                f"state_dict() fails ({type(error).__name__}: {_one_line(error)}): mend it first"
+                f"state_dict() fails ({type(error).__name__}: {_one_line(error)}): fix it first"
             ) from error
 
     def _refuse_sharding(self) -> None:
@@ -245,70 +257,76 @@ class _Resolver:
             reason = module_refusal(node.module, dtensors=self._sharded)
             _require(node.prefix.rstrip(".") or type(node.module).__name__, reason)
 
-    def _refuse_slots(self) -> None:
-        for slot in self._slots:
-            tensor = slot.tensor()
-            if slot.used and tensor is not None:
-                held = self._local(slot.name, tensor)
-                _require(slot.key, refusal(held, slot.owner))
+    def _refuse_tensors(self) -> None:
+        for registered in self._registered_tensors:
+            tensor = registered.tensor()
+            if registered.used and tensor is not None:
+                held = self._local(registered.name, tensor)
+                _require(registered.key, tensor_refusal(held, registered.owner))
 
     def _index(self) -> None:
-        """After `state_dict`, which may have brought the module into another state."""
-        self._by_name: dict[str, Slot] = {}
-        self._by_storage: dict[Storage, list[Slot]] = {}
+        """Indexes the registered tensors, after `state_dict`, which may have changed the module's state."""
+        self._by_name: dict[str, RegisteredTensor] = {}
+        self._by_storage: dict[StorageKey, list[RegisteredTensor]] = {}
         self._owners: dict[str, nn.Module] = {}
         for node in self._nodes:
             self._owners[node.inner + _EXTRA] = node.module  # the innermost: it comes last
-        for slot in self._slots:
-            if slot.used or slot.name not in self._by_name:
-                self._by_name[slot.name] = slot
-            held = self._held(slot)
+        for registered in self._registered_tensors:
+            if registered.used or registered.name not in self._by_name:
+                self._by_name[registered.name] = registered
+            held = self._held(registered)
             if held is not None and held.numel():
-                self._by_storage.setdefault(storage_of(held), []).append(slot)
+                self._by_storage.setdefault(storage_key(held), []).append(registered)
 
-    def _held(self, slot: Slot) -> torch.Tensor | None:
-        tensor = slot.tensor()
-        if tensor is None or (not slot.used and refusal(tensor, slot.owner)):
+    def _held(self, registered: RegisteredTensor) -> torch.Tensor | None:
+        tensor = registered.tensor()
+        if tensor is None or (not registered.used and tensor_refusal(tensor, registered.owner)):
             return None
-        return self._local(slot.name, tensor).detach()
+        return self._local(registered.name, tensor).detach()
 
-    def _entry(self, key: str, inner: str, value: object) -> Entry | None:
-        """The row of an entry of the state_dict; None for one that is not to be published."""
-        name = self._name(key, inner)
-        if name is None or _says_nothing(value):
+    def _entry(self, key: str, inner: str, value: object) -> TableEntry | None:
+        """Returns the row of an entry of the state_dict; None for one that is not published."""
+        name = self._name_map(key, inner)
+        if name is None or _is_stateless(value):
             return None
         if not isinstance(value, torch.Tensor):
             raise ModuleError(
                 f"{key}: its state_dict holds a {type(value).__name__}, which cannot be published: make it a buffer, "
                 f"or leave it out with names={{{inner!r}: None}}"
             )
-        slot = self._by_name.get(inner)
-        tensor = slot.tensor() if slot is not None else None
-        if slot is not None and tensor is not None and (not value.numel() or self._same_storage(slot, tensor, value)):
-            held = self._local(slot.name, value).detach()
-            return Entry(name, key, value.detach(), held, storage_view(held), id(tensor)) if slot.used else None
-        _require(key, refusal(value))
+        registered = self._by_name.get(inner)
+        tensor = registered.tensor() if registered is not None else None
+        if (
+            registered is not None
+            and tensor is not None
+            and (not value.numel() or self._same_storage(registered, tensor, value))
+        ):
+            held = self._local(registered.name, value).detach()
+            return (
+                TableEntry(name, key, value.detach(), held, storage_view(held), id(tensor)) if registered.used else None
+            )
+        _require(key, tensor_refusal(value))
         if not value.numel():
             return None
         value, view = value.detach(), storage_view(value)
-        holders = [s for s in self._by_storage.get(storage_of(value), []) if self._contains(s, view)]
+        holders = [s for s in self._by_storage.get(storage_key(value), []) if self._contains(s, view)]
         if holders:
-            return Entry(name, key, value, value, view) if any(s.used for s in holders) else None
-        return Entry(name, key, value, value, view, owner=self._owner(key, inner))
+            return TableEntry(name, key, value, value, view) if any(s.used for s in holders) else None
+        return TableEntry(name, key, value, value, view, owner=self._owner(key, inner))
 
-    def _same_storage(self, slot: Slot, tensor: torch.Tensor, value: torch.Tensor) -> bool:
-        if not slot.used:
+    def _same_storage(self, registered: RegisteredTensor, tensor: torch.Tensor, value: torch.Tensor) -> bool:
+        if not registered.used:
             return tensor.data_ptr() == value.data_ptr()
-        here, there = self._local(slot.name, tensor), self._local(slot.name, value)
+        here, there = self._local(registered.name, tensor), self._local(registered.name, value)
         return tensor.shape == value.shape and storage_view(here) == storage_view(there) and here.dtype == there.dtype
 
-    def _contains(self, slot: Slot, view: StorageView | None) -> bool:
-        held = self._held(slot)
+    def _contains(self, registered: RegisteredTensor, view: StorageView | None) -> bool:
+        held = self._held(registered)
         whole = storage_view(held) if held is not None else None
         return whole is not None and view is not None and relation(whole, view) is Relation.INSIDE
 
     def _owner(self, key: str, inner: str) -> nn.Module:
-        """Whose extra state an entry is that no registered tensor holds."""
+        """Returns the module whose extra state an entry is, if no registered tensor holds it."""
         owner = self._owners.get(inner)
         if owner is None:
             raise ModuleError(
@@ -323,33 +341,34 @@ class _Resolver:
             )
         return owner
 
-    def _refuse_gaps(self, entries: list[Entry], listed: list[Entry]) -> None:
-        """Whatever is registered and used is in a row, or was left out on purpose."""
+    def _refuse_gaps(self, entries: list[TableEntry], listed: list[TableEntry]) -> None:
+        """Raises `ModuleError` for a registered tensor in use that no row holds and no name leaves out."""
         whole = {(entry.local.device, entry.view) for entry in entries}
         named = {entry.registered for entry in entries}
-        for slot in self._slots:
-            held = self._held(slot) if slot.used else None
+        for registered in self._registered_tensors:
+            held = self._held(registered) if registered.used else None
             view = storage_view(held) if held is not None else None
-            if held is None or view is None or id(slot.tensor()) in named or (held.device, view) in whole:
+            if held is None or view is None or id(registered.tensor()) in named or (held.device, view) in whole:
                 continue
             parts = [e.view for e in listed if e.view is not None and e.local.device == held.device]
             covered = sum(part.nbytes for part in parts if relation(view, part) is Relation.INSIDE)
             inside = any(relation(part, view) is Relation.INSIDE for part in parts)
-            if covered < view.nbytes and not inside and self._name(slot.key, slot.name) is not None:
+            if covered < view.nbytes and not inside and self._name_map(registered.key, registered.name) is not None:
                 raise ModuleError(
-                    f"{slot.key}: the module computes with it, but its state_dict() leaves it out, so that every actor "
-                    f"would keep its own: let state_dict() list it, or leave it out with names={{{slot.name!r}: None}}"
+                    f"{registered.key}: the module computes with it, but its state_dict() leaves it out, so that every "
+                    "actor would keep its own: let state_dict() list it, or leave it out with "
+                    f"names={{{registered.name!r}: None}}"
                 )
 
-    def _places(self) -> Iterator[Place]:
-        for slot in self._slots:
-            tensor = slot.tensor()
-            if slot.used and tensor is not None:
-                yield Place(slot, tensor, tensor.data_ptr(), tensor.dtype, storage_view(tensor))
+    def _addresses(self) -> Iterator[TensorAddress]:
+        for registered in self._registered_tensors:
+            tensor = registered.tensor()
+            if registered.used and tensor is not None:
+                yield TensorAddress(registered, tensor, tensor.data_ptr(), tensor.dtype, storage_view(tensor))
 
 
 def _view(name: str, tensor: torch.Tensor) -> StorageView | None:
-    _require(name, refusal(tensor))
+    _require(name, tensor_refusal(tensor))
     return storage_view(tensor)
 
 
@@ -362,8 +381,8 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _says_nothing(value: object) -> bool:
-    """Whether an entry holds no state: None, or something empty that is no tensor."""
+def _is_stateless(value: object) -> bool:
+    """Returns whether an entry holds no state: None, or an empty value that is not a tensor."""
     if isinstance(value, io.BytesIO):
         return not value.getbuffer().nbytes
     return value is None or (isinstance(value, Sized) and not isinstance(value, torch.Tensor) and not len(value))

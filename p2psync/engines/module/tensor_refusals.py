@@ -1,7 +1,7 @@
-"""Which tensors of a module hold, in one plain storage, all of what the module computes with; and why others do not.
+"""Decides which tensors can be published: those whose one plain storage holds all that the module computes with.
 
-A version is bits in a storage. A tensor whose value lies elsewhere too (quantization state, other ranks, a disk), or
-whose storage is not there, is refused with the reason and a remedy.
+A version is bits in a storage. A tensor whose value lies partly elsewhere (quantization state, other ranks, a disk), or
+whose storage is missing, is refused with the reason and a remedy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 
 from p2psync.engines.module.storage_views import StorageView
 
-#: Classes whose names are remembered: a model has some tens.
+#: Cached class names: a model has some tens of classes.
 _CLASSES_KEPT = 1024
 _FSDP1 = (
     "FSDP1 keeps its parameters in flat shards: use FSDP2 (torch.distributed.fsdp.fully_shard) with FsdpPublisher, or "
@@ -25,7 +25,7 @@ _UNQUANTIZED = "give the module as it was before it was quantized"
 
 
 def class_names(thing: object) -> frozenset[str]:
-    """The names of an object's class and its bases: libraries that may not be installed are known by them."""
+    """Returns the names of an object's class and bases, which tell classes of libraries without an import."""
     return _names_of(type(thing).__mro__)
 
 
@@ -35,7 +35,7 @@ def _names_of(bases: tuple[type, ...]) -> frozenset[str]:
 
 
 def module_refusal(module: nn.Module, *, dtensors: bool = False) -> str:
-    """Why a module cannot be read as it is, by its class; "" if it can. dtensors: FSDP2 is supported here."""
+    """Returns why a module of this class cannot be read, "" if it can. dtensors: whether FSDP2 is supported."""
     names = class_names(module)
     if "FullyShardedDataParallel" in names or "_fsdp_wrapped_module" in module._modules:
         return _FSDP1
@@ -53,23 +53,23 @@ def module_refusal(module: nn.Module, *, dtensors: bool = False) -> str:
     return ""
 
 
-def refusal(tensor: torch.Tensor, owner: nn.Module | None = None) -> str:
-    """Why a tensor's bits are not all of what is computed with, and what to do; "" if they are.
+def tensor_refusal(tensor: torch.Tensor, owner: nn.Module | None = None) -> str:
+    """Returns why a tensor cannot be published and what to do about it, "" if it can.
 
     owner: the module that has registered it.
     """
-    return _placeholder(tensor) or _partition(tensor, owner) or _quantized(tensor) or _form(tensor, owner)
+    return _placeholder(tensor) or _partition(tensor, owner) or _quantized(tensor) or _layout(tensor, owner)
 
 
 def storage_view(tensor: torch.Tensor) -> StorageView | None:
-    """Where a plain tensor's bits lie; None if it has none."""
+    """Returns where a plain tensor's bits lie; None if it is empty."""
     if not tensor.numel():
         return None
     return StorageView(tensor.data_ptr(), tensor.element_size(), tuple(tensor.shape), tuple(tensor.stride()))
 
 
 def _placeholder(tensor: torch.Tensor) -> str:
-    """Parameters whose values other ranks hold."""
+    """Refuses parameters whose values other ranks hold."""
     if hasattr(tensor, "ds_id") or hasattr(tensor, "ds_shape"):
         return (
             "DeepSpeed ZeRO-3 keeps a placeholder here: gather the parameters (deepspeed.zero.GatheredParameters) into "
@@ -82,7 +82,7 @@ def _placeholder(tensor: torch.Tensor) -> str:
 
 
 def _partition(tensor: torch.Tensor, owner: nn.Module | None) -> str:
-    """Tensor and expert parallelism of Megatron's kind: plain tensors of which other ranks hold others."""
+    """Refuses parts of tensor- or expert-parallel parameters, as in Megatron: other ranks hold the rest."""
     whole = _is_whole(owner)
     if whole is False or (whole is None and getattr(tensor, "tensor_model_parallel", False)):
         return (
@@ -98,7 +98,7 @@ def _partition(tensor: torch.Tensor, owner: nn.Module | None) -> str:
 
 
 def _is_whole(owner: nn.Module | None) -> bool | None:
-    """Whether a module's partition is the whole, as its sizes say; None if it has none."""
+    """Returns whether a module's partition sizes equal its whole sizes; None if it has no partition."""
     parts = [name for name in vars(owner) if name.endswith("_per_partition")] if owner is not None else []
     sizes = [(getattr(owner, part), getattr(owner, part.removesuffix("_per_partition"), None)) for part in parts]
     return all(part == whole for part, whole in sizes) if sizes else None
@@ -113,8 +113,8 @@ def _quantized(tensor: torch.Tensor) -> str:
     return ""
 
 
-def _form(tensor: torch.Tensor, owner: nn.Module | None) -> str:
-    """Tensors that are no plain strided memory."""
+def _layout(tensor: torch.Tensor, owner: nn.Module | None) -> str:
+    """Refuses tensors that are not plain strided memory."""
     if nn.parameter.is_lazy(tensor):
         return "a lazy parameter without a shape yet: run one forward pass first"
     if tensor.is_meta:
@@ -151,7 +151,7 @@ def _memory(tensor: torch.Tensor) -> str:
 
 
 def _is_plain(kind: type[torch.Tensor]) -> bool:
-    """Whether a class of tensors computes as `torch.Tensor` does."""
-    ours = (torch.Tensor.__torch_function__.__func__, nn.Parameter.__torch_function__)  # type: ignore[attr-defined]
+    """Returns whether a class of tensors computes as `torch.Tensor` does."""
+    plain = (torch.Tensor.__torch_function__.__func__, nn.Parameter.__torch_function__)  # type: ignore[attr-defined]
     function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
-    return function in ours and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return function in plain and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__

@@ -1,4 +1,4 @@
-"""Writing prepared changes into live tensors: on all threads, all of them or none."""
+"""Writes prepared changes into live tensors with several threads: all changes, or none."""
 
 from __future__ import annotations
 
@@ -7,38 +7,41 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from p2psync.delta.tensors import Units
-from p2psync.engines.device import gather as device_move
-from p2psync.engines.module.staging import Change, prepare_writes
+from p2psync.engines.device import unit_transfer as unit_transfer
+from p2psync.engines.module.staging import TensorChange, prepare_change_writes
 from p2psync.errors import EngineError
 
 Write = Callable[[], None]
-# From about this many calls on, threads save more than it takes to wake them.
-_PARALLEL_BLOCKS = 64
+#: Calls from which on threads save more time than it takes to wake them.
+_MIN_PARALLEL_WRITES = 64
 
 
-class Writer:
-    """Threads that write while nobody reads."""
+class AtomicWriter:
+    """A pool of threads that writes while nobody reads."""
 
-    def __init__(self, threads: int | None = None, least: int | None = None) -> None:
-        """threads: by default one per core. least: calls for which threads are used."""
-        self._least = least
+    def __init__(self, threads: int | None = None, min_parallel: int | None = None) -> None:
+        """threads: by default one per core, at most 16. min_parallel: calls from which on threads are used."""
+        self._min_parallel = min_parallel
         self._threads = threads or min(16, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads, "p2psync-write")
 
-    def write(self, changes: Sequence[Change], writes: Sequence[Write], undo: Sequence[Units]) -> None:
-        """Run the prepared writes of these changes; what fails leaves everything as it was, where `undo` are the old
-        bits. Raises `EngineError`, and what failed in undoing."""
+    def write(self, changes: Sequence[TensorChange], writes: Sequence[Write], undo: Sequence[Units]) -> None:
+        """Runs the prepared writes of these changes, or leaves everything as it was.
+
+        undo: the old bits of each change. Raises `EngineError` if a write failed and was undone, and the error of the
+        undoing if that failed too.
+        """
         try:
             self._run(writes)
-            settle(changes)
+            synchronize(changes)
         except BaseException as error:
-            undo_writes(changes, undo)
+            write_back(changes, undo)
             if isinstance(error, Exception):
                 raise EngineError(f"the weights could not be written, and are as they were: {error}") from error
             raise
 
     def _run(self, writes: Sequence[Write]) -> None:
-        if len(writes) < (self._least or _PARALLEL_BLOCKS) or self._threads == 1:
+        if len(writes) < (self._min_parallel or _MIN_PARALLEL_WRITES) or self._threads == 1:
             _run_all(writes)
             return
         # Every thread ends before this returns or raises, so that nothing writes after the pause.
@@ -50,20 +53,20 @@ class Writer:
             raise failures[0]
 
 
-def undo_writes(changes: Sequence[Change], old: Sequence[Units]) -> None:
-    """Write the old bits back. Bits are set, not added, so undoing what was never written does no harm.
+def write_back(changes: Sequence[TensorChange], old: Sequence[Units]) -> None:
+    """Writes the old bits back. Bits are set, not added, so this is harmless where nothing was written.
 
-    A little at a time: there may be no more memory on a device that has just failed.
+    Moves one group at a time to a device, which may have no free memory after a failure.
     """
-    for write in prepare_writes(changes, old, device_bytes=0):
+    for write in prepare_change_writes(changes, old, device_bytes=0):
         write()
-    settle(changes)
+    synchronize(changes)
 
 
-def settle(changes: Sequence[Change]) -> None:
-    """Wait until all writes are visible to every reader: once for each device."""
-    for device in {c.tensor.place.device for c in changes if c.tensor.place is not None}:
-        device_move.settle(device)
+def synchronize(changes: Sequence[TensorChange]) -> None:
+    """Waits, once for each device, until all writes are visible to every reader."""
+    for device in {c.tensor.device_bits.device for c in changes if c.tensor.device_bits is not None}:
+        unit_transfer.synchronize(device)
 
 
 def _run_all(writes: Sequence[Write]) -> None:

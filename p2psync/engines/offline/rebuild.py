@@ -1,12 +1,12 @@
-"""Applying a delta to a checkpoint that stays as it is: the new checkpoint is written elsewhere, in one pass.
+"""Applies a delta to a checkpoint and writes the new checkpoint elsewhere, in one pass; the old one stays as it is.
 
-Theory of operation. Headers come first in every table: they are patched in memory, and tell where each tensor of the
-new checkpoint lives. Its files are then made at full size, and every tensor goes from the old file to the new one in
-windows: read, digested, changed by its blocks, written. Windows are independent, so they are worked on by several
-threads, a bounded number at a time. Memory: some megabytes a thread, and the headers.
+Theory of operation. Headers come first in every table: they are updated in memory, and give the layout of the new
+checkpoint. Its files are created at full size. Every tensor is copied from the old file to the new one in windows:
+read, digested, changed by its blocks, written. Windows are independent, so several threads process a bounded number of
+them at a time. Memory: some megabytes for each thread, and the headers.
 
-Two digests are summed on the way, from the very bits that are read and written: of the base and of the outcome. So it
-is only known at the end whether the base was the right one; nobody may use what was written before `rebuild` returns.
+Two digests are computed from the bits that are read and written: of the base and of the new checkpoint. So a wrong base
+is detected only at the end: the output must not be used before `rebuild_checkpoint` returns.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from p2psync.delta.block import Block, block_span
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_units
 from p2psync.delta.tensors import Kind, Row, Units
 from p2psync.engines.checkpoint.files import Checkpoint
-from p2psync.engines.checkpoint.layout import Layout, check_rows, layout
-from p2psync.engines.compose import blocks_of
+from p2psync.engines.checkpoint.layout import CheckpointLayout, check_rows, compute_layout
+from p2psync.engines.compose import iter_blocks
 from p2psync.errors import BaseMismatchError, DigestMismatchError, FormatError, StoreError
 from p2psync.parallel import in_parallel
 from p2psync.store.deltafile import DeltaFile
 from p2psync.store.disk import disk_errors, free_bytes, reserve, write_all
 
-#: Told how many bytes of how many are done.
+#: Called with the bytes done and the bytes in all.
 Progress = Callable[[int, int], None]
 
-#: All headers of a checkpoint together: 2,000 files of 100 kB each.
+#: Maximum bytes of all headers of a checkpoint: 2,000 files of 100 kB each.
 MAX_HEADERS_BYTES = 256 << 20
 _WINDOW_BYTES = 4 << 20
 _ALREADY = "{} is what {} leads to already: there is nothing to apply"
@@ -43,7 +43,7 @@ _ALREADY = "{} is what {} leads to already: there is nothing to apply"
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A run of whole blocks of one tensor, and those of its blocks that change."""
+    """Consecutive whole blocks of one tensor: units [start, start + count). blocks: those of them that change."""
 
     row: Row
     start: int
@@ -52,42 +52,45 @@ class _Window:
 
 
 @dataclass(slots=True)
-class _Sums:
-    """Digests so far, not yet reduced mod 2^128; left: a removed tensor that the delta does not lead to zeros."""
+class _DigestSums:
+    """Digests so far, not yet reduced mod 2^128. left: a removed tensor that the delta does not change to zeros."""
 
     base: int = 0
     outcome: int = 0
     left: str = ""
 
-    def add(self, other: _Sums) -> None:
+    def add(self, other: _DigestSums) -> None:
         self.base += other.base
         self.outcome += other.outcome
         self.left = self.left or other.left
 
 
-def rebuild(base: Checkpoint, delta: DeltaFile, place: Path, *, single: str | None, progress: Progress) -> Layout:
-    """Write what `delta` makes of `base` to `place`; returns what was laid out there.
+def rebuild_checkpoint(
+    base: Checkpoint, delta: DeltaFile, target: Path, *, single: str | None, progress: Progress
+) -> CheckpointLayout:
+    """Applies `delta` to `base` and writes the new checkpoint to `target`; returns its layout.
 
-    place: an empty directory; or an empty file, if the outcome is the one file `single`. Raises `BaseMismatchError`,
-    `DigestMismatchError`, `FormatError` or `StoreError`; then what lies at `place` is rubbish.
+    target: an empty directory; or an empty file, if the new checkpoint is the one file `single`. progress: called after
+    each window. Raises `BaseMismatchError`, `DigestMismatchError`, `FormatError` or `StoreError`; the contents of
+    `target` are then invalid.
     """
     manifest = delta.manifest
     check_base_table(base, delta)
-    blocks = _Peekable(blocks_of(delta, _old_units(base, manifest.rows())))
+    blocks = _BlockReader(iter_blocks(delta, _old_units(base, manifest.rows())))
     try:
-        plan, headers, sums = _lay_out(base, delta, blocks, single)
+        plan, headers, sums = _compute_new_layout(base, delta, blocks, single)
     except FormatError:
-        # Patching headers that are not the base's makes rubbish of them: say what is really wrong.
+        # Headers of a wrong base come out invalid: report the wrong base instead.
         _check_base(base, delta, base.digest())
         raise
-    files = {name: place if single else place / name for name in plan.sizes}
-    with disk_errors(place):
-        _create(files, plan, place)
+    files = {name: target if single else target / name for name in plan.sizes}
+    with disk_errors(target):
+        _create(files, plan, target)
         for name, header in headers.items():
             _write(files[name], memoryview(header), 0)
     done, total = sum(map(len, headers.values())), sum(row.spec.nbytes for row in manifest.rows())
-    work = _Work(base, plan, files)
-    for window, found in in_parallel(work, _windows(manifest.rows(), blocks, manifest.block_units)):
+    rebuild_window = _WindowRebuilder(base, plan, files)
+    for window, found in in_parallel(rebuild_window, _windows(manifest.rows(), blocks, manifest.block_units)):
         sums.add(found)
         done += window.count * window.row.spec.width
         progress(done, total)
@@ -98,7 +101,7 @@ def rebuild(base: Checkpoint, delta: DeltaFile, place: Path, *, single: str | No
 
 
 def check_base_table(base: Checkpoint, delta: DeltaFile) -> None:
-    """Raise `BaseMismatchError` unless the delta starts from tensors of these names, dtypes and shapes."""
+    """Raises `BaseMismatchError` unless the delta starts from tensors of the base's names, dtypes and shapes."""
     rows, held = delta.manifest.rows(), set(base.specs)
     wanted = {row.spec for row in rows if row.before}
     if wanted == held:
@@ -125,10 +128,10 @@ def _check_base(base: Checkpoint, delta: DeltaFile, digest: bytes) -> None:
     )
 
 
-def _lay_out(
-    base: Checkpoint, delta: DeltaFile, blocks: _Peekable, single: str | None
-) -> tuple[Layout, dict[str, bytes], _Sums]:
-    """Patch the headers; returns the new layout, the new headers, and the digests of the headers."""
+def _compute_new_layout(
+    base: Checkpoint, delta: DeltaFile, blocks: _BlockReader, single: str | None
+) -> tuple[CheckpointLayout, dict[str, bytes], _DigestSums]:
+    """Updates the headers; returns the new layout, the new headers by file, and the digests of the headers."""
     rows = delta.manifest.rows()
     after = [row.spec for row in rows if row.after]
     check_rows(after)
@@ -136,17 +139,17 @@ def _lay_out(
     if sum(sizes) > MAX_HEADERS_BYTES:
         raise FormatError(f"{delta.path}: {sum(sizes)} bytes of headers are over the limit of {MAX_HEADERS_BYTES}")
     headers: dict[str, bytes] = {}
-    sums = _Sums()
+    sums = _DigestSums()
     for index, row in enumerate(rows):
         if row.spec.kind != Kind.HEADER:
             break
         units = np.array(base.units(row.spec)) if row.before else np.zeros(row.spec.count, row.spec.unit)
-        sums.add(_change(_Window(row, 0, row.spec.count, blocks.until(index, row.spec.count)), units))
+        sums.add(_apply_window(_Window(row, 0, row.spec.count, blocks.until(index, row.spec.count)), units))
         if row.after:
             headers[row.spec.name] = units.tobytes()
-    plan = layout(headers, {spec.name: spec.count for spec in after if spec.kind == Kind.FILE})
-    if set(plan.places) != set(after):
-        odd = min(set(plan.places).symmetric_difference(after))
+    plan = compute_layout(headers, {spec.name: spec.count for spec in after if spec.kind == Kind.FILE})
+    if set(plan.offsets) != set(after):
+        odd = min(set(plan.offsets).symmetric_difference(after))
         raise FormatError(f"{delta.path}: its headers do not describe its tensors: {odd.name!r}")
     if single and set(plan.sizes) != {single}:
         raise BaseMismatchError(
@@ -155,7 +158,7 @@ def _lay_out(
     return plan, headers, sums
 
 
-def _windows(rows: Sequence[Row], blocks: _Peekable, block_units: int) -> Iterator[_Window]:
+def _windows(rows: Sequence[Row], blocks: _BlockReader, block_units: int) -> Iterator[_Window]:
     for index, row in enumerate(rows):
         if row.spec.kind == Kind.HEADER:
             continue
@@ -167,26 +170,26 @@ def _windows(rows: Sequence[Row], blocks: _Peekable, block_units: int) -> Iterat
             yield _Window(row, start, end - start, blocks.until(index, end))
 
 
-class _Work:
-    """What is done with one window; called by several threads."""
+class _WindowRebuilder:
+    """Rebuilds one window; several threads call it."""
 
-    def __init__(self, base: Checkpoint, plan: Layout, files: Mapping[str, Path]) -> None:
+    def __init__(self, base: Checkpoint, plan: CheckpointLayout, files: Mapping[str, Path]) -> None:
         self._base, self._plan, self._files = base, plan, files
         self._local = threading.local()
 
-    def __call__(self, window: _Window) -> tuple[_Window, _Sums]:
+    def __call__(self, window: _Window) -> tuple[_Window, _DigestSums]:
         row = window.row
         nbytes, skip = window.count * row.spec.width, window.start * row.spec.width
         view = self._scratch(nbytes)
         units = np.frombuffer(view, row.spec.unit)
         if row.before:
-            path, offset = self._base.place(row.spec)
+            path, offset = self._base.locate(row.spec)
             _read(path, view, offset + skip)
         else:
             units[:] = 0
-        sums = _change(window, units)
+        sums = _apply_window(window, units)
         if row.after:
-            target = self._plan.places[row.spec]
+            target = self._plan.offsets[row.spec]
             with disk_errors(self._files[target.file]):
                 _write(self._files[target.file], view, target.offset + skip)
         return window, sums
@@ -198,8 +201,8 @@ class _Work:
         return memoryview(held)[:nbytes]
 
 
-def _change(window: _Window, units: Units) -> _Sums:
-    """Apply a window's blocks to its units in place; returns what it adds to the digests of base and outcome."""
+def _apply_window(window: _Window, units: Units) -> _DigestSums:
+    """Applies a window's blocks to its units, in place; returns its part of the two digests."""
     row = window.row
     base = digest_units(row.spec, units, window.start) if row.before else 0
     change = 0
@@ -211,21 +214,21 @@ def _change(window: _Window, units: Units) -> _Sums:
         if row.before and row.after:
             change += digest_change(row.spec, block.start, block.positions, old, new)
     if not row.after:
-        return _Sums(base, 0, row.spec.name if units.any() else "")
+        return _DigestSums(base, 0, row.spec.name if units.any() else "")
     if not row.before:
-        return _Sums(0, digest_units(row.spec, units, window.start))
-    return _Sums(base, (base + change) % MODULUS)
+        return _DigestSums(0, digest_units(row.spec, units, window.start))
+    return _DigestSums(base, (base + change) % MODULUS)
 
 
-class _Peekable:
-    """Blocks in rising order, taken up to a place."""
+class _BlockReader:
+    """Reads blocks in rising order, up to a given unit."""
 
     def __init__(self, blocks: Iterator[Block]) -> None:
         self._blocks = blocks
         self._next = next(blocks, None)
 
     def until(self, row: int, end: int) -> list[Block]:
-        """All blocks that come next, of this row, and begin before unit `end`."""
+        """Returns the next blocks of this row that start before unit `end`."""
         taken = []
         while self._next is not None and self._next.row == row and self._next.start < end:
             taken.append(self._next)
@@ -242,12 +245,12 @@ def _old_units(base: Checkpoint, rows: Sequence[Row]) -> Callable[[int], Units]:
     return units
 
 
-def _create(files: Mapping[str, Path], plan: Layout, place: Path) -> None:
-    """Make every file, all blocks allocated, so that a full disk is known before anything is read."""
-    free = free_bytes(place)
+def _create(files: Mapping[str, Path], plan: CheckpointLayout, target: Path) -> None:
+    """Creates every file, fully allocated, so that a full disk is detected before anything is read."""
+    free = free_bytes(target)
     if plan.nbytes > free:
         raise StoreError(
-            f"{place.parent}: {plan.nbytes - free} bytes are missing for {plan.nbytes}: free disk space there"
+            f"{target.parent}: {plan.nbytes - free} bytes are missing for {plan.nbytes}: free disk space there"
         )
     for name, path in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -259,7 +262,7 @@ def _create(files: Mapping[str, Path], plan: Layout, place: Path) -> None:
 
 
 def _read(path: Path, view: memoryview, offset: int) -> None:
-    """Fill `view`. Raises `FormatError` if the file has become shorter, or cannot be read."""
+    """Fills `view`. Raises `FormatError` if the file has become shorter, or cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

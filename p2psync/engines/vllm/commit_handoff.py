@@ -1,4 +1,4 @@
-"""Where a commit and the engine's own thread meet: one offers, the other takes it when nothing reads the weights."""
+"""Hands a commit from the node's thread to the engine's thread, which runs it when nothing reads the weights."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from collections.abc import Callable
 from p2psync.errors import EngineError, UnvouchedError
 
 
-class Crossing:
-    """At most one offer at a time."""
+class CommitHandoff:
+    """Holds at most one offered commit."""
 
-    def __init__(self, on_news: Callable[[], None] = lambda: None) -> None:
-        """on_news: called when something is offered, or is live without a commit; must not wait."""
-        self.on_news = on_news
+    def __init__(self, on_offer: Callable[[], None] = lambda: None) -> None:
+        """on_offer: called when a commit is offered, or a version went live without one. It must not block."""
+        self.on_offer = on_offer
         self._changed = threading.Condition()
         self._offered: Callable[[], None] | None = None
         self._version: int | None = None
-        self._turn = 0
+        self._offer_number = 0
         self._outcome: Exception | float | None = None
         self._closed = False
 
     @property
     def version(self) -> int | None:
-        """The version that waits to be taken."""
+        """The version of the offered commit, or None."""
         with self._changed:
             return self._version
 
     def offer(self, version: int, work: Callable[[], None]) -> float:
-        """Wait until `work` was done in the other thread; returns how long it took (seconds).
+        """Offers `work` and waits until the other thread has run it. Returns how long it ran (seconds).
 
-        Raises what it raised, and `EngineError` once `close` was called and nobody took it.
+        Raises the error of `work`, and `EngineError` if `close` was called before another thread took the offer.
         """
         with self._changed:
             self._offered, self._version, self._outcome = work, version, None
-            self._turn += 1
+            self._offer_number += 1
             self._changed.notify_all()
-            self.on_news()
+            self.on_offer()
             try:
                 self._changed.wait_for(
                     lambda: self._outcome is not None or (self._closed and self._offered is not None)
@@ -52,15 +52,15 @@ class Crossing:
             return self._outcome
 
     def wait(self, seconds: float) -> bool:
-        """Wait for an offer; whether there is one."""
+        """Waits up to `seconds` for an offer; returns whether there is one."""
         with self._changed:
             self._changed.wait_for(lambda: self._offered is not None or self._closed, seconds)
             return self._offered is not None
 
     def take(self) -> None:
-        """Do what is offered, and tell the one who waits. Raises what it raises."""
+        """Runs the offered work and wakes the thread that offered it. Raises the error of the work."""
         with self._changed:
-            work, self._offered, turn = self._offered, None, self._turn
+            work, self._offered, offer_number = self._offered, None, self._offer_number
         if work is None:
             raise EngineError("nothing is staged")
         outcome: Exception | float
@@ -76,14 +76,14 @@ class Crossing:
         with self._changed:
             self._outcome = outcome
             self._changed.notify_all()
-            # What comes after a commit sees the position that it led to, not an offer that is over; the next offer may
-            # be there before this thread is.
-            self._changed.wait_for(lambda: self._version is None or self._turn != turn)
+            # The caller must see the new position, and not the offer that is over. The next offer may already have
+            # come.
+            self._changed.wait_for(lambda: self._version is None or self._offer_number != offer_number)
         if isinstance(outcome, Exception):
             raise outcome
 
     def close(self) -> None:
-        """Send away who offers, now and later. Again: no effect."""
+        """Fails the open offer and all later ones with `EngineError`. Again: no effect."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,13 +1,12 @@
-"""Who makes an engine commit: watches for a staged version, pauses generation, commits, and lets it go on.
+"""Makes an engine commit: waits for a staged version, pauses generation, commits, and resumes.
 
     async with conducted(llm):          # an AsyncLLM whose backend is p2psync
         async for output in llm.generate(…): …
 
-Requests in flight are kept. With `recompute` (the default) the pause also drops everything that was computed from older
-weights, as vLLM's own `clear_cache` does: prefixes, and the keys and values of running requests, which are computed
-anew when they go on. Without it running requests keep theirs; that is only done where prefixes are not cached, here or
-in a store beside the engine, so that no request ever begins on another version's prefix. Outputs of encoders are
-dropped at each commit.
+Requests in flight are kept. With `recompute` (the default) the pause also drops everything computed from older weights,
+as vLLM's own `clear_cache` does: prefixes, and the keys and values of running requests, which are computed again when
+they resume. Without it running requests keep theirs; that is allowed only if neither the engine nor an external store
+caches prefixes, so that no request starts on another version's prefix. Each commit drops the outputs of encoders.
 """
 
 from __future__ import annotations
@@ -22,20 +21,23 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
-from p2psync.engines.vllm.commit_notifier import Listener
+from p2psync.engines.vllm.commit_notifier import CommitListener
 from p2psync.errors import EngineError, UnvouchedError, UsageError
 from p2psync.protocol.versions import Position
 
 logger = logging.getLogger("vllm.p2psync")
 
-#: How often an engine whose bell cannot be heard is asked whether a version is staged (seconds).
-ASK_EVERY = 0.05
+#: Seconds between polls of an engine that cannot notify. A larger value delays commits, a smaller one loads workers.
+POLL_SECONDS = 0.05
 _HTTP_LIMIT = aiohttp.ClientTimeout(total=300)
 
 
-class Swap(msgspec.Struct, frozen=True):
-    """A commit as its conductor saw it. pause_seconds: from when the engine stood still to when it was told to go on;
-    write_seconds: the part of it in which weights were written."""
+class ConductedCommit(msgspec.Struct, frozen=True):
+    """A commit as its conductor saw it.
+
+    changed: units. pause_seconds: from the end of the engine's pause call to the end of its resume call. write_seconds:
+    the part of the pause in which weights were written.
+    """
 
     version: int
     changed: int
@@ -43,33 +45,33 @@ class Swap(msgspec.Struct, frozen=True):
     write_seconds: float
 
 
-class Controls(Protocol):
-    """What is asked of an engine."""
+class EngineControls(Protocol):
+    """The calls that a conductor makes to an engine. All raise `EngineError` if the engine cannot be reached."""
 
     async def status(self) -> list[dict[str, Any]]:
-        """What each rank says of itself."""
+        """Returns the status of each rank; see `P2PSyncWeightTransferEngine.status`."""
 
     async def pause(self, *, clear: bool) -> None:
-        """Let no request be computed, and keep those that run; `clear`: drop what was computed from the weights."""
+        """Pauses generation and keeps running requests. clear: also drop what was computed from the weights."""
 
     async def commit(self, version: int) -> None:
-        """Make the staged version live. Raises if it is not."""
+        """Makes the staged version live. Raises if it did not."""
 
-    async def forget_encoded(self) -> None:
-        """Drop the outputs of encoders, which older weights computed. Asked for in a pause without `clear`."""
+    async def reset_encoder_cache(self) -> None:
+        """Drops the outputs of encoders, which older weights computed. Called in a pause without `clear`."""
 
     async def resume(self, version: int | None) -> None:
-        """Go on; `version`: what is live now, if it was changed."""
+        """Resumes generation. version: the live version, if it has changed."""
 
 
 class LLMControls:
-    """An AsyncLLM of this process."""
+    """The controls of an AsyncLLM in this process."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
 
     async def status(self) -> list[dict[str, Any]]:
-        """See `Controls`."""
+        """See `EngineControls`."""
         found: list[dict[str, Any]] = await self._llm.collective_rpc("p2psync_status")
         return found
 
@@ -79,13 +81,13 @@ class LLMControls:
         return found
 
     async def pause(self, *, clear: bool) -> None:
-        """See `Controls`. `pause_generation` does the same, and then sleeps for 20 ms."""
+        """See `EngineControls`. vLLM's `pause_generation` does the same, and then sleeps for 20 ms."""
         if clear:
             await self._llm.renderer.clear_mm_cache_async()
         await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear)
 
     async def commit(self, version: int) -> None:
-        """See `Controls`. All three go out at once: the engine takes them in order."""
+        """See `EngineControls`. Sends all three calls at once; the engine runs them in order."""
         calls = [
             self._llm.collective_rpc("start_weight_update"),
             self._llm.collective_rpc("update_weights", kwargs={"update_info": {"version": version}}),
@@ -96,12 +98,12 @@ class LLMControls:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def forget_encoded(self) -> None:
-        """See `Controls`."""
+    async def reset_encoder_cache(self) -> None:
+        """See `EngineControls`."""
         await self._llm.reset_encoder_cache()
 
     async def resume(self, version: int | None) -> None:
-        """See `Controls`."""
+        """See `EngineControls`."""
         calls = [self._llm.resume_generation()]
         if version is not None:
             calls.insert(0, self._llm.update_weight_version(str(version)))
@@ -109,13 +111,13 @@ class LLMControls:
 
 
 class HTTPControls:
-    """A vLLM server, over its own routes (it runs with VLLM_SERVER_DEV_MODE=1)."""
+    """The controls of a vLLM server, over its own routes. The server runs with VLLM_SERVER_DEV_MODE=1."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
     async def status(self) -> list[dict[str, Any]]:
-        """See `Controls`."""
+        """See `EngineControls`."""
         return await self._call("p2psync_status")
 
     async def member(self) -> list[dict[str, Any]]:
@@ -123,26 +125,26 @@ class HTTPControls:
         return await self._call("p2psync_member")
 
     async def join(self, **init_info: object) -> None:
-        """Have the engine join a swarm, unless it is in one; see `p2psync.actor.vllm.backend.P2PSyncInitInfo`."""
+        """Makes the engine join a swarm, unless it has; see `p2psync.actor.vllm.backend.P2PSyncInitInfo`."""
         if not any(rank["joined"] for rank in await self.member()):
             await self._post("init_weight_transfer_engine", {"init_info": init_info})
 
     async def pause(self, *, clear: bool) -> None:
-        """See `Controls`."""
+        """See `EngineControls`."""
         await self._post(f"pause?mode=keep&clear_cache={str(clear).lower()}")
 
     async def commit(self, version: int) -> None:
-        """See `Controls`."""
+        """See `EngineControls`."""
         await self._post("start_weight_update")
         await self._post("update_weights", {"update_info": {"version": version}})
         await self._post("finish_weight_update")
 
-    async def forget_encoded(self) -> None:
-        """See `Controls`."""
+    async def reset_encoder_cache(self) -> None:
+        """See `EngineControls`."""
         await self._post("reset_encoder_cache")
 
     async def resume(self, version: int | None) -> None:
-        """See `Controls`."""
+        """See `EngineControls`."""
         if version is not None:
             await self._post("update_weight_version", {"new_version": str(version)})
         await self._post("resume")
@@ -165,44 +167,49 @@ class HTTPControls:
 
 
 class Conductor:
-    """Makes one engine commit what it has staged."""
+    """Makes one engine commit the versions that it stages."""
 
     def __init__(
         self,
-        controls: Controls,
+        controls: EngineControls,
         *,
         recompute: bool = True,
         hold: bool = False,
-        ask_every: float = ASK_EVERY,
-        on_swap: Callable[[Swap], None] = lambda swap: None,
-        closing: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+        poll_seconds: float = POLL_SECONDS,
+        on_commit: Callable[[ConductedCommit], None] = lambda commit: None,
+        exclusive: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
-        """recompute: see above. hold: nothing is generated before the first version is live. ask_every: seconds.
-        closing: entered while a version goes live, so that whoever is kept out of it finds `position` true of every
-        token (`p2psync.actor.commit_lock.Gate.closing`)."""
+        """recompute: see the module. hold: generate nothing before the first version is live. poll_seconds: time
+        between polls. on_commit: called after each commit. exclusive: a context that is entered while a version goes
+        live; readers that it keeps out find that `position` holds for every token
+        (`p2psync.actor.commit_lock.CommitLock.write_lock_async`).
+        """
         self._controls = controls
         self._recompute = recompute
         self._hold = hold
-        self._ask_every = ask_every
-        self._on_swap = on_swap
-        self._closing = closing
-        self._turn = asyncio.Lock()
-        self._held = False
-        #: What is live; told from inside `closing`.
+        self._ask_every = poll_seconds
+        self._on_swap = on_commit
+        self._exclusive = exclusive
+        self._lock = asyncio.Lock()
+        self._awaits_first = False
+        #: The live version; changed only inside of `exclusive`.
         self.position: Position | None = None
-        self._listener = Listener()
-        self._bell = ""
+        self._listener = CommitListener()
+        self._notifier = ""
 
     async def run(self) -> None:
-        """Conduct for ever. Raises `UnvouchedError` once the engine's weights cannot be vouched for, `UsageError` if
-        it cannot be conducted so, and what the engine raises when it is gone."""
+        """Conducts until it is cancelled.
+
+        Raises `UnvouchedError` once nobody knows which weights the engine holds, `UsageError` if the engine's options
+        contradict `recompute`, and the engine's own error when it is gone.
+        """
         status = await self._status()
         if not self._recompute and any(rank["prefix_caching"] for rank in status):
             raise UsageError("keys and values can be kept only without cached prefixes: --no-enable-prefix-caching")
         if not self._recompute and any(rank.get("external_cache", False) for rank in status):
             raise UsageError("keys and values can be kept only without a store of them: leave out --kv-transfer-config")
         if self._hold and status[0]["version"] is None:
-            self._held = True
+            self._awaits_first = True
             await self._controls.pause(clear=False)
         try:
             while True:
@@ -214,48 +221,50 @@ class Conductor:
                 except EngineError as error:
                     failed = True
                     logger.warning("p2psync: %s", error)
-                if failed or not await self._listener.heard(self._bell):
+                if failed or not await self._listener.wait_notified(self._notifier):
                     await asyncio.sleep(self._ask_every)
         finally:
             self._listener.close()
 
     async def reach(self, version: int, limit: float) -> None:
-        """Conduct until `version` or a later one is live. Raises TimeoutError after `limit` seconds, and as `run`."""
+        """Conducts until `version` or a later one is live. Raises TimeoutError after `limit` seconds, and as `run`."""
         async with asyncio.timeout(limit):
             while (live := (await self._status())[0]["version"]) is None or live < version:
                 if await self.step() is None:
                     await asyncio.sleep(self._ask_every)
 
-    async def step(self) -> Swap | None:
-        """Commit what is staged, if anything is. Raises `EngineError` if that failed, and the old version is live;
-        `UnvouchedError` if none is."""
-        async with self._turn:
+    async def step(self) -> ConductedCommit | None:
+        """Commits the staged version, if there is one; returns the commit.
+
+        Raises `EngineError` if it failed and the old version is live, `UnvouchedError` if no version is.
+        """
+        async with self._lock:
             first = (await self._status())[0]
             if first["staged"] is not None:
-                async with self._closing():
-                    return await self._swap(first["staged"])
+                async with self._exclusive():
+                    return await self._commit(first["staged"])
             if (found := _position(first)) is not None and found != self.position:
-                # The weights at hand turned out to be a version: nothing had to be committed.
-                async with self._closing():
-                    await self._go_on(found.version)
+                # The weights in memory turned out to be a version: nothing had to be committed.
+                async with self._exclusive():
+                    await self._resume(found.version)
                     self.position = found
             return None
 
     @asynccontextmanager
-    async def still(self) -> AsyncIterator[None]:
-        """The engine computes nothing meanwhile, and no version becomes live; requests in flight are kept."""
-        async with self._turn:
+    async def paused(self) -> AsyncIterator[None]:
+        """Pauses the engine: it computes nothing, and no version goes live. Requests in flight are kept."""
+        async with self._lock:
             await self._controls.pause(clear=False)
             try:
                 yield
             finally:
-                await self._go_on(None)
+                await self._resume(None)
 
-    async def _go_on(self, version: int | None) -> None:
-        """Resume, but for an engine that waits for its first version."""
+    async def _resume(self, version: int | None) -> None:
+        """Resumes the engine, unless it waits for its first version."""
         if version is not None:
-            self._held = False
-        if not self._held:
+            self._awaits_first = False
+        if not self._awaits_first:
             await self._controls.resume(version)
 
     async def _status(self) -> list[dict[str, Any]]:
@@ -263,35 +272,35 @@ class Conductor:
         for rank in status:
             if rank["refused"]:
                 raise UnvouchedError(rank["refused"])
-        self._bell = status[0].get("bell", "")
+        self._notifier = status[0].get("bell", "")
         return status
 
-    async def _swap(self, version: int) -> Swap:
+    async def _commit(self, version: int) -> ConductedCommit:
         await self._controls.pause(clear=self._recompute)
         begun = time.perf_counter()
         try:
             await self._controls.commit(version)
             if not self._recompute:
-                await self._controls.forget_encoded()
+                await self._controls.reset_encoder_cache()
         except Exception as error:
-            await self._status()  # raises if nobody knows what is live; then nothing goes on
-            await self._go_on(None)
+            await self._status()  # raises if nobody knows what is live; the engine then stays paused
+            await self._resume(None)
             raise EngineError(f"version {version} was not made live: {error}") from error
         except BaseException:
-            await self._go_on(None)
+            await self._resume(None)
             raise
-        await self._go_on(version)
+        await self._resume(version)
         pause = time.perf_counter() - begun
         rank = (await self._status())[0]
         self.position = _position(rank)
-        swap = Swap(version, rank["changed"], pause, rank["pause_seconds"])
+        commit = ConductedCommit(version, rank["changed"], pause, rank["pause_seconds"])
         logger.info("p2psync: version %d is live after a pause of %.1f ms", version, 1e3 * pause)
-        self._on_swap(swap)
-        return swap
+        self._on_swap(commit)
+        return commit
 
 
 def _position(rank: dict[str, Any]) -> Position | None:
-    """What rank 0 said that it holds."""
+    """Returns the position in the status of rank 0, None before its first version."""
     if rank["version"] is None:
         return None
     digest = bytes.fromhex(rank["digest"])
@@ -299,9 +308,9 @@ def _position(rank: dict[str, Any]) -> Position | None:
 
 
 @asynccontextmanager
-async def conducting(controls: Controls, **options: Any) -> AsyncIterator[Conductor]:
-    """Conduct an engine meanwhile; `options` as `Conductor` takes them. What ends the conducting is raised at the end
-    of the block."""
+async def conducting(controls: EngineControls, **options: Any) -> AsyncIterator[Conductor]:
+    """Conducts an engine within the block; `options` are `Conductor`'s. An error of the conductor is raised at the
+    end of the block."""
     conductor = Conductor(controls, **options)
     task = asyncio.create_task(conductor.run())
     try:
@@ -314,15 +323,16 @@ async def conducting(controls: Controls, **options: Any) -> AsyncIterator[Conduc
 
 
 def conducted(llm: Any, **options: Any) -> AbstractAsyncContextManager[Conductor]:
-    """`conducting` of an AsyncLLM of this process."""
+    """Conducts an AsyncLLM of this process: see `conducting`."""
     return conducting(LLMControls(llm), **options)
 
 
 def commit_now(llm: Any, version: int = -1, wait: float = 0.0) -> None:
-    """Between two calls of an offline `LLM`: make what is staged live, or wait (seconds) for `version`.
+    """Commits the staged version between two calls of an offline `LLM`.
 
-    What older weights computed is dropped: prefixes, stored keys and values, outputs of encoders. Raises as the engine
-    does if the version could not be had, or written; `UnvouchedError` if something could not be dropped.
+    version: wait up to `wait` seconds for this one or a later one; −1: whatever is staged. Drops what older weights
+    computed: prefixes, stored keys and values, outputs of encoders. Raises the engine's error if the version was not
+    staged in time or could not be written, `UnvouchedError` if something could not be dropped.
     """
     llm.start_weight_update()
     llm.update_weights({"update_info": {"version": version, "wait": wait}})

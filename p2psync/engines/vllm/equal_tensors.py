@@ -1,7 +1,7 @@
-"""Tensors that a model's loader leaves out because others are equal to them, such as a tied output matrix.
+"""Tensors that a model's loader leaves out because they equal others, such as a tied output matrix.
 
-vLLM ties an output matrix to the embedding if it is equal when it is loaded. Loaded anew with a version in which the
-two differ, the model would be another one. So such a version is refused: a copy must stay a copy.
+vLLM ties an output matrix to the embedding if the two are equal when it loads the model. A model loaded from a version
+in which they differ would compute with both, which this engine cannot. So it refuses such a version.
 """
 
 from __future__ import annotations
@@ -17,41 +17,43 @@ from p2psync.engines.vllm.rank_writer import Edit
 from p2psync.errors import EngineError
 
 
-def twins_of(left_out: Iterable[TensorSpec], weights: Mapping[TensorSpec, Units]) -> dict[TensorSpec, TensorSpec]:
-    """For each tensor that is left out, one that is not and has the same shape and bits, where there is one."""
-    lonely = {spec: _digest(weights[spec]) for spec in left_out}
-    shapes = {(spec.dtype, spec.shape) for spec in lonely}
+def find_equal_tensors(
+    left_out: Iterable[TensorSpec], weights: Mapping[TensorSpec, Units]
+) -> dict[TensorSpec, TensorSpec]:
+    """Returns, for each tensor that is left out, a loaded one with the same shape and bits, where there is one."""
+    left_out_digests = {spec: _digest(weights[spec]) for spec in left_out}
+    shapes = {(spec.dtype, spec.shape) for spec in left_out_digests}
     held = {
         (spec.dtype, spec.shape, _digest(units)): spec
         for spec, units in weights.items()
-        if spec not in lonely and (spec.dtype, spec.shape) in shapes
+        if spec not in left_out_digests and (spec.dtype, spec.shape) in shapes
     }
-    pairs = {spec: held.get((spec.dtype, spec.shape, digest)) for spec, digest in lonely.items()}
-    return {spec: twin for spec, twin in pairs.items() if twin is not None}
+    pairs = {spec: held.get((spec.dtype, spec.shape, digest)) for spec, digest in left_out_digests.items()}
+    return {spec: equal for spec, equal in pairs.items() if equal is not None}
 
 
-def check_twins(
-    twins: Mapping[TensorSpec, TensorSpec], numbers: Mapping[TensorSpec, int], edits: Sequence[Edit]
+def check_still_equal(
+    equal_tensors: Mapping[TensorSpec, TensorSpec], numbers: Mapping[TensorSpec, int], edits: Sequence[Edit]
 ) -> None:
-    """Raises `EngineError` if edits of equal tensors would make them differ. numbers: by which edits name tensors."""
-    for spec, twin in twins.items():
-        here, there = (_changes(edits, numbers[one]) for one in (spec, twin))
+    """Raises `EngineError` if the edits would make equal tensors differ. numbers: of the tensors in `edits`."""
+    for spec, equal in equal_tensors.items():
+        here, there = (_changes(edits, numbers[one]) for one in (spec, equal))
         if not all(np.array_equal(a, b) for a, b in zip(here, there, strict=True)):
             raise EngineError(
-                f"{spec.name} is no longer equal to {twin.name}, with which this engine has tied it: restart the "
+                f"{spec.name} is no longer equal to {equal.name}, with which this engine has tied it: restart the "
                 "engine from a checkpoint in which they differ"
             )
 
 
 def _changes(edits: Sequence[Edit], tensor: int) -> tuple[NDArray[np.int64], Units]:
-    """Where a tensor's units change, rising, and their new bits."""
-    places, units = [np.empty(0, np.int64)], []
+    """Returns the indices of a tensor's units that change, rising, and their new bits."""
+    indices, units = [np.empty(0, np.int64)], []
     for edit in sorted((edit for edit in edits if edit.tensor == tensor), key=lambda edit: edit.start):
         changed = np.flatnonzero(edit.old != edit.new)
         offsets = changed if edit.positions is None else edit.positions[changed].astype(np.int64)
-        places.append(edit.start + offsets)
+        indices.append(edit.start + offsets)
         units.append(edit.new[changed])
-    return np.concatenate(places), np.concatenate(units) if units else np.empty(0, np.uint8)
+    return np.concatenate(indices), np.concatenate(units) if units else np.empty(0, np.uint8)
 
 
 def _digest(units: Units) -> bytes:

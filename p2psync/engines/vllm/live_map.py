@@ -9,53 +9,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.tensors import TensorSpec
-from p2psync.engines.vllm.strided_runs import Part, Piece, missing, parts
+from p2psync.engines.vllm.strided_runs import BlockPart, StridedPiece, count_missing, intersect
 from p2psync.errors import EngineError
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a tensor in the parameter of this number."""
+class PlacedPiece(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of a tensor, and the number of the parameter in which it lies."""
 
     parameter: int
-    piece: Piece
+    piece: StridedPiece
 
 
 class LiveMap(msgspec.Struct, frozen=True):
-    """tensors: the checkpoint's tensors, sorted. held: for each of them its pieces on this rank, in parameters that are
-    numbered as in `parameters` (their names). constant: live units that come from no tensor, such as padding."""
+    """Where the tensors of a checkpoint lie on one rank.
+
+    tensors: the checkpoint's tensors, sorted. held: for each of them its pieces on this rank. parameters: the names of
+    the parameters, by number. constant: number of live units that come from no tensor, such as padding.
+    """
 
     tensors: list[TensorSpec]
-    held: list[list[Held]]
+    held: list[list[PlacedPiece]]
     parameters: list[str]
     constant: int
 
     def parts(
         self, tensor: int, start: int, count: int, positions: NDArray[np.uint32] | None
-    ) -> Iterator[tuple[int, Part]]:
-        """Where a block of a tensor lies here, as (parameter, part); see `pieces.parts`."""
+    ) -> Iterator[tuple[int, BlockPart]]:
+        """Yields where a block of a tensor lies here, as (parameter, part); see `strided_runs.intersect`."""
         for held in self.held[tensor]:
-            for part in parts(held.piece, start, count, positions):
+            for part in intersect(held.piece, start, count, positions):
                 yield held.parameter, part
 
     def used(self) -> list[int]:
-        """The parameters, by number, in which some tensor lies."""
+        """Returns the parameters, by number, in which some tensor lies."""
         return sorted({held.parameter for pieces in self.held for held in pieces})
 
 
 def encode(live: LiveMap) -> bytes:
-    """A map for another rank."""
+    """Encodes a map for another rank."""
     return msgspec.msgpack.encode(live)
 
 
 def decode(data: bytes) -> LiveMap:
-    """What `encode` gave."""
+    """Decodes what `encode` returned."""
     return msgspec.msgpack.decode(data, type=LiveMap)
 
 
 def check_whole(maps: Sequence[LiveMap]) -> list[TensorSpec]:
-    """Tensors that the loader leaves out on every rank, such as a tied output matrix.
+    """Returns the tensors that the loader leaves out on every rank, such as a tied output matrix.
 
-    Raises `EngineError` if a tensor lands in part only, or the ranks do not know the same tensors.
+    Raises `EngineError` if a tensor is loaded only in part, or the ranks do not know the same tensors.
     """
     tensors = maps[0].tensors
     if any(live.tensors != tensors for live in maps):
@@ -63,7 +66,7 @@ def check_whole(maps: Sequence[LiveMap]) -> list[TensorSpec]:
     dropped = []
     for number, spec in enumerate(tensors):
         pieces = [held.piece for live in maps for held in live.held[number]]
-        lost = missing(pieces, spec.count)
+        lost = count_missing(pieces, spec.count)
         if lost and lost == spec.count:
             dropped.append(spec)
         elif lost:
@@ -74,10 +77,12 @@ def check_whole(maps: Sequence[LiveMap]) -> list[TensorSpec]:
     return dropped
 
 
-def joined(parameters: Mapping[str, list[tuple[int, Piece]]], tensors: Sequence[TensorSpec], constant: int) -> LiveMap:
-    """The map, from each parameter's pieces as (tensor, piece)."""
-    held: list[list[Held]] = [[] for _ in tensors]
+def build_live_map(
+    parameters: Mapping[str, list[tuple[int, StridedPiece]]], tensors: Sequence[TensorSpec], constant: int
+) -> LiveMap:
+    """Builds the map from each parameter's pieces, given as (tensor, piece)."""
+    held: list[list[PlacedPiece]] = [[] for _ in tensors]
     for number, pieces in enumerate(parameters.values()):
         for tensor, piece in pieces:
-            held[tensor].append(Held(number, piece))
+            held[tensor].append(PlacedPiece(number, piece))
     return LiveMap(list(tensors), held, list(parameters), constant)

@@ -1,10 +1,9 @@
-"""What a version that was not a number left behind.
+"""Clears infinities and NaNs that a version with non-finite weights left in vLLM's key-value cache.
 
-Weights that are infinite or NaN make keys and values that are, and vLLM's cache keeps them: a block that was freed is
-written over, but attention also reads the slots of a block that no token has filled yet, with weight 0, and 0 times NaN
-is NaN. So a sound version after a wild one would go on to answer with NaN, though its weights are exact. Whoever writes
-weights counts those that are not finite, which costs little beside generation; only when such a version is left is the
-cache read.
+Infinite or NaN weights produce such keys and values, and they stay in the cache: a freed block is overwritten later,
+but attention also reads the slots of a block that no token has filled yet, with weight 0, and 0 times NaN is NaN. So a
+finite version after a non-finite one would still answer with NaN, though its weights are exact. The rank writers count
+non-finite weights, beside generation; the cache is read only after a version that had some.
 """
 
 from __future__ import annotations
@@ -18,26 +17,27 @@ import torch
 from p2psync.delta.tensors import TensorSpec, Units
 
 logger = logging.getLogger(__name__)
-#: Exponents of which all bits are set.
-_ALL_ONES = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000000000000}
-#: How formats of a byte, in which vLLM keeps keys and values as bare bytes, are to be read.
+#: Masks of the exponent bits, which are all set in an infinity or NaN.
+_EXPONENT_MASKS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000000000000}
+#: Dtypes of the one-byte formats that vLLM stores as plain bytes.
 _BYTES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-#: Units that are looked at at once, so that no copy of a cache is made.
-_AT_ONCE = 1 << 24
+#: Units that are searched at a time, so that no copy of a whole cache is made.
+_SEARCH_UNITS = 1 << 24
 
 
-def count_wild(spec: TensorSpec, units: Units) -> int:
-    """How many of a tensor's units are infinite or NaN; 0 for a dtype without such."""
-    if (ones := _ALL_ONES.get(spec.dtype)) is None:
+def count_nonfinite(spec: TensorSpec, units: Units) -> int:
+    """Returns how many of a tensor's units are infinite or NaN; 0 for a dtype that has neither."""
+    if (ones := _EXPONENT_MASKS.get(spec.dtype)) is None:
         return 0
     mask = units.dtype.type(ones)
     return int(np.count_nonzero((units & mask) == mask))
 
 
-def forget_wild(caches: Iterable[object], dtype: str) -> int:
-    """Set to 0 what is infinite or NaN in caches (tensors, or lists of them); `dtype` as vLLM names that of a cache.
+def clear_nonfinite(caches: Iterable[object], dtype: str) -> int:
+    """Sets infinite and NaN values in caches to 0, and returns how many there were.
 
-    Finite values stay: running requests may go on with theirs. Returns how many values were set.
+    caches: tensors, or lists of them. dtype: as vLLM names the dtype of a cache. Finite values stay, for the requests
+    that run.
     """
     found = 0
     for cache in _tensors(caches):
@@ -46,17 +46,17 @@ def forget_wild(caches: Iterable[object], dtype: str) -> int:
             logger.warning("p2psync: a cache of %s (%s) cannot be searched for NaN", cache.dtype, dtype)
             continue
         longest = max(range(cache.dim()), key=cache.shape.__getitem__)
-        rows = max(1, _AT_ONCE * cache.shape[longest] // cache.numel())
+        rows = max(1, _SEARCH_UNITS * cache.shape[longest] // cache.numel())
         for part in torch.split(cache, rows, dim=longest):
-            wild = ~torch.isfinite(part.view(kind).float())
-            found += int(wild.sum())
-            # Formats of a byte know no masks.
-            (part.view(torch.uint8) if part.itemsize == 1 else part).masked_fill_(wild, 0)
+            nonfinite = ~torch.isfinite(part.view(kind).float())
+            found += int(nonfinite.sum())
+            # One-byte float formats do not support masks.
+            (part.view(torch.uint8) if part.itemsize == 1 else part).masked_fill_(nonfinite, 0)
     return found
 
 
 def _tensors(caches: Iterable[object]) -> Iterator[torch.Tensor]:
-    """Each once. Caches of several kinds of layers may lie in the same memory, as other shapes."""
+    """Yields each tensor once. Layers of several kinds may share memory, under other shapes."""
     seen: set[object] = set()
     for cache in caches:
         for tensor in cache if isinstance(cache, (list, tuple)) else [cache]:

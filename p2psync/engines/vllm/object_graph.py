@@ -1,9 +1,9 @@
-"""Every tensor that a model's objects hold: modules, attention implementations, quantisation methods, closures, lists.
+"""Finds every tensor that is reachable from a model: in modules, attention implementations, closures, containers.
 
-A forward pass computes with what it can reach from its model. Parameters and buffers are only a part of that: kernels
-keep packed copies in closures, attention keeps converted copies in attributes. `walk` follows attributes, slots,
-containers, bound methods, closures, defaults and partial functions. It does not follow configurations, process groups,
-classes, and Python modules; the key-value cache is told apart by its name.
+A forward pass computes with everything that is reachable from its model. Parameters and buffers are only a part of it:
+kernels keep packed copies in closures, attention keeps converted copies in attributes. `ObjectGraph` follows
+attributes, slots, containers, bound methods, closures, defaults and partial functions. It does not follow
+configurations, process groups, classes, and Python modules. It recognises the key-value cache by its attribute's name.
 """
 
 from __future__ import annotations
@@ -18,69 +18,77 @@ from typing import Any, NamedTuple
 
 import torch
 
-#: The attribute in which vLLM's layers hold keys, values and states: what requests made, not weights.
-CACHE = "kv_cache"
-#: Tables of hooks that each module has, and that are nearly always empty.
+#: The attribute of vLLM's layers that holds keys, values and states of requests: no weights.
+KV_CACHE_ATTRIBUTE = "kv_cache"
+#: Tables of hooks of each module, which are nearly always empty.
 _HOOKS = frozenset(
     name for name, value in vars(torch.nn.Module()).items() if name not in ("_parameters", "_buffers", "_modules")
 )
-_NO_HOLDERS = (
+_OPAQUE_TYPES = (
     *(str, bytes, bool, int, complex, type, types.ModuleType, Enum),
     *(torch.dtype, torch.device, torch.Size, torch.Generator, torch.layout, torch.memory_format),
 )
-#: Packages and classes whose objects lead away from the model.
-_FOREIGN = ("vllm.config", "vllm.distributed", "torch.distributed", "torch._dynamo", "torch.fx", "logging", "_thread")
-_FOREIGN_NAMES = ("PretrainedConfig", "PreTrainedConfig", "VllmConfig")
+#: Packages and classes whose objects are not part of the model.
+_EXCLUDED_MODULES = (
+    "vllm.config",
+    "vllm.distributed",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.fx",
+    "logging",
+    "_thread",
+)
+_EXCLUDED_CLASSES = ("PretrainedConfig", "PreTrainedConfig", "VllmConfig")
 
 
 class Leaf(NamedTuple):
-    """A tensor, number or native object that the object at `holder` holds, and its full path."""
+    """A tensor, number or native object, and its full path from the model."""
 
     path: str
     value: object
 
 
 class Holder:
-    """An object that holds others, and what it held when it was last looked at."""
+    """An object that holds others, and what it held at the last `refresh`."""
 
     __slots__ = ("_table", "_values", "object", "path")
 
     def __init__(self, path: str, holder: object) -> None:
         self.path, self.object = path, holder
-        #: Where it holds them, if that is one table.
+        #: The dictionary that holds them, if there is one.
         self._table: dict[Any, object] | None = holder if isinstance(holder, dict) else None
         if self._table is None and not isinstance(holder, _WITHOUT_TABLE) and not any(_slots(holder)):
             self._table = getattr(holder, "__dict__", None)
-        self._values = self._now()
+        self._values = self._contents()
 
     def changed(self) -> bool:
-        """Whether it holds other objects now: cheap, compares identities."""
-        now = self._table.values() if self._table is not None else self._now()
+        """Returns whether it holds other objects now. Cheap: compares identities."""
+        now = self._table.values() if self._table is not None else self._contents()
         return len(now) != len(self._values) or not all(map(is_, now, self._values))
 
-    def look(self) -> list[tuple[str, object]]:
-        """What it holds now, with paths; from here on `changed` compares with this."""
-        self._values = self._now()
+    def refresh(self) -> list[tuple[str, object]]:
+        """Returns what it holds now, with paths; `changed` compares with this from here on."""
+        self._values = self._contents()
         return [(f"{self.path}{name}", value) for name, value in _children(self.object)]
 
-    def _now(self) -> list[object]:
+    def _contents(self) -> list[object]:
         if self._table is not None:
             return list(self._table.values())
         return [value for _, value in _children(self.object)]
 
 
-class Graph:
-    """What is reachable from a model, as of the last look at each part of it."""
+class ObjectGraph:
+    """The objects that are reachable from a model, as of the last refresh of each holder."""
 
     def __init__(self, root: object) -> None:
         self._seen: dict[int, object] = {}
         self.holders: list[Holder] = []
         self.leaves: list[Leaf] = list(self._follow([("", root)]))
 
-    def news(self) -> list[Leaf]:
-        """The leaves of holders that changed since they were looked at; the graph grows by what they hold."""
+    def new_leaves(self) -> list[Leaf]:
+        """Refreshes holders that changed and returns their leaves; adds what they hold to the graph."""
         changed = [holder for holder in self.holders if holder.changed()]
-        return list(self._follow([child for holder in changed for child in holder.look()]))
+        return list(self._follow([child for holder in changed for child in holder.refresh()]))
 
     def _follow(self, start: Iterable[tuple[str, object]]) -> Iterator[Leaf]:
         queue = deque(start)
@@ -92,37 +100,40 @@ class Graph:
                 continue
             self._seen[id(value)] = value
             holder = Holder(path, value)
-            queue.extend(holder.look())
+            queue.extend(holder.refresh())
             if not isinstance(value, _FIXED):
                 self.holders.append(holder)
 
 
 def is_leaf(value: object) -> bool:
-    """Whether a value may be made of weights: tensors, fractions, and native objects that cannot be looked into."""
+    """Returns whether a value may be computed from weights: tensors, floats, and opaque native objects."""
     return isinstance(value, torch.Tensor | float | torch.ScriptObject)
 
 
 def _is_holder(value: object) -> bool:
-    if value is None or isinstance(value, (float, *_NO_HOLDERS)):
+    if value is None or isinstance(value, (float, *_OPAQUE_TYPES)):
         return False
     if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) and not vars(value):
         return False
     kind = type(value)
     if isinstance(value, torch.nn.Module):
         return True
-    return not (kind.__module__.startswith(_FOREIGN) or any(base.__name__ in _FOREIGN_NAMES for base in kind.__mro__))
+    return not (
+        kind.__module__.startswith(_EXCLUDED_MODULES)
+        or any(base.__name__ in _EXCLUDED_CLASSES for base in kind.__mro__)
+    )
 
 
-#: What cannot come to hold anything else.
+#: Types whose objects never come to hold other objects.
 _FIXED = (types.MethodType, types.BuiltinFunctionType, tuple, frozenset)
 _WITHOUT_TABLE = (*_FIXED, types.FunctionType, functools.partial, list, set, deque)
 
 
 def _children(holder: object) -> Iterator[tuple[str, object]]:
-    """What an object holds, by name; a snapshot, as another thread may be computing."""
+    """Yields what an object holds, by name. A snapshot, since another thread may be computing."""
     if isinstance(holder, dict):
         for key, value in list(holder.items()):
-            if key != CACHE:
+            if key != KV_CACHE_ATTRIBUTE:
                 yield f"[{key!r}]" if not isinstance(key, str) else f".{key}", value
     elif isinstance(holder, list | tuple | set | frozenset | deque):
         yield from ((f"[{index}]", value) for index, value in enumerate(list(holder)))
@@ -141,7 +152,7 @@ def _children(holder: object) -> Iterator[tuple[str, object]]:
 def _attributes(holder: object) -> Iterator[tuple[str, object]]:
     inner = ("_parameters", "_buffers", "_modules") if isinstance(holder, torch.nn.Module) else ()
     for name, value in list(getattr(holder, "__dict__", {}).items()):
-        if name == CACHE or (name in _HOOKS and not value):
+        if name == KV_CACHE_ATTRIBUTE or (name in _HOOKS and not value):
             continue
         if name in inner:
             yield "", value  # so that a path reads as the parameter's name does
@@ -154,7 +165,7 @@ def _slots(holder: object) -> Iterator[str]:
     for kind in type(holder).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__", CACHE):
+            if name not in ("__dict__", "__weakref__", KV_CACHE_ATTRIBUTE):
                 yield name
 
 

@@ -1,8 +1,8 @@
-"""The ranks of one engine, kept in step: all of them write a version in the same pause, or none does.
+"""Keeps the ranks of one engine in step: all of them write a version in the same pause, or none does.
 
-Rank 0 has the node and decodes. What is decoded goes to the other ranks over a process group of its own, to a thread
-beside generation, where each checks it against its live bits and makes its writes ready. In the pause the ranks' main
-threads, which vLLM calls together, agree over another group: on what to write, and then on whether all of them could.
+Rank 0 has the node and decodes. It sends the edits to a thread of each other rank, over a process group of their own,
+beside generation. Each rank checks them against its live bits and prepares its writes. In the pause vLLM calls the main
+threads of all ranks together; these agree over a second group on what to write, and then on whether all could.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import IntEnum
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,16 +20,16 @@ import torch.distributed as dist
 
 from p2psync.delta.tensors import Units
 from p2psync.engines.vllm.live_map import LiveMap, decode, encode
-from p2psync.engines.vllm.rank_writer import Edit, Hand
+from p2psync.engines.vllm.rank_writer import Edit, RankWriter
 from p2psync.errors import EngineError, UnvouchedError
 
 logger = logging.getLogger(__name__)
-# A rank waits for the next version for as long as it takes.
+# A rank waits for the next command without a limit.
 _FOREVER = timedelta(days=3650)
 
 
-class _Order(IntEnum):
-    """What rank 0 has the others do."""
+class _Command(IntEnum):
+    """A command of rank 0 to the other ranks."""
 
     STOP = 0
     PREPARE = 1
@@ -36,54 +37,59 @@ class _Order(IntEnum):
 
 
 class Ranks:
-    """This rank's hand, and how it goes along with the others'. All ranks make theirs at the same time."""
+    """Coordinates this rank's writer with those of the other ranks. All ranks construct theirs at the same time."""
 
     def __init__(self, rank: int, size: int) -> None:
-        """rank: among the `size` ranks of the engine, which are all of torch's default group if there are several."""
+        """rank: among the `size` ranks of the engine. If there are several, they are all of torch's default group.
+
+        Raises `EngineError` if that group has other ranks too.
+        """
         self.rank, self.size = rank, size
-        self.hand: Hand
-        self._back = self._front = None
+        self.writer: RankWriter
+        self._background_group = self._pause_group = None
         if size > 1:
             if dist.get_world_size() != size:
                 raise EngineError("the engine shares its process group with others: run one engine per replica")
-            self._back, self._front = (dist.new_group(backend="gloo", timeout=_FOREVER) for _ in range(2))
+            self._background_group, self._pause_group = (
+                dist.new_group(backend="gloo", timeout=_FOREVER) for _ in range(2)
+            )
 
-    def maps(self, mine: LiveMap) -> list[LiveMap]:
-        """The maps of all ranks, at all of them."""
+    def gather_maps(self, mine: LiveMap) -> list[LiveMap]:
+        """Exchanges the live gather_maps: every rank calls it with its own and gets those of all ranks."""
         if self.size == 1:
             return [mine]
         data = np.frombuffer(encode(mine), np.uint8).copy()
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([data.size]), group=self._front)
+        dist.all_gather(sizes, torch.tensor([data.size]), group=self._pause_group)
         most = max(int(size) for size in sizes)
         padded = torch.zeros(most, dtype=torch.uint8)
         padded[: data.size] = torch.from_numpy(data)
         found = [torch.zeros(most, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(found, padded, group=self._front)
+        dist.all_gather(found, padded, group=self._pause_group)
         return [decode(part[: int(size)].numpy().tobytes()) for part, size in zip(found, sizes, strict=True)]
 
     # ---- beside generation -----------------------------------------------------------------------------------------
 
     def prepare(self, edits: Sequence[Edit]) -> None:
-        """At rank 0: have all ranks make ready to write. Raises `EngineError` if one of them cannot."""
-        self._tell(_Order.PREPARE, edits)
-        self._answer(lambda: self.hand.prepare(edits))
+        """At rank 0: makes all ranks prepare the edits. Raises `EngineError` if one of them cannot."""
+        self._send(_Command.PREPARE, edits)
+        self._run_and_agree(lambda: self.writer.prepare(edits))
 
-    def sound(self) -> bool:
-        """At rank 0: whether the live bits of all ranks are what was written last."""
-        self._tell(_Order.SCRUB)
+    def is_intact(self) -> bool:
+        """At rank 0: returns whether the live bits of all ranks are what was written last."""
+        self._send(_Command.SCRUB)
         try:
-            self._answer(self._look)
+            self._run_and_agree(self._check_intact)
         except EngineError:
             return False
         return True
 
     def stop(self) -> None:
-        """At rank 0: let the other ranks' threads end."""
-        self._tell(_Order.STOP)
+        """At rank 0: ends the other ranks' threads."""
+        self._send(_Command.STOP)
 
     def follow(self, on_trouble: Callable[[str], None]) -> threading.Thread:
-        """At the other ranks: a thread that does what rank 0 says until it says stop, or is gone."""
+        """At the other ranks: starts a thread that runs rank 0's commands until it stops or is gone."""
         thread = threading.Thread(target=self._follow, args=(on_trouble,), name="p2psync-rank", daemon=True)
         thread.start()
         return thread
@@ -91,100 +97,101 @@ class Ranks:
     def _follow(self, on_trouble: Callable[[str], None]) -> None:
         try:
             while True:
-                order, edits = self._hear()
-                if order == _Order.STOP:
+                command, edits = self._receive()
+                if command == _Command.STOP:
                     return
+                work = self._check_intact if command == _Command.SCRUB else partial(self.writer.prepare, edits)
                 try:
-                    self._answer(self._look if order == _Order.SCRUB else lambda: self.hand.prepare(edits))  # noqa: B023
+                    self._run_and_agree(work)
                 except EngineError as error:
                     on_trouble(str(error))
         except RuntimeError as error:
             on_trouble(f"rank 0 is gone: {error}")
 
-    def _look(self) -> None:
-        if not self.hand.sound():
+    def _check_intact(self) -> None:
+        if not self.writer.is_intact():
             raise EngineError("live weights are not what was written last")
 
-    def _answer(self, work: Callable[[], None]) -> None:
-        """Do this rank's part, and learn whether every rank could do its own. Raises `EngineError` if not."""
+    def _run_and_agree(self, work: Callable[[], None]) -> None:
+        """Runs this rank's part. Raises `EngineError` unless every rank could run its own."""
         failed: Exception | None = None
         try:
             work()
         except (EngineError, MemoryError, ValueError, RuntimeError) as error:
             failed = error
-        if not _all(self._back, failed is None):
-            self.hand.drop()
+        if not _is_true_everywhere(self._background_group, failed is None):
+            self.writer.discard()
             raise EngineError(str(failed) if failed is not None else "another rank could not prepare the version")
 
-    def _tell(self, order: _Order, edits: Sequence[Edit] = ()) -> None:
+    def _send(self, command: _Command, edits: Sequence[Edit] = ()) -> None:
         if self.size > 1:
             parts = _pack(edits)
-            dist.broadcast(torch.tensor([order, *(part.numel() for part in parts)]), 0, group=self._back)
+            dist.broadcast(torch.tensor([command, *(part.numel() for part in parts)]), 0, group=self._background_group)
             for part in parts:
-                dist.broadcast(part, 0, group=self._back)
+                dist.broadcast(part, 0, group=self._background_group)
 
-    def _hear(self) -> tuple[_Order, list[Edit]]:
-        head = torch.zeros(1 + len(_PARTS), dtype=torch.int64)
-        dist.broadcast(head, 0, group=self._back)
-        parts = [torch.empty(size, dtype=dtype) for size, dtype in zip(head[1:].tolist(), _PARTS, strict=True)]
+    def _receive(self) -> tuple[_Command, list[Edit]]:
+        head = torch.zeros(1 + len(_COMMAND_DTYPES), dtype=torch.int64)
+        dist.broadcast(head, 0, group=self._background_group)
+        parts = [torch.empty(size, dtype=dtype) for size, dtype in zip(head[1:].tolist(), _COMMAND_DTYPES, strict=True)]
         for part in parts:
-            dist.broadcast(part, 0, group=self._back)
-        tensors = self.hand.tensors
-        return _Order(int(head[0])), _unpack(parts, [spec.unit for spec in tensors])
+            dist.broadcast(part, 0, group=self._background_group)
+        tensors = self.writer.tensors
+        return _Command(int(head[0])), _unpack(parts, [spec.unit for spec in tensors])
 
     # ---- in the pause ----------------------------------------------------------------------------------------------
 
-    def decided(self, decision: int) -> int:
-        """What rank 0 decides, at all ranks."""
+    def broadcast_decision(self, decision: int) -> int:
+        """Returns rank 0's decision, at all ranks."""
         if self.size == 1:
             return decision
         said = torch.tensor([decision])
-        dist.broadcast(said, 0, group=self._front)
+        dist.broadcast(said, 0, group=self._pause_group)
         return int(said)
 
-    def any(self, mine: bool) -> bool:
-        """Whether it is so at some rank. To be asked at all of them."""
-        return not _all(self._front, not mine)
+    def is_true_anywhere(self, mine: bool) -> bool:
+        """Returns whether `mine` is true at some rank. All ranks must call it."""
+        return not _is_true_everywhere(self._pause_group, not mine)
 
     def write(self) -> None:
-        """Write what was prepared, on all ranks or on none.
+        """Writes the prepared edits, on all ranks or on none.
 
-        Raises `EngineError` if all is as it was, `UnvouchedError` if nobody can say what some rank holds.
+        Raises `EngineError` if all weights are as they were, `UnvouchedError` if some rank's weights are unknown.
         """
         try:
             self._write()
         except RuntimeError as error:
-            # Another rank ended, and nobody is left to agree with.
+            # Another rank ended: no agreement is possible.
             raise UnvouchedError(f"a rank was lost within a commit ({error}): restart this engine") from error
 
     def _write(self) -> None:
         failed: Exception | None = None
         whole = True
         try:
-            self.hand.write()
+            self.writer.write()
         except EngineError as error:
             failed = error
         except Exception as error:  # the undoing failed too
             failed, whole = error, False
-        if _all(self._front, failed is None):
+        if _is_true_everywhere(self._pause_group, failed is None):
             return
         if failed is None:
             try:
-                self.hand.undo()
+                self.writer.undo()
             except Exception as error:  # whatever it is: these bits are lost
                 failed, whole = error, False
         reason = str(failed) if failed is not None else "another rank could not write the version; nothing was changed"
-        if not _all(self._front, whole):
+        if not _is_true_everywhere(self._pause_group, whole):
             raise UnvouchedError(f"the weights were left between two versions ({reason}): restart this engine")
         raise EngineError(reason)
 
 
-#: Of what an order carries: where blocks are, their positions, old bits, new bits.
-_PARTS = (torch.int64, torch.int32, torch.uint8, torch.uint8)
+#: Dtypes of the arrays of a command: where blocks are, their positions, old bits, new bits.
+_COMMAND_DTYPES = (torch.int64, torch.int32, torch.uint8, torch.uint8)
 
 
-def _all(group: dist.ProcessGroup | None, good: bool) -> bool:
-    """Whether it is so at all ranks."""
+def _is_true_everywhere(group: dist.ProcessGroup | None, good: bool) -> bool:
+    """Returns whether `good` is true at all ranks."""
     if group is None:
         return good
     answer = torch.tensor([int(good)])

@@ -1,4 +1,4 @@
-"""A model's parameters and buffers as its loader may write them, and proof that learning left them as they were."""
+"""A model's parameters and buffers: what its loader may write, and a check that learning left them as they were."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from p2psync.engines.module.live_tensors import flat_bits
 from p2psync.errors import EngineError
 
 
-class _Entry(NamedTuple):
-    """A parameter or buffer: in the table of its module, under `key`, and what it was when the model was loaded."""
+class _LoadedTensor(NamedTuple):
+    """A parameter or buffer of a loaded model. table, key: where its module holds it. form: address, dtype, shape, …"""
 
     name: str
     table: dict[str, torch.Tensor | None]
@@ -21,44 +21,44 @@ class _Entry(NamedTuple):
     form: tuple[object, ...]
 
 
-class Registered:
-    """What is registered in a loaded model. Every load is undone as far as it put other objects in place of these."""
+class RegisteredTensors:
+    """The registered tensors of a loaded model. A load that registers other objects is redirected into these."""
 
     def __init__(self, model: Any) -> None:
-        """model: has `load_weights`. Raises `EngineError` for parameters whose units cannot be numbered."""
+        """model: has `load_weights`. Raises `EngineError` for strided parameters, whose units cannot be numbered."""
         self._model = model
         self._entries = list(_entries(model))
-        self._memories = _memories(self._entries)
-        first = {tensor.data_ptr(): name for name, tensor in self._memories.items()}
+        self._distinct_tensors = _distinct_tensors(self._entries)
+        first = {tensor.data_ptr(): name for name, tensor in self._distinct_tensors.items()}
         self._known = {entry.name: first.get(entry.tensor.data_ptr()) for entry in self._entries}
 
-    def memories(self) -> dict[str, torch.Tensor]:
-        """Everything that a loader may write, by name; each memory once."""
-        return self._memories
+    def distinct_tensors(self) -> dict[str, torch.Tensor]:
+        """Returns everything that a loader may write, by name; of tensors that share memory, one."""
+        return self._distinct_tensors
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
-        """Have the model load tensors; names of `memories` that it wrote, None if it does not tell.
+        """Makes the model load tensors; returns the names in `distinct_tensors` that it wrote, None if it names none.
 
-        A loader may register new parameters in place of old ones: what it loaded is moved into the old ones, which the
-        model has again afterwards. Raises `EngineError` where these do not fit, or stand where none did.
+        A loader may register new parameters in place of old ones. Their values are then copied into the old ones, which
+        are registered again. Raises `EngineError` if a new parameter has another shape or dtype, or replaces none.
         """
         names = self._model.load_weights(weights)
-        self._put_back()
+        self._restore()
         if names is None or not all(self._known.get(name) for name in names):
             return None
         return {self._known[name] or name for name in names}
 
     def check_untouched(self) -> None:
-        """Raises `EngineError` by name if a parameter or buffer is not the same object, in the same memory and form."""
+        """Raises `EngineError`, with the name, if a parameter or buffer is not the same object, memory and form."""
         now = {entry.name: entry for entry in _entries(self._model)}
         for old in self._entries:
             new = now.pop(old.name, None)
             if new is None or new.tensor is not old.tensor or new.form != old.form:
                 raise EngineError(f"{old.name} is not what it was before the loader was asked where weights go")
         if now:
-            raise EngineError(f"{min(now)} was registered anew when the loader was asked where weights go")
+            raise EngineError(f"{min(now)} was registered again when the loader was asked where weights go")
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         for entry in self._entries:
             now = entry.table.get(entry.key)
             if now is entry.tensor:
@@ -69,16 +69,16 @@ class Registered:
             entry.table[entry.key] = entry.tensor
 
 
-def _entries(model: torch.nn.Module) -> Iterator[_Entry]:
+def _entries(model: torch.nn.Module) -> Iterator[_LoadedTensor]:
     for prefix, module in model.named_modules():
         for table in (module._parameters, module._buffers):
             for key, tensor in list(table.items()):
                 if tensor is not None:
                     form = (tensor.data_ptr(), tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride())
-                    yield _Entry(f"{prefix}.{key}".lstrip("."), table, key, tensor, form)
+                    yield _LoadedTensor(f"{prefix}.{key}".lstrip("."), table, key, tensor, form)
 
 
-def _memories(entries: Iterable[_Entry]) -> dict[str, torch.Tensor]:
+def _distinct_tensors(entries: Iterable[_LoadedTensor]) -> dict[str, torch.Tensor]:
     whole = {
         (entry.tensor.device, entry.tensor.untyped_storage().data_ptr())
         for entry in entries
@@ -90,13 +90,13 @@ def _memories(entries: Iterable[_Entry]) -> dict[str, torch.Tensor]:
         tensor = entry.tensor.detach()
         if not tensor.numel() or tensor.is_meta:
             continue
-        place = (tensor.device, tensor.data_ptr(), tensor.numel())
-        if place in seen:
+        extent = (tensor.device, tensor.data_ptr(), tensor.numel())
+        if extent in seen:
             continue
         if flat_bits(tensor) is None:
             if (tensor.device, tensor.untyped_storage().data_ptr()) in whole:
                 continue  # a view of what another parameter holds whole
             raise EngineError(f"{entry.name} is strided: its live units cannot be numbered")
-        seen.add(place)
+        seen.add(extent)
         found[entry.name] = tensor
     return found

@@ -1,8 +1,8 @@
-"""Where the units of one checkpoint tensor lie in one live parameter: strided runs, found from an index and followed.
+"""Strided runs: where the units of checkpoint tensors lie in one live parameter.
 
 A loader copies slices: whole tensors, rows, or columns. So a live parameter, read in order, is a sequence of runs of
-consecutive checkpoint units, and runs of one length at equal distances make one *piece*. A row slice is one run, a
-column slice one piece of as many rows as the tensor has.
+consecutive checkpoint units. Runs of one length at equal distances make one *piece*. A slice of rows is one run; a
+slice of columns is one piece with as many rows as the tensor.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from numpy.typing import NDArray
 from p2psync.delta.kernels.unit_loops import kernel, plain
 from p2psync.delta.tensors import Units
 
-#: A loader that permutes units one by one would make as many pieces as units; such a map is of no use.
+#: Maximum pieces of a parameter. A loader that permutes single units would make as many pieces as units.
 MAX_PIECES = 1 << 16
 MAX_RUNS = 1 << 24
 _FIRST_RUNS = 1 << 12
 _Array = NDArray[Any]
 
 
-class Runs(NamedTuple):
-    """Live units [at, +length) that hold checkpoint units of the consecutive numbers [number, +length)."""
+class RunTable(NamedTuple):
+    """Runs: live units [at, at + length) hold the checkpoint units of the numbers [number, number + length)."""
 
     at: NDArray[np.int64]
     number: NDArray[np.int64]
     length: NDArray[np.int64]
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """`rows` runs of `length` units: the checkpoint's [start + k·step, +length) are the live [at + k·pitch, +length).
+class StridedPiece(msgspec.Struct, frozen=True, array_like=True):
+    """`rows` runs of `length` units. The checkpoint's [start + k·step, +length) are the live [at + k·pitch, +length).
 
     step ≥ length and pitch ≥ length; with one row both are `length`.
     """
@@ -49,19 +49,22 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def units(self) -> int:
-        """Units in the piece."""
+        """The number of units."""
         return self.length * self.rows
 
     @property
     def end(self) -> int:
-        """The checkpoint unit after its last one."""
+        """The checkpoint unit after the last one."""
         return self.start + (self.rows - 1) * self.step + self.length
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """The part of a block that lies in a piece: live units [start, +count), at `positions` of these (None: all), and
-    `entries`, which of the block's entries they are, in order."""
+class BlockPart:
+    """The part of a block that lies in a piece.
+
+    Live units [start, start + count), at `positions` of them (None: all). entries: which of the block's entries they
+    are, in order.
+    """
 
     start: int
     count: int
@@ -69,105 +72,109 @@ class Part:
     entries: slice | NDArray[np.int64]
 
 
-def runs_of(lowest: Units, inverted: Units, higher: Units) -> Runs:
-    """The runs in a live parameter, from what probes left there: digits as wide as a unit.
+def find_runs(lowest: Units, inverted: Units, higher: Units) -> RunTable:
+    """Finds the runs in a live parameter from the digits that the probes left there.
 
-    lowest: the numbers' lowest digits. inverted: what was there when their bits were inverted; where that is the same,
-    no probe arrived. higher: of shape (further digits, units). Raises `ValueError` where a unit is neither, or where
-    there are more than `MAX_RUNS`.
+    lowest: the lowest digit of each unit. inverted: the same after a pass with inverted bits; where it is equal, no
+    probe arrived. higher: of shape (further digits, units). Raises `ValueError` where a unit is neither equal nor
+    inverted, or where there are more than `MAX_RUNS` runs.
     """
-    room = _FIRST_RUNS
+    capacity = _FIRST_RUNS
     while True:
-        runs = Runs(*(np.empty(room, np.int64) for _ in range(3)))
+        runs = RunTable(*(np.empty(capacity, np.int64) for _ in range(3)))
         found = _find_runs(lowest, inverted, higher, *runs)
         if found < 0:
             raise ValueError("a unit was computed, not copied")
-        if found <= room:
-            return Runs(*(part[:found] for part in runs))
-        if room >= MAX_RUNS:
+        if found <= capacity:
+            return RunTable(*(part[:found] for part in runs))
+        if capacity >= MAX_RUNS:
             raise ValueError("the loader permutes units one by one")
-        room = min(MAX_RUNS, 16 * room)
+        capacity = min(MAX_RUNS, 16 * capacity)
 
 
-def digits(first: int, count: int, digit: int, like: Units, *, inverted: bool) -> Units:
-    """Digit `digit` of the numbers [first, +count), as a probe; all bits of it inverted if so asked."""
+def probe_digits(first: int, count: int, digit: int, like: Units, *, inverted: bool) -> Units:
+    """Returns digit `digit` of the numbers [first, first + count), with all bits inverted if `inverted`."""
     out = np.empty(count, like.dtype)
     _fill_digits(first, 8 * like.itemsize * digit, -1 if inverted else 0, out)
     return out
 
 
-def pieces_of(runs: Runs, firsts: NDArray[np.int64]) -> list[tuple[int, Piece]]:
-    """The pieces of a live parameter, as (tensor, piece) with `start` counted within the tensor.
+def group_runs(runs: RunTable, firsts: NDArray[np.int64]) -> list[tuple[int, StridedPiece]]:
+    """Groups runs into pieces: returns (tensor, piece), with `start` counted within the tensor.
 
-    firsts: the first number of each tensor, rising; at least one number lies unused between two tensors. Raises
-    `ValueError` where there are more than `MAX_PIECES`.
+    firsts: the first number of each tensor, rising; at least one number between two tensors is unused. Raises
+    `ValueError` if there are more than `MAX_PIECES`.
     """
     at, number, length = runs
     tensor = np.searchsorted(firsts, number, side="right") - 1
-    found: list[tuple[int, Piece]] = []
+    found: list[tuple[int, StridedPiece]] = []
     first = 0
     while first < at.size:
-        last = _same(at, number, length, tensor, first)
+        last = _last_of_piece(at, number, length, tensor, first)
         rows = last - first + 1
         size = int(length[first])
         step = int(number[first + 1] - number[first]) if rows > 1 else size
         pitch = int(at[first + 1] - at[first]) if rows > 1 else size
         start = int(number[first] - firsts[tensor[first]])
-        found.append((int(tensor[first]), Piece(start, int(at[first]), size, rows, step, pitch)))
+        found.append((int(tensor[first]), StridedPiece(start, int(at[first]), size, rows, step, pitch)))
         if len(found) > MAX_PIECES:
             raise ValueError("the loader permutes units one by one")
         first = last + 1
     return found
 
 
-def parts(piece: Piece, start: int, count: int, positions: NDArray[np.uint32] | None) -> Iterator[Part]:
-    """What lies in `piece` of a block of its tensor: units [start, +count), at rising offsets `positions` (None: all).
+def intersect(piece: StridedPiece, start: int, count: int, positions: NDArray[np.uint32] | None) -> Iterator[BlockPart]:
+    """Yields the part of a block that lies in a piece of its tensor: at most one.
 
-    At most one part.
+    The block is units [start, start + count), at rising offsets `positions` (None: all).
     """
     low, high = max(start, piece.start), min(start + count, piece.end)
     if low >= high:
         return
     if piece.rows > 1:
-        yield from _strided(piece, start, low, high, positions)
+        yield from _intersect_strided(piece, start, low, high, positions)
         return
     at = piece.at + low - piece.start
     if positions is None:
-        yield Part(at, high - low, None, slice(low - start, high - start))
+        yield BlockPart(at, high - low, None, slice(low - start, high - start))
         return
     first, last = (int(k) for k in np.searchsorted(positions, [low - start, high - start]))
     if first < last:
         moved = positions[first:last] - np.uint32(low - start) if low > start else positions[first:last]
-        yield Part(at, high - low, moved, slice(first, last))
+        yield BlockPart(at, high - low, moved, slice(first, last))
 
 
-def tensor_rows(piece: Piece, units: _Array) -> _Array:
-    """The piece's units of its tensor, of whose units `units` has one entry each: a view of shape (rows, length)."""
+def tensor_rows(piece: StridedPiece, units: _Array) -> _Array:
+    """Returns the piece's entries of `units`, an array over its tensor's units: a view of shape (rows, length)."""
     return _strided_view(units, piece.start, piece.rows, piece.step, piece.length)
 
 
-def live_rows(piece: Piece, units: _Array) -> _Array:
-    """The piece's units of its parameter, in the same order: a view of shape (rows, length)."""
+def live_rows(piece: StridedPiece, units: _Array) -> _Array:
+    """Returns the piece's entries of `units`, an array over its parameter's units: a view of the same shape."""
     return _strided_view(units, piece.at, piece.rows, piece.pitch, piece.length)
 
 
-def scaled(piece: Piece, factor: int) -> Piece:
-    """The piece in units that are narrower by a factor."""
+def scaled(piece: StridedPiece, factor: int) -> StridedPiece:
+    """Returns the piece in units that are narrower by a factor."""
     start, at, length, step, pitch = (
         factor * value for value in (piece.start, piece.at, piece.length, piece.step, piece.pitch)
     )
-    return Piece(start, at, length, piece.rows, step, pitch)
+    return StridedPiece(start, at, length, piece.rows, step, pitch)
 
 
-def rows(piece: Piece) -> Iterator[tuple[int, int]]:
-    """(checkpoint, live): where each run of the piece begins."""
+def iter_runs(piece: StridedPiece) -> Iterator[tuple[int, int]]:
+    """Yields where each run of the piece begins, as (checkpoint unit, live unit)."""
     for k in range(piece.rows):
         yield piece.start + k * piece.step, piece.at + k * piece.pitch
 
 
-def uncovered(before: Sequence[tuple[int, Piece]], after: Sequence[tuple[int, Piece]]) -> list[tuple[int, Piece]]:
-    """The pieces of a parameter, as (tensor, piece), of those loaded `before` and those `after` them: what was loaded
-    over another piece took its place. Raises `ValueError` where a piece was loaded over in part."""
+def drop_overwritten(
+    before: Sequence[tuple[int, StridedPiece]], after: Sequence[tuple[int, StridedPiece]]
+) -> list[tuple[int, StridedPiece]]:
+    """Returns the pieces of a parameter, as (tensor, piece), that remain after later ones were loaded over them.
+
+    before, after: pieces in the order of loading. Raises `ValueError` where a piece was overwritten only in part.
+    """
     covered = np.zeros(max(piece.at + piece.rows * piece.pitch for _, piece in (*before, *after)), np.bool_)
     for _, piece in after:
         live_rows(piece, covered)[:] = True
@@ -189,8 +196,8 @@ def _strided_view(units: _Array, first: int, count: int, distance: int, length: 
     return as_strided(units[first:reach], (count, length), (distance * size, size), writeable=units.flags.writeable)
 
 
-def missing(pieces: Sequence[Piece], count: int) -> int:
-    """How many of a tensor's `count` units lie in none of the pieces."""
+def count_missing(pieces: Sequence[StridedPiece], count: int) -> int:
+    """Returns how many of a tensor's `count` units lie in none of the pieces."""
     if any(piece.units == count for piece in pieces):
         return 0
     covered = np.zeros(count, np.bool_)
@@ -199,14 +206,14 @@ def missing(pieces: Sequence[Piece], count: int) -> int:
     return count - int(np.count_nonzero(covered))
 
 
-def _same(
+def _last_of_piece(
     at: NDArray[np.int64],
     number: NDArray[np.int64],
     length: NDArray[np.int64],
     tensor: NDArray[np.int64],
     first: int,
 ) -> int:
-    """The last run that belongs to the piece which begins with run `first`."""
+    """Returns the last run of the piece that begins with run `first`."""
     window = 64
     while True:
         end = min(at.size, first + window)
@@ -222,7 +229,9 @@ def _same(
         window *= 8
 
 
-def _strided(piece: Piece, start: int, low: int, high: int, positions: NDArray[np.uint32] | None) -> Iterator[Part]:
+def _intersect_strided(
+    piece: StridedPiece, start: int, low: int, high: int, positions: NDArray[np.uint32] | None
+) -> Iterator[BlockPart]:
     if positions is None:
         first, where = low - start, np.arange(high - low, dtype=np.uint32)
     else:
@@ -236,7 +245,7 @@ def _strided(piece: Piece, start: int, low: int, high: int, positions: NDArray[n
         return
     live, entries = live[:found], entries[:found] + first
     begin, span = int(live[0]), int(live[-1] - live[0]) + 1
-    yield Part(piece.at + begin, span, (live - begin).astype(np.uint32), entries.copy())
+    yield BlockPart(piece.at + begin, span, (live - begin).astype(np.uint32), entries.copy())
 
 
 @kernel
@@ -250,7 +259,7 @@ def _follow(
     live: NDArray[np.int64],
     entries: NDArray[np.int64],
 ) -> int:
-    """Offsets into the live rows for those of `where` that lie in the piece; how many."""
+    """Writes the live offsets of those units of `where` that lie in the piece; returns how many there are."""
     found = 0
     row = 0
     for k in range(where.size):
@@ -284,7 +293,7 @@ def _find_runs(
     number: NDArray[np.int64],
     length: NDArray[np.int64],
 ) -> int:
-    """How many runs there are, of which as many are told as there is room for; −1 if a unit was computed."""
+    """Returns the number of runs, and writes as many as the arrays hold; −1 if a unit was computed."""
     bits = 8 * lowest.itemsize
     full = ~np.uint64(0) >> np.uint64(64 - bits)
     found = 0

@@ -1,4 +1,4 @@
-"""Where a loader's slices lie is found again from the numbers that they carry, and blocks are followed there."""
+"""Strided runs are found from the numbers that probes carry, and blocks are mapped through them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2psync.engines.vllm.strided_runs import Piece, digits, missing, parts, pieces_of, runs_of
+from p2psync.engines.vllm.strided_runs import (
+    StridedPiece,
+    count_missing,
+    find_runs,
+    group_runs,
+    intersect,
+    probe_digits,
+)
 
 NOWHERE = -1
 
@@ -16,43 +23,43 @@ def numbers(rows: int, columns: int, first: int = 0) -> np.ndarray:
     return np.arange(first, first + rows * columns).reshape(rows, columns)
 
 
-def found_in(live: np.ndarray, firsts: np.ndarray, unit: type = np.uint8) -> list[tuple[int, Piece]]:
+def found_in(live: np.ndarray, firsts: np.ndarray, unit: type = np.uint8) -> list[tuple[int, StridedPiece]]:
     """The pieces of a live parameter that holds units of these numbers, from what probes leave in it."""
     bits = 8 * np.dtype(unit).itemsize
     rest = np.random.default_rng(1).integers(0, 256, live.size).astype(unit)
 
     def left(digit: int, *, inverted: bool) -> np.ndarray:
-        whole = digits(0, int(max(live.max(), 0)) + 1, digit, np.empty(0, unit), inverted=inverted)
+        whole = probe_digits(0, int(max(live.max(), 0)) + 1, digit, np.empty(0, unit), inverted=inverted)
         return np.where(live == NOWHERE, rest, whole[np.maximum(live, 0)])
 
     higher = np.array([left(d, inverted=False) for d in range(1, 64 // bits)]).reshape(-1, live.size)
-    return pieces_of(runs_of(left(0, inverted=False), left(0, inverted=True), higher.astype(unit)), firsts)
+    return group_runs(find_runs(left(0, inverted=False), left(0, inverted=True), higher.astype(unit)), firsts)
 
 
 @pytest.mark.parametrize("unit", [np.uint8, np.uint16, np.uint32, np.uint64])
-def test_probes_of_every_width_tell_the_numbers(unit: type) -> None:
+def test_probes_of_every_width_encode_the_numbers(unit: type) -> None:
     live = np.concatenate([np.arange(70_000, 70_300), [NOWHERE, 65_535, 65_536], np.arange(255, 258)])
     found = found_in(live, np.array([0, 1 << 40]), unit)
     assert [(p.start, p.at, p.length) for _, p in found] == [(70_000, 0, 300), (65_535, 301, 2), (255, 303, 3)]
 
 
-def test_a_unit_that_was_computed_is_seen() -> None:
+def test_a_computed_unit_is_detected() -> None:
     low, high = np.array([1, 2, 3], np.uint8), np.empty((0, 3), np.uint8)
-    assert runs_of(low, ~low, high).length.tolist() == [3]
+    assert find_runs(low, ~low, high).length.tolist() == [3]
     with pytest.raises(ValueError, match="computed"):
-        runs_of(low, ~low ^ np.uint8(4), high)
+        find_runs(low, ~low ^ np.uint8(4), high)
 
 
 def test_whole_rows_are_one_run_and_columns_one_piece() -> None:
     q, k = numbers(8, 6), numbers(4, 6, 49)
     live = np.concatenate([q[4:].reshape(-1), k[2:].reshape(-1), np.full(5, NOWHERE)])
     found = found_in(live, np.array([0, 49, 74]))
-    assert found == [(0, Piece(24, 0, 24, 1, 24, 24)), (1, Piece(12, 24, 12, 1, 12, 12))]
+    assert found == [(0, StridedPiece(24, 0, 24, 1, 24, 24)), (1, StridedPiece(12, 24, 12, 1, 12, 12))]
     columns = q[:, 3:].reshape(-1)
-    assert found_in(columns, np.array([0, 49])) == [(0, Piece(3, 0, 3, 8, 6, 3))]
+    assert found_in(columns, np.array([0, 49])) == [(0, StridedPiece(3, 0, 3, 8, 6, 3))]
 
 
-def test_tensors_that_lie_side_by_side_are_kept_apart() -> None:
+def test_adjacent_tensors_are_separate_pieces() -> None:
     live = np.concatenate([numbers(2, 3).reshape(-1), numbers(2, 3, 7).reshape(-1), numbers(2, 3, 14).reshape(-1)])
     found = found_in(live, np.array([0, 7, 14, 21]))
     assert [(tensor, piece.start, piece.at) for tensor, piece in found] == [(0, 0, 0), (1, 0, 6), (2, 0, 12)]
@@ -60,7 +67,7 @@ def test_tensors_that_lie_side_by_side_are_kept_apart() -> None:
 
 def test_a_padded_row_ends_a_run() -> None:
     live = np.array([0, 1, 2, NOWHERE, 3, 4, 5, NOWHERE])
-    assert found_in(live, np.array([0, 7])) == [(0, Piece(0, 0, 3, 2, 3, 4))]
+    assert found_in(live, np.array([0, 7])) == [(0, StridedPiece(0, 0, 3, 2, 3, 4))]
     assert found_in(np.full(4, NOWHERE), np.array([0, 7])) == []
 
 
@@ -70,11 +77,11 @@ def test_units_permuted_one_by_one_are_refused(monkeypatch: pytest.MonkeyPatch) 
         found_in(np.random.default_rng(1).permutation(400), np.array([0, 401]))
 
 
-def test_what_no_piece_holds_is_counted() -> None:
-    assert missing([Piece(3, 0, 3, 8, 6, 3)], 48) == 24
-    assert missing([Piece(0, 0, 3, 8, 6, 3), Piece(3, 0, 3, 8, 6, 3)], 48) == 0
-    assert missing([Piece(0, 5, 48, 1, 48, 48)], 48) == 0
-    assert missing([], 48) == 48
+def test_units_outside_of_all_pieces_are_counted() -> None:
+    assert count_missing([StridedPiece(3, 0, 3, 8, 6, 3)], 48) == 24
+    assert count_missing([StridedPiece(0, 0, 3, 8, 6, 3), StridedPiece(3, 0, 3, 8, 6, 3)], 48) == 0
+    assert count_missing([StridedPiece(0, 5, 48, 1, 48, 48)], 48) == 0
+    assert count_missing([], 48) == 48
 
 
 @st.composite
@@ -95,7 +102,7 @@ def layouts(draw: st.DrawFn) -> np.ndarray:
 
 @settings(deadline=None, max_examples=300)
 @given(layouts(), st.integers(0, 80), st.integers(1, 80), st.randoms(use_true_random=False), st.booleans())
-def test_a_block_goes_where_the_numbers_say(
+def test_a_block_is_mapped_to_the_units_of_its_numbers(
     live: np.ndarray, start: int, count: int, dice: np.random.Generator, dense: bool
 ) -> None:
     found = [piece for _, piece in found_in(live, np.array([0, 1 << 40]))]
@@ -107,7 +114,7 @@ def test_a_block_goes_where_the_numbers_say(
         expected[live == unit] = value
     written = np.zeros(live.size, np.int64)
     for piece in found:
-        for part in parts(piece, start, count, positions):
+        for part in intersect(piece, start, count, positions):
             window = written[part.start : part.start + part.count]
             assert window.size == part.count
             if part.positions is None:

@@ -1,4 +1,4 @@
-"""A version in which a left-out tensor and its equal part ways is refused, whatever blocks it comes in."""
+"""A version in which a left-out tensor no longer equals its loaded one is refused, whatever its blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from module_parts import Version, stepped
 from test_module import start
 
 from p2psync.delta.tensors import Kind, TensorSpec
-from p2psync.engines.vllm.equal_tensors import check_twins, twins_of
+from p2psync.engines.vllm.equal_tensors import check_still_equal, find_equal_tensors
 from p2psync.engines.vllm.rank_writer import Edit
 from p2psync.errors import EngineError
 
@@ -46,10 +46,10 @@ def test_equal_tensors_stay_equal_or_the_version_is_refused(
     both = [e for k in range(2) for e in edits(k, old, new[k], cuts[k], sparse=sparse[k])]
     numbers = {spec: number for number, spec in enumerate(SPECS)}
     if np.array_equal(*new):
-        check_twins({SPECS[0]: SPECS[1]}, numbers, both)
+        check_still_equal({SPECS[0]: SPECS[1]}, numbers, both)
     else:
         with pytest.raises(EngineError, match="head is no longer equal to rows"):
-            check_twins({SPECS[0]: SPECS[1]}, numbers, both)
+            check_still_equal({SPECS[0]: SPECS[1]}, numbers, both)
 
 
 def tied() -> tuple[Served, Version]:
@@ -58,13 +58,13 @@ def tied() -> tuple[Served, Version]:
     trained.head.data.copy_(trained.embed.data)
     served = Served(trained)
     left_out = [spec for spec in specs_of(served.version) if spec.name == "head"]
-    served.engine._twins = twins_of(left_out, served.version)
-    assert [(a.name, b.name) for a, b in served.engine._twins.items()] == [("head", "embed")]
+    served.engine._equal_tensors = find_equal_tensors(left_out, served.version)
+    assert [(a.name, b.name) for a, b in served.engine._equal_tensors.items()] == [("head", "embed")]
     assert served.engine.adopt(start(0, served.version))
     return served, served.version
 
 
-def test_a_version_in_which_a_tied_matrix_leaves_its_embedding_is_not_made_live() -> None:
+def test_a_version_in_which_a_tied_matrix_differs_from_its_embedding_is_refused() -> None:
     served, version = tied()
     try:
         by_name = {spec.name: spec for spec in specs_of(version)}
@@ -84,9 +84,11 @@ def test_a_version_in_which_a_tied_matrix_leaves_its_embedding_is_not_made_live(
         served.close()
 
 
-def test_what_equals_nothing_has_no_twin() -> None:
+def test_a_left_out_tensor_that_equals_none_has_no_equal_tensor() -> None:
     served = Served()
     try:
-        assert twins_of([spec for spec in specs_of(served.version) if spec.name == "head"], served.version) == {}
+        assert (
+            find_equal_tensors([spec for spec in specs_of(served.version) if spec.name == "head"], served.version) == {}
+        )
     finally:
         served.close()

@@ -1,11 +1,11 @@
-"""Deltas between checkpoints on disk, without a trainer or a swarm: diff, apply, info, squash, invert.
+"""The commands on deltas between checkpoints on disk, without a trainer or a swarm: diff, apply, info, squash, invert.
 
-A checkpoint is a .safetensors file or a directory of them; every file counts, byte for byte. What such a delta leads
-from and to is told by its two digests alone: its manifest is unsigned, of the run of 32 zeros, version 0 → 1, created
-at 0. So deltas may be squashed and inverted at will, and equal changes make equal files. Deltas that a trainer
-published are read too; their versions are lost when they are squashed or inverted.
+A checkpoint is a .safetensors file or a directory of them; every file is part of it, byte for byte. Only its two
+digests say between which checkpoints such a delta leads: its manifest is unsigned, of the run of 32 zeros, version 0 →
+1, created at 0. So deltas can be squashed and inverted, and equal changes make equal files. Deltas that a trainer
+published are read too; squashing or inverting loses their versions.
 
-Nothing is written over: an outcome is made beside its place and moved there when it is whole and checked.
+Nothing is overwritten in place: an output is written to a temporary path and moved when it is complete and checked.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-
 from p2psync.delta.block import Block
 from p2psync.delta.container import PROFILES
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
-from p2psync.engines.base_free import baseless, needs_base
 from p2psync.engines.checkpoint.file_names import SAFETENSORS
-from p2psync.engines.checkpoint.files import Checkpoint, signature
-from p2psync.engines.compose import BASELESS, Delta, blocks_of, inverted, squashed
-from p2psync.engines.offline.rebuild import Progress, check_base_table, rebuild
+from p2psync.engines.checkpoint.files import Checkpoint, files_signature
+from p2psync.engines.offline.rebuild import Progress, check_base_table, rebuild_checkpoint
 from p2psync.errors import FormatError, StoreError, UsageError
 from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import Manifest, open_signed
@@ -34,20 +31,23 @@ from p2psync.store.deltafile import DeltaFile, DeltaFileWriter
 from p2psync.store.encoding import ChunkSink, Encoding, rows_between
 from p2psync.store.staging import StagedPath, refuse_existing
 
-#: The run that deltas belong to which no trainer published.
+from p2psync.engines.base_free import make_base_free, needs_base
+from p2psync.engines.compose import BASE_FREE_PROFILES, DeltaReader, compose_chain, invert_delta, iter_blocks
+
+#: The run of deltas that no trainer published.
 OFFLINE_RUN = "0" * 32
-#: What a single file is called within its checkpoint, so that its own name does not matter.
+#: The name of a single file within its checkpoint, so that its own name does not matter.
 _SINGLE = "model" + SAFETENSORS
 _DIGEST_BYTES = 4 << 20
 
 
 class InfoReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a delta file says of itself.
+    """The description of a delta file.
 
-    run, base, version: None where no trainer published it. signer: public key in hex. model_bytes: of all files that
-    it leads to. tensors, added, removed: TENSOR rows after it, and those that come and go; files: after it. changed,
-    total: units that differ (of a tensor that comes or goes: that are not 0), units in all. ratio: model_bytes to
-    file_bytes. changed_fraction: of total. bits_per_changed: payload bits for each unit that differs.
+    run, base, version: None if no trainer published it. signer: public key in hex. model_bytes: of all files after the
+    delta. tensors: TENSOR rows after it; added, removed: those that it adds and removes. files: after it. changed:
+    units that differ (for an added or removed tensor: units that are not 0). total: units in all. ratio: model_bytes to
+    file_bytes. changed_fraction: changed to total. bits_per_changed: payload bits for each changed unit.
     """
 
     delta: str
@@ -76,7 +76,7 @@ class InfoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiffReport(InfoReport, frozen=True, kw_only=True):
-    """A delta that was made from checkpoints. gb_per_second: 10^9 bytes of model scanned (the larger end) a second."""
+    """A delta made from checkpoints. gb_per_second: 10^9 bytes of the larger checkpoint scanned a second."""
 
     old: str
     new: str
@@ -85,7 +85,7 @@ class DiffReport(InfoReport, frozen=True, kw_only=True):
 
 
 class DerivedReport(InfoReport, frozen=True, kw_only=True):
-    """A delta that was made from deltas. input_bytes: of their files."""
+    """A delta made from deltas. input_bytes: of their files."""
 
     inputs: list[str]
     input_bytes: int
@@ -93,7 +93,7 @@ class DerivedReport(InfoReport, frozen=True, kw_only=True):
 
 
 class ApplyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that was made. model_bytes: of all its files; gb_per_second: 10^9 of them written a second."""
+    """A new checkpoint. model_bytes: of all its files. gb_per_second: 10^9 bytes of them written a second."""
 
     old: str
     delta: str
@@ -120,15 +120,15 @@ def diff(
     force: bool = False,
     progress: Progress = _no_progress,
 ) -> DiffReport:
-    """Write to `out` the delta that leads from checkpoint `old` to `new`. force: replace `out` if it exists.
+    """Writes to `out` the delta that leads from checkpoint `old` to `new`. force: replace `out` if it exists.
 
-    Raises `UsageError` for a file beside a directory or an unknown profile, `FormatError` for what is no checkpoint or
-    changes while it is read, `StoreError`.
+    Raises `UsageError` for a file and a directory together or an unknown profile, `FormatError` for an invalid
+    checkpoint or one that changes while it is read, `StoreError`.
     """
     began = time.monotonic()
     if profile not in PROFILES:
         raise UsageError(f"unknown profile {profile!r}; known: {', '.join(PROFILES)}")
-    seen = signature(old), signature(new)
+    seen = files_signature(old), files_signature(new)
     with _checkpoint(old) as before, _checkpoint(new) as after:
         if old.is_dir() != new.is_dir():
             raise UsageError(f"{old} and {new}: name two .safetensors files, or two directories")
@@ -136,7 +136,7 @@ def diff(
         rows = rows_between(before.specs, after.specs)
         with DeltaFileWriter(out, force=force) as writer:
             encoding, base = _encode(writer, rows, profile, before, after, progress)
-            if (signature(old), signature(new)) != seen:
+            if (files_signature(old), files_signature(new)) != seen:
                 raise FormatError(f"{old} or {new} changed while it was read: leave them alone, and try again")
             digest = digest_bytes((base + encoding.digest_change) % MODULUS)
             writer.finish(_manifest(encoding, digest_bytes(base), digest))
@@ -147,7 +147,7 @@ def diff(
 
 
 def apply(old: Path, delta: Path, out: Path, *, force: bool = False, progress: Progress = _no_progress) -> ApplyReport:
-    """Write to `out` what `delta` makes of checkpoint `old`, which stays as it is.
+    """Applies `delta` to checkpoint `old`, which stays as it is, and writes the new checkpoint to `out`.
 
     force: replace `out` if it exists and is a checkpoint. Raises `BaseMismatchError` if `old` is not the delta's base,
     `DigestMismatchError`, `FormatError`, `StoreError`, `UsageError`; then `out` is as it was.
@@ -162,7 +162,7 @@ def apply(old: Path, delta: Path, out: Path, *, force: bool = False, progress: P
             _check_replaceable(out)
         check_base_table(base, opened)
         with StagedPath(out, directory=single is None, force=force) as staging:
-            plan = rebuild(base, opened, staging.path, single=single, progress=progress)
+            plan = rebuild_checkpoint(base, opened, staging.path, single=single, progress=progress)
             staging.place()
         manifest = opened.manifest
     seconds = time.monotonic() - began
@@ -173,7 +173,7 @@ def apply(old: Path, delta: Path, out: Path, *, force: bool = False, progress: P
         digest=manifest.digest.hex(),
         model_bytes=plan.nbytes,
         files=len(plan.sizes),
-        tensors=sum(spec.kind == Kind.TENSOR for spec in plan.places),
+        tensors=sum(spec.kind == Kind.TENSOR for spec in plan.offsets),
         changed=manifest.changed,
         seconds=seconds,
         gb_per_second=_rate(plan.nbytes, seconds),
@@ -181,13 +181,13 @@ def apply(old: Path, delta: Path, out: Path, *, force: bool = False, progress: P
 
 
 def info(delta: Path) -> InfoReport:
-    """Describe a delta (or anchor) file, after every chunk was verified and decoded if it can be without its base.
+    """Describes a delta (or anchor) file, after verifying every chunk, and decoding it if that needs no base.
 
     Raises `FormatError`, `TrustError` for a signature that is wrong, `StoreError`.
     """
     with _delta(delta, anchors=True) as opened:
-        if opened.manifest.profile in BASELESS:
-            for _ in blocks_of(opened):
+        if opened.manifest.profile in BASE_FREE_PROFILES:
+            for _ in iter_blocks(opened):
                 pass
         else:
             for index in range(opened.manifest.chunks):
@@ -203,28 +203,28 @@ def squash(
     force: bool = False,
     progress: Progress = _no_progress,
 ) -> DerivedReport:
-    """Write to `out` the one delta that does what `deltas`, one after the other, do: that between the chain's ends.
+    """Writes to `out` the one delta, of profile `fast`, that equals the chain of `deltas`.
 
-    base: the checkpoint that the first one starts from, needed where one of them is of profile `tight`. What comes out
-    is of profile `fast`. Raises `BaseMismatchError` if two of them do not meet, or `base` is another, `UsageError`,
-    `FormatError`, `StoreError`.
+    base: the checkpoint from which the first one starts, needed if one of them is of profile `tight`. Raises
+    `BaseMismatchError` if a delta does not start where the one before it ends, or `base` is another checkpoint,
+    `UsageError`, `FormatError`, `StoreError`.
     """
     if not deltas:
         raise UsageError("name the deltas of a chain, in order")
-    return _derive(deltas, out, squashed, base, force=force, progress=progress)
+    return _derive(deltas, out, compose_chain, base, force=force, progress=progress)
 
 
 def invert(
     delta: Path, out: Path, *, base: Path | None = None, force: bool = False, progress: Progress = _no_progress
 ) -> DerivedReport:
-    """Write to `out` the delta that undoes `delta`. base, and what is raised: as in `squash`."""
-    return _derive([delta], out, lambda chain: inverted(chain[0]), base, force=force, progress=progress, swap=True)
+    """Writes to `out` the inverse of `delta`. base and errors: as for `squash`."""
+    return _derive([delta], out, lambda chain: invert_delta(chain[0]), base, force=force, progress=progress, swap=True)
 
 
 def _derive(
     paths: Sequence[Path],
     out: Path,
-    derive: Callable[[Sequence[Delta]], tuple[list[Row], Iterator[Block]]],
+    derive: Callable[[Sequence[DeltaReader]], tuple[list[Row], Iterator[Block]]],
     base: Path | None,
     *,
     force: bool,
@@ -235,11 +235,11 @@ def _derive(
     _check_target(out, [*paths, *([base] if base else [])], force=force)
     with ExitStack() as stack:
         given = [stack.enter_context(_delta(path)) for path in paths]
-        chain: list[Delta] = list(given)
+        chain: list[DeltaReader] = list(given)
         if needs_base(given):
             weights = stack.enter_context(_checkpoint(base)) if base is not None else None
             scratch = stack.enter_context(StagedPath(out.with_name(f"{out.name}.steps"), directory=True))
-            chain = baseless(given, weights, scratch.path, stack)
+            chain = make_base_free(given, weights, scratch.path, stack)
         rows, blocks = derive(chain)
         ends = chain[0].manifest.base_digest, chain[-1].manifest.digest
         total = sum(row.spec.nbytes for row in rows)
@@ -263,7 +263,7 @@ def _derive(
 def _encode(
     sink: ChunkSink, rows: Sequence[Row], profile: str, before: Checkpoint, after: Checkpoint, progress: Progress
 ) -> tuple[Encoding, int]:
-    """Encode every row; returns the encoding, and the digest of `before`, summed up beside it."""
+    """Encodes every row; returns the encoding, and the digest of `before`, computed beside it."""
     total, done, sums = sum(row.spec.nbytes for row in rows), 0, [0]
 
     def add(part: int) -> None:
@@ -304,7 +304,7 @@ def _checkpoint(path: Path) -> Checkpoint:
 
 
 def _delta(path: Path, *, anchors: bool = False) -> DeltaFile:
-    """Open a delta file; a signature that it has must be right, whosever it is."""
+    """Opens a delta file; a signature, of any key, must be valid."""
     opened = DeltaFile(path)
     try:
         if opened.signed is not None:
@@ -318,11 +318,11 @@ def _delta(path: Path, *, anchors: bool = False) -> DeltaFile:
 
 
 def _check_target(out: Path, inputs: Sequence[Path], *, force: bool) -> None:
-    """Raise unless `out` may be written: it exists only with `force`, and never holds, or lies in, an input."""
-    place = out.resolve()
+    """Raises unless `out` may be written: with `force` if it exists, and never if it holds, or lies in, an input."""
+    target = out.resolve()
     for path in inputs:
         given = path.resolve()
-        if place == given or place in given.parents or (given in place.parents and given.is_dir()):
+        if target == given or target in given.parents or (given in target.parents and given.is_dir()):
             raise UsageError(f"{out} is, holds or lies in {path}, which is only read: choose another place")
     if not force:
         refuse_existing(out)
@@ -345,7 +345,7 @@ def _described(path: Path) -> InfoReport:
     size = path.stat().st_size
     weights = [row for row in rows if row.spec.kind == Kind.TENSOR]
     stored = [row.spec for row in rows if row.after]
-    # A safetensors file is its header and its tensors, without holes: so this is the sum of all files.
+    # A safetensors file is its header and its tensors, without gaps: this is the size of all files.
     model = sum(spec.nbytes for spec in stored)
     return InfoReport(
         delta=str(path),
@@ -375,7 +375,7 @@ def _described(path: Path) -> InfoReport:
 
 
 def _offsets(rows: Sequence[Row]) -> list[int]:
-    """For each row the bytes of all rows before it."""
+    """Returns for each row the bytes of all rows before it."""
     offsets, total = [], 0
     for row in rows:
         offsets.append(total)

@@ -1,4 +1,4 @@
-"""What a forward pass can reach is a constant, mapped, or a copy that commits make again; else it is refused."""
+"""A tensor that a forward pass can reach is constant, mapped, or a copy that commits make again; else it is refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from p2psync.engines.vllm.derived_tensors import Derived, note_construction
-from p2psync.engines.vllm.object_graph import Graph
+from p2psync.engines.vllm.derived_tensors import DerivedTensors, record_construction
+from p2psync.engines.vllm.object_graph import ObjectGraph
 from p2psync.errors import EngineError
 
 
@@ -48,15 +48,15 @@ class Model(torch.nn.Module):
 def model() -> Model:
     """Constructed and loaded."""
     made = Model()
-    note_construction(made)
+    record_construction(made)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.copy_(torch.randn(parameter.shape))
     return made
 
 
-def derived(model: Model) -> Derived:
-    return Derived(model, [tensor.detach() for layer in model.layers for tensor in (layer.weight, layer.sinks)])
+def derived(model: Model) -> DerivedTensors:
+    return DerivedTensors(model, [tensor.detach() for layer in model.layers for tensor in (layer.weight, layer.sinks)])
 
 
 def pack(layer: Any) -> torch.Tensor:
@@ -126,16 +126,16 @@ def test_a_converted_parameter_in_its_place_is_made_again_with_each_commit(model
         convert()
         found.check()
     assert found.copies == [".layers.0.impl.sinks", ".layers.1.impl.sinks"]
-    assert found.sound()
+    assert found.is_intact()
     with torch.no_grad():
         model.layers[1].sinks.add_(1.0)
-    assert not found.sound()
+    assert not found.is_intact()
     found.refresh()
-    assert found.sound()
+    assert found.is_intact()
     assert torch.equal(model.layers[1].impl.sinks, model.layers[1].sinks.float())
 
 
-def test_constants_caches_and_views_are_nobodys_copies(model: Model) -> None:
+def test_constants_caches_and_views_are_not_copies(model: Model) -> None:
     model.layers[0].rotary = model.layers[0].rotary.to(torch.bfloat16)
     model.layers[0].rows = model.layers[0].weight.detach().t()
     found = derived(model)
@@ -149,14 +149,16 @@ def test_constants_caches_and_views_are_nobodys_copies(model: Model) -> None:
     found.check(reread=True)
 
 
-def test_a_model_that_was_not_watched_while_it_was_loaded_is_refused() -> None:
+def test_a_model_without_a_record_of_its_construction_is_refused() -> None:
     with pytest.raises(EngineError, match="not watched"):
         derived(Model())
 
 
-def test_objects_that_were_not_touched_are_not_looked_at_again(model: Model) -> None:
-    graph = Graph(model)
-    assert graph.news() == []
+def test_unchanged_objects_are_not_searched_again(model: Model) -> None:
+    graph = ObjectGraph(model)
+    assert graph.new_leaves() == []
     model.layers[0].impl.extra = torch.ones(1)
-    assert [leaf.path for leaf in graph.news() if isinstance(leaf.value, torch.Tensor)][-1] == ".layers.0.impl.extra"
-    assert graph.news() == []
+    assert [leaf.path for leaf in graph.new_leaves() if isinstance(leaf.value, torch.Tensor)][
+        -1
+    ] == ".layers.0.impl.extra"
+    assert graph.new_leaves() == []

@@ -85,7 +85,7 @@ def test_a_module_of_other_tensors_than_at_first_is_refused(change: Callable[[An
         table()
 
 
-def test_memory_that_a_module_has_left_is_not_kept() -> None:
+def test_memory_that_a_module_no_longer_uses_is_freed() -> None:
     module = nn.Linear(4, 4)
     table = LiveTable(module)
     storage = StorageWeakRef(module.weight.untyped_storage())
@@ -94,7 +94,7 @@ def test_memory_that_a_module_has_left_is_not_kept() -> None:
     assert storage.expired()
 
 
-def test_cached_parametrizations_are_computed_anew_after_a_commit() -> None:
+def test_cached_parametrizations_are_computed_again_after_a_commit() -> None:
     trained, module = (parametrizations.weight_norm(nn.Linear(4, 4)) for _ in range(2))
     run, x = Run(), torch.randn(3, 4)
     with parametrize.cached():

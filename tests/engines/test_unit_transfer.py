@@ -1,4 +1,4 @@
-"""A live module on a device: read and written many blocks at a time; here with the device being the CPU."""
+"""A live module on a device is read and written many blocks at a time. Here the device is the CPU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from engine_parts import Run, bring, digest_of, put_all
 from module_parts import Policy, Version, anchor, bits, stepped, version_of, weights
 
 from p2psync.engines.base import Position
-from p2psync.engines.device import gather as device_move
-from p2psync.engines.device.gather import Place
+from p2psync.engines.device import unit_transfer as unit_transfer
+from p2psync.engines.device.unit_transfer import UnitSelection
 from p2psync.engines.module import engine as module
 from p2psync.engines.module import staging
 from p2psync.engines.module.engine import ModuleEngine
@@ -24,14 +24,14 @@ from p2psync.errors import EngineError
 def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
     """Have every tensor treated like one of a device; gives each wait for one."""
     asked: list[torch.device] = []
-    settle = device_move.settle
+    settle = unit_transfer.synchronize
 
     def counted(device: torch.device) -> None:
         asked.append(device)
         settle(device)
 
     monkeypatch.setattr(module, "live_tensor", DeviceTensor)
-    monkeypatch.setattr(device_move, "settle", counted)
+    monkeypatch.setattr(unit_transfer, "synchronize", counted)
     yield asked
 
 
@@ -59,8 +59,8 @@ def test_deltas_and_chains_and_roll_backs_are_exact(waits: list[torch.device]) -
     assert weights(versions[1]).items() <= bits(live).items()
 
 
-def test_an_anchor_is_written_in_pieces(waits: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_move, "GROUP_BYTES", 5000)
+def test_an_anchor_is_written_in_groups(waits: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unit_transfer, "GROUP_BYTES", 5000)
     live, run = Policy(1), Run()
     other = version_of(Policy(2))
     engine = ModuleEngine(live)
@@ -87,7 +87,7 @@ def test_a_commit_waits_for_the_device_once_for_each_group_and_not_for_each_bloc
     assert weights(new).items() <= bits(live).items()
 
 
-def test_old_bits_are_asked_for_before_too_many_wait(
+def test_old_bits_are_gathered_before_too_many_are_queued(
     waits: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "_PENDING_UNITS", 1)
@@ -104,9 +104,9 @@ def test_a_write_that_fails_is_undone(waits: list[torch.device], monkeypatch: py
     engine = ModuleEngine(live, position=start(versions[0]))
     stage = engine.stage([run.steps[0, 1]])
     put_all(run, stage, [run.steps[0, 1]])
-    scatter, calls = device_move.torch_scatter, [0]
+    scatter, calls = unit_transfer.torch_scatter, [0]
 
-    def failing(group: device_move.Group, values: torch.Tensor) -> object:
+    def failing(group: unit_transfer.SelectionGroup, values: torch.Tensor) -> object:
         write = scatter(group, values)
         calls[0] += 1
         if calls[0] != 4:
@@ -117,7 +117,7 @@ def test_a_write_that_fails_is_undone(waits: list[torch.device], monkeypatch: py
 
         return fail
 
-    monkeypatch.setattr(device_move, "torch_scatter", failing)
+    monkeypatch.setattr(unit_transfer, "torch_scatter", failing)
     with pytest.raises(EngineError, match="are as they were"):
         stage.commit()
     assert calls[0] > 4, "others were written"
@@ -126,49 +126,53 @@ def test_a_write_that_fails_is_undone(waits: list[torch.device], monkeypatch: py
     assert weights(versions[1]).items() <= bits(live).items()
 
 
-def places(rng: np.random.Generator) -> tuple[list[Place], list[torch.Tensor]]:
+def places(rng: np.random.Generator) -> tuple[list[UnitSelection], list[torch.Tensor]]:
     """Sparse and dense places of tensors of every width, strided and empty ones, and copies of the tensors."""
     found = []
     for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
         flat = torch.from_numpy(rng.integers(0, 255, 9000 * dtype.itemsize, np.uint8)).view(dtype)
         for tensor in (flat, flat.clone().view(90, 100).t()[1:]):
             few = np.sort(rng.choice(4000, 700, replace=False)).astype(np.uint32)
-            found += [Place(tensor, 8, 4096, few), Place(tensor, 5000, 3000, None), Place(tensor, 4500, 9, few[:0])]
+            found += [
+                UnitSelection(tensor, 8, 4096, few),
+                UnitSelection(tensor, 5000, 3000, None),
+                UnitSelection(tensor, 4500, 9, few[:0]),
+            ]
     whole = torch.from_numpy(rng.integers(0, 255, 999, np.uint8)).view(3, 333).t()
-    found.append(Place(whole, 0, 999, None))
+    found.append(UnitSelection(whole, 0, 999, None))
     return found, [place.bits.clone() for place in found]
 
 
 @pytest.mark.parametrize("group_bytes", [1000, 1 << 20])
 @pytest.mark.parametrize("device_bytes", [0, 1 << 30])
-def test_what_is_written_is_gathered_and_nothing_beside_it(
+def test_written_units_are_gathered_and_no_others_change(
     group_bytes: int, device_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_move, "GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(unit_transfer, "GROUP_BYTES", group_bytes)
     rng = np.random.default_rng(3)
     all_, before = places(rng)
     flats = [copy.reshape(-1).numpy() for copy in before]
-    olds = device_move.gather(all_)
+    olds = unit_transfer.gather_units(all_)
     for place, flat, old in zip(all_, flats, olds, strict=True):
         where = np.arange(place.count) if place.positions is None else place.positions
         np.testing.assert_array_equal(old.view(flat.dtype), flat[place.start + where.astype(np.int64)])
         assert old.dtype.kind == "u"
     news = [rng.integers(0, 255, old.nbytes, np.uint8).view(old.dtype) for old in olds]
-    scatter, brought = device_move.torch_scatter, list[int]()
+    scatter, brought = unit_transfer.torch_scatter, list[int]()
 
-    def counted(group: device_move.Group, values: torch.Tensor) -> Callable[[], None]:
+    def counted(group: unit_transfer.SelectionGroup, values: torch.Tensor) -> Callable[[], None]:
         brought.append(group.entries)
         return scatter(group, values)
 
-    monkeypatch.setattr(device_move, "torch_scatter", counted)
-    writes = device_move.prepare(all_, news, device_bytes=device_bytes)
+    monkeypatch.setattr(unit_transfer, "torch_scatter", counted)
+    writes = unit_transfer.prepare_unit_writes(all_, news, device_bytes=device_bytes)
     assert all(torch.equal(place.bits, copy) for place, copy in zip(all_, before, strict=True)), "only prepared"
     assert bool(brought) == bool(device_bytes), "beyond the limit everything stays on the host until then"
     for write in writes:
         write()
-    for old, new, again in zip(olds, news, device_move.gather(all_), strict=True):
+    for old, new, again in zip(olds, news, unit_transfer.gather_units(all_), strict=True):
         np.testing.assert_array_equal(again, new)
         assert old.size == new.size
-    for write in device_move.prepare(all_, olds, device_bytes=device_bytes):
+    for write in unit_transfer.prepare_unit_writes(all_, olds, device_bytes=device_bytes):
         write()
     assert all(torch.equal(place.bits, copy) for place, copy in zip(all_, before, strict=True))

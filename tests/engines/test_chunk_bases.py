@@ -53,7 +53,7 @@ class Witness:
 @pytest.fixture
 def witness(monkeypatch: pytest.MonkeyPatch) -> Witness:
     made = Witness(Run())
-    for module in ("patch", "staging"):
+    for module in ("directory.in_place_apply", "module.staging"):
         monkeypatch.setattr(f"p2psync.engines.{module}.iter_chunk", made.decode)
     return made
 

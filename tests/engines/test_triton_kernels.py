@@ -1,4 +1,4 @@
-"""The Triton kernels: in Triton's interpreter the same finds as on a CPU, and real compilers take them."""
+"""The Triton kernels find the same changes as a CPU, in Triton's interpreter, and compile for real GPUs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ import torch  # noqa: E402
 from device_parts import CPU, GRID, WIDTHS, assert_same, masters, on_cpu, pairs_of, tensor_of, versions  # noqa: E402
 
 from p2psync.delta.digest import digest_units  # noqa: E402
-from p2psync.engines.device import gather as device_move  # noqa: E402
+from p2psync.engines.device import unit_transfer  # noqa: E402
 from p2psync.engines.device.extract import DeviceExtraction  # noqa: E402
-from p2psync.engines.device.finder import Pair, nan_bits  # noqa: E402
-from p2psync.engines.device.gather import Place  # noqa: E402
+from p2psync.engines.device.finder import VersionPair, nan_bits  # noqa: E402
+from p2psync.engines.device.unit_transfer import UnitSelection  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,9 +57,9 @@ def test_the_same_blocks_as_on_a_cpu(dtype: str, density: float) -> None:
     assert bool(found) == (density > 0)
 
 
-def test_all_changed_is_dense_and_does_not_fit_a_room() -> None:
+def test_all_changed_is_dense_and_does_not_fit_the_buffers() -> None:
     pairs = pairs_of([versions("F64", GRID + 1000, 1.0)])
-    small = extraction(room_bytes=1)
+    small = extraction(buffer_bytes=1)
     small._density = 0.0
     assert_same(list(small.extract(pairs)), on_cpu(pairs))
     assert small.redone == 1
@@ -70,14 +70,14 @@ def test_tensors_that_begin_anywhere() -> None:
     crooked = [torch.empty(10_008, dtype=torch.int16)[offset : offset + 10_000] for offset in (1, 3)]
     for view, units in zip(crooked, (old, new), strict=True):
         view.copy_(tensor_of(units))
-    pairs = [Pair(0, spec, *crooked), Pair(1, spec, tensor_of(old), crooked[1])]
+    pairs = [VersionPair(0, spec, *crooked), VersionPair(1, spec, tensor_of(old), crooked[1])]
     assert not any(pair.aligned for pair in pairs)
     assert_same(list(extraction().extract(pairs)), on_cpu(pairs))
 
 
 def test_masters_are_rounded_as_torch_rounds_them() -> None:
     found = [masters(count, 0.05, seed) for seed, count in enumerate((7, 1024, 1025, GRID + 9))]
-    pairs = [Pair(row, spec, tensor_of(old), new) for row, (spec, old, new) in enumerate(found)]
+    pairs = [VersionPair(row, spec, tensor_of(old), new) for row, (spec, old, new) in enumerate(found)]
     assert_same(list(extraction().extract(pairs)), on_cpu(pairs))
 
 
@@ -90,16 +90,16 @@ from p2psync.engines.device import digest as device_digest, triton_scatter as de
 from p2psync.engines.device import triton_finder as kernels
 
 pointers = {"table": "*i64", "counts": "*i32", "words": "*i16", "runs": "*i32", "cursor": "*i32", "positions": "*i32"}
-numbers = {"room": "i32", "tiles": "i32", "nan": "i32"}
+numbers = {"capacity": "i32", "tiles": "i32", "nan": "i32"}
 for capability in (80, 90):
-    for kernel, warps in ((kernels.find_words, kernels.LOOK_WARPS), (kernels.write_changes, kernels.WRITE_WARPS)):
+    for kernel, warps in ((kernels.find_words, kernels.FIND_WARPS), (kernels.write_changes, kernels.WRITE_WARPS)):
         for unit, pack, masters, aligned in (
             ("u8", 8, 0, 1), ("i16", 4, 0, 1), ("i32", 2, 0, 1), ("i64", 1, 0, 1), ("i16", 1, 1, 1), ("i16", 1, 0, 0)
         ):
             if capability < 90 and unit != "i16":
                 continue
             types = {**pointers, **numbers, "olds": "*" + unit, "steps": "*" + unit, "unit": "*" + unit}
-            fixed = {"PACK": pack, "TILE": kernels.TILE_WORDS, "LANES": kernels.LANES}
+            fixed = {"PACK": pack, "TILE": kernels.TILE_WORDS, "STEP_UNITS": kernels.STEP_UNITS}
             fixed |= {"MASTERS": bool(masters), "ALIGNED": bool(aligned)}
             names = kernel.arg_names
             source = ASTSource(
@@ -145,27 +145,27 @@ def test_units_are_gathered_and_written_by_one_launch_for_many_blocks() -> None:
         other, before = live.flip(0).contiguous(), live.clone()
         few = np.sort(rng.choice(6000, 1500, replace=False)).astype(np.uint32)
         places = [
-            Place(live, 1000, 6000, few),
-            Place(live, 12_000, 2000, None),
-            Place(other, 3, 10, few[:0]),
-            Place(other, 7, 6000, few[:1]),
+            UnitSelection(live, 1000, 6000, few),
+            UnitSelection(live, 12_000, 2000, None),
+            UnitSelection(other, 3, 10, few[:0]),
+            UnitSelection(other, 7, 6000, few[:1]),
         ]
-        group = device_move._group(places)
+        group = unit_transfer._make_group(places)
         found, expected = (torch.empty(group.entries, dtype=dtype) for _ in range(2))
         device_scatter.gather_group(group, found)()
-        device_move.torch_gather(group, expected)()
+        unit_transfer.torch_gather(group, expected)()
         assert torch.equal(found, expected)
         write = device_scatter.scatter_group(group, expected + 1)
         assert torch.equal(live, before), "only prepared"
         write()
-        device_move.torch_gather(group, found)()
+        unit_transfer.torch_gather(group, found)()
         assert torch.equal(found, expected + 1)
         device_scatter.scatter_group(group, expected)()
         assert torch.equal(live, before)
 
 
 @pytest.mark.parametrize("dtype", [*WIDTHS, "U8"])
-def test_the_digest_of_a_tensor_where_it_is(dtype: str) -> None:
+def test_the_digest_on_the_device_equals_that_on_a_cpu(dtype: str) -> None:
     for count in (1, 4096, 10_001):
         spec, units, _ = versions(dtype, count, 0.0, count)
         units[: min(9, count)] = np.iinfo(units.dtype).max

@@ -1,4 +1,4 @@
-"""The rows of a module, each byte in one of them."""
+"""The rows of a module's table: every byte of the module lies in one row."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from p2psync.engines.module.storage_views import Relation, StorageView, relation
 from p2psync.errors import EngineError, ModuleError
 
 #: A device, and the address of a storage there.
-Storage = tuple[torch.device, int]
+StorageKey = tuple[torch.device, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A row. key: in the state_dict. tensor: whole. local: what of it is held here. view: where, None if nothing is.
-    registered: id of the parameter or buffer that this is, 0 if it is a view of one, or extra state. owner: whose extra
-    state it is."""
+class TableEntry:
+    """One row. name: the published name. key: the state_dict key.
+
+    tensor: the whole tensor. local: the part of it that this process holds. view: where that part lies, None if it is
+    empty. registered: id of the parameter or buffer that this row is, 0 if it is a view of one, or extra state. owner:
+    the module whose extra state this row is.
+    """
 
     name: str
     key: str
@@ -31,19 +34,20 @@ class Entry:
     owner: nn.Module | None = None
 
 
-def without_aliases(entries: list[Entry]) -> tuple[list[Entry], dict[int, Entry]]:
-    """Entries less those whose bytes all lie in another one, in order; and the one that stands for each, by id.
+def drop_aliases(entries: list[TableEntry]) -> tuple[list[TableEntry], dict[int, TableEntry]]:
+    """Drops entries whose bytes all lie in another entry.
 
-    Raises `ModuleError` for entries that overlap only in part, or whose names are the same.
+    Returns the entries that remain, in order, and for each entry, by its id, the one that holds its bytes. Raises
+    `ModuleError` for entries that overlap only in part, or that have the same name.
     """
     row_of = {id(entry): entry for entry in entries}
-    groups: dict[Storage, list[Entry]] = {}
-    first: dict[int, Entry] = {}
+    groups: dict[StorageKey, list[TableEntry]] = {}
+    first: dict[int, TableEntry] = {}
     for entry in entries:
         if entry.registered and entry.tensor.numel() and first.setdefault(entry.registered, entry) is not entry:
-            row_of[id(entry)] = first[entry.registered]  # tied; of shards the ranks may hold nothing to tell it by
+            row_of[id(entry)] = first[entry.registered]  # tied: a rank may hold no byte of a shard, so ids tell
         elif entry.view is not None and entry.owner is None:
-            groups.setdefault(storage_of(entry.local), []).append(entry)
+            groups.setdefault(storage_key(entry.local), []).append(entry)
     for group in groups.values():
         if len(group) > 1:
             _merge(group, row_of)
@@ -54,22 +58,22 @@ def without_aliases(entries: list[Entry]) -> tuple[list[Entry], dict[int, Entry]
     for entry in listed:
         if entry.name in used:
             raise ModuleError(
-                f"two tensors of the module are named {entry.name!r} ({used[entry.name]} and {entry.key}): mend the "
+                f"two tensors of the module are named {entry.name!r} ({used[entry.name]} and {entry.key}): correct the "
                 "names given"
             )
         used[entry.name] = entry.key
     return listed, row_of
 
 
-def _merge(group: list[Entry], row_of: dict[int, Entry]) -> None:
-    """Find the aliases among the entries of one storage, in order of their addresses."""
+def _merge(group: list[TableEntry], row_of: dict[int, TableEntry]) -> None:
+    """Finds the aliases among the entries of one storage, in order of their addresses."""
 
-    def order(entry: Entry) -> tuple[int, int]:
+    def order(entry: TableEntry) -> tuple[int, int]:
         assert entry.view is not None
         return entry.view.start, -entry.view.nbytes
 
-    alias_of: dict[int, Entry] = {}
-    open_: list[Entry] = []
+    alias_of: dict[int, TableEntry] = {}
+    open_: list[TableEntry] = []
     for entry in sorted(group, key=order):
         here = entry.view
         assert here is not None
@@ -90,15 +94,15 @@ def _merge(group: list[Entry], row_of: dict[int, Entry]) -> None:
         else:
             open_.append(entry)
     for entry in group:
-        stands = entry
-        while id(stands) in alias_of:
-            stands = alias_of[id(stands)]
-        row_of[id(entry)] = stands
+        holder = entry
+        while id(holder) in alias_of:
+            holder = alias_of[id(holder)]
+        row_of[id(entry)] = holder
 
 
-def by_spec(entries: list[Entry]) -> dict[TensorSpec, Entry]:
-    """Entries by their specs, sorted. Raises `ModuleError` for dtypes that safetensors has not."""
-    found: dict[TensorSpec, Entry] = {}
+def index_by_spec(entries: list[TableEntry]) -> dict[TensorSpec, TableEntry]:
+    """Returns the entries by spec, sorted. Raises `ModuleError` for dtypes that safetensors does not have."""
+    found: dict[TensorSpec, TableEntry] = {}
     for entry in entries:
         try:
             found[shippable_spec(entry.name, entry.tensor, entry.key)] = entry
@@ -107,6 +111,6 @@ def by_spec(entries: list[Entry]) -> dict[TensorSpec, Entry]:
     return {spec: found[spec] for spec in sorted(found)}
 
 
-def storage_of(tensor: torch.Tensor) -> Storage:
-    """The storage of a plain tensor."""
+def storage_key(tensor: torch.Tensor) -> StorageKey:
+    """Returns the device and storage address of a plain tensor."""
     return tensor.device, tensor.untyped_storage().data_ptr()

@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from p2psync.actor.commit_lock import Gate
+from p2psync.actor.commit_lock import CommitLock
 from p2psync.actor.live_version import LiveVersion
 from p2psync.actor.rollout_proxy import ProxyEngine
-from p2psync.actor.rollout_server import Answered, Asked, RolloutFace
-from p2psync.actor.stream_trailer import EVENTS, LINES, read_mark
+from p2psync.actor.rollout_server import RolloutAnswer, RolloutRequest, RolloutServer
+from p2psync.actor.stream_trailer import EVENT_STREAM, JSON_LINES, read_trailer
 from p2psync.errors import EngineError, UsageError
 from p2psync.protocol.versions import Position
 
@@ -24,15 +24,15 @@ LIMIT = 10.0
 
 
 class Weights:
-    """An engine's side: a version that only changes inside the gate."""
+    """An engine whose version changes only under the write lock."""
 
     def __init__(self) -> None:
-        self.gate = Gate()
+        self.commit_lock = CommitLock()
         self.position: Position | None = None
 
     def commit(self, version: int, half_way: Callable[[], object] = lambda: None) -> None:
-        """As a commit does, in its own thread."""
-        with self.gate.closed():
+        """Changes the version in a thread of its own, as a commit does."""
+        with self.commit_lock.write_lock():
             self.position = None  # nobody may see this
             half_way()
             self.position = Position(
@@ -50,7 +50,7 @@ class Weights:
 
 
 class Turns:
-    """What an answer waits for, and what tells that it has begun."""
+    """Events: an answer has started, and an answer may continue."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -76,8 +76,8 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 class Served:
-    def __init__(self, face: RolloutFace, port: int, session: aiohttp.ClientSession) -> None:
-        self.face, self.session = face, session
+    def __init__(self, server: RolloutServer, port: int, session: aiohttp.ClientSession) -> None:
+        self.server, self.session = server, session
         self.url = f"http://127.0.0.1:{port}"
 
     async def ask(self, path: str = "/v1/completions", body: bytes = b"{}", **headers: object) -> Got:
@@ -101,27 +101,27 @@ Serve = Callable[..., object]
 
 @pytest.fixture
 async def serve(weights: Weights, session: aiohttp.ClientSession) -> AsyncIterator[Serve]:
-    faces: list[RolloutFace] = []
+    servers: list[RolloutServer] = []
 
     async def start(engine: object, **options: object) -> Served:
-        live = LiveVersion(weights.gate, lambda: weights.position)
-        face = RolloutFace(live, engine, **options)  # type: ignore[arg-type]
-        faces.append(face)
-        return Served(face, await face.start("127.0.0.1", 0), session)
+        live = LiveVersion(weights.commit_lock, lambda: weights.position)
+        server = RolloutServer(live, engine, **options)  # type: ignore[arg-type]
+        servers.append(server)
+        return Served(server, await server.start("127.0.0.1", 0), session)
 
     yield start
-    for face in faces:
-        await face.stop()
+    for server in servers:
+        await server.stop()
 
 
-async def at_once(asked: Asked) -> Answered:
-    return Answered(body=b"answer to " + asked.body)
+async def at_once(asked: RolloutRequest) -> RolloutAnswer:
+    return RolloutAnswer(body=b"answer to " + asked.body)
 
 
 def paused(turns: Turns) -> object:
-    async def engine(asked: Asked) -> Answered:
+    async def engine(asked: RolloutRequest) -> RolloutAnswer:
         await turns.pause()
-        return Answered(body=b"done")
+        return RolloutAnswer(body=b"done")
 
     return engine
 
@@ -133,7 +133,7 @@ async def test_an_answer_says_its_versions(serve: Serve) -> None:
     assert got.headers["P2PSync-Start-Digest"] == got.headers["P2PSync-End-Digest"] == "03" * 16
 
 
-async def test_a_commit_during_an_answer_is_told(serve: Serve, weights: Weights) -> None:
+async def test_an_answer_counts_the_commits_during_it(serve: Serve, weights: Weights) -> None:
     turns = Turns()
     served = await serve(paused(turns))
     asked = asyncio.create_task(served.ask(P2PSync_Min_Version=3))
@@ -158,7 +158,7 @@ async def test_a_request_during_a_commit_waits_for_it(serve: Serve, weights: Wei
     await asyncio.to_thread(inside.wait, LIMIT)
     asked = [asyncio.create_task(served.ask(P2PSync_Exact_Version=version)) for version in (3, 4)]
     async with asyncio.timeout(LIMIT):
-        while served.face.requests < 2 and not any(task.done() for task in asked):  # noqa: ASYNC110
+        while served.server.requests < 2 and not any(task.done() for task in asked):  # noqa: ASYNC110
             await asyncio.sleep(0)
     for _ in range(20):
         await asyncio.sleep(0)
@@ -188,13 +188,13 @@ async def test_demands_that_are_not_met_yet_can_be_asked_again(serve: Serve, wei
 
 async def test_nothing_is_answered_before_the_first_version(session: aiohttp.ClientSession) -> None:
     empty = Weights()
-    face = RolloutFace(LiveVersion(empty.gate, lambda: empty.position), at_once)
-    served = Served(face, await face.start("127.0.0.1", 0), session)
+    server = RolloutServer(LiveVersion(empty.commit_lock, lambda: empty.position), at_once)
+    served = Served(server, await server.start("127.0.0.1", 0), session)
     assert (await served.ask()).status == 409
-    await face.stop()
+    await server.stop()
 
 
-async def test_an_exact_version_that_a_commit_took_away_is_no_answer(serve: Serve, weights: Weights) -> None:
+async def test_an_exact_demand_fails_when_a_commit_replaces_the_version(serve: Serve, weights: Weights) -> None:
     turns = Turns()
     served = await serve(paused(turns))
     asked = asyncio.create_task(served.ask(P2PSync_Exact_Version=3))
@@ -212,7 +212,7 @@ async def test_with_hold_a_commit_waits_for_the_answer(serve: Serve, weights: We
     await turns.begun.wait()
     committing = asyncio.create_task(weights.committed(4))
     async with asyncio.timeout(LIMIT):
-        while not weights.gate.wanted:  # noqa: ASYNC110 (the gate tells nobody)
+        while not weights.commit_lock.write_requested:  # noqa: ASYNC110 (the lock has no event for it)
             await asyncio.sleep(0)
     assert weights.position is not None and weights.position.version == 3
     late = asyncio.create_task(served.ask())  # comes after the commit, which it must not keep out
@@ -222,23 +222,25 @@ async def test_with_hold_a_commit_waits_for_the_answer(serve: Serve, weights: We
     assert (await late).span == (4, 4, 0)
 
 
-def streaming(turns: Turns, *parts: bytes, content_type: str = EVENTS) -> object:
+def streaming(turns: Turns, *parts: bytes, content_type: str = EVENT_STREAM) -> object:
     async def body() -> AsyncGenerator[bytes, None]:
         yield parts[0]
         await turns.pause()
         for part in parts[1:]:
             yield part
 
-    async def engine(asked: Asked) -> Answered:
-        return Answered(body=body(), content_type=content_type)
+    async def engine(asked: RolloutRequest) -> RolloutAnswer:
+        return RolloutAnswer(body=body(), content_type=content_type)
 
     return engine
 
 
-@pytest.mark.parametrize("content_type", [EVENTS, LINES])
-async def test_a_stream_says_its_end_in_its_last_line(serve: Serve, weights: Weights, content_type: str) -> None:
+@pytest.mark.parametrize("content_type", [EVENT_STREAM, JSON_LINES])
+async def test_a_stream_ends_with_its_last_version(serve: Serve, weights: Weights, content_type: str) -> None:
     turns = Turns()
-    parts = (b"data: a\n\n", b"data: b\n\n", b"data: [DONE]\n\n") if content_type == EVENTS else (b"{}\n", b"{}\n")
+    parts = (
+        (b"data: a\n\n", b"data: b\n\n", b"data: [DONE]\n\n") if content_type == EVENT_STREAM else (b"{}\n", b"{}\n")
+    )
     served = await serve(streaming(turns, *parts, content_type=content_type))
     async with served.session.post(served.url) as answer:
         assert answer.headers["P2PSync-Start-Version"] == "3"
@@ -246,35 +248,35 @@ async def test_a_stream_says_its_end_in_its_last_line(serve: Serve, weights: Wei
         await weights.committed(4)
         turns.go_on.set()
         rest = await answer.content.read()
-    found = read_mark(rest)
+    found = read_trailer(rest)
     assert found is not None
     assert (found.start_version, found.end_version, found.commits) == (3, 4, 1)
-    assert rest.endswith(parts[-1]) == (content_type == EVENTS)
+    assert rest.endswith(parts[-1]) == (content_type == EVENT_STREAM)
 
 
-async def test_a_stream_that_breaks_off_has_no_end(serve: Serve) -> None:
+async def test_a_stream_that_breaks_off_has_no_trailer(serve: Serve) -> None:
     async def body() -> AsyncGenerator[bytes, None]:
         yield b"data: a\n\n"
         raise EngineError("gone")
 
-    async def engine(asked: Asked) -> Answered:
-        return Answered(body=body(), content_type=EVENTS)
+    async def engine(asked: RolloutRequest) -> RolloutAnswer:
+        return RolloutAnswer(body=body(), content_type=EVENT_STREAM)
 
     served = await serve(engine)
     with pytest.raises(aiohttp.ClientError):
         await served.ask()
 
 
-async def test_versions_are_right_whatever_commits_come_when(serve: Serve, weights: Weights) -> None:
-    """Each token tells the version it was made under, as an engine knows it: no answer may say otherwise."""
+async def test_versions_are_right_under_random_commits(serve: Serve, weights: Weights) -> None:
+    """Each token names the version under which the engine made it; the answer's versions must agree."""
     newest, committing = 3, asyncio.Lock()
     rng = random.Random(1)
 
-    async def engine(asked: Asked) -> Answered:
+    async def engine(asked: RolloutRequest) -> RolloutAnswer:
         nonlocal newest
         seen = []
         for _ in range(5):
-            async with weights.gate.holding():
+            async with weights.commit_lock.read_lock_async():
                 assert weights.position is not None
                 seen.append(weights.position.version)
             if rng.random() < 0.1:
@@ -282,7 +284,7 @@ async def test_versions_are_right_whatever_commits_come_when(serve: Serve, weigh
                     newest += 1
                     await weights.committed(newest)
             await asyncio.sleep(0)
-        return Answered(body=json.dumps(seen).encode())
+        return RolloutAnswer(body=json.dumps(seen).encode())
 
     served = await serve(engine)
     answers = []
@@ -295,7 +297,7 @@ async def test_versions_are_right_whatever_commits_come_when(serve: Serve, weigh
     assert any(got.span[2] for got in answers)
 
 
-async def test_too_many_requests_are_told_to_come_again(serve: Serve) -> None:
+async def test_requests_over_the_limit_get_429(serve: Serve) -> None:
     turns = Turns()
     served = await serve(paused(turns), max_requests=1)
     first = asyncio.create_task(served.ask())
@@ -303,10 +305,10 @@ async def test_too_many_requests_are_told_to_come_again(serve: Serve) -> None:
     refused = await served.ask()
     assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
     turns.go_on.set()
-    assert (await first).status == 200 and served.face.requests == 0
+    assert (await first).status == 200 and served.server.requests == 0
 
 
-async def test_requests_that_make_no_sense_are_refused(serve: Serve) -> None:
+async def test_malformed_requests_are_refused(serve: Serve) -> None:
     served = await serve(at_once)
     assert (await served.ask(P2PSync_Min_Version="new")).status == 400
     assert (await served.ask(body=bytes((16 << 20) + 1))).status == 413
@@ -338,7 +340,7 @@ async def upstream() -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-async def test_a_server_behind_the_face_answers_whole_and_streamed(serve: Serve, upstream: str) -> None:
+async def test_a_proxied_server_answers_whole_and_streamed(serve: Serve, upstream: str) -> None:
     async with ProxyEngine(upstream) as engine:
         served = await serve(engine)
         got = await served.ask(body=b'{"prompt":"a"}', Content_Type="application/json", P2PSync_Exact_Version=3)
@@ -348,11 +350,11 @@ async def test_a_server_behind_the_face_answers_whole_and_streamed(serve: Serve,
         streamed = await served.ask(body=b'{"stream":true}', Content_Type="application/json")
         assert streamed.headers["X-Own"] == "1"
         assert streamed.body.count(b"data: {") == 3 and streamed.body.endswith(b"data: [DONE]\n\n")
-        found = read_mark(streamed.body)
+        found = read_trailer(streamed.body)
         assert found is not None and (found.start_version, found.end_version) == (3, 3)
 
 
-async def test_only_inference_is_passed_on(serve: Serve, upstream: str) -> None:
+async def test_only_inference_is_forwarded(serve: Serve, upstream: str) -> None:
     async with ProxyEngine(upstream) as engine:
         served = await serve(engine)
         for path in ("/pause", "/v1/../pause", "/", "/v1/%2e%2e/pause"):
@@ -360,7 +362,7 @@ async def test_only_inference_is_passed_on(serve: Serve, upstream: str) -> None:
         assert (await served.ask("/v1/unknown")).status == 404
 
 
-async def test_a_server_that_is_away_is_a_bad_gateway(serve: Serve) -> None:
+async def test_an_unreachable_server_is_a_bad_gateway(serve: Serve) -> None:
     async with ProxyEngine("http://127.0.0.1:1") as engine:
         assert (await (await serve(engine)).ask()).status == 502
     with pytest.raises(UsageError):

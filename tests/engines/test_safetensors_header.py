@@ -1,4 +1,4 @@
-"""Safetensors headers are hostile input; ours are those of the safetensors library."""
+"""Hostile safetensors headers are refused; canonical ones are those of the safetensors library."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_length_beyond_the_limit_or_the_file_is_refused_before_anything_is_rea
         header_bytes(b"1234567", 7, "f")
 
 
-def test_a_sound_header_tells_where_each_tensor_begins() -> None:
+def test_a_valid_header_gives_the_offset_of_each_tensor() -> None:
     weights = {
         "b": tensor(1, "F32", 3),
         "scalar": tensor(2, "BF16"),

@@ -1,28 +1,28 @@
-"""Where a commit meets the engine's own thread."""
+"""The hand-off of a commit to the engine's own thread."""
 
 from __future__ import annotations
 
 import threading
 
-from p2psync.engines.vllm.commit_handoff import Crossing
+from p2psync.engines.vllm.commit_handoff import CommitHandoff
 
 #: Far above what it takes; a hang fails the test.
 LONG = 60.0
 
 
-def test_an_offer_right_after_the_last_one_is_taken_too() -> None:
-    """However late the thread that took the last one comes back to see that it is over."""
-    crossing = Crossing()
+def test_an_offer_right_after_the_last_one_is_taken() -> None:
+    """Also if the thread that ran the last offer has not yet seen that it is over."""
+    handoff = CommitHandoff()
     rounds, done = 300, []
 
     def take() -> None:
         for _ in range(rounds):
-            crossing.wait(LONG)
-            crossing.take()
+            handoff.wait(LONG)
+            handoff.take()
 
     def offer() -> None:
         for version in range(rounds):
-            crossing.offer(version, lambda: None)
+            handoff.offer(version, lambda: None)
             done.append(version)
 
     threads = [threading.Thread(target=target, daemon=True) for target in (take, offer)]
