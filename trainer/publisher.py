@@ -38,7 +38,8 @@ from p2psync.observe.events import Event, Published
 from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.rollouts import Rollouts
 from p2psync.trainer.versions.builder import Maker
 from p2psync.trainer.versions.device_path import DevicePath

@@ -32,7 +32,8 @@ from p2psync.errors import UsageError
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Published
 from p2psync.protocol.keys import parse_private, public_text
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.versions.tensors import TensorSource
 
 __all__ = ["P2PSyncTrainerEngine", "P2PSyncTrainerInitInfo"]

@@ -25,8 +25,8 @@ from p2psync.bench.swarm.jsonl import say
 from p2psync.delta.warm import warm
 from p2psync.observe.events import Event, Published, Trouble
 from p2psync.protocol.keys import public_text
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.ledger.core import Done
-from p2psync.trainer.node import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 
 

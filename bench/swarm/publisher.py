@@ -26,7 +26,8 @@ from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.delta.warm import warm
 from p2psync.observe.events import Event, PeerDown, PeerUp, Published, Trouble
 from p2psync.protocol.keys import public_text
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.versions.builder import Made
 
 #: Units of one tensor.

@@ -28,8 +28,8 @@ from wire import Prompt, Rollout
 
 from p2psync.cli.keys import read_key
 from p2psync.observe.events import Published
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.ledger.core import Done
-from p2psync.trainer.node import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 from p2psync.trainer.rollouts import Rollouts
 

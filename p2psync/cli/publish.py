@@ -62,8 +62,9 @@ def publish(
     superseded = parse_run(supersede, "--supersede") if supersede else ""
 
     async def build() -> None:
+        from p2psync.trainer.config import TrainerConfig
         from p2psync.trainer.daemon import publish_checkpoint
-        from p2psync.trainer.node import TrainerConfig, TrainerNode
+        from p2psync.trainer.node import TrainerNode
         from p2psync.trainer.watch.layouts import Rules
 
         config = TrainerConfig(

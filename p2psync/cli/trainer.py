@@ -100,9 +100,10 @@ def trainer(
     async def build() -> None:
         from p2psync.net.addresses import advertised_hosts, listen_host
         from p2psync.net.listening import printed_hub_url
+        from p2psync.trainer.config import TrainerConfig
         from p2psync.trainer.daemon import WatchConfig, WatchDaemon
         from p2psync.trainer.ledger.daemon import DaemonLedger
-        from p2psync.trainer.node import TrainerConfig, TrainerNode
+        from p2psync.trainer.node import TrainerNode
         from p2psync.trainer.watch.layouts import Rules
 
         key_file = key or store / "trainer.key"

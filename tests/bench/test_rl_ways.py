@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from p2psync.actor.node import ActorConfig  # noqa: E402
 from p2psync.actor.subscriber import Subscriber  # noqa: E402
 from p2psync.bench.rl.ways import Board, WholeMaker, free_position, rollouts_of  # noqa: E402
-from p2psync.trainer.node import TrainerConfig  # noqa: E402
+from p2psync.trainer.config import TrainerConfig  # noqa: E402
 from p2psync.trainer.publisher import Publisher  # noqa: E402
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

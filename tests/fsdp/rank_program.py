@@ -30,8 +30,8 @@ from torch.distributed.tensor import DTensor
 import p2psync.topology.hub_planner  # noqa: F401 (what a hub imports when it starts)
 from p2psync.delta.warm import warm
 from p2psync.errors import P2PSyncError
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.fsdp.publisher import FsdpPublisher
-from p2psync.trainer.node import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 
 KEY_BYTES = bytes(range(32))

@@ -8,7 +8,8 @@ import pytest
 from trainer_parts import KEY, Arrays
 
 from p2psync.protocol.plan import NodePlan, Place
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.node import TrainerNode
 
 #: Of 32 MiB.
 UNITS = 16 << 20

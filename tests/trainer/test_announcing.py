@@ -13,7 +13,8 @@ from trainer_parts import KEY, Arrays
 from p2psync.membership.hub import HubConfig
 from p2psync.net.hub import HubService
 from p2psync.observe.events import Event, Trouble
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.node import TrainerNode
 
 TRUSTED = frozenset({KEY.public_key().public_bytes_raw()})
 LIMIT = 60.0

@@ -21,7 +21,7 @@ from p2psync.observe.events import Committed, Event, Fetching, HubAway, HubJoine
 from p2psync.observe.log_events import EventLog
 from p2psync.protocol.keys import private_text, public_text
 from p2psync.protocol.versions import Position
-from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 
 LIMIT = 120.0

@@ -21,7 +21,7 @@ from p2psync.errors import TrustError, UsageError
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Committed, Event
 from p2psync.store.packs import Store
-from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 
 LIMIT = 30.0

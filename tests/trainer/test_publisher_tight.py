@@ -11,7 +11,7 @@ from trainer_parts import KEY
 from p2psync.actor.node import ActorConfig
 from p2psync.actor.subscriber import Subscriber
 from p2psync.observe.events import Committed, Event, Fetching
-from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 
 LIMIT = 30.0

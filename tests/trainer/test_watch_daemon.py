@@ -17,8 +17,9 @@ from trainer_parts import KEY
 
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.observe.events import Event, Note, Published, Trouble, Watching
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.daemon import WatchConfig, WatchDaemon, publish_checkpoint
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.versions.source import CheckpointReadError
 from p2psync.trainer.watch.layouts import Rules
 from p2psync.trainer.watch.memory import Memory, Pending

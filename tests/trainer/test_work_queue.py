@@ -16,7 +16,7 @@ from p2psync.actor.node import ActorConfig
 from p2psync.actor.subscriber import Subscriber
 from p2psync.actor.work_queue import Work, WorkQueue, ahead
 from p2psync.observe.events import Committed, Event, Fetching, Note
-from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 from p2psync.trainer.rollouts import Rollouts
 

@@ -21,8 +21,8 @@ from p2psync.net.tcp import choose_congestion
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.fsdp.orders import Serve
-from p2psync.trainer.node import TrainerConfig
 from p2psync.trainer.run_state import load_run, save_run
 
 T = TypeVar("T")
