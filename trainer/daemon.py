@@ -17,9 +17,9 @@ from p2psync.observe.events import Event, Note, Published, Trouble, Watching
 from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.versions.source import CheckpointReadError, CheckpointSource
 from p2psync.trainer.watch.candidates import Candidate, find_candidates
-from p2psync.trainer.watch.layouts import Rules
-from p2psync.trainer.watch.look import Looker
-from p2psync.trainer.watch.store import MEMORY, load_memory, save_memory
+from p2psync.trainer.watch.locations import Rules
+from p2psync.trainer.watch.memory_store import MEMORY, load_memory, save_memory
+from p2psync.trainer.watch.scanner import Looker
 from p2psync.trainer.watch.watcher import Watcher
 
 #: How often the directory is looked at (seconds), and the most of the time that looking may take: a directory of

@@ -38,14 +38,14 @@ from p2psync.protocol.lineage import is_squash
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.trainer.adoption import Standing, standing
 from p2psync.trainer.announcer import RETRY_FIRST, RETRY_LAST, Announcer
 from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.other_runs import Elsewhere
 from p2psync.trainer.run_state import load_run, save_run
-from p2psync.trainer.squash.on_demand import CatchUp
 from p2psync.trainer.squash.planner import SquashPlanner
+from p2psync.trainer.squash.scheduler import CatchUp
 from p2psync.trainer.squash.squasher import Squasher
-from p2psync.trainer.standing import Standing, standing
 from p2psync.trainer.versions.builder import Made, Maker, VersionMaker
 from p2psync.trainer.versions.profile_choice import Choice, ProfileChooser, slowest_link
 from p2psync.trainer.versions.replacement import Replacing

@@ -65,7 +65,7 @@ def publish(
         from p2psync.trainer.config import TrainerConfig
         from p2psync.trainer.daemon import publish_checkpoint
         from p2psync.trainer.node import TrainerNode
-        from p2psync.trainer.watch.layouts import Rules
+        from p2psync.trainer.watch.locations import Rules
 
         config = TrainerConfig(
             store=store,

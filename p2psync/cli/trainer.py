@@ -104,7 +104,7 @@ def trainer(
         from p2psync.trainer.daemon import WatchConfig, WatchDaemon
         from p2psync.trainer.ledger.daemon import DaemonLedger
         from p2psync.trainer.node import TrainerNode
-        from p2psync.trainer.watch.layouts import Rules
+        from p2psync.trainer.watch.locations import Rules
 
         key_file = key or store / "trainer.key"
         signing = read_key(key_file) if key_file.exists() else make_key(key_file)

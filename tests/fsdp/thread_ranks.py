@@ -15,10 +15,10 @@ from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.errors import RanksError
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
-from p2psync.trainer.fsdp.copy import Copy
-from p2psync.trainer.fsdp.layout import Layout
-from p2psync.trainer.fsdp.making import Making
-from p2psync.trainer.fsdp.stretches import Stretches
+from p2psync.trainer.fsdp.rank_builder import Making
+from p2psync.trainer.fsdp.rank_layout import Layout
+from p2psync.trainer.fsdp.rank_snapshot import Copy
+from p2psync.trainer.fsdp.unit_ranges import Stretches
 
 T = TypeVar("T")
 

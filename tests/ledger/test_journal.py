@@ -16,8 +16,8 @@ from p2psync.bench.rollouts.replay import Replay
 from p2psync.bench.rollouts.world import digest_of
 from p2psync.errors import StoreError
 from p2psync.trainer.ledger.core import Ledger, LedgerConfig
-from p2psync.trainer.ledger.durability import Durability
 from p2psync.trainer.ledger.journal import Journal
+from p2psync.trainer.ledger.journal_writer import Durability
 from p2psync.trainer.ledger.records import Change, Put, Saved
 
 KINDS = {

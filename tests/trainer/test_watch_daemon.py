@@ -21,9 +21,9 @@ from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.daemon import WatchConfig, WatchDaemon, publish_checkpoint
 from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.versions.source import CheckpointReadError
-from p2psync.trainer.watch.layouts import Rules
+from p2psync.trainer.watch.locations import Rules
 from p2psync.trainer.watch.memory import Memory, Pending
-from p2psync.trainer.watch.store import load_memory, save_memory
+from p2psync.trainer.watch.memory_store import load_memory, save_memory
 
 #: No test waits longer for an event (seconds).
 LIMIT = 60.0

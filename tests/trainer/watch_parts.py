@@ -8,8 +8,8 @@ from dataclasses import replace
 import msgspec
 
 from p2psync.trainer.watch.candidates import Candidate
-from p2psync.trainer.watch.layouts import Rules
 from p2psync.trainer.watch.listing import Entry, Kind, Listing, Tensors
+from p2psync.trainer.watch.locations import Rules
 from p2psync.trainer.watch.memory import Memory
 from p2psync.trainer.watch.watcher import Watcher
 

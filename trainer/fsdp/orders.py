@@ -12,7 +12,7 @@ import msgspec
 
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
-from p2psync.trainer.fsdp.copy import Copy
+from p2psync.trainer.fsdp.rank_snapshot import Copy
 from p2psync.trainer.fsdp.ranks import Ranks, together
 
 

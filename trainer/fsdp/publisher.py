@@ -41,12 +41,12 @@ from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
 from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.fsdp import orders
-from p2psync.trainer.fsdp.layout import Layout
-from p2psync.trainer.fsdp.member import Follower, Maker
+from p2psync.trainer.fsdp.rank_layout import Layout
 from p2psync.trainer.fsdp.ranks import GlooRanks, together
-from p2psync.trainer.fsdp.seed import SeedNode
+from p2psync.trainer.fsdp.seed_node import SeedNode
 from p2psync.trainer.fsdp.shards import Shards, group_of
-from p2psync.trainer.fsdp.stretches import Stretches
+from p2psync.trainer.fsdp.unit_ranges import Stretches
+from p2psync.trainer.fsdp.version_builder import Follower, Maker
 from p2psync.trainer.node import TrainerNode, published
 from p2psync.trainer.versions.builder import Made, position_of
 from p2psync.trainer.versions.tensors import blobs_beside

@@ -20,7 +20,7 @@ from p2psync.engines.module.live_tensors import host_units
 from p2psync.engines.module.masters import rounded_units
 from p2psync.engines.module.table import Names, module_table
 from p2psync.errors import UsageError
-from p2psync.trainer.fsdp.stretches import Stretches
+from p2psync.trainer.fsdp.unit_ranges import Stretches
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from p2psync.net.hub import HubService
 from p2psync.net.hub_routes import read_json, reply_json
 from p2psync.net.timer import Alarm
 from p2psync.trainer.ledger.core import Done, Ledger, LedgerConfig
-from p2psync.trainer.ledger.durability import Durability
 from p2psync.trainer.ledger.journal import Journal
+from p2psync.trainer.ledger.journal_writer import Durability
 from p2psync.trainer.ledger.uploads import MAX_UPLOADING, Uploads
 
 __all__ = ["LedgerService", "mount"]

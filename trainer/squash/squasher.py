@@ -34,7 +34,7 @@ from p2psync.protocol.manifest import sign
 from p2psync.store.encoding import DELTA_BLOCK, Encoding
 from p2psync.store.packs import Draft, Pack, Store
 from p2psync.trainer.squash.planner import Plan, SquashPlanner
-from p2psync.trainer.versions.steps import Steps
+from p2psync.trainer.versions.delta_records import Steps
 
 #: Gives the bits of one tensor.
 Head: TypeAlias = Callable[[TensorSpec], Units]

@@ -40,10 +40,10 @@ from p2psync.store.disk import disk_errors, write_durably
 from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.packs import Draft, Pack, Store
 from p2psync.trainer.versions.bit_record import Scans
+from p2psync.trainer.versions.delta_records import Steps
 from p2psync.trainer.versions.pack_reading import UnreadableError, compare_whole, name_of, reader
 from p2psync.trainer.versions.snapshot import Keeper, Snapshot
 from p2psync.trainer.versions.source import FindingSource, Source
-from p2psync.trainer.versions.steps import Steps
 
 T = TypeVar("T")
 

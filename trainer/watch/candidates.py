@@ -9,8 +9,8 @@ import p2psync.engines.checkpoint.framework_names as names
 from p2psync.engines.checkpoint.file_names import check_path, is_weights
 from p2psync.engines.checkpoint.framework_names import Order, Shard, shown
 from p2psync.errors import FormatError
-from p2psync.trainer.watch.layouts import Place, Rules, find_places, is_state, leads_outside
 from p2psync.trainer.watch.listing import Entry, Kind, Listing
+from p2psync.trainer.watch.locations import Place, Rules, find_places, is_state, leads_outside
 
 #: (path, size, mtime) of each weights file: tells one state of the weights from another, cheaply.
 Weights: TypeAlias = tuple[tuple[str, int, int], ...]

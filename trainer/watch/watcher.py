@@ -1,6 +1,6 @@
 """Decides which checkpoint of a watched directory is to be published next: the newest whole policy, never an older one.
 
-A pure core over listings: the caller looks at the directory (`p2psync.trainer.watch.look`), hands in what it saw and
+A pure core over listings: the caller looks at the directory (`p2psync.trainer.watch.scanner`), hands in what it saw and
 the time, and publishes what `next` names. A checkpoint counts as a policy by its bits. Its *print* is a hash over a
 sample of its weights; what has been published, or overtaken by something newer, is remembered by path and by print,
 durably, so that no touch, copy, rename or restart brings it back. docs/checkpoints.md has every rule in plain words.
@@ -14,10 +14,10 @@ import msgspec
 
 from p2psync.engines.checkpoint.framework_names import is_text, shown
 from p2psync.trainer.watch.candidates import Candidate, Fault, Found, State, Weights, find_candidates
-from p2psync.trainer.watch.layouts import Rules
 from p2psync.trainer.watch.listing import Listing
+from p2psync.trainer.watch.locations import Rules
 from p2psync.trainer.watch.memory import Live, Memory, Pending, Seen
-from p2psync.trainer.watch.remarks import Remark, Remarks
+from p2psync.trainer.watch.notices import Remark, Remarks
 
 #: Pauses before a checkpoint that could not be read is tried again (seconds): doubled from the first to the last.
 RETRY_FIRST, RETRY_LAST = 0.5, 10.0

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2psync.trainer.watch.candidates import Candidate, find_candidates
-from p2psync.trainer.watch.layouts import Rules
 from p2psync.trainer.watch.listing import Kind
-from p2psync.trainer.watch.look import LONE_NAME, Looker
+from p2psync.trainer.watch.locations import Rules
+from p2psync.trainer.watch.scanner import LONE_NAME, Looker
 
 
 def shard(bits: bytes, name: str = "w") -> bytes:

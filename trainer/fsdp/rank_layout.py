@@ -15,7 +15,7 @@ from p2psync.delta.block import block_span
 from p2psync.delta.tensors import Row, TensorSpec
 from p2psync.store.encoding import block_and_chunk
 from p2psync.store.segments import Segments
-from p2psync.trainer.fsdp.stretches import Stretches
+from p2psync.trainer.fsdp.unit_ranges import Stretches
 
 #: Bytes of the model, for each rank, of which the changes are in memory at a time.
 ROUND_BYTES = 64 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2psync.membership.records import Member, NodeInfo, Role
 from p2psync.protocol.versions import Position
-from p2psync.trainer.standing import standing
+from p2psync.trainer.adoption import standing
 
 LIVE = Position(run="r", epoch=1, version=7, digest=b"7" * 16)
 

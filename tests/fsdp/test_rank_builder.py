@@ -16,8 +16,8 @@ from p2psync.delta.tensors import Kind, TensorSpec
 from p2psync.errors import DigestMismatchError, P2PSyncError, RanksError, StoreError
 from p2psync.store import segments
 from p2psync.store.packs import Store
-from p2psync.trainer.fsdp.making import Making
 from p2psync.trainer.fsdp.orders import agree
+from p2psync.trainer.fsdp.rank_builder import Making
 from p2psync.trainer.versions.builder import VersionMaker
 
 RUN = "0" * 11 + "1" + "a" * 20

@@ -21,7 +21,7 @@ from p2psync.delta.extract import Extraction, Found, found_block
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 from p2psync.parallel import in_parallel
-from p2psync.trainer.fsdp.layout import Layout
+from p2psync.trainer.fsdp.rank_layout import Layout
 
 #: Bytes of a chunk between ranks, before compression.
 _CHUNK = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from watch_parts import Disk, Watched
 
-from p2psync.trainer.watch.layouts import Rules, find_places
+from p2psync.trainer.watch.locations import Rules, find_places
 
 
 @pytest.fixture

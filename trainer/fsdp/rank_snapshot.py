@@ -30,7 +30,7 @@ from p2psync.errors import DamagedError
 from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, reserve
 from p2psync.store.records import clear, load_record, make_directory, save_record, set_aside
-from p2psync.trainer.fsdp.stretches import Stretches
+from p2psync.trainer.fsdp.unit_ranges import Stretches
 
 
 class _State(msgspec.Struct, frozen=True):

@@ -31,11 +31,11 @@ from p2psync.protocol.messages import NO_VERSION
 from p2psync.protocol.versions import Position
 from p2psync.store.encoding import EncodedPart, Encoding
 from p2psync.store.packs import Draft, Pack, Store
-from p2psync.trainer.fsdp.copy import Copy
-from p2psync.trainer.fsdp.finding import Finder, Findings, NewUnits, put_together, received
-from p2psync.trainer.fsdp.layout import ROUND_BYTES, Layout
+from p2psync.trainer.fsdp.rank_layout import ROUND_BYTES, Layout
+from p2psync.trainer.fsdp.rank_snapshot import Copy
 from p2psync.trainer.fsdp.ranks import Ranks, together
-from p2psync.trainer.fsdp.stretches import Stretches
+from p2psync.trainer.fsdp.shard_scanner import Finder, Findings, NewUnits, put_together, received
+from p2psync.trainer.fsdp.unit_ranges import Stretches
 
 
 class _Told(msgspec.Struct, frozen=True, array_like=True):

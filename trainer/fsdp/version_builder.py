@@ -21,9 +21,9 @@ from p2psync.errors import P2PSyncError, RanksError, StoreError
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
 from p2psync.trainer.fsdp import orders
-from p2psync.trainer.fsdp.copy import Copy
-from p2psync.trainer.fsdp.layout import Layout
-from p2psync.trainer.fsdp.making import Making
+from p2psync.trainer.fsdp.rank_builder import Making
+from p2psync.trainer.fsdp.rank_layout import Layout
+from p2psync.trainer.fsdp.rank_snapshot import Copy
 from p2psync.trainer.fsdp.ranks import Ranks, together
 from p2psync.trainer.fsdp.shards import Shards
 from p2psync.trainer.versions.builder import Made, position_of

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2psync.delta.tensors import Kind, TensorSpec
-from p2psync.trainer.fsdp.layout import Layout
-from p2psync.trainer.fsdp.making import _batches
-from p2psync.trainer.fsdp.stretches import Stretches
+from p2psync.trainer.fsdp.rank_builder import _batches
+from p2psync.trainer.fsdp.rank_layout import Layout
+from p2psync.trainer.fsdp.unit_ranges import Stretches
 
 SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 40)), max_size=8)
 

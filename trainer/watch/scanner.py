@@ -22,8 +22,8 @@ from p2psync.engines.checkpoint.files import Checkpoint, read_header
 from p2psync.engines.checkpoint.header import parse_header
 from p2psync.errors import FormatError
 from p2psync.trainer.watch.candidates import Candidate, State, find_candidates
-from p2psync.trainer.watch.layouts import Rules, leads_outside
 from p2psync.trainer.watch.listing import Entry, Kind, Listing, Tensors
+from p2psync.trainer.watch.locations import Rules, leads_outside
 
 #: The sample of a print: so many pages of so many bytes, evenly spread over the weights, which are read whole if they
 #: are no larger, and the first page of so many tensors. A step of training changes elements everywhere: at 1 in
