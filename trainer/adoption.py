@@ -13,7 +13,7 @@ MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Adoption:
     """The live actors by whether they run a version. waiting: those that do not."""
 
     version: int
@@ -47,12 +47,12 @@ class Standing:
         return f"{self.running} of {there} actors run version {self.version}; missing: {named}{rest}"
 
 
-def standing(members: Iterable[Member], live: Position | None) -> Standing:
+def adoption(members: Iterable[Member], live: Position | None) -> Adoption:
     """How the actors among these members stand to the newest version; None: there is none."""
     actors = [member for member in members if member.info.role == "actor"]
     digest, version = (live.digest.hex(), live.version) if live is not None else ("", -1)
     waiting = tuple(member for member in actors if member.digest != digest)
-    return Standing(version, len(actors) - len(waiting), waiting)
+    return Adoption(version, len(actors) - len(waiting), waiting)
 
 
 def _named(member: Member) -> str:

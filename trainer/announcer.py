@@ -81,7 +81,7 @@ class Announcer:
         self._given_up.add(id.hex())
         self.wake()
 
-    def publish_with(self, nodes: list[str]) -> None:
+    def set_co_publishers(self, nodes: list[str]) -> None:
         """These nodes have some of every version's chunks, and this one the rest: see `Announce.beside`."""
         self._beside = nodes
         self.wake()

@@ -17,10 +17,10 @@ from p2psync.observe.events import Event, Note, Published, Trouble, Watching
 from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.versions.source import CheckpointReadError, CheckpointSource
 from p2psync.trainer.watch.candidates import Candidate, find_candidates
-from p2psync.trainer.watch.locations import Rules
+from p2psync.trainer.watch.locations import CheckpointRules
 from p2psync.trainer.watch.memory_store import MEMORY, load_memory, save_memory
-from p2psync.trainer.watch.scanner import Looker
-from p2psync.trainer.watch.watcher import Watcher
+from p2psync.trainer.watch.scanner import DirectoryScanner
+from p2psync.trainer.watch.watcher import CheckpointWatcher
 
 #: How often the directory is looked at (seconds), and the most of the time that looking may take: a directory of
 #: 100,000 files on a slow disk is looked at less often. A look reads names, times and new headers.
@@ -31,9 +31,9 @@ RETRY_FIRST, RETRY_LAST = 0.5, 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig:
-    """How a directory is watched. settle, backlog: see `Watcher`. secrets: files that are never published."""
+    """How a directory is watched. settle, backlog: see `CheckpointWatcher`. secrets: files that are never published."""
 
-    rules: Rules = field(default_factory=Rules)
+    rules: CheckpointRules = field(default_factory=CheckpointRules)
     settle: float = 1.0
     backlog: bool = False
     secrets: tuple[Path, ...] = ()
@@ -55,18 +55,18 @@ class WatchDaemon:
         """marker, settle: for those who give no `config`. Raises `UsageError` if `root` is no directory."""
         if not root.is_dir():
             raise UsageError(f"{root} is not a directory: --watch wants the one that the framework writes to")
-        config = config or WatchConfig(rules=Rules(marker=marker), settle=settle)
+        config = config or WatchConfig(rules=CheckpointRules(marker=marker), settle=settle)
         store = trainer.config.store
         rules = replace(config.rules, secrets=config.rules.secrets | _identities(store, config.secrets))
         self._trainer = trainer
         self._emit = on_event
-        self._looker = Looker(root, rules, [store])
+        self._scanner = DirectoryScanner(root, rules, [store])
         self._memory_file = store / MEMORY
-        self._watcher = Watcher(
+        self._watcher = CheckpointWatcher(
             rules,
             config.settle,
             config.backlog,
-            load_memory(store, self._looker.root, lambda line: on_event(Trouble(line))),
+            load_memory(store, self._scanner.root, lambda line: on_event(Trouble(line))),
         )
         self._saved = b""
         self._told: dict[str, str] = {}
@@ -102,26 +102,26 @@ class WatchDaemon:
         live = self._watcher.memory.live
         known = live is not None and position is not None and live.version == position.version
         path = self._called(live.path) if live is not None and known else ""
-        self._emit(Watching(shown(str(self._looker.root)), path, position.version if position is not None else None))
+        self._emit(Watching(shown(str(self._scanner.root)), path, position.version if position is not None else None))
 
     async def _look(self) -> Candidate | None:
         """Look once; returns what is to be published now."""
-        root = str(self._looker.root)
+        root = str(self._scanner.root)
         try:
             candidate = await asyncio.to_thread(self._look_now)
         except OSError as error:
             self._complain(root, f"{shown(root)}: {error.strerror or error}; still watching")
             return None
         self._told.pop(root, None)
-        for remark in self._watcher.remarks():
-            self._emit(Trouble(remark.text) if remark.warning else Note(remark.text))
+        for notice in self._watcher.notices():
+            self._emit(Trouble(notice.text) if notice.warning else Note(notice.text))
         return candidate
 
     def _look_now(self) -> Candidate | None:
-        self._watcher.observe(self._looker.listing(), time.monotonic())
-        for candidate in self._watcher.unprinted():
+        self._watcher.observe(self._scanner.listing(), time.monotonic())
+        for candidate in self._watcher.without_fingerprint():
             try:
-                print = self._looker.print_of(candidate)
+                print = self._scanner.fingerprint_of(candidate)
             except OSError as error:
                 self._watcher.unreadable(candidate, f"{error.strerror or error}: trying again")
             else:
@@ -134,7 +134,7 @@ class WatchDaemon:
         try:
             self._watcher.begin(candidate, before.version if before is not None else None)
             await self._write()
-            event = await _publish(self._trainer, self._looker, candidate)
+            event = await _publish(self._trainer, self._scanner, candidate)
         except FormatError as error:
             # Another state of the files is another try; this one is not tried again.
             self._watcher.refused(candidate)
@@ -186,24 +186,26 @@ class WatchDaemon:
             self._emit(Trouble(message))
 
     def _called(self, path: str) -> str:
-        return shown(path or self._looker.root.name)
+        return shown(path or self._scanner.root.name)
 
 
-async def publish_checkpoint(trainer: TrainerNode, path: Path, rules: Rules | None = None) -> Published | None:
+async def publish_checkpoint(
+    trainer: TrainerNode, path: Path, rules: CheckpointRules | None = None
+) -> Published | None:
     """Publish the checkpoint at `path`; None if it holds the same bits as the last version. Raises `P2PSyncError`.
 
     path: a directory that is a checkpoint or holds one, or a .safetensors file.
     """
     if not path.is_dir():  # noqa: ASYNC240 (one look, before anything runs)
         return await _publish_file(trainer, path)
-    looker = Looker(path, rules or Rules(), [trainer.config.store])
-    return await _publish(trainer, looker, await asyncio.to_thread(_only_one, looker, path))
+    scanner = DirectoryScanner(path, rules or CheckpointRules(), [trainer.config.store])
+    return await _publish(trainer, scanner, await asyncio.to_thread(_only_one, scanner, path))
 
 
-def _only_one(looker: Looker, path: Path) -> Candidate:
+def _only_one(scanner: DirectoryScanner, path: Path) -> Candidate:
     """The checkpoint in a directory. Raises `FormatError` if it is not whole, `UsageError` if there are several."""
     try:
-        found = find_candidates(looker.listing(), looker.rules)
+        found = find_candidates(scanner.listing(), scanner.rules)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}: not a readable checkpoint") from None
     whole = [candidate for candidate in found.candidates if candidate.path == ""] or found.candidates
@@ -217,15 +219,15 @@ def _only_one(looker: Looker, path: Path) -> Candidate:
     return whole[0]
 
 
-async def _publish(trainer: TrainerNode, looker: Looker, candidate: Candidate) -> Published | None:
-    before, path = candidate.published_state, candidate.path
+async def _publish(trainer: TrainerNode, scanner: DirectoryScanner, candidate: Candidate) -> Published | None:
+    before, path = candidate.file_states, candidate.path
     try:
-        checkpoint = await asyncio.to_thread(looker.open, candidate)
+        checkpoint = await asyncio.to_thread(scanner.open, candidate)
     except OSError as error:
         raise CheckpointReadError(f"{error.filename or path}: {error.strerror or error}") from None
     with checkpoint:
-        source = CheckpointSource(checkpoint, before, lambda: looker.state_of(path))
-        return await trainer.publish(source, source.settled, checkpoint=shown(str(looker.root / path)))
+        source = CheckpointSource(checkpoint, before, lambda: scanner.state_of(path))
+        return await trainer.publish(source, source.settled, checkpoint=shown(str(scanner.root / path)))
 
 
 async def _publish_file(trainer: TrainerNode, path: Path) -> Published | None:

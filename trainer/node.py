@@ -38,20 +38,20 @@ from p2psync.protocol.lineage import is_squash
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
-from p2psync.trainer.adoption import Standing, standing
+from p2psync.trainer.adoption import Adoption, adoption
 from p2psync.trainer.announcer import RETRY_FIRST, RETRY_LAST, Announcer
 from p2psync.trainer.config import TrainerConfig
-from p2psync.trainer.other_runs import Elsewhere
+from p2psync.trainer.other_runs import OtherRuns
 from p2psync.trainer.run_state import load_run, save_run
 from p2psync.trainer.squash.planner import SquashPlanner
-from p2psync.trainer.squash.scheduler import CatchUp
+from p2psync.trainer.squash.scheduler import SquashScheduler
 from p2psync.trainer.squash.squasher import Squasher
-from p2psync.trainer.versions.builder import Made, Maker, VersionMaker
-from p2psync.trainer.versions.profile_choice import Choice, ProfileChooser, slowest_link
-from p2psync.trainer.versions.replacement import Replacing
+from p2psync.trainer.versions.builder import BuiltVersion, LocalVersionBuilder, VersionBuilder
+from p2psync.trainer.versions.profile_choice import ProfileChoice, ProfileChooser, slowest_link
+from p2psync.trainer.versions.replacement import Replacement
 from p2psync.trainer.versions.retention import anchor_due, newest_anchor
-from p2psync.trainer.versions.scrubber import Scrubber
-from p2psync.trainer.versions.snapshot import Keeper
+from p2psync.trainer.versions.scrubber import SnapshotScrubber
+from p2psync.trainer.versions.snapshot import PublishedState
 from p2psync.trainer.versions.source import Source
 
 #: How often `until_running` asks the hub, and tells who is waited for (seconds).
@@ -69,35 +69,35 @@ class TrainerNode:
         on_event: Callable[[Event], None] = lambda event: None,
         on_hub: Callable[[HubService], None] = lambda hub: None,
         *,
-        keeper: Callable[[], Keeper] | None = None,
-        maker: Callable[[Store, str], Maker] | None = None,
+        published_state: Callable[[], PublishedState] | None = None,
+        version_builder: Callable[[Store, str], VersionBuilder] | None = None,
     ) -> None:
-        """on_hub: may add routes to the embedded hub before it serves. keeper: see `VersionMaker`. maker: makes what
-        makes the versions of a run (hex) instead of it."""
+        """on_hub: may add routes to the embedded hub before it serves. keeper: see `LocalVersionBuilder`. maker: makes
+        what makes the versions of a run (hex) instead of it."""
         self.config = config
         self.hub: HubService | None = None
         #: Where actors join, and where this machine reaches the same hub.
         self.hub_url = self.local_hub_url = ""
         self._emit = on_event
         self._on_hub = on_hub
-        self._keeper = keeper
-        self._maker = maker
+        self._published_state = published_state
+        self._version_builder = version_builder
         self._publishing = asyncio.Lock()
         self._stopping = False
         self._anchoring: asyncio.Task[None] | None = None
         self._client: HubClient | None = None
         self._store: Store | None = None
-        self._versions: Maker | None = None
+        self._versions: VersionBuilder | None = None
         self._runner: NodeRunner | None = None
         self._announcer: Announcer | None = None
-        self._catch_up: CatchUp | None = None
+        self._squash_scheduler: SquashScheduler | None = None
         self._view: View | None = None
         self._chooser = ProfileChooser(config.profile, cores=thread_count())
         self._profile = ""
         self._acceptance = Acceptance()
-        self._replacing: Replacing | None = None
+        self._replacement: Replacement | None = None
         #: Who runs the newest version, as `until_running` saw it last.
-        self.standing = Standing(-1, 0, ())
+        self.adoption = Adoption(-1, 0, ())
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -123,7 +123,9 @@ class TrainerNode:
             self._tell(remark)
         if config.supersede:
             found = found.superseding(config.supersede, int(time.time() * 1000), os.urandom(10))
-        self._versions = versions = await asyncio.to_thread(self._maker or self._own_maker, store, found.run)
+        self._versions = versions = await asyncio.to_thread(
+            self._version_builder or self._local_builder, store, found.run
+        )
         trusted = frozenset({config.key.public_key().public_bytes_raw()})
         if config.hub_url is None:
             await self._embed_hub(trusted, host, advertised)
@@ -150,7 +152,7 @@ class TrainerNode:
         state = found.next_epoch(self._view, time.time(), random.SystemRandom().getrandbits(DRAWN_BITS))
         # Durable before it is used: a restart must not use the same epoch for something else.
         await asyncio.to_thread(save_run, run_file, state)
-        self._elsewhere = Elsewhere(state.run, state.epoch)
+        self._other_runs = OtherRuns(state.run, state.epoch)
         self._announcer = announcer = Announcer(
             client,
             config.key,
@@ -162,35 +164,35 @@ class TrainerNode:
             on_event=self._emit,
         )
         versions.epoch = state.epoch
-        if isinstance(versions, VersionMaker) and versions.begins_from_another_run:
+        if isinstance(versions, LocalVersionBuilder) and versions.begins_from_another_run:
             await asyncio.to_thread(self._begin_run, versions, state.run)
         await self._from_hub(lambda: announcer.claim(take_over=config.take_over))
         if announcer.lineage():
             await asyncio.to_thread(self._remove_other_runs, store, state.run)
         self._look_back(store)
-        if config.squash and isinstance(versions, VersionMaker):
-            self._catch_up = self._catching_up(store, versions)
+        if config.squash and isinstance(versions, LocalVersionBuilder):
+            self._squash_scheduler = self._make_squash_scheduler(store, versions)
         runner.start()
         if versions.position is not None:
             runner.running(versions.position)
             self._acceptance.published(versions.position, time.monotonic())
             self._anchor_if_due()
         runner.run_beside(self._announcer.run())
-        self._replacing = Replacing(self, store, self._acceptance, self._members, self._emit)
-        runner.run_beside(self._replacing.run())
+        self._replacement = Replacement(self, store, self._acceptance, self._members, self._emit)
+        runner.run_beside(self._replacement.run())
         for pack in store.packs():
             if not pack.complete:
-                self._replacing.lost(pack.signed.id)
-        if isinstance(versions, VersionMaker):
-            runner.run_beside(Scrubber(versions, self._publishing, self._mended, self._emit).run())
+                self._replacement.lost(pack.signed.id)
+        if isinstance(versions, LocalVersionBuilder):
+            runner.run_beside(SnapshotScrubber(versions, self._publishing, self._mended, self._emit).run())
 
     async def stop(self) -> None:
         """Give up what is being made, leave, and close everything."""
         self._stopping = True
         if self._versions is not None:
             self._versions.stop()
-        if self._catch_up is not None:
-            await self._catch_up.stop()
+        if self._squash_scheduler is not None:
+            await self._squash_scheduler.stop()
         async with self._publishing:  # a version that was being made reads the store and the snapshot
             if self._runner is not None:
                 await self._runner.stop()
@@ -239,7 +241,7 @@ class TrainerNode:
         if self._anchoring is not None:
             await asyncio.shield(self._anchoring)
 
-    async def until_running(self, actors: int, patience: float = math.inf) -> Standing:
+    async def until_running(self, actors: int, patience: float = math.inf) -> Adoption:
         """Wait until at least so many actors, and every one that the hub knows, run the newest version.
 
         patience: seconds that the others are waited for once so many run it. Returns who runs it and who does not. Who
@@ -247,7 +249,7 @@ class TrainerNode:
         is away is waited for.
         """
         await self.runner.unless_broken(self._until_running(actors, patience))
-        return self.standing
+        return self.adoption
 
     async def write_out(self) -> None:
         """Have the newest version written out whole, or the next one if it is that already, from verified bits.
@@ -283,7 +285,7 @@ class TrainerNode:
         return self.versions.position
 
     @property
-    def versions(self) -> Maker:
+    def versions(self) -> VersionBuilder:
         """What makes the versions; after `start`."""
         assert self._versions is not None, "not started"
         return self._versions
@@ -305,8 +307,8 @@ class TrainerNode:
     async def _publish(
         self, source: Source, settled: Callable[[], bool], given_up: threading.Event, checkpoint: str
     ) -> Published | None:
-        if self._catch_up is not None:
-            self._catch_up.make_way()
+        if self._squash_scheduler is not None:
+            self._squash_scheduler.preempt()
         async with self._publishing:
             if self.fenced is not None:
                 raise self.fenced
@@ -333,7 +335,7 @@ class TrainerNode:
     def _tell(self, trouble: str) -> None:
         self._emit(Trouble(trouble))
 
-    def _choose(self, source: Source) -> Choice:
+    def _choose(self, source: Source) -> ProfileChoice:
         link = self.config.link_mbps / 8e-6 or slowest_link(self._view.members if self._view is not None else ())
         return self._chooser.choose(sum(spec.count for spec in source.specs), link)
 
@@ -350,7 +352,7 @@ class TrainerNode:
             m = pack.manifest
             self._chooser.seen(m.profile, m.total, m.changed, m.payload_bytes)
 
-    def _compare(self, made: Made) -> None:
+    def _compare(self, made: BuiltVersion) -> None:
         """Tell people of a version that has little to do with the one before: that of another model, most likely."""
         manifest = made.pack.manifest
         if manifest.base is None:
@@ -362,7 +364,7 @@ class TrainerNode:
         if kept * 2 < nbytes:
             self._emit(Unlike(manifest.version, manifest.base, len(shared), len(after), kept, nbytes))
 
-    def _learn(self, made: Made, choice: Choice) -> None:
+    def _learn(self, made: BuiltVersion, choice: ProfileChoice) -> None:
         """Take in what a delta took, and tell people when its profile is another one than that of the last."""
         manifest = made.pack.manifest
         if manifest.base is None:
@@ -380,7 +382,7 @@ class TrainerNode:
             self._profile = choice.profile
             self._emit(ProfileChosen(choice.profile, choice.why, {f.profile: f.seconds for f in choice.forecasts}))
 
-    def _begin_run(self, versions: Maker, run: str) -> None:
+    def _begin_run(self, versions: VersionBuilder, run: str) -> None:
         """Write out the version that a run begins with, which is another run's."""
         made = versions.make_anchor()
         self._emit(Note(f"{run_name(run)} goes on from version {made.position.version} of the run before"))
@@ -394,22 +396,24 @@ class TrainerNode:
         except StoreError as error:
             self._emit(Trouble(f"versions of the run before are still on the disk: {error}"))
 
-    def _own_maker(self, store: Store, run: str) -> VersionMaker:
+    def _local_builder(self, store: Store, run: str) -> LocalVersionBuilder:
         loop = self._loop
 
         def tell(message: str) -> None:
             loop.call_soon_threadsafe(self._emit, Trouble(message))
 
         root = self.config.store / "snapshot"
-        return VersionMaker(store, root, self.config.key, run, keeper=self._keeper, on_trouble=tell)
+        return LocalVersionBuilder(
+            store, root, self.config.key, run, published_state=self._published_state, on_trouble=tell
+        )
 
-    def _catching_up(self, store: Store, versions: VersionMaker) -> CatchUp:
+    def _make_squash_scheduler(self, store: Store, versions: LocalVersionBuilder) -> SquashScheduler:
         def offer(pack: Pack) -> None:
             self.runner.offer(pack)
             self.announcer.wake()
 
         planner = SquashPlanner()
-        return CatchUp(
+        return SquashScheduler(
             store,
             Squasher(store, versions.steps, self.config.key, planner),
             planner,
@@ -449,7 +453,7 @@ class TrainerNode:
         finally:
             self._anchoring = None
 
-    def _offer(self, made: Made, checkpoint: str = "") -> Published:
+    def _offer(self, made: BuiltVersion, checkpoint: str = "") -> Published:
         self.runner.offer(made.pack)
         self.runner.running(made.position)
         self._acceptance.published(made.position, time.monotonic())
@@ -459,12 +463,12 @@ class TrainerNode:
         return event
 
     def _lost(self, id: bytes) -> None:
-        if self._replacing is not None:
-            self._replacing.lost(id)
+        if self._replacement is not None:
+            self._replacement.lost(id)
 
     async def _members(self) -> Sequence[Member]:
         assert self._client is not None
-        return self._elsewhere.as_seen_here((await self._client.status()).view.members)
+        return self._other_runs.as_seen_here((await self._client.status()).view.members)
 
     def _mended(self) -> None:
         """The published bits were made anew: from an earlier version, if the store did not lead to the newest one."""
@@ -479,18 +483,18 @@ class TrainerNode:
         say_at, give_up_at = clock() + SAY_EVERY, math.inf
         while True:
             await self._look_around()
-            if self.standing.reached(actors):
+            if self.adoption.reached(actors):
                 give_up_at = min(give_up_at, clock() + patience)
-                if not self.standing.waiting or clock() >= give_up_at:
+                if not self.adoption.waiting or clock() >= give_up_at:
                     return
             if clock() >= say_at:
                 say_at = clock() + SAY_EVERY
-                self._emit(Note(f"waiting: {self.standing}"))
+                self._emit(Note(f"waiting: {self.adoption}"))
             await asyncio.sleep(ASK_EVERY)
 
     async def _look_around(self) -> None:
         with suppress(HubError):
-            self.standing = standing(await self._members(), self.position)
+            self.adoption = adoption(await self._members(), self.position)
 
     async def _from_hub(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the hub; where the trainer was told to wait for it, until it answers."""
@@ -522,12 +526,12 @@ class TrainerNode:
         self.hub_url = url_of(reached, port) if reached else self.local_hub_url
 
     def _on_view(self, view: View) -> None:
-        if (event := self._elsewhere.news(view.members)) is not None:
+        if (event := self._other_runs.news(view.members)) is not None:
             self._emit(event)
-        self._view = view = msgspec.structs.replace(view, members=self._elsewhere.as_seen_here(view.members))
+        self._view = view = msgspec.structs.replace(view, members=self._other_runs.as_seen_here(view.members))
         self.announcer.viewed(view)
-        if self._catch_up is not None:
-            self._catch_up.viewed(view)
+        if self._squash_scheduler is not None:
+            self._squash_scheduler.viewed(view)
 
 
 def _hub_planner() -> Planner:
@@ -537,7 +541,7 @@ def _hub_planner() -> Planner:
     return PlanProcess(int(time.time()))
 
 
-def published(made: Made, checkpoint: str = "") -> Published:
+def published(made: BuiltVersion, checkpoint: str = "") -> Published:
     """What people are told of a version. checkpoint: where it was read from."""
     manifest = made.pack.manifest
     return Published(

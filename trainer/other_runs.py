@@ -10,7 +10,7 @@ from p2psync.membership.records import Member
 from p2psync.observe.events import ActorsElsewhere
 
 
-class Elsewhere:
+class OtherRuns:
     """What one trainer makes of its members' runs. Versions of two runs have nothing to do with each other."""
 
     def __init__(self, run: str, epoch: int) -> None:

@@ -41,10 +41,10 @@ from p2psync.store.packs import Store
 from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.rollouts import Rollouts
-from p2psync.trainer.versions.builder import Maker
+from p2psync.trainer.versions.builder import VersionBuilder
 from p2psync.trainer.versions.device_path import DevicePath
 from p2psync.trainer.versions.resident import ResidentSnapshot
-from p2psync.trainer.versions.snapshot import Keeper
+from p2psync.trainer.versions.snapshot import PublishedState
 from p2psync.trainer.versions.tensors import MasterSource, TensorSource
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Publisher:
         on_event: Callable[[Event], None] | None = None,
         on_hub: Callable[[HubService], None] = lambda hub: None,
         rollouts: Rollouts | None = None,
-        maker: Callable[[Store, str], Maker] | None = None,
+        version_builder: Callable[[Store, str], VersionBuilder] | None = None,
     ) -> None:
         """names: published names by state_dict keys, a mapping or a function, with wrappers looked through; None leaves
         a tensor out (docs/modules.md). files: a directory whose files other than weights go along. masters: fp32
@@ -102,7 +102,7 @@ class Publisher:
         self._rollouts = rollouts
         self._on_event = on_event if on_event is not None else EventLog("p2psync.publisher")
         self._on_hub = on_hub
-        self._maker = maker
+        self._version_builder = version_builder
         self._loop: BackgroundLoop | None = None
         self._node: TrainerNode | None = None
 
@@ -189,7 +189,7 @@ class Publisher:
         try:
             loop.call(node.until_running(actors), timeout)
         except TimeoutError:
-            raise UsageError(f"after {timeout:.0f} s {self.node.standing}") from None
+            raise UsageError(f"after {timeout:.0f} s {self.node.adoption}") from None
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -199,8 +199,14 @@ class Publisher:
         return self._loop, self._node
 
     def _make_node(self) -> TrainerNode:
-        keeper = self._keeper if self._resident else None
-        return TrainerNode(self._config, self._hear, self._serve_beside, keeper=keeper, maker=self._maker)
+        published_state = self._resident_state if self._resident else None
+        return TrainerNode(
+            self._config,
+            self._hear,
+            self._serve_beside,
+            published_state=published_state,
+            version_builder=self._version_builder,
+        )
 
     def _serve_beside(self, hub: HubService) -> None:
         if self._rollouts is not None and self._loop is not None:
@@ -212,7 +218,7 @@ class Publisher:
             self._rollouts.published(event)  # before it is announced: no result of it must come sooner
         self._on_event(event)
 
-    def _keeper(self) -> Keeper:
+    def _resident_state(self) -> PublishedState:
         def parameters() -> ModuleTable:
             table = self._table()
             if table is not seen[0]:

@@ -104,7 +104,7 @@ def trainer(
         from p2psync.trainer.daemon import WatchConfig, WatchDaemon
         from p2psync.trainer.ledger.daemon import DaemonLedger
         from p2psync.trainer.node import TrainerNode
-        from p2psync.trainer.watch.locations import Rules
+        from p2psync.trainer.watch.locations import CheckpointRules
 
         key_file = key or store / "trainer.key"
         signing = read_key(key_file) if key_file.exists() else make_key(key_file)
@@ -135,8 +135,8 @@ def trainer(
             supersede=superseded,
         )
         work = DaemonLedger(store, max_staleness) if rollouts else None
-        node = TrainerNode(config, show) if work is None else TrainerNode(config, work.hears(show), work.mount)
-        rules = Rules(
+        node = TrainerNode(config, show) if work is None else TrainerNode(config, work.admit_before(show), work.mount)
+        rules = CheckpointRules(
             marker=marker,
             inside=inside,
             ignore=tuple(ignore or ()),

@@ -16,9 +16,9 @@ from p2psync.delta.tensors import Kind, TensorSpec
 from p2psync.errors import DigestMismatchError, P2PSyncError, RanksError, StoreError
 from p2psync.store import segments
 from p2psync.store.packs import Store
-from p2psync.trainer.fsdp.orders import agree
-from p2psync.trainer.fsdp.rank_builder import Making
-from p2psync.trainer.versions.builder import VersionMaker
+from p2psync.trainer.fsdp.orders import agree_on_version
+from p2psync.trainer.fsdp.rank_builder import RankBuilder
+from p2psync.trainer.versions.builder import LocalVersionBuilder
 
 RUN = "0" * 11 + "1" + "a" * 20
 #: Several segments of either grid, with block bounds inside shards and shard bounds inside blocks.
@@ -42,7 +42,7 @@ def test_any_shards_make_the_bytes_of_one_process(ranks: int, profile: str, shar
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
         patch.setattr(segments, "MIN_SEGMENT", 1 << 20)
         one_store = Store(Path(place) / "one" / "packs")
-        one = VersionMaker(one_store, Path(place) / "one" / "snapshot", KEY, RUN, 1)
+        one = LocalVersionBuilder(one_store, Path(place) / "one" / "snapshot", KEY, RUN, 1)
         bench = ShardedBench(Path(place), trained)
         parts = bench.first(RUN)
         made = one.make(trained, profile=profile)
@@ -76,7 +76,7 @@ def ids(bench: ShardedBench) -> list[set[bytes]]:
 
 def agreed(bench: ShardedBench) -> list[tuple[int | None, int]]:
     """What ranks agree on at a start: the version of the copies, and the newest number."""
-    found = bench.everywhere(lambda m: agree(m.ranks, m.store, m.copy, RUN))
+    found = bench.everywhere(lambda m: agree_on_version(m.ranks, m.store, m.snapshot, RUN))
     assert not any(isinstance(one, Exception) for one in found)
     return [(None if one[0] is None else one[0].version, one[1]) for one in found]  # type: ignore[index]
 
@@ -89,12 +89,14 @@ def again(bench: ShardedBench) -> None:
 
 def fail_at(bench: ShardedBench, rank: int, where: str, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Have one rank fail at a step."""
-    making = bench.makings[rank]
-    target = {"draft": making.store, "begin": making.copy, "done": making.copy}.get(where, making)
+    rank_builder = bench.rank_builders[rank]
+    target = {"draft": rank_builder.store, "begin": rank_builder.snapshot, "done": rank_builder.snapshot}.get(
+        where, rank_builder
+    )
 
     def fail(*_: object) -> None:
         if isinstance(error, RanksError):
-            making.ranks.hang_up()  # type: ignore[attr-defined]
+            rank_builder.ranks.hang_up()  # type: ignore[attr-defined]
         raise error
 
     monkeypatch.setattr(target, where, fail)
@@ -140,9 +142,9 @@ def test_a_rank_that_goes_at_any_step_leaves_no_version_behind(
         assert {pack.manifest.version for pack in bench.delta("fast")} == {1}
 
 
-def _base(making: Making):  # type: ignore[no-untyped-def]
-    assert making.copy.position is not None
-    return making.copy.position
+def _base(rank_builder: RankBuilder):  # type: ignore[no-untyped-def]
+    assert rank_builder.snapshot.position is not None
+    return rank_builder.snapshot.position
 
 
 def test_a_restart_goes_on_with_deltas(bench: ShardedBench) -> None:
@@ -168,9 +170,9 @@ def test_a_store_that_is_lost_makes_the_next_version_whole(bench: ShardedBench) 
 def test_a_bit_that_flips_in_a_copy_is_never_announced(bench: ShardedBench, owned: bool) -> None:
     """Where a rank holds or owns what changes: what it finds, or decodes, is not what the others say."""
     layout, row = bench.layout, 0
-    theirs = layout.delta.stretches(layout.delta_owners, 1)
+    theirs = layout.delta.unit_ranges(layout.delta_owners, 1)
     place = next(iter(theirs - layout.held[1] if owned else layout.held[1] - theirs))
-    bench.makings[1].copy.units(layout.specs[row])[place[1]] ^= 4
+    bench.rank_builders[1].snapshot.units(layout.specs[row])[place[1]] ^= 4
     bench.trained.bits[layout.specs[row]][place[1]] += 1
     outcomes = bench.everywhere(lambda m: m.delta(bench.part(m.ranks.rank), _base(m), profile="tight", epoch=1))
     assert {type(outcome) for outcome in outcomes} == {DigestMismatchError}
@@ -181,10 +183,10 @@ def test_a_bit_that_flips_in_a_copy_is_never_announced(bench: ShardedBench, owne
 
 def test_no_rank_ever_touches_what_it_neither_holds_nor_owns(bench: ShardedBench) -> None:
     bench.delta("tight")
-    for rank, making in enumerate(bench.makings):
+    for rank, rank_builder in enumerate(bench.rank_builders):
         kept = bench.layout.kept(rank)
         for row, spec in enumerate(bench.layout.specs):
-            bits = making.copy.units(spec).copy()
+            bits = rank_builder.snapshot.units(spec).copy()
             for start, stop in kept.row(row):
                 bits[start:stop] = 0
             assert not bits.any()

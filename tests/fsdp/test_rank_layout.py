@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from p2psync.delta.tensors import Kind, TensorSpec
 from p2psync.trainer.fsdp.rank_builder import _batches
-from p2psync.trainer.fsdp.rank_layout import Layout
-from p2psync.trainer.fsdp.unit_ranges import Stretches
+from p2psync.trainer.fsdp.rank_layout import RankLayout
+from p2psync.trainer.fsdp.unit_ranges import UnitRanges
 
 SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 40)), max_size=8)
 
 
-def units_of(stretches: Stretches) -> set[tuple[int, int]]:
-    return {(row, unit) for row, start, stop in stretches for unit in range(start, stop)}
+def units_of(unit_ranges: UnitRanges) -> set[tuple[int, int]]:
+    return {(row, unit) for row, start, stop in unit_ranges for unit in range(start, stop)}
 
 
 @given(SPANS, SPANS, st.integers(0, 40), st.integers(0, 40))
 def test_stretches_are_sets_of_units(one: list[tuple[int, int, int]], two: list[tuple[int, int, int]], a: int, b: int):
-    left, right = Stretches.of(one), Stretches.of(two)
+    left, right = UnitRanges.of(one), UnitRanges.of(two)
     assert units_of(left | right) == units_of(left) | units_of(right)
     assert units_of(left & right) == units_of(left) & units_of(right)
     assert units_of(left - right) == units_of(left) - units_of(right)
@@ -32,7 +32,7 @@ def test_stretches_are_sets_of_units(one: list[tuple[int, int, int]], two: list[
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> tuple[list[TensorSpec], list[Stretches]]:
+def tables(draw: st.DrawFn) -> tuple[list[TensorSpec], list[UnitRanges]]:
     """Tables of some tensors, and shards as FSDP2 cuts them; large ones too, since nothing is ever read."""
     shapes = draw(
         st.lists(
@@ -56,16 +56,16 @@ def tables(draw: st.DrawFn) -> tuple[list[TensorSpec], list[Stretches]]:
         each, inner = -(-rows // ranks), spec.count // rows if rows else 0
         for rank in range(ranks):
             held[rank].append((row, min(rows, rank * each) * inner, min(rows, (rank + 1) * each) * inner))
-    return specs, [Stretches.of(places) for places in held]
+    return specs, [UnitRanges.of(places) for places in held]
 
 
 @settings(max_examples=60, deadline=None)
 @given(tables())
-def test_every_unit_has_one_owner_who_keeps_it(table: tuple[list[TensorSpec], list[Stretches]]) -> None:
+def test_every_unit_has_one_owner_who_keeps_it(table: tuple[list[TensorSpec], list[UnitRanges]]) -> None:
     specs, held = table
-    layout = Layout(specs, held)
+    layout = RankLayout(specs, held)
     for grid, owners in ((layout.delta, layout.delta_owners), (layout.anchor, layout.anchor_owners)):
-        owned = [grid.stretches(owners, rank) for rank in range(layout.ranks)]
+        owned = [grid.unit_ranges(owners, rank) for rank in range(layout.ranks)]
         for row, spec in enumerate(specs):
             assert sum(mine.units(row, 0, spec.count) for mine in owned) == spec.count
             assert {u for mine in owned for span in mine.row(row) for u in span} <= set(
@@ -79,8 +79,8 @@ def test_every_unit_has_one_owner_who_keeps_it(table: tuple[list[TensorSpec], li
 
 @settings(max_examples=60, deadline=None)
 @given(tables())
-def test_owners_have_equal_loads_to_within_a_segment(table: tuple[list[TensorSpec], list[Stretches]]) -> None:
-    layout = Layout(*table)
+def test_owners_have_equal_loads_to_within_a_segment(table: tuple[list[TensorSpec], list[UnitRanges]]) -> None:
+    layout = RankLayout(*table)
     sizes = [layout.delta.size(segment) for segment in range(len(layout.delta.parts))]
     loads = [0] * layout.ranks
     for owner, size in zip(layout.delta_owners, sizes, strict=True):
@@ -91,10 +91,10 @@ def test_owners_have_equal_loads_to_within_a_segment(table: tuple[list[TensorSpe
 def test_where_shards_are_large_owners_hold_most_of_what_they_own() -> None:
     specs = [TensorSpec(int(Kind.TENSOR), f"t{i}", "BF16", (4 << 16, 1024)) for i in range(2)]
     units, quarter = specs[0].count, specs[0].count // 4
-    held = [Stretches.of([(row, r * quarter, (r + 1) * quarter) for row in (0, 1)]) for r in range(4)]
-    layout = Layout(specs, held)
+    held = [UnitRanges.of([(row, r * quarter, (r + 1) * quarter) for row in (0, 1)]) for r in range(4)]
+    layout = RankLayout(specs, held)
     for rank in range(4):
-        owned = layout.delta.stretches(layout.delta_owners, rank)
+        owned = layout.delta.unit_ranges(layout.delta_owners, rank)
         missing = sum(stop - start for _, start, stop in owned - held[rank])
         assert missing <= 0.1 * 2 * units / 4
 

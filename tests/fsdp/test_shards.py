@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 from p2psync.engines.module.table import module_specs
 from p2psync.errors import ModuleError, UsageError
-from p2psync.trainer.fsdp.shards import Shards, group_of
+from p2psync.trainer.fsdp.shards import Shards, publishing_group
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def wrapped() -> nn.Module:
 
 def test_shards_have_the_names_of_the_inner_module_before_and_after_a_forward_pass() -> None:
     module, expected = wrapped(), module_specs(Layers())
-    group = group_of(module)
+    group = publishing_group(module)
     assert list(Shards(module, group, None, {}).specs) == expected
     module._orig_mod(torch.ones(1, 4))  # leaves the parameters of the outermost gathered
     shards = Shards(module, group, None, {})
@@ -55,15 +55,15 @@ def test_shards_have_the_names_of_the_inner_module_before_and_after_a_forward_pa
 
 def test_names_are_mapped() -> None:
     module = wrapped()
-    shards = Shards(module, group_of(module), None, {}, lambda key: f"model.{key}")
+    shards = Shards(module, publishing_group(module), None, {}, lambda key: f"model.{key}")
     assert [spec.name for spec in shards.specs] == [f"model.{spec.name}" for spec in module_specs(Layers())]
 
 
 def test_a_module_that_is_not_sharded_by_fsdp2_is_refused() -> None:
     with pytest.raises(UsageError, match="no parameter is sharded"):
-        group_of(Layers())
+        publishing_group(Layers())
     zero = Layers()
     for parameter in zero.parameters():
         parameter.ds_id, parameter.data = 0, torch.empty(0)  # type: ignore[attr-defined]
     with pytest.raises(ModuleError, match="DeepSpeed ZeRO-3 keeps a placeholder here"):
-        group_of(zero)
+        publishing_group(zero)

@@ -183,7 +183,7 @@ def test_the_last_items_of_a_slow_node_are_offered_again_and_one_result_counts()
         made._pool.remove(
             made._items.numbers[item]
         )  # only four are left, and the slow one got them all when nobody else was
-    made.pace.workers["fast"].seen = -100.0
+    made.throughput.workers["fast"].seen = -100.0
     assert names(made.lease("slow", "s", 4, end)) == held[:4]
     assert names(made.lease("fast", "f", 4, end + 0.1)) == [held[3]]
     assert names(made.lease("fast", "f2", 4, end + 0.2)) == [held[2]]
@@ -209,7 +209,7 @@ def test_an_item_that_two_hold_returns_to_the_pool_once_both_are_gone() -> None:
     made = ledger(20)
     end = work(made, "slow", 2, 0.0, 10.0)
     work(made, "fast", 17, 0.0, 1.0)
-    made.pace.workers["fast"].seen = -100.0
+    made.throughput.workers["fast"].seen = -100.0
     (item,) = made.lease("slow", "s", 1, end)
     assert made.lease("fast", "f", 1, end + 0.1) == [item]
     assert (made.pooled, made.claimed) == (0, 1)
@@ -222,7 +222,7 @@ def test_the_step_in_hand_is_hedged_before_the_next_one_is_begun() -> None:
     made = ledger(20)
     end = work(made, "slow", 2, 0.0, 10.0)
     work(made, "fast", 17, 0.0, 1.0)
-    made.pace.workers["fast"].seen = -100.0
+    made.throughput.workers["fast"].seen = -100.0
     made.put(1, [(f"1/{index}", b"") for index in range(8)])
     slow = made.lease("slow", "s", 1, end)
     assert names(slow) == ["0/19"]

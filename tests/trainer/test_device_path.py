@@ -18,10 +18,10 @@ from p2psync.engines.module.table import module_rows
 from p2psync.errors import StoreError, UsageError
 from p2psync.store.packs import Draft, Store
 from p2psync.trainer.publisher import Publisher
-from p2psync.trainer.versions.builder import Made, VersionMaker
+from p2psync.trainer.versions.builder import BuiltVersion, LocalVersionBuilder
 from p2psync.trainer.versions.device_path import DevicePath
 from p2psync.trainer.versions.resident import ResidentSnapshot
-from p2psync.trainer.versions.snapshot import Keeper
+from p2psync.trainer.versions.snapshot import PublishedState
 from p2psync.trainer.versions.tensors import MasterSource, ModuleSource, TensorSource
 
 
@@ -58,30 +58,32 @@ def others(policy: Policy) -> dict[str, torch.Tensor]:
     return {spec.name: tensor for spec, tensor in module_rows(policy).items() if tensor.dtype != torch.bfloat16}
 
 
-class Maker:
+class BuilderAtPlace:
     """A store and its version maker, with the manifests and chunks of what it made."""
 
-    def __init__(self, place: Path, keeper: Callable[[], Keeper] | None = None) -> None:
-        self.place, self.keeper = place, keeper
+    def __init__(self, place: Path, published_state: Callable[[], PublishedState] | None = None) -> None:
+        self.place, self.published_state = place, published_state
         self.open()
 
     def open(self) -> None:
         """As a start does."""
         self.store = Store(self.place / "packs")
-        self.maker = VersionMaker(self.store, self.place / "snapshot", KEY, RUN, 1, keeper=self.keeper)
+        self.builder = LocalVersionBuilder(
+            self.store, self.place / "snapshot", KEY, RUN, 1, published_state=self.published_state
+        )
 
     def make(self, source: TensorSource) -> tuple[bytes, list[bytes]] | None:
         """The digest and the chunks of the next version."""
-        made = self.maker.make(source)
+        made = self.builder.make(source)
         return None if made is None else content(made)
 
     def close(self) -> None:
         """As an end does."""
-        self.maker.snapshot.close()
+        self.builder.snapshot.close()
         self.store.close()
 
 
-def content(made: Made) -> tuple[bytes, list[bytes]]:
+def content(made: BuiltVersion) -> tuple[bytes, list[bytes]]:
     chunks = [made.pack.read(index) for index in range(made.pack.manifest.chunks)]
     return made.position.digest, [chunk for chunk in chunks if chunk is not None]
 
@@ -90,7 +92,7 @@ def content(made: Made) -> tuple[bytes, list[bytes]]:
 def test_a_module_on_a_device_gives_the_same_versions(tmp_path: Path, twin: bool) -> None:
     path = DevicePath(twin=twin, everywhere=True)
     policy = Policy()
-    plain, ours = Maker(tmp_path / "plain"), Maker(tmp_path / "ours")
+    plain, ours = BuilderAtPlace(tmp_path / "plain"), BuilderAtPlace(tmp_path / "ours")
     for number in range(5):
         if number != 3:
             with torch.no_grad():
@@ -98,19 +100,19 @@ def test_a_module_on_a_device_gives_the_same_versions(tmp_path: Path, twin: bool
                 policy.scale[number] = -0.0
                 policy.steps += 1
         made = ours.make(ModuleSource(policy, path=path))
-        path.published(ours.maker.position)
+        path.published(ours.builder.position)
         assert made == plain.make(ModuleSource(policy))
         assert (made is None) == (number == 3)
     assert bool(path._twin) == twin
     for spec, bits in path._twin.items():
-        assert host_units(bits).tobytes() == ours.maker.snapshot.units(spec).tobytes()
+        assert host_units(bits).tobytes() == ours.builder.snapshot.units(spec).tobytes()
     ours.close()
     plain.close()
 
 
 def test_a_twin_that_missed_a_version_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = DevicePath(twin=True, everywhere=True)
-    policy, ours = Policy(), Maker(tmp_path)
+    policy, ours = Policy(), BuilderAtPlace(tmp_path)
     ours.make(ModuleSource(policy, path=path))
     for number in range(5):
         with torch.no_grad():
@@ -124,7 +126,7 @@ def test_a_twin_that_missed_a_version_is_made_anew(tmp_path: Path, monkeypatch: 
             ours.make(ModuleSource(policy))
         else:
             assert ours.make(ModuleSource(policy, path=path)) is not None
-            path.published(ours.maker.position)
+            path.published(ours.builder.position)
         if number != 1:
             check(ours, ModuleSource(policy))
     ours.close()
@@ -134,13 +136,13 @@ def full(*args: object) -> None:
     raise StoreError("the disk is full")
 
 
-def check(maker: Maker, source: TensorSource) -> None:
+def check(builder: BuilderAtPlace, source: TensorSource) -> None:
     """The snapshot is the source, and its position says so."""
-    position = maker.maker.position
+    position = builder.builder.position
     assert position is not None
-    assert list(maker.maker.snapshot.specs) == list(source.specs)
+    assert list(builder.builder.snapshot.specs) == list(source.specs)
     for spec in source.specs:
-        np.testing.assert_array_equal(maker.maker.snapshot.units(spec), source.units(spec))
+        np.testing.assert_array_equal(builder.builder.snapshot.units(spec), source.units(spec))
     total = sum(digest_units(spec, source.units(spec)) for spec in source.specs)
     assert digest_bytes(total % MODULUS) == position.digest
 
@@ -150,7 +152,7 @@ def test_masters_give_the_versions_of_a_module_that_is_refreshed_from_them(tmp_p
     policy = Policy()
     masters = masters_of(policy)
     path = DevicePath(everywhere=everywhere)
-    plain, ours = Maker(tmp_path / "plain"), Maker(tmp_path / "ours")
+    plain, ours = BuilderAtPlace(tmp_path / "plain"), BuilderAtPlace(tmp_path / "ours")
     for number in range(4):
         learn(policy, masters, number)
         source = MasterSource(masters, others(policy), path=path)
@@ -170,7 +172,7 @@ def refresh(policy: Policy, masters: Mapping[str, torch.Tensor]) -> None:
             policy.get_parameter(name).copy_(master)
 
 
-def resident(policy: Policy) -> Callable[[], Keeper]:
+def resident(policy: Policy) -> Callable[[], PublishedState]:
     names = masters_of(policy)
     return lambda: ResidentSnapshot({name: policy.get_parameter(name) for name in names}, others(policy))
 
@@ -182,17 +184,17 @@ def test_a_modules_own_parameters_are_the_copy_and_are_refreshed_by_publishing(
     policy, mirror = Policy(), Policy()
     masters = masters_of(policy)
     path = DevicePath(twin=True, everywhere=everywhere)
-    plain, ours = Maker(tmp_path / "plain"), Maker(tmp_path / "ours", resident(policy))
+    plain, ours = BuilderAtPlace(tmp_path / "plain"), BuilderAtPlace(tmp_path / "ours", resident(policy))
     for number in range(4):
         learn(policy, masters, number)
         made = ours.make(MasterSource(masters, others(policy), path=path))
-        path.published(ours.maker.position)
+        path.published(ours.builder.position)
         mirror.load_state_dict(policy.state_dict())
         refresh(mirror, masters)
         assert made is not None and made == plain.make(ModuleSource(mirror))
         assert all(torch.equal(bits, policy.state_dict()[name]) for name, bits in mirror.state_dict().items())
         assert ours.make(MasterSource(masters, others(policy), path=path)) is None
-        path.published(ours.maker.position)
+        path.published(ours.builder.position)
         check(ours, ModuleSource(policy))
     assert not (tmp_path / "ours" / "snapshot").exists(), "no copy is kept on disk"
     assert all(spec.name not in masters for spec in path._twin), "nor on the device"
@@ -203,7 +205,7 @@ def test_a_modules_own_parameters_are_the_copy_and_are_refreshed_by_publishing(
 def test_parameters_that_someone_else_refreshed_are_no_base(tmp_path: Path) -> None:
     policy = Policy()
     masters = masters_of(policy)
-    ours = Maker(tmp_path, resident(policy))
+    ours = BuilderAtPlace(tmp_path, resident(policy))
     ours.make(MasterSource(masters, others(policy)))
     for number in range(3):
         learn(policy, masters, number)
@@ -211,7 +213,7 @@ def test_parameters_that_someone_else_refreshed_are_no_base(tmp_path: Path) -> N
             refresh(policy, masters)  # the very mistake: now nothing seems to have changed
         made = ours.make(MasterSource(masters, others(policy)))
         assert made is not None
-        assert ours.maker.position is not None and ours.maker.position.version == number + 1
+        assert ours.builder.position is not None and ours.builder.position.version == number + 1
         check(ours, ModuleSource(policy))
     ours.close()
 
@@ -219,7 +221,7 @@ def test_parameters_that_someone_else_refreshed_are_no_base(tmp_path: Path) -> N
 def test_after_a_crash_the_published_bits_come_from_the_store(tmp_path: Path) -> None:
     policy = Policy()
     masters = masters_of(policy)
-    ours = Maker(tmp_path, resident(policy))
+    ours = BuilderAtPlace(tmp_path, resident(policy))
     for number in range(3):
         learn(policy, masters, number)
         ours.make(MasterSource(masters, others(policy)))
@@ -228,8 +230,8 @@ def test_after_a_crash_the_published_bits_come_from_the_store(tmp_path: Path) ->
     # Another process, which has an earlier checkpoint of the training.
     policy = Policy()
     masters = masters_of(policy)
-    ours = Maker(tmp_path, resident(policy))
-    assert ours.maker.position is not None and ours.maker.position.version == 2
+    ours = BuilderAtPlace(tmp_path, resident(policy))
+    assert ours.builder.position is not None and ours.builder.position.version == 2
     for name in masters:
         assert torch.equal(policy.state_dict()[name], published[name])
     learn(policy, masters, 9)
@@ -245,7 +247,7 @@ def test_a_version_that_could_not_be_made_leaves_the_parameters(
 ) -> None:
     policy = Policy()
     masters = masters_of(policy)
-    ours = Maker(tmp_path, resident(policy))
+    ours = BuilderAtPlace(tmp_path, resident(policy))
     ours.make(MasterSource(masters, others(policy)))
     before = {name: bits.clone() for name, bits in policy.state_dict().items()}
     learn(policy, masters, 1)
@@ -280,7 +282,7 @@ def test_a_strided_or_empty_tensor_is_read_on_the_host(tmp_path: Path) -> None:
         TensorSpec(int(Kind.TENSOR), "b", "BF16", (0, 4)): torch.zeros(0, 4),
         TensorSpec(int(Kind.TENSOR), "c", "F32", (70, 3)): torch.randn(3, 70).t(),
     }
-    ours = Maker(tmp_path)
+    ours = BuilderAtPlace(tmp_path)
     path = DevicePath(everywhere=True)
     for _ in range(3):
         for tensor in tensors.values():

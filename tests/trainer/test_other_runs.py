@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2psync.membership.records import Member, NodeInfo, Role
-from p2psync.trainer.other_runs import Elsewhere
+from p2psync.trainer.other_runs import OtherRuns
 
 OLDER, OWN, NEWER = ("01a221f19048" + "a" * 20, "01a221f1a064" + "b" * 20, "01a221f1b0ff" + "c" * 20)
 
@@ -14,17 +14,17 @@ def member(run: str, version: int | None = 3, *, epoch: int = 1, role: Role = "a
 
 
 def test_versions_of_an_older_run_count_for_nothing_and_who_is_at_a_newer_one_wants_none() -> None:
-    seen = Elsewhere(OWN, 2).as_seen_here([member(OWN), member(OLDER), member(NEWER), member("", None), member("", 5)])
+    seen = OtherRuns(OWN, 2).as_seen_here([member(OWN), member(OLDER), member(NEWER), member("", None), member("", 5)])
     assert [(m.run, m.version) for m in seen] == [(OWN, 3), ("", None), ("", None), ("", 5)]
 
 
 def test_trainers_stay_whatever_they_told_last() -> None:
-    (seen,) = Elsewhere(OWN, 2).as_seen_here([member(NEWER, role="trainer")])
+    (seen,) = OtherRuns(OWN, 2).as_seen_here([member(NEWER, role="trainer")])
     assert seen.version is None
 
 
 def test_actors_that_will_not_take_its_versions_are_told_of_once_and_when_they_are_twice_as_many() -> None:
-    trainer = Elsewhere(OWN, 2)
+    trainer = OtherRuns(OWN, 2)
     assert trainer.news([member(OWN), member(OLDER, epoch=9), member(NEWER, role="trainer"), member("", None)]) is None
     told = [trainer.news([member(NEWER)] * count) for count in (1, 1, 2, 3, 4, 4)]
     assert [event and event.actors for event in told] == [1, None, 2, None, 4, None]
@@ -38,7 +38,7 @@ def test_actors_that_will_not_take_its_versions_are_told_of_once_and_when_they_a
 
 
 def test_a_later_epoch_of_its_own_run_shows_that_the_store_is_an_older_one() -> None:
-    event = Elsewhere(OWN, 2).news([member(OWN, epoch=3), member(OWN, epoch=2)])
+    event = OtherRuns(OWN, 2).news([member(OWN, epoch=3), member(OWN, epoch=2)])
     assert event is not None and event.actors == 1
     assert "epoch 3 of this run, and this trainer is at 2, of an older store" in event.line()
     assert f"--supersede {OWN[:12]}" in event.line() and "--follow-run" not in event.line()

@@ -17,7 +17,7 @@ from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.membership.records import Announcement
 from p2psync.protocol.lineage import Place, is_squash, place_after, resolve
 from p2psync.store.packs import Pack
-from p2psync.trainer.squash.planner import Plan, SquashPlanner
+from p2psync.trainer.squash.planner import SquashPlan, SquashPlanner
 from p2psync.trainer.squash.squasher import Squasher
 from p2psync.trainer.versions.builder import announcement_of
 
@@ -27,7 +27,7 @@ Bits = dict[TensorSpec, Units]
 class Any(SquashPlanner):
     """Takes every squash for worth it."""
 
-    def worth(self, plan: Plan, nbytes: int) -> bool:
+    def worth(self, plan: SquashPlan, nbytes: int) -> bool:
         """Always."""
         return True
 
@@ -48,7 +48,7 @@ class Walk:
         often = ["train"] * 3 + ["squash"] * 2
         what = self.random.choice([*often, "revert", "come", "go", "anchor", "restart"])
         if what == "anchor":
-            self.bench.maker.make_anchor()
+            self.bench.builder.make_anchor()
         elif what == "squash":
             self.squash()
         elif what == "restart":
@@ -83,7 +83,7 @@ class Walk:
 
     def publish(self) -> None:
         """Whatever the source is now."""
-        if self.bench.maker.make(self.source, profile=self.random.choice(["fast", "tight"])) is not None:
+        if self.bench.builder.make(self.source, profile=self.random.choice(["fast", "tight"])) is not None:
             self.past.append({name: bits.copy() for name, bits in self.source.bits.items()})
 
     def squash(self) -> None:
@@ -96,10 +96,10 @@ class Walk:
         piece = tuple(chain[first : last + 1])
         if any((a.base, a.version) == (piece[0].base, piece[-1].version) for a in self.lineage()):
             return
-        live = self.bench.maker.position
+        live = self.bench.builder.position
         at_head = live is not None and live.version == piece[-1].version and self.random.random() < 0.5
-        bits = self.bench.maker.snapshot.units if at_head else None
-        made = Squasher(self.bench.store, self.bench.maker.steps, KEY, Any()).make(Plan(piece, 0.0), bits)
+        bits = self.bench.builder.snapshot.units if at_head else None
+        made = Squasher(self.bench.store, self.bench.builder.steps, KEY, Any()).make(SquashPlan(piece, 0.0), bits)
         assert made is not None
 
     def lineage(self) -> list[Announcement]:
@@ -169,9 +169,9 @@ def test_squashes_of_the_same_bits_are_empty(tmp_path: Path) -> None:
     first = source.bits[spec("a", 5000)].copy()
     for bits in (first, first + 1, first):
         source.bits[spec("a", 5000)] = bits.copy()
-        bench.maker.make(source, profile="tight")
+        bench.builder.make(source, profile="tight")
     chain = tuple(announcement_of(p.signed, p.manifest) for p in bench.store.packs() if p.manifest.base is not None)
-    made = Squasher(bench.store, bench.maker.steps, KEY, Any()).make(Plan(chain, 0.0))
+    made = Squasher(bench.store, bench.builder.steps, KEY, Any()).make(SquashPlan(chain, 0.0))
     assert made is not None and made.pack.manifest.chunks == 0
     announced = announcement_of(made.pack.signed, made.pack.manifest)
     digest = source.digest.hex()

@@ -8,7 +8,7 @@ from trainer_parts import announcement, member
 
 from p2psync.membership.records import Announcement
 from p2psync.protocol.manifest import Manifest
-from p2psync.trainer.squash.planner import MAX_SQUASHES, Plan, SquashPlanner
+from p2psync.trainer.squash.planner import MAX_SQUASHES, SquashPlan, SquashPlanner
 from p2psync.trainer.versions.retention import anchor_due, to_retire
 
 SIZE, CHANGED, TOTAL = 1_250_000, 1_000_000, 100_000_000
@@ -27,12 +27,12 @@ def manifest(size: int = SIZE, changed: int = CHANGED) -> Manifest:
     )  # fmt: skip
 
 
-def plan(lineage: list[Announcement], *versions: int | None, planner: SquashPlanner | None = None) -> Plan | None:
+def plan(lineage: list[Announcement], *versions: int | None, planner: SquashPlanner | None = None) -> SquashPlan | None:
     known: Callable[[str], Manifest] = lambda id: manifest()  # noqa: E731
     return (planner or SquashPlanner()).plan(lineage, [member(v) for v in versions], known)
 
 
-def steps(found: Plan | None) -> tuple[int | None, int] | None:
+def steps(found: SquashPlan | None) -> tuple[int | None, int] | None:
     return None if found is None else (found.chain[0].base, found.chain[-1].version)
 
 

@@ -11,36 +11,36 @@ from trainer_parts import KEY, RUN, Arrays
 from p2psync.errors import UsageError
 from p2psync.store.packs import Store
 from p2psync.trainer.run_state import RunState
-from p2psync.trainer.versions.builder import VersionMaker
+from p2psync.trainer.versions.builder import LocalVersionBuilder
 
 NEXT = "0" * 11 + "9" + "b" * 20
 
 
-class Maker:
+class BuilderAtPlace:
     """A version maker of a run over a store at a place."""
 
     def __init__(self, place: Path, run: str, epoch: int) -> None:
         self.store = Store(place / "packs")
         try:
-            self.maker = VersionMaker(self.store, place / "snapshot", KEY, run, epoch)
+            self.builder = LocalVersionBuilder(self.store, place / "snapshot", KEY, run, epoch)
         except BaseException:
             self.store.close()
             raise
 
     def close(self) -> None:
-        self.maker.close()
+        self.builder.close()
         self.store.close()
 
 
 def make(
     place: Path, source: Arrays, run: str = RUN, epoch: int = 1, *, versions: int = 0, anchor: bool = False
-) -> Maker:
+) -> BuilderAtPlace:
     """Open a maker, and have it make versions or an anchor."""
-    made = Maker(place, run, epoch)
+    made = BuilderAtPlace(place, run, epoch)
     if anchor:
-        made.maker.make_anchor()
+        made.builder.make_anchor()
     for _ in range(versions):
-        assert made.maker.make(source.step()) is not None
+        assert made.builder.make(source.step()) is not None
     return made
 
 
@@ -48,14 +48,14 @@ def test_the_new_run_begins_where_the_old_one_was_with_an_anchor_and_deltas_from
     source = Arrays(one=3000)
     make(tmp_path, source, versions=3).close()
     later = make(tmp_path, source, NEXT, 2, anchor=True)
-    begun = later.maker.position
+    begun = later.builder.position
     assert begun is not None and (begun.run, begun.epoch, begun.version) == (NEXT, 2, 2)
     assert begun.digest == source.digest
-    made = later.maker.make(source.step())
+    made = later.builder.make(source.step())
     assert made is not None
     m = made.pack.manifest
     assert (m.run, m.epoch, m.base, m.version, m.base_digest) == (NEXT, 2, 2, 3, begun.digest)
-    assert later.maker.position == made.position and made.position.digest == source.digest
+    assert later.builder.position == made.position and made.position.digest == source.digest
     later.close()
 
 
@@ -75,11 +75,11 @@ def test_it_comes_back_after_a_crash_wherever_that_was(tmp_path: Path, lost: str
                 store.remove(pack.signed.id)
         store.close()
     again = make(tmp_path, source, NEXT, 3)
-    position = again.maker.position
+    position = again.builder.position
     assert position is not None
     assert (position.run, position.version, position.digest) == (NEXT, 2 + versions, source.digest)
-    again.maker.make(source.step())
-    assert again.maker.position.digest == source.digest and again.maker.position.version == 3 + versions
+    again.builder.make(source.step())
+    assert again.builder.position.digest == source.digest and again.builder.position.version == 3 + versions
     again.close()
 
 
@@ -92,7 +92,7 @@ def test_a_snapshot_of_the_run_before_is_brought_up_though_its_epoch_is_higher(t
     shutil.rmtree(tmp_path / "snapshot")
     (tmp_path / "before").rename(tmp_path / "snapshot")
     again = make(tmp_path, source, NEXT, 2)
-    assert again.maker.position is not None and again.maker.position.digest == source.digest
+    assert again.builder.position is not None and again.builder.position.digest == source.digest
     again.close()
 
 
@@ -101,9 +101,9 @@ def test_a_store_that_lost_its_versions_goes_on_from_the_bits_that_were_publishe
     make(tmp_path, source, versions=1).close()
     shutil.rmtree(tmp_path / "packs")
     again = make(tmp_path, source, NEXT)
-    assert again.maker.begins_from_another_run
-    assert again.maker.position is not None and again.maker.position.digest == source.digest
-    assert again.maker.make_anchor().position.run == NEXT
+    assert again.builder.begins_from_another_run
+    assert again.builder.position is not None and again.builder.position.digest == source.digest
+    assert again.builder.make_anchor().position.run == NEXT
     again.close()
 
 

@@ -53,7 +53,7 @@ def bench(tmp_path: Path) -> Bench:
 def test_a_run_whose_record_is_damaged_is_that_of_the_newest_version(
     bench: Bench, damage: Callable[[Path], object]
 ) -> None:
-    bench.maker.make(Arrays(a=1000))
+    bench.builder.make(Arrays(a=1000))
     path = bench.place / "run.json"
     save_run(path, RunState(RUN, 3, "0" * 32))
     damage(path)
@@ -81,12 +81,12 @@ def test_a_snapshot_that_is_damaged_at_rest_is_made_anew_from_the_store(
 ) -> None:
     source = Arrays(a=40_000, b=300)
     for _ in range(3):
-        bench.maker.make(source.step())
-    bench.maker.close()
+        bench.builder.make(source.step())
+    bench.builder.close()
     damage(next((bench.place / "snapshot").glob(f"{name}*")))
     bench.again()
     bench.holds(source, 2)
-    bench.maker.make(source.step())
+    bench.builder.make(source.step())
     bench.holds(source, 3)
 
 
@@ -95,7 +95,7 @@ def test_a_snapshot_that_is_damaged_at_rest_is_made_anew_from_the_store(
 def test_a_snapshot_that_is_damaged_while_the_trainer_runs_is_made_anew(bench: Bench, damage: str, then: str) -> None:
     source = Arrays(a=40_000, b=300)
     for _ in range(2):
-        bench.maker.make(source.step())
+        bench.builder.make(source.step())
     bits = next((bench.place / "snapshot").glob("bits-*"))
     if damage == "the bits cut":
         os.truncate(bits, 4096)
@@ -104,17 +104,17 @@ def test_a_snapshot_that_is_damaged_while_the_trainer_runs_is_made_anew(bench: B
     else:
         shutil.rmtree(bench.place / "snapshot")
     if then == "make_anchor":
-        bench.maker.make_anchor()
+        bench.builder.make_anchor()
         bench.holds(source, 1)
-    bench.maker.make(source.step())
+    bench.builder.make(source.step())
     bench.again()
-    assert bench.maker.position is not None
-    bench.holds(source, bench.maker.position.version)
+    assert bench.builder.position is not None
+    bench.holds(source, bench.builder.position.version)
 
 
 def test_a_snapshot_that_is_cut_whenever_a_version_is_made_publishes_nothing(bench: Bench) -> None:
     source = Arrays(a=40_000, b=300, c=7)
-    bench.maker.make(source.step())
+    bench.builder.make(source.step())
 
     class Cutting(Arrays):
         """Cuts the snapshot each time that its last tensor is read."""
@@ -126,9 +126,9 @@ def test_a_snapshot_that_is_cut_whenever_a_version_is_made_publishes_nothing(ben
 
     cutting = Cutting(a=40_000, b=300, c=7).step().step()
     with pytest.raises(StoreError, match="and again after it was made anew"):
-        bench.maker.make(cutting)
+        bench.builder.make(cutting)
     assert [pack.manifest.version for pack in bench.store.packs()] == [0]
-    bench.maker.make(source.step())
+    bench.builder.make(source.step())
     bench.holds(source, 1)
     bench.again()
     bench.holds(source, 1)
@@ -137,7 +137,7 @@ def test_a_snapshot_that_is_cut_whenever_a_version_is_made_publishes_nothing(ben
 @pytest.mark.parametrize("what", ["a directory in it", "a file", "a link to nothing"])
 def test_what_is_wrong_with_the_records_of_steps_keeps_nobody_from_starting(bench: Bench, what: str) -> None:
     source = Arrays(a=40_000)
-    bench.maker.make(source.step())
+    bench.builder.make(source.step())
     steps = bench.place / "steps"
     if what == "a directory in it":
         (steps / "x").mkdir()
@@ -146,7 +146,7 @@ def test_what_is_wrong_with_the_records_of_steps_keeps_nobody_from_starting(benc
         shutil.rmtree(steps)
         steps.write_text("x") if what == "a file" else steps.symlink_to("nowhere")
     bench.again()
-    bench.maker.make(source.step(), profile="tight")
+    bench.builder.make(source.step(), profile="tight")
     bench.holds(source, 1)
     assert [path.name for path in steps.iterdir()] == [
         pack.path.name for pack in bench.store.packs() if pack.manifest.base == 0

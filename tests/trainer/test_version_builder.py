@@ -13,7 +13,7 @@ from trainer_parts import RUN, Arrays, Bench, spec
 from p2psync.errors import StoreError
 from p2psync.store.packs import Store
 from p2psync.trainer.versions import snapshot as snapshots
-from p2psync.trainer.versions.builder import VersionMaker
+from p2psync.trainer.versions.builder import LocalVersionBuilder
 
 #: Where a snapshot may be interrupted; whether its tensors change, so that it is laid out anew.
 POINTS = [
@@ -39,7 +39,7 @@ def bench(tmp_path: Path) -> Bench:
 def test_versions_count_from_0_and_the_snapshot_follows(bench: Bench) -> None:
     source = Arrays(a=100_000, b=7, empty=0)
     for version in range(3):
-        made = bench.maker.make(source)
+        made = bench.builder.make(source)
         assert made is not None
         assert (made.position.version, made.pack.manifest.base) == (version, version - 1 if version else None)
         bench.holds(source, version)
@@ -48,34 +48,34 @@ def test_versions_count_from_0_and_the_snapshot_follows(bench: Bench) -> None:
 
 def test_the_same_bits_make_no_version(bench: Bench) -> None:
     source = Arrays(a=1000)
-    bench.maker.make(source)
-    assert bench.maker.make(source) is None
+    bench.builder.make(source)
+    assert bench.builder.make(source) is None
     assert len(bench.store.packs()) == 1
 
 
 def test_tensors_may_come_go_and_change_their_shape(bench: Bench) -> None:
     source = Arrays(a=1000, b=500, c=1)
-    bench.maker.make(source)
+    bench.builder.make(source)
     del source.bits[spec("b", 500)]
     source.add("b", 600)
     source.add("d", 3)
     del source.bits[spec("c", 1)]
-    bench.maker.make(source.step())
+    bench.builder.make(source.step())
     bench.holds(source, 1)
     bench.again()
     bench.holds(source, 1)
-    bench.maker.make(source.step())
+    bench.builder.make(source.step())
     bench.holds(source, 2)
     assert len(list((bench.place / "snapshot").glob("bits-*"))) == 1
 
 
 def test_a_restart_goes_on_where_it_was(bench: Bench) -> None:
     source = Arrays(a=1000)
-    bench.maker.make(source)
-    bench.maker.make(source.step())
+    bench.builder.make(source)
+    bench.builder.make(source.step())
     bench.again()
     bench.holds(source, 1)
-    assert bench.maker.make(source) is None
+    assert bench.builder.make(source) is None
 
 
 @pytest.mark.parametrize(("point", "structural"), POINTS)
@@ -83,7 +83,7 @@ def test_a_crash_while_the_snapshot_moves_loses_no_durable_version(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, point: str, structural: bool
 ) -> None:
     source = Arrays(a=1000, b=10)
-    bench.maker.make(source)
+    bench.builder.make(source)
     source.step()
     if structural:
         source.add("c", 50)
@@ -99,10 +99,10 @@ def test_a_crash_while_the_snapshot_moves_loses_no_durable_version(
         # What a crash does not run: giving up the version.
         patch.setattr(Store, "remove", lambda self, id: None)
         with pytest.raises(Crash):
-            bench.maker.make(source)
+            bench.builder.make(source)
     bench.again()
     bench.holds(source, 1)
-    bench.maker.make(source.step())
+    bench.builder.make(source.step())
     bench.holds(source, 2)
 
 
@@ -111,7 +111,7 @@ def test_an_error_while_the_snapshot_moves_leaves_the_version_before(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, point: str, structural: bool
 ) -> None:
     source = Arrays(a=1000, b=10)
-    bench.maker.make(source)
+    bench.builder.make(source)
     source.step()
     if structural:
         source.add("c", 50)
@@ -124,36 +124,36 @@ def test_an_error_while_the_snapshot_moves_leaves_the_version_before(
         patch.setattr(snapshots.Snapshot, point, refuse)
         for _ in range(2):
             with pytest.raises(StoreError):
-                bench.maker.make(source)
+                bench.builder.make(source)
     assert [pack.manifest.version for pack in bench.store.packs()] == [0]
-    made = bench.maker.make(source)
+    made = bench.builder.make(source)
     assert made is not None and made.position.version == 1
     bench.holds(source, 1)
 
 
 def test_a_source_that_changed_while_it_was_read_is_dropped(bench: Bench) -> None:
     source = Arrays(a=1000)
-    bench.maker.make(source)
+    bench.builder.make(source)
     with pytest.raises(StoreError, match="changed while it was read"):
-        bench.maker.make(source.step(), settled=lambda: False)
+        bench.builder.make(source.step(), settled=lambda: False)
     assert not list((bench.place / "packs").glob("*.new"))
-    assert bench.maker.make(source) is not None
+    assert bench.builder.make(source) is not None
 
 
 def test_giving_up_and_stopping_end_it_soon(bench: Bench) -> None:
     source = Arrays(a=1000, b=1000)
     with pytest.raises(StoreError, match="stopped"):
-        bench.maker.make(source, given_up=lambda: True)
-    bench.maker.stop()
+        bench.builder.make(source, given_up=lambda: True)
+    bench.builder.stop()
     with pytest.raises(StoreError, match="stopped"):
-        bench.maker.make(source)
-    assert bench.maker.position is None
+        bench.builder.make(source)
+    assert bench.builder.position is None
 
 
 def test_a_snapshot_that_was_lost_is_made_anew(bench: Bench) -> None:
     source = Arrays(a=1000)
-    bench.maker.make(source)
-    bench.maker.make(source.step())
+    bench.builder.make(source)
+    bench.builder.make(source.step())
     shutil.rmtree(bench.place / "snapshot")
     bench.again()
     bench.holds(source, 1)
@@ -161,67 +161,67 @@ def test_a_snapshot_that_was_lost_is_made_anew(bench: Bench) -> None:
 
 def test_an_anchor_is_the_version_it_is_of(bench: Bench) -> None:
     source = Arrays(a=1000, b=3)
-    bench.maker.make(source)
-    made = bench.maker.make(source.step())
+    bench.builder.make(source)
+    made = bench.builder.make(source.step())
     assert made is not None
-    anchor = bench.maker.make_anchor()
+    anchor = bench.builder.make_anchor()
     assert anchor.position == made.position
     assert anchor.pack.manifest.base is None and anchor.pack.manifest.digest == source.digest
 
 
 def test_a_rotten_snapshot_is_not_signed_but_made_anew(bench: Bench) -> None:
     source = Arrays(a=1000)
-    bench.maker.make(source)
-    bench.maker.make(source.step())
-    bench.maker.snapshot.units(spec("a", 1000))[500] ^= 4
-    assert bench.maker.make_anchor().pack.manifest.digest == source.digest
+    bench.builder.make(source)
+    bench.builder.make(source.step())
+    bench.builder.snapshot.units(spec("a", 1000))[500] ^= 4
+    assert bench.builder.make_anchor().pack.manifest.digest == source.digest
     bench.holds(source, 1)
     assert len(bench.told) == 1 and "making the published bits anew" in bench.told[0]
 
 
 def test_an_anchor_of_nothing_is_an_error(bench: Bench) -> None:
     with pytest.raises(StoreError, match="no version"):
-        bench.maker.make_anchor()
+        bench.builder.make_anchor()
 
 
 def test_versions_of_another_key_are_not_gone_on_with(bench: Bench) -> None:
-    bench.maker.make(Arrays(a=10))
+    bench.builder.make(Arrays(a=10))
     stranger = Ed25519PrivateKey.from_private_bytes(bytes(32))
     with pytest.raises(StoreError, match="were signed with"):
-        VersionMaker(bench.store, bench.place / "snapshot", stranger, RUN)
+        LocalVersionBuilder(bench.store, bench.place / "snapshot", stranger, RUN)
 
 
 def test_lost_versions_are_said_and_never_counted_anew(bench: Bench) -> None:
     source = Arrays(a=10)
-    bench.maker.make(source)
+    bench.builder.make(source)
     bench.store.remove(bench.store.packs()[0].signed.id)
     bench.again()
     assert "lost its versions" in bench.told[-1]
-    made = bench.maker.make(source)  # the same bits, which nobody can get any more
+    made = bench.builder.make(source)  # the same bits, which nobody can get any more
     assert made is not None
     assert (made.position.version, made.pack.manifest.base) == (1, None)
 
 
 def test_a_damaged_newest_pack_takes_nothing_back(bench: Bench) -> None:
     source = Arrays(a=1000)
-    bench.maker.make(source)
-    made = bench.maker.make(source.step())
+    bench.builder.make(source)
+    made = bench.builder.make(source.step())
     assert made is not None
     payload = made.pack.path / "payload"
-    bench.maker.snapshot.close()
+    bench.builder.snapshot.close()
     bench.store.close()
     (made.pack.path / "done").unlink()
     payload.write_bytes(bytes(payload.stat().st_size))
     bench.open()
     bench.holds(source, 1)
-    again = bench.maker.make(source.step())
+    again = bench.builder.make(source.step())
     assert again is not None and again.position.version == 2
 
 
 def test_the_bits_of_an_odd_dtype_are_kept(bench: Bench) -> None:
     source = Arrays(a=100)
     source.bits[spec("nan", 4)] = np.array([0x7FC1, 0xFFC1, 0x8000, 0x0000], np.uint16)
-    bench.maker.make(source)
+    bench.builder.make(source)
     source.bits[spec("nan", 4)] = np.array([0x7FC2, 0xFFC1, 0x0000, 0x8000], np.uint16)
-    bench.maker.make(source)
+    bench.builder.make(source)
     bench.holds(source, 1)

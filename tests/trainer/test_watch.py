@@ -7,7 +7,7 @@ import itertools
 import pytest
 from watch_parts import SECOND, Disk, Watched
 
-from p2psync.trainer.watch.listing import Kind, Tensors
+from p2psync.trainer.watch.listing import EntryKind, TensorHeader
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_an_index_that_names_fewer_shards_than_the_files_do_completes_nothing(di
     disk.index("step-1/model.safetensors.index.json", *shards(3)[:2])
     for name in shards(3)[:2]:
         disk.write(f"step-1/{name}")
-    assert watched.look(1) == [] and "shard 3 of 3 of model is missing" in watched.remarks[-1]
+    assert watched.look(1) == [] and "shard 3 of 3 of model is missing" in watched.notices[-1]
 
 
 def test_what_is_left_of_a_checkpoint_that_was_never_published_is_none(disk: Disk) -> None:
@@ -69,7 +69,7 @@ def test_what_is_left_of_a_checkpoint_that_was_never_published_is_none(disk: Dis
     assert candidate is not None
     watched.watcher.failed(candidate, disk.now)
     disk.remove("step-1/extra.safetensors")
-    assert watched.look(60) == [] and "some of its weights files were removed" in watched.remarks[-1]
+    assert watched.look(60) == [] and "some of its weights files were removed" in watched.notices[-1]
     disk.model("step-1", "2")
     assert watched.look(60) == ["step-1"]
 
@@ -80,14 +80,14 @@ def test_an_index_of_an_earlier_sharding_does_not_complete_a_new_one(disk: Disk)
     assert watched.look() == [""]
     for name in shards(3):
         disk.write(name, "b")
-    assert watched.look(1) == [] and "named by no index" in watched.remarks[-1]
+    assert watched.look(1) == [] and "named by no index" in watched.notices[-1]
 
 
 def test_a_file_that_is_shorter_than_its_header_says_is_waited_for(disk: Disk) -> None:
     watched = Watched(disk)
     fault = "8 bytes, its header describes 80"
-    disk.write("step-1/model.safetensors", tensors=Tensors(80), fault=fault)
-    assert watched.look(1) == [] and fault in watched.remarks[-1]
+    disk.write("step-1/model.safetensors", tensors=TensorHeader(80), fault=fault)
+    assert watched.look(1) == [] and fault in watched.notices[-1]
     disk.write("step-1/model.safetensors", "a", size=80)
     assert watched.look(1) == ["step-1"]
 
@@ -131,8 +131,8 @@ def test_an_unfinished_name_anywhere_inside_means_incomplete(disk: Disk, name: s
     watched = Watched(disk, settle=1)
     disk.model("step-1", "a")
     disk.write(f"step-1/{name}")
-    assert watched.look() == [] and watched.look(50) == [] and watched.remarks == []
-    assert watched.look(50) == [] and "is unfinished: remove it" in watched.remarks[-1]
+    assert watched.look() == [] and watched.look(50) == [] and watched.notices == []
+    assert watched.look(50) == [] and "is unfinished: remove it" in watched.notices[-1]
     disk.remove(f"step-1/{name.split('/')[0]}")
     assert watched.look() == [] and watched.look(1) == ["step-1"]
 
@@ -147,8 +147,8 @@ def test_an_unfinished_name_anywhere_inside_means_incomplete(disk: Disk, name: s
 def test_an_unfinished_directory_is_no_checkpoint_until_it_is_renamed(disk: Disk, name: str) -> None:
     watched = Watched(disk)
     disk.model(name, "a")
-    assert watched.look() == [] and watched.look(59) == [] and watched.remarks == []
-    assert watched.look(1) == [] and len(watched.remarks) == (not name.startswith("."))
+    assert watched.look() == [] and watched.look(59) == [] and watched.notices == []
+    assert watched.look(1) == [] and len(watched.notices) == (not name.startswith("."))
     disk.move(name, "step-1")
     assert watched.look() == ["step-1"]
 
@@ -265,11 +265,11 @@ def test_a_run_that_begins_anew_is_followed_once_the_old_steps_are_gone(disk: Di
     watched = three_steps(disk)
     disk.now += 60
     disk.model("checkpoint-1", "n", shards=2)
-    assert watched.look() == [] and "it is older than checkpoint-20; if the run began anew, move" in watched.remarks[-1]
+    assert watched.look() == [] and "it is older than checkpoint-20; if the run began anew, move" in watched.notices[-1]
     disk.remove("checkpoint-20")
     disk.now += 60
     disk.model("checkpoint-2", "m", shards=2)
-    assert watched.look() == [] and "it is older than checkpoint-10; if the run" in watched.remarks[-1]
+    assert watched.look() == [] and "it is older than checkpoint-10; if the run" in watched.notices[-1]
     for step in (5, 10):
         disk.remove(f"checkpoint-{step}")
     disk.now += 60
@@ -356,7 +356,7 @@ def test_a_state_that_came_while_the_last_one_was_published_is_published_next(di
     disk.model("step-1", "a")
     candidate = watched.offered()
     assert candidate is not None
-    read = disk.print_of(candidate)
+    read = disk.fingerprint_of(candidate)
     disk.now += 1
     disk.model("step-1", "b")
     watched.publish(candidate, read)
@@ -460,7 +460,7 @@ def test_a_time_in_the_future_does_not_keep_later_checkpoints_out(disk: Disk) ->
     watched = Watched(disk)
     disk.model("a", "a")
     disk.entries["a/model.safetensors"] = disk.entries["a/model.safetensors"].__class__(
-        "a/model.safetensors", size=8, mtime=int(9e9) * SECOND, tensors=Tensors(8)
+        "a/model.safetensors", size=8, mtime=int(9e9) * SECOND, tensors=TensorHeader(8)
     )
     assert watched.look() == ["a"]
     disk.now += 60
@@ -473,7 +473,7 @@ def test_of_a_backlog_only_the_newest_is_published_and_that_is_said(disk: Disk) 
     for step in range(1, 14):
         disk.model(f"step-{step}", str(step))
     assert watched.look() == ["step-13"]
-    assert "the newest of 13 checkpoints: the 12 others are not published; --backlog all" in watched.remarks[0]
+    assert "the newest of 13 checkpoints: the 12 others are not published; --backlog all" in watched.notices[0]
     assert watched.look(60) == []
 
 
@@ -514,7 +514,7 @@ def test_the_best_checkpoint_is_not_the_newest(disk: Disk) -> None:
     disk.now += 60
     disk.model("best", "0")
     assert watched.look() == ["step-2"]
-    assert any("best is left out" in remark for remark in watched.remarks)
+    assert any("best is left out" in notice for notice in watched.notices)
 
 
 def test_ignored_names_are_passed_over(disk: Disk) -> None:
@@ -545,10 +545,10 @@ def test_what_is_seen_and_not_taken_is_said_once_with_the_reason(disk: Disk, nam
     disk.folder("step-1")
     if name:
         disk.write(f"step-1/{name}")
-    assert watched.look() == [] and not watched.remarks
+    assert watched.look() == [] and not watched.notices
     for _ in range(3):
         assert watched.look(5) == []
-    assert len(watched.remarks) == 1 and watched.remarks[0].startswith(f"step-1 is not taken: {reason}")
+    assert len(watched.notices) == 1 and watched.notices[0].startswith(f"step-1 is not taken: {reason}")
 
 
 def test_training_state_is_left_out_and_that_is_said_once(disk: Disk) -> None:
@@ -559,14 +559,14 @@ def test_training_state_is_left_out_and_that_is_said_once(disk: Disk) -> None:
         for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "training_args.bin", "trainer_state.json"):
             disk.write(f"{place}/{name}", size=1_000_000)
         disk.write(f"{place}/global_step{step}/zero_pp_rank_0_mp_rank_00_optim_states.pt", size=5_000_000)
-        disk.write(f"{place}/adam.safetensors", size=2_000_000, tensors=Tensors(2_000_000, optimizer=True))
+        disk.write(f"{place}/adam.safetensors", size=2_000_000, tensors=TensorHeader(2_000_000, optimizer=True))
         disk.write(f"{place}/__0_0.distcp")
         candidate = watched.offered()
         assert candidate is not None
         assert candidate.files == (f"{place}/config.json", f"{place}/model.safetensors")
         watched.look(60)
-    assert [remark for remark in watched.remarks if "training state" in remark] == [watched.remarks[0]]
-    assert "(12.0 MB) left out as training state; --training-state sends" in watched.remarks[0]
+    assert [notice for notice in watched.notices if "training state" in notice] == [watched.notices[0]]
+    assert "(12.0 MB) left out as training state; --training-state sends" in watched.notices[0]
 
 
 def test_training_state_is_published_if_asked_for(disk: Disk) -> None:
@@ -581,16 +581,16 @@ def test_training_state_is_published_if_asked_for(disk: Disk) -> None:
 # ---- links and other hazards ----------------
 
 HAZARDS = {
-    "link out": lambda disk: disk.link("step-9/x.json", "/etc/passwd", Kind.FILE),
-    "link to the store": lambda disk: disk.link("step-9/x.json", ".p2psync/trainer.key", Kind.FILE),
+    "link out": lambda disk: disk.link("step-9/x.json", "/etc/passwd", EntryKind.FILE),
+    "link to the store": lambda disk: disk.link("step-9/x.json", ".p2psync/trainer.key", EntryKind.FILE),
     "hard link of another owner": lambda disk: disk.write("step-9/x.json", links=2, owner=7),
     "secret": lambda disk: disk.write("step-9/x.json", identity=(9, 9)),
     "linked directory": lambda disk: disk.link("step-9/tokenizer", "/usr/share"),
-    "loop": lambda disk: disk.write("step-9/x", kind=Kind.OTHER, error="Too many levels of symbolic links"),
+    "loop": lambda disk: disk.write("step-9/x", kind=EntryKind.OTHER, error="Too many levels of symbolic links"),
     "not UTF-8": lambda disk: disk.write("step-9/x\udcff.json"),
     "control characters": lambda disk: disk.write("step-9/x\n.json"),
     "closed directory": lambda disk: disk.folder("step-9/tokenizer", error="Permission denied: trying again"),
-    "pipe": lambda disk: disk.write("step-9/pipe", kind=Kind.OTHER),
+    "pipe": lambda disk: disk.write("step-9/pipe", kind=EntryKind.OTHER),
     "read error": lambda disk: disk.write("step-9/x.json", error="Stale file handle: trying again"),
 }
 
@@ -602,8 +602,8 @@ def test_a_hazard_concerns_only_its_own_checkpoint(disk: Disk, hazard: str) -> N
     disk.model("step-9", "9")
     HAZARDS[hazard](disk)
     assert watched.look() == ["step-8"]
-    assert any(remark.startswith("step-9 is not") for remark in watched.remarks)
-    assert all(remark.isprintable() and remark.encode() for remark in watched.remarks)
+    assert any(notice.startswith("step-9 is not") for notice in watched.notices)
+    assert all(notice.isprintable() and notice.encode() for notice in watched.notices)
     disk.model("step-10", "10")
     assert watched.look(60) == ["step-10"]
 
@@ -624,7 +624,7 @@ def test_a_secret_is_never_published(disk: Disk) -> None:
 def test_links_and_hard_links_within_the_directory_are_part_of_a_checkpoint(disk: Disk) -> None:
     disk.model("step-1", "1")
     disk.write("shared/tokenizer.json", links=2)
-    disk.link("step-1/tokenizer.json", "shared/tokenizer.json", Kind.FILE)
+    disk.link("step-1/tokenizer.json", "shared/tokenizer.json", EntryKind.FILE)
     disk.write("step-1/merges.txt", links=5)
     assert Watched(disk).look() == ["step-1"]
 
@@ -634,7 +634,7 @@ def test_a_directory_whose_name_is_no_text_is_refused_by_name(disk: Disk) -> Non
     disk.model("step-1\udcff", "1")
     disk.model("ok", "2")
     assert watched.look(60) == ["ok"]
-    assert "step-1\\udcff is not taken: its name is not UTF-8: rename it" in watched.remarks
+    assert "step-1\\udcff is not taken: its name is not UTF-8: rename it" in watched.notices
 
 
 # ---- failures ----------------

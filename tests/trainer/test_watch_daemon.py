@@ -21,8 +21,8 @@ from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.daemon import WatchConfig, WatchDaemon, publish_checkpoint
 from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.versions.source import CheckpointReadError
-from p2psync.trainer.watch.locations import Rules
-from p2psync.trainer.watch.memory import Memory, Pending
+from p2psync.trainer.watch.locations import CheckpointRules
+from p2psync.trainer.watch.memory import PendingPublish, WatchMemory
 from p2psync.trainer.watch.memory_store import load_memory, save_memory
 
 #: No test waits longer for an event (seconds).
@@ -50,7 +50,7 @@ class Trainer:
         self.events: list[Event] = []
         self.heard = asyncio.Event()
         self.node = TrainerNode(config, self.hear)
-        self.rules = Rules(**rules)  # type: ignore[arg-type]
+        self.rules = CheckpointRules(**rules)  # type: ignore[arg-type]
 
     def hear(self, event: Event) -> None:
         self.events.append(event)
@@ -262,7 +262,7 @@ def test_a_process_that_ended_between_a_version_and_its_memory_goes_on_from_that
     run(tmp_path, first)
     memory = load_memory(tmp_path / "store", tmp_path / "watched")
     assert memory.live is not None
-    cut = Memory(pending=Pending(memory.live, None, {}))
+    cut = WatchMemory(pending=PendingPublish(memory.live, None, {}))
     save_memory(tmp_path / "store", msgspec.json.encode(cut))
     (tmp_path / "watched" / "step-2").rename(tmp_path / ".gone")
     write(tmp_path / "watched" / "step-1", 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from watch_parts import Disk, Watched
 
-from p2psync.trainer.watch.locations import Rules, find_places
+from p2psync.trainer.watch.locations import CheckpointRules, find_locations
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_verl_without_a_policy_in_safetensors_is_said(disk: Disk) -> None:
     write(disk, "global_step_1/actor", "model_world_size_8_rank_0.pt")
     watched = Watched(disk)
     assert watched.look() == [] and watched.look(60) == []
-    assert watched.remarks[0].startswith("global_step_1 is not taken:")
+    assert watched.notices[0].startswith("global_step_1 is not taken:")
 
 
 def test_deepspeed_chat(disk: Disk) -> None:
@@ -112,7 +112,7 @@ def test_a_stray_file_beside_checkpoints_is_none(disk: Disk) -> None:
     assert files(disk) == {"checkpoint-5": HF, "run1/checkpoint-6": HF}
     watched = Watched(disk)
     watched.look(60)
-    assert any("reward.safetensors is left out: it stands beside checkpoints" in text for text in watched.remarks)
+    assert any("reward.safetensors is left out: it stands beside checkpoints" in text for text in watched.notices)
 
 
 def test_checkpoints_of_an_empty_name_wait_beside_a_model(disk: Disk) -> None:
@@ -156,7 +156,7 @@ def test_several_models_in_one_step_ask_which(disk: Disk) -> None:
         write(disk, f"step-1/{name}", *HF)
     watched = Watched(disk)
     assert watched.look() == []
-    assert "several models (step-1/left, step-1/right): choose one with --inside" in watched.remarks[0]
+    assert "several models (step-1/left, step-1/right): choose one with --inside" in watched.notices[0]
     assert files(disk, inside="right") == {"step-1/right": HF}
     assert list(files(disk, inside="r*")) == ["step-1/right"]
     assert len(files(disk, inside=".")["step-1"]) == 6
@@ -171,4 +171,4 @@ def test_inside_takes_only_what_it_names(disk: Disk) -> None:
 def test_a_policy_is_never_found_within_hidden_or_unfinished_directories(disk: Disk) -> None:
     for place in (".p2psync/slots/a", ".staging", "tmp-1/checkpoint-9", "a/b.tmp/step-1"):
         write(disk, place, *HF)
-    assert [place for place in find_places(disk.listing(), Rules()).places if place.weighted] == []
+    assert [place for place in find_locations(disk.listing(), CheckpointRules()).locations if place.weighted] == []

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2psync.trainer.watch.candidates import Candidate, find_candidates
-from p2psync.trainer.watch.listing import Kind
-from p2psync.trainer.watch.locations import Rules
-from p2psync.trainer.watch.scanner import LONE_NAME, Looker
+from p2psync.trainer.watch.listing import EntryKind
+from p2psync.trainer.watch.locations import CheckpointRules
+from p2psync.trainer.watch.scanner import LONE_NAME, DirectoryScanner
 
 
 def shard(bits: bytes, name: str = "w") -> bytes:
@@ -29,35 +29,35 @@ def model(place: Path, bits: bytes = b"12345678") -> Path:
     return place
 
 
-def candidates(looker: Looker) -> dict[str, Candidate]:
-    return {c.path: c for c in find_candidates(looker.listing(), looker.rules).candidates}
+def candidates(scanner: DirectoryScanner) -> dict[str, Candidate]:
+    return {c.path: c for c in find_candidates(scanner.listing(), scanner.rules).candidates}
 
 
-def fault(looker: Looker, path: str) -> str:
-    found = candidates(looker)[path].fault
+def fault(scanner: DirectoryScanner, path: str) -> str:
+    found = candidates(scanner)[path].fault
     return found.reason if found else ""
 
 
 def test_headers_and_indices_are_read_again_only_when_they_change(tmp_path: Path) -> None:
     place = model(tmp_path / "step-1")
-    looker = Looker(tmp_path, Rules())
-    assert fault(looker, "step-1") == ""
-    first = looker.listing().entries["step-1/model.safetensors"].tensors
-    assert looker.listing().entries["step-1/model.safetensors"].tensors is first
+    scanner = DirectoryScanner(tmp_path, CheckpointRules())
+    assert fault(scanner, "step-1") == ""
+    first = scanner.listing().entries["step-1/model.safetensors"].tensors
+    assert scanner.listing().entries["step-1/model.safetensors"].tensors is first
     whole = shard(bytes(100))
     (place / "model.safetensors").write_bytes(whole[:-1])
-    assert fault(looker, "step-1") == f"model.safetensors: {len(whole) - 1} bytes, its header describes {len(whole)}"
+    assert fault(scanner, "step-1") == f"model.safetensors: {len(whole) - 1} bytes, its header describes {len(whole)}"
     (place / "model.safetensors").write_bytes(whole)
     (place / "model.safetensors.index.json").write_text('{"weight_map": {"w": ')
-    assert "it is no index of shards" in fault(looker, "step-1")
+    assert "it is no index of shards" in fault(scanner, "step-1")
     (place / "model.safetensors.index.json").write_text('{"weight_map": {"w": "other.safetensors"}}')
-    assert fault(looker, "step-1") == "other.safetensors of its index is missing"
+    assert fault(scanner, "step-1") == "other.safetensors of its index is missing"
 
 
 def test_optimizer_state_is_known_by_its_tensors(tmp_path: Path) -> None:
     place = model(tmp_path / "step-1")
     (place / "adam.safetensors").write_bytes(shard(b"1234", "layers.0.weight.exp_avg_sq"))
-    found = candidates(Looker(tmp_path, Rules()))["step-1"]
+    found = candidates(DirectoryScanner(tmp_path, CheckpointRules()))["step-1"]
     assert [name for name, _ in found.left_out] == ["adam.safetensors"]
 
 
@@ -66,8 +66,8 @@ def test_the_watched_directory_is_one_however_its_path_is_spelled(tmp_path: Path
     model(tmp_path / "step-1" / "checkpoint-1")
     (tmp_path / "inner").mkdir()
     (tmp_path / "link").symlink_to(tmp_path)
-    looker = Looker(tmp_path / path, Rules())
-    assert looker.root == tmp_path / "step-1" and list(candidates(looker)) == ["checkpoint-1"]
+    scanner = DirectoryScanner(tmp_path / path, CheckpointRules())
+    assert scanner.root == tmp_path / "step-1" and list(candidates(scanner)) == ["checkpoint-1"]
 
 
 def test_bad_links_and_names_concern_only_their_checkpoint(tmp_path: Path) -> None:
@@ -82,14 +82,14 @@ def test_bad_links_and_names_concern_only_their_checkpoint(tmp_path: Path) -> No
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xfe")).mkdir()
     (tmp_path / "latest").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
-    looker = Looker(tmp_path, Rules())
-    assert fault(looker, "good-1") == ""
-    assert "levels of symbolic links" in fault(looker, "loop-1")
-    assert "leads nowhere" in fault(looker, "dangling-1")
-    assert "neither a file nor a directory" in fault(looker, "pipe-1")
-    assert "not UTF-8" in fault(looker, "text-1")
-    assert "x is a link out of the watched directory, to /" in fault(looker, "out-1")
-    assert "--follow-links" in fault(looker, "out-1")
+    scanner = DirectoryScanner(tmp_path, CheckpointRules())
+    assert fault(scanner, "good-1") == ""
+    assert "levels of symbolic links" in fault(scanner, "loop-1")
+    assert "leads nowhere" in fault(scanner, "dangling-1")
+    assert "neither a file nor a directory" in fault(scanner, "pipe-1")
+    assert "not UTF-8" in fault(scanner, "text-1")
+    assert "x is a link out of the watched directory, to /" in fault(scanner, "out-1")
+    assert "--follow-links" in fault(scanner, "out-1")
 
 
 def test_the_store_and_its_keys_are_never_part_whatever_links_to_them(tmp_path: Path) -> None:
@@ -100,13 +100,13 @@ def test_the_store_and_its_keys_are_never_part_whatever_links_to_them(tmp_path: 
     (tmp_path / "other").symlink_to(store)
     (place / "x.json").symlink_to(store / "trainer.key")
     status = (store / "trainer.key").stat()
-    rules = Rules(follow_links=True, secrets=frozenset({(status.st_dev, status.st_ino)}))
-    looker = Looker(tmp_path, rules, [store])
-    assert "never published" in fault(looker, "step-1")
-    assert list(candidates(looker)) == ["step-1"]
+    rules = CheckpointRules(follow_links=True, secrets=frozenset({(status.st_dev, status.st_ino)}))
+    scanner = DirectoryScanner(tmp_path, rules, [store])
+    assert "never published" in fault(scanner, "step-1")
+    assert list(candidates(scanner)) == ["step-1"]
     (place / "x.json").unlink()
     os.link(store / "trainer.key", place / "x.json")
-    assert "never published" in fault(looker, "step-1")
+    assert "never published" in fault(scanner, "step-1")
 
 
 def test_a_hugging_face_cache_is_read_if_links_may_be_followed(tmp_path: Path) -> None:
@@ -115,13 +115,15 @@ def test_a_hugging_face_cache_is_read_if_links_may_be_followed(tmp_path: Path) -
     snapshot.mkdir(parents=True)
     (blobs / "1").write_bytes(shard(b"1234"))
     (snapshot / "model.safetensors").symlink_to("../../blobs/1")
-    looker = Looker(tmp_path / "snapshots", Rules())
-    assert "model.safetensors is a link out of the watched directory" in fault(looker, "abc")
-    looker = Looker(tmp_path / "snapshots", Rules(follow_links=True))
-    assert fault(looker, "abc") == ""
-    with looker.open(candidates(looker)["abc"]) as checkpoint:
+    scanner = DirectoryScanner(tmp_path / "snapshots", CheckpointRules())
+    assert "model.safetensors is a link out of the watched directory" in fault(scanner, "abc")
+    scanner = DirectoryScanner(tmp_path / "snapshots", CheckpointRules(follow_links=True))
+    assert fault(scanner, "abc") == ""
+    with scanner.open(candidates(scanner)["abc"]) as checkpoint:
         assert [spec.name for spec in checkpoint.specs] == ["model.safetensors", "w"]
-    assert fault(Looker(tmp_path, Rules()), "snapshots/abc") == ""  # watched as a whole, nothing leads out
+    assert (
+        fault(DirectoryScanner(tmp_path, CheckpointRules()), "snapshots/abc") == ""
+    )  # watched as a whole, nothing leads out
 
 
 def test_directories_behind_links_are_read_if_they_may_be_followed_and_loops_end(tmp_path: Path) -> None:
@@ -130,32 +132,32 @@ def test_directories_behind_links_are_read_if_they_may_be_followed_and_loops_end
     (tmp_path / "elsewhere" / "self").symlink_to(tmp_path / "elsewhere")
     root.mkdir()
     (root / "current").symlink_to(tmp_path / "elsewhere")
-    assert "out of the watched directory" in fault(Looker(root, Rules()), "current")
-    looker = Looker(root, Rules(follow_links=True))
-    assert "a link to a directory that it lies in" in fault(looker, "current")
+    assert "out of the watched directory" in fault(DirectoryScanner(root, CheckpointRules()), "current")
+    scanner = DirectoryScanner(root, CheckpointRules(follow_links=True))
+    assert "a link to a directory that it lies in" in fault(scanner, "current")
     (tmp_path / "elsewhere" / "self").unlink()
-    assert fault(looker, "current") == ""
+    assert fault(scanner, "current") == ""
 
 
 def test_a_file_replaced_by_another_of_the_same_size_and_time_is_another_state(tmp_path: Path) -> None:
     place = model(tmp_path / "step-1")
-    looker = Looker(tmp_path, Rules())
-    before = candidates(looker)["step-1"].published_state
-    assert looker.state_of("step-1") == before
+    scanner = DirectoryScanner(tmp_path, CheckpointRules())
+    before = candidates(scanner)["step-1"].file_states
+    assert scanner.state_of("step-1") == before
     times = (place / "config.json").stat()
     (tmp_path / "other").write_text("[]")
     os.utime(tmp_path / "other", ns=(times.st_atime_ns, times.st_mtime_ns))
     (tmp_path / "other").replace(place / "config.json")
-    assert looker.state_of("step-1") != before
+    assert scanner.state_of("step-1") != before
     (place / "model.safetensors").unlink()
-    assert looker.state_of("step-1") is None
+    assert scanner.state_of("step-1") is None
 
 
 def test_a_file_that_cannot_be_read_is_told_with_the_real_reason(tmp_path: Path) -> None:
     place = model(tmp_path / "step-1")
     (place / "model.safetensors").unlink()
     (place / "model.safetensors").symlink_to("/proc/self/mem")  # reading its first byte is an I/O error
-    assert fault(Looker(tmp_path, Rules(follow_links=True)), "step-1") == (
+    assert fault(DirectoryScanner(tmp_path, CheckpointRules(follow_links=True)), "step-1") == (
         "model.safetensors: Input/output error: trying again"
     )
 
@@ -166,33 +168,33 @@ def test_directories_too_deep_and_indices_of_no_sense_concern_only_their_checkpo
     (tmp_path / "deep-1" / Path(*["d"] * 600)).mkdir(parents=True)
     (tmp_path / "bytes-1" / "model.safetensors.index.json").write_bytes(b'{"weight_map": {"w": "\xff"}}')
     (tmp_path / "nested-1" / "model.safetensors.index.json").write_text('{"x": ' + "[" * 100_000)
-    looker = Looker(tmp_path, Rules())
-    assert fault(looker, "good-1") == ""
-    assert "more than 32 directories deep" in fault(looker, "deep-1")
+    scanner = DirectoryScanner(tmp_path, CheckpointRules())
+    assert fault(scanner, "good-1") == ""
+    assert "more than 32 directories deep" in fault(scanner, "deep-1")
     for name in ("bytes-1", "nested-1"):
-        assert "it is no index of shards" in fault(looker, name)
+        assert "it is no index of shards" in fault(scanner, name)
 
 
 def test_a_directory_that_is_gone_is_the_callers_matter(tmp_path: Path) -> None:
     with pytest.raises(OSError):
-        Looker(tmp_path / "gone", Rules()).listing()
+        DirectoryScanner(tmp_path / "gone", CheckpointRules()).listing()
 
 
 def test_ignored_and_hidden_directories_are_not_walked(tmp_path: Path) -> None:
     model(tmp_path / "step-1" / "deep")
     model(tmp_path / ".hidden")
-    entries = Looker(tmp_path, Rules(ignore=("deep",))).listing().entries
-    assert set(entries) == {"step-1", ".hidden"} and entries[".hidden"].kind is Kind.DIRECTORY
+    entries = DirectoryScanner(tmp_path, CheckpointRules(ignore=("deep",))).listing().entries
+    assert set(entries) == {"step-1", ".hidden"} and entries[".hidden"].kind is EntryKind.DIRECTORY
 
 
 def test_a_lone_file_is_a_checkpoint_under_one_name(tmp_path: Path) -> None:
     (tmp_path / "policy-7.safetensors").write_bytes(shard(b"1234"))
     (tmp_path / "policy-8.safetensors").write_bytes(shard(b"1235"))
-    looker = Looker(tmp_path, Rules())
-    found = candidates(looker)
-    with looker.open(found["policy-7.safetensors"]) as checkpoint:
+    scanner = DirectoryScanner(tmp_path, CheckpointRules())
+    found = candidates(scanner)
+    with scanner.open(found["policy-7.safetensors"]) as checkpoint:
         assert list(checkpoint.files) == [LONE_NAME]
-    assert len({looker.print_of(candidate) for candidate in found.values()}) == 2
+    assert len({scanner.fingerprint_of(candidate) for candidate in found.values()}) == 2
 
 
 @settings(max_examples=60, deadline=None)
@@ -203,14 +205,14 @@ def test_a_print_follows_the_bits_and_nothing_else(
     """A small model is read whole; of a large one a page in every 16 KiB or so is read."""
     root = tmp_path_factory.mktemp("prints")
     place = model(root / "step-1", bytes(size))
-    looker = Looker(root, Rules())
-    before = looker.print_of(candidates(looker)["step-1"])
+    scanner = DirectoryScanner(root, CheckpointRules())
+    before = scanner.fingerprint_of(candidates(scanner)["step-1"])
     os.utime(place / "model.safetensors", ns=(seed, seed))
     (place / "eval.json").write_text("{}")
     place.rename(root / "other")
-    assert looker.print_of(candidates(looker)["other"]) == before
+    assert scanner.fingerprint_of(candidates(scanner)["other"]) == before
     with (root / "other" / "model.safetensors").open("r+b") as file:
         start = max(0, seed % size - (1 << 15))
         file.seek(len(shard(bytes(size))) - size + start)
         file.write(b"\1" * min(size - start, 1 << 16))
-    assert looker.print_of(candidates(looker)["other"]) != before
+    assert scanner.fingerprint_of(candidates(scanner)["other"]) != before

@@ -12,17 +12,17 @@ import msgspec
 
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
-from p2psync.trainer.fsdp.rank_snapshot import Copy
-from p2psync.trainer.fsdp.ranks import Ranks, together
+from p2psync.trainer.fsdp.rank_snapshot import RankSnapshot
+from p2psync.trainer.fsdp.ranks import RankGroup, run_collectively
 
 
-class Agree(msgspec.Struct, frozen=True, tag=True):
+class AgreeOrder(msgspec.Struct, frozen=True, tag="Agree"):
     """Tell where you stand in this run."""
 
     run: str
 
 
-class Serve(msgspec.Struct, frozen=True, tag=True):
+class ServeOrder(msgspec.Struct, frozen=True, tag="Serve"):
     """Join the swarm of this hub. key: 32 bytes, of rank 0. run: of the versions."""
 
     hub: str
@@ -30,14 +30,14 @@ class Serve(msgspec.Struct, frozen=True, tag=True):
     run: str
 
 
-class Delta(msgspec.Struct, frozen=True, tag=True):
+class DeltaOrder(msgspec.Struct, frozen=True, tag="Delta"):
     """Make a delta of the shards that are handed over."""
 
     profile: str
     epoch: int
 
 
-class First(msgspec.Struct, frozen=True, tag=True):
+class FirstVersionOrder(msgspec.Struct, frozen=True, tag="First"):
     """Write the shards that are handed over out whole."""
 
     run: str
@@ -45,43 +45,45 @@ class First(msgspec.Struct, frozen=True, tag=True):
     version: int
 
 
-class Anchor(msgspec.Struct, frozen=True, tag=True):
+class AnchorOrder(msgspec.Struct, frozen=True, tag="Anchor"):
     """Write the version of the copies out whole."""
 
 
-class Keep(msgspec.Struct, frozen=True, tag=True):
+class KeepOrder(msgspec.Struct, frozen=True, tag="Keep"):
     """Remove all packs but these (ids)."""
 
     packs: list[bytes]
 
 
-class Refuse(msgspec.Struct, frozen=True, tag=True):
+class RefuseOrder(msgspec.Struct, frozen=True, tag="Refuse"):
     """The shards that are handed over are not published, because of this."""
 
     message: str
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+class StopOrder(msgspec.Struct, frozen=True, tag="Stop"):
     """There will be no more orders. message: why, if something went wrong."""
 
     message: str = ""
 
 
-Order: TypeAlias = Agree | Serve | Delta | First | Anchor | Keep | Refuse | Stop
+Order: TypeAlias = (
+    AgreeOrder | ServeOrder | DeltaOrder | FirstVersionOrder | AnchorOrder | KeepOrder | RefuseOrder | StopOrder
+)
 
 
-def give(ranks: Ranks, order: Order) -> None:
+def send_order(ranks: RankGroup, order: Order) -> None:
     """Rank 0: tell the others. Raises `RanksError`."""
     ranks.broadcast(msgspec.msgpack.encode(order))
 
 
-def take(ranks: Ranks) -> Order:
+def receive_order(ranks: RankGroup) -> Order:
     """The others: the next order. Raises `RanksError`."""
     order: Order = msgspec.msgpack.decode(ranks.broadcast(), type=Order)
     return order
 
 
-class _Standing(msgspec.Struct, frozen=True, array_like=True):
+class _RankState(msgspec.Struct, frozen=True, array_like=True):
     """position: of the copy. newest: number of the newest version ever begun. packs: ids of sealed packs of the run, by
     rising version."""
 
@@ -90,15 +92,15 @@ class _Standing(msgspec.Struct, frozen=True, array_like=True):
     packs: list[bytes]
 
 
-def agree(ranks: Ranks, store: Store, copy: Copy, run: str) -> tuple[Position | None, int]:
+def agree_on_version(ranks: RankGroup, store: Store, snapshot: RankSnapshot, run: str) -> tuple[Position | None, int]:
     """(the version that every rank's copy is, None: there is none; number of the newest version that any rank began).
 
     A version that is not sealed at every rank, or is later than that of the copies, was never announced: its packs
     go. Where copies are of no one version, all packs go, and the next version is written out whole.
     """
     sealed = [pack for pack in store.packs() if pack.manifest.run == run and pack.sealed]
-    mine = _Standing(copy.position, copy.newest, [pack.signed.id for pack in sealed])
-    told = [msgspec.msgpack.decode(data, type=_Standing) for data in ranks.gather(msgspec.msgpack.encode(mine))]
+    mine = _RankState(snapshot.position, snapshot.newest, [pack.signed.id for pack in sealed])
+    told = [msgspec.msgpack.decode(data, type=_RankState) for data in ranks.gather(msgspec.msgpack.encode(mine))]
     first = told[0].position
     same = first is not None and first.run == run and all(one.position == first for one in told)
     position = first if same else None
@@ -111,10 +113,10 @@ def agree(ranks: Ranks, store: Store, copy: Copy, run: str) -> tuple[Position | 
 
     def clear() -> None:
         if position is None:
-            copy.forget()
+            snapshot.forget()
         remove_all_but(store, keep)
 
-    together(ranks, clear)
+    run_collectively(ranks, clear)
     return position, max(one.newest for one in told)
 
 

@@ -3,8 +3,8 @@
 delta:   find ─▶ exchange ─▶ encode what is owned ─▶ describe ─▶ sign (rank 0) ─▶ seal ─▶ decode, check the digest
 anchor:  bring what is owned and not at hand ─▶ encode ─▶ describe ─▶ sign ─▶ seal ─▶ decode and compare
 
-A step that fails at one rank fails at all (`ranks.together`), so a version is either durable and checked at every rank,
-or there at none once they have started again (`agreeing`). Only then does rank 0 have it announced.
+A step that fails at one rank fails at all (`ranks.run_collectively`), so a version is either durable and checked at
+every rank, or there at none once they have started again (`agreeing`). Only then does rank 0 have it announced.
 """
 
 from __future__ import annotations
@@ -31,29 +31,37 @@ from p2psync.protocol.messages import NO_VERSION
 from p2psync.protocol.versions import Position
 from p2psync.store.encoding import EncodedPart, Encoding
 from p2psync.store.packs import Draft, Pack, Store
-from p2psync.trainer.fsdp.rank_layout import ROUND_BYTES, Layout
-from p2psync.trainer.fsdp.rank_snapshot import Copy
-from p2psync.trainer.fsdp.ranks import Ranks, together
-from p2psync.trainer.fsdp.shard_scanner import Finder, Findings, NewUnits, put_together, received
-from p2psync.trainer.fsdp.unit_ranges import Stretches
+from p2psync.trainer.fsdp.rank_layout import ROUND_BYTES, RankLayout
+from p2psync.trainer.fsdp.rank_snapshot import RankSnapshot
+from p2psync.trainer.fsdp.ranks import RankGroup, run_collectively
+from p2psync.trainer.fsdp.shard_scanner import (
+    NewUnits,
+    RankChanges,
+    ShardScanner,
+    decode_partial_blocks,
+    merge_partial_blocks,
+)
+from p2psync.trainer.fsdp.unit_ranges import UnitRanges
 
 
-class _Told(msgspec.Struct, frozen=True, array_like=True):
+class _PartReport(msgspec.Struct, frozen=True, array_like=True):
     """What a rank tells of its part: what it encoded, and what its shards add to the digest (16 bytes)."""
 
     part: EncodedPart
     digest_change: bytes
 
 
-class Making:
+class RankBuilder:
     """One rank's part in the versions of a run. Blocking; all ranks make the same calls."""
 
-    def __init__(self, ranks: Ranks, layout: Layout, store: Store, copy: Copy, key: Ed25519PrivateKey | None) -> None:
+    def __init__(
+        self, ranks: RankGroup, layout: RankLayout, store: Store, snapshot: RankSnapshot, key: Ed25519PrivateKey | None
+    ) -> None:
         """key: signs, at rank 0; None elsewhere."""
         self.ranks = ranks
         self.layout = layout
         self.store = store
-        self.copy = copy
+        self.snapshot = snapshot
         #: Bytes that this rank sent to others, and encoded, for the last version.
         self.moved_bytes = self.encoded_bytes = 0
         self._key = key
@@ -75,32 +83,32 @@ class Making:
         """
         rows = [Row(spec, True, True) for spec in self._specs]
         owners, rank = self.layout.delta_owners, self.ranks.rank
-        finder = Finder(self.layout, rank, rows, self._units)
+        scanner = ShardScanner(self.layout, rank, rows, self._units)
         self.moved_bytes = 0
         sent: list[bytes] = []
         began, change = time.monotonic(), 0
         with self._drafted() as draft:
             with Encoding(draft, rows, profile=profile, segments=_mine(owners, rank)) as encode:
                 for segments in self.layout.rounds():
-                    found = together(self.ranks, partial(_find, finder, segments, new, go_on))
+                    found = run_collectively(self.ranks, partial(_find, scanner, segments, new, go_on))
                     change += found.digest_change
                     sent += [chunk for chunks in found.chunks for chunk in chunks]
                     came = self._exchange(found.chunks)
-                    together(self.ranks, partial(self._encode, encode, rows, found.mine, came))
-                together(self.ranks, encode.finish)
-                told = self._describe(encode.part(), change)
-            held = sum(digest_from_bytes(one.digest_change) for one in told)
-            if not any(one.part.changed for one in told):
+                    run_collectively(self.ranks, partial(self._encode, encode, rows, found.mine, came))
+                run_collectively(self.ranks, encode.finish)
+                reports = self._describe(encode.part(), change)
+            held = sum(digest_from_bytes(one.digest_change) for one in reports)
+            if not any(one.part.changed for one in reports):
                 draft.abandon()
                 return None
-            encode.join([one.part for one in told])
+            encode.join([one.part for one in reports])
             if (held - encode.digest_change) % MODULUS:
-                self.copy.forget()
+                self.snapshot.forget()
                 raise DigestMismatchError("ranks do not agree on the version before: the next one is written out whole")
             digest = digest_bytes((digest_from_bytes(base.digest) + held) % MODULUS)
             position = Position(run=base.run, epoch=epoch, version=base.version + 1, digest=digest)
             encoded = time.monotonic() - began
-            pack = self._seal(draft, encode, position, base, _part(told, rank))
+            pack = self._seal(draft, encode, position, base, _part(reports, rank))
         self._take(pack, position, lambda: self._advance(pack, sent))
         return pack, encoded
 
@@ -109,16 +117,16 @@ class Making:
         rank = self.ranks.rank
 
         def read() -> bytes:
-            self.copy.begin(version)
+            self.snapshot.begin(version)
             for row, start, stop in self.layout.held[rank]:
                 spec = self._specs[row]
                 step = max(1, (1 << 21) // spec.width)
                 for at in range(start, stop, step):
                     end = min(stop, at + step)
-                    self.copy.units(spec)[at:end] = new(row, at, end)
-            return digest_bytes(self.copy.digest(self._specs, self.layout.held[rank]))
+                    self.snapshot.units(spec)[at:end] = new(row, at, end)
+            return digest_bytes(self.snapshot.digest(self._specs, self.layout.held[rank]))
 
-        digests = self.ranks.gather(together(self.ranks, read))
+        digests = self.ranks.gather(run_collectively(self.ranks, read))
         self._bring([kept - mine for kept, mine in zip(self.layout.current, self.layout.held, strict=True)])
         digest = digest_bytes(sum(map(digest_from_bytes, digests)) % MODULUS)
         position = Position(run=run, epoch=epoch, version=version, digest=digest)
@@ -133,7 +141,7 @@ class Making:
     # ---- a delta ---------------------------------------------------------------------------------------------------
 
     def _units(self, row: int) -> Units:
-        return self.copy.units(self._specs[row])
+        return self.snapshot.units(self._specs[row])
 
     def _exchange(self, chunks: Sequence[Sequence[bytes]]) -> list[bytes]:
         """Send each rank its chunks; returns those that came, of all ranks."""
@@ -143,8 +151,8 @@ class Making:
         return [chunk for part in came if part for chunk in msgspec.msgpack.decode(part, type=list[bytes])]
 
     def _encode(self, encode: Encoding, rows: Sequence[Row], mine: Sequence[Block], came: Sequence[bytes]) -> None:
-        parts = [*mine, *received(came, self.layout, self.ranks.rank, rows)]
-        for row, found in groupby(put_together(parts, self._units), key=lambda one: one.block.row):
+        parts = [*mine, *decode_partial_blocks(came, self.layout, self.ranks.rank, rows)]
+        for row, found in groupby(merge_partial_blocks(parts, self._units), key=lambda one: one.block.row):
             encode.take_found(row, found, partial(self._units, row))
 
     def _advance(self, pack: Pack, sent: Sequence[bytes]) -> None:
@@ -159,7 +167,7 @@ class Making:
             return change
 
         self._change = sum(in_parallel(add, _chunks(pack))) % MODULUS
-        for block in received(sent, self.layout, -1, rows):
+        for block in decode_partial_blocks(sent, self.layout, -1, rows):
             apply_block(self._units(block.row), block)
 
     # ---- an anchor -------------------------------------------------------------------------------------------------
@@ -170,15 +178,15 @@ class Making:
         self._bring(self.layout.lacking)
         with self._drafted() as draft:
             with Encoding(draft, rows, anchor=True, segments=_mine(self.layout.anchor_owners, rank)) as encode:
-                together(self.ranks, lambda: self._encode_whole(encode))
-                told = self._describe(encode.part(), 0)
-            encode.join([one.part for one in told])
+                run_collectively(self.ranks, lambda: self._encode_whole(encode))
+                reports = self._describe(encode.part(), 0)
+            encode.join([one.part for one in reports])
             if digest_bytes(encode.digest_change) != position.digest:
-                self.copy.forget()
+                self.snapshot.forget()
                 raise DigestMismatchError("a rank's copy is damaged: the next version is written out whole")
-            pack = self._seal(draft, encode, position, None, _part(told, rank))
+            pack = self._seal(draft, encode, position, None, _part(reports, rank))
         try:
-            together(self.ranks, lambda: self._compare(pack))
+            run_collectively(self.ranks, lambda: self._compare(pack))
         except BaseException:
             self.store.remove(pack.signed.id)
             raise
@@ -189,7 +197,7 @@ class Making:
             encode.take(index, None, self._units(index))
         encode.finish()
 
-    def _bring(self, wanted: Sequence[Stretches]) -> None:
+    def _bring(self, wanted: Sequence[UnitRanges]) -> None:
         """Have holders send each rank the bits of these stretches, a round at a time."""
         rank = self.ranks.rank
         mine = self.layout.held[rank]
@@ -245,18 +253,18 @@ class Making:
         """A draft at every rank, of which nothing is left if something goes wrong."""
         made: list[Draft] = []
         try:
-            together(self.ranks, lambda: made.append(self.store.draft()))
+            run_collectively(self.ranks, lambda: made.append(self.store.draft()))
             yield made[0]
         except BaseException:
             for draft in made:
                 draft.abandon()
             raise
 
-    def _describe(self, part: EncodedPart, change: int) -> list[_Told]:
+    def _describe(self, part: EncodedPart, change: int) -> list[_PartReport]:
         """What all ranks tell of their parts."""
         self.encoded_bytes = sum(part.sizes)
-        mine = msgspec.msgpack.encode(_Told(part, digest_bytes(change)))
-        return [msgspec.msgpack.decode(told, type=_Told) for told in self.ranks.gather(mine)]
+        mine = msgspec.msgpack.encode(_PartReport(part, digest_bytes(change)))
+        return [msgspec.msgpack.decode(reports, type=_PartReport) for reports in self.ranks.gather(mine)]
 
     def _seal(self, draft: Draft, encode: Encoding, position: Position, base: Position | None, part: bytes) -> Pack:
         """Have rank 0 sign the manifest, and every rank make its chunks durable."""
@@ -275,10 +283,10 @@ class Making:
             )
             return sign(manifest, self._key).to_bytes()
 
-        data = self.ranks.broadcast(together(self.ranks, signed))
+        data = self.ranks.broadcast(run_collectively(self.ranks, signed))
         opened = msgspec.msgpack.decode(data, type=SignedManifest)
         try:
-            return together(self.ranks, lambda: draft.seal(opened, decode_body(opened.body), part))
+            return run_collectively(self.ranks, lambda: draft.seal(opened, decode_body(opened.body), part))
         except BaseException:
             self.store.remove(opened.id)
             raise
@@ -287,14 +295,14 @@ class Making:
         """Take the copies to a version that is durable everywhere, and check what came out."""
         self._change = 0
         try:
-            self.copy.begin(position.version)
-            together(self.ranks, advance)
+            self.snapshot.begin(position.version)
+            run_collectively(self.ranks, advance)
             if pack.manifest.base is not None:
                 self._check(pack.manifest)
-            together(self.ranks, lambda: self.copy.done(position))
+            run_collectively(self.ranks, lambda: self.snapshot.done(position))
         except BaseException:
             # It was never announced; what the copies are now is no version.
-            self.copy.forget()
+            self.snapshot.forget()
             self.store.remove(pack.signed.id)
             raise
 
@@ -306,9 +314,9 @@ class Making:
             )
 
 
-def _find(finder: Finder, segments: range, new: NewUnits, go_on: Callable[[], None]) -> Findings:
+def _find(scanner: ShardScanner, segments: range, new: NewUnits, go_on: Callable[[], None]) -> RankChanges:
     go_on()
-    return finder.find(segments, new)
+    return scanner.find(segments, new)
 
 
 def _chunks(pack: Pack) -> Iterator[bytes]:
@@ -325,9 +333,9 @@ def _mine(owners: Sequence[int], rank: int) -> frozenset[int]:
     return frozenset(segment for segment, owner in enumerate(owners) if owner == rank)
 
 
-def _part(told: Sequence[_Told], rank: int) -> bytes:
+def _part(reports: Sequence[_PartReport], rank: int) -> bytes:
     """Which of a manifest's chunks a rank encoded: a byte for each chunk, as a pack keeps it."""
-    makers = sorted((segment, maker) for maker, one in enumerate(told) for segment in one.part.segments)
+    makers = sorted((segment, maker) for maker, one in enumerate(reports) for segment in one.part.segments)
     return bytes(maker == rank for _, maker in makers)
 
 

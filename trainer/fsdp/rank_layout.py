@@ -15,14 +15,14 @@ from p2psync.delta.block import block_span
 from p2psync.delta.tensors import Row, TensorSpec
 from p2psync.store.encoding import block_and_chunk
 from p2psync.store.segments import Segments
-from p2psync.trainer.fsdp.unit_ranges import Stretches
+from p2psync.trainer.fsdp.unit_ranges import UnitRanges
 
 #: Bytes of the model, for each rank, of which the changes are in memory at a time.
 ROUND_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SegmentRange:
     """Units [start, stop) of a row, which are whole blocks of one segment."""
 
     row: int
@@ -30,7 +30,7 @@ class Part:
     stop: int
 
 
-class Grid:
+class SegmentGrid:
     """The segments of a table, for deltas or for anchors; numbered from 0."""
 
     def __init__(self, specs: Sequence[TensorSpec], *, anchor: bool) -> None:
@@ -39,13 +39,13 @@ class Grid:
         self.block_units = block_and_chunk(rows, anchor=anchor)[0]
         self.segments = Segments(rows, self.block_units)
         #: The parts of each segment, in the order of the table.
-        self.parts: list[list[Part]] = []
+        self.parts: list[list[SegmentRange]] = []
         for index, spec in enumerate(specs):
             span = self.span(index)
             for number, blocks in self.segments.parts(index):
                 while len(self.parts) <= number:
                     self.parts.append([])
-                self.parts[number].append(Part(index, blocks.start * span, min(spec.count, blocks.stop * span)))
+                self.parts[number].append(SegmentRange(index, blocks.start * span, min(spec.count, blocks.stop * span)))
 
     def span(self, row: int) -> int:
         """Units of a whole block of a row."""
@@ -59,39 +59,39 @@ class Grid:
         """Bytes of a segment."""
         return sum((part.stop - part.start) * self.specs[part.row].width for part in self.parts[segment])
 
-    def share(self, segment: int, held: Stretches) -> int:
+    def share(self, segment: int, held: UnitRanges) -> int:
         """How many of a segment's bytes are in `held`."""
         parts = self.parts[segment]
         return sum(held.units(part.row, part.start, part.stop) * self.specs[part.row].width for part in parts)
 
-    def stretches(self, owners: Sequence[int], rank: int) -> Stretches:
+    def unit_ranges(self, owners: Sequence[int], rank: int) -> UnitRanges:
         """The units of the segments that a rank owns."""
         mine = (parts for parts, owner in zip(self.parts, owners, strict=True) if owner == rank)
-        return Stretches.of((part.row, part.start, part.stop) for parts in mine for part in parts)
+        return UnitRanges.of((part.row, part.start, part.stop) for parts in mine for part in parts)
 
 
-class Layout:
+class RankLayout:
     """The shares of all ranks. held: of each rank, the stretches of its shards; together every unit once."""
 
-    def __init__(self, specs: Sequence[TensorSpec], held: Sequence[Stretches]) -> None:
+    def __init__(self, specs: Sequence[TensorSpec], held: Sequence[UnitRanges]) -> None:
         """specs: sorted, as in a manifest's table. Raises `ValueError` unless every unit is held by one rank."""
         _check(specs, held)
         self.specs = list(specs)
         self.held = list(held)
         self.ranks = len(held)
-        self.delta = Grid(specs, anchor=False)
-        self.anchor = Grid(specs, anchor=True)
+        self.delta = SegmentGrid(specs, anchor=False)
+        self.anchor = SegmentGrid(specs, anchor=True)
         #: The rank that owns each segment of a delta, and of an anchor.
         self.delta_owners = _balanced(self.delta, held)
-        owned = [self.delta.stretches(self.delta_owners, rank) for rank in range(self.ranks)]
+        owned = [self.delta.unit_ranges(self.delta_owners, rank) for rank in range(self.ranks)]
         # An anchor's segments are cut elsewhere: whoever owns most of one keeps current bits of nearly all of it.
         self.anchor_owners = [_most(self.anchor, segment, owned) for segment in range(len(self.anchor.parts))]
-        anchors = [self.anchor.stretches(self.anchor_owners, rank) for rank in range(self.ranks)]
+        anchors = [self.anchor.unit_ranges(self.anchor_owners, rank) for rank in range(self.ranks)]
         #: What each rank keeps up to date with every version, and what it must be given besides for an anchor.
         self.current = [mine | theirs for mine, theirs in zip(held, owned, strict=True)]
         self.lacking = [whole - kept for whole, kept in zip(anchors, self.current, strict=True)]
 
-    def kept(self, rank: int) -> Stretches:
+    def kept(self, rank: int) -> UnitRanges:
         """All that a rank's copy has room for."""
         return self.current[rank] | self.lacking[rank]
 
@@ -107,7 +107,7 @@ class Layout:
             yield range(first, len(self.delta.parts))
 
 
-def _check(specs: Sequence[TensorSpec], held: Sequence[Stretches]) -> None:
+def _check(specs: Sequence[TensorSpec], held: Sequence[UnitRanges]) -> None:
     for row, spec in enumerate(specs):
         at = 0
         for start, stop in sorted(span for mine in held for span in mine.row(row)):
@@ -118,7 +118,7 @@ def _check(specs: Sequence[TensorSpec], held: Sequence[Stretches]) -> None:
             raise ValueError(f"{spec.name}: ranks hold {at} units of {spec.count}")
 
 
-def _balanced(grid: Grid, held: Sequence[Stretches]) -> list[int]:
+def _balanced(grid: SegmentGrid, held: Sequence[UnitRanges]) -> list[int]:
     """Owners who hold much of what they own, each of as many bytes as the others, to within a segment.
 
     Segments go in order to whoever holds most of one, as long as that rank has no more than its part of all bytes, nor
@@ -138,6 +138,6 @@ def _balanced(grid: Grid, held: Sequence[Stretches]) -> list[int]:
     return owners
 
 
-def _most(grid: Grid, segment: int, owned: Sequence[Stretches]) -> int:
+def _most(grid: SegmentGrid, segment: int, owned: Sequence[UnitRanges]) -> int:
     """The rank that has most of a segment; the first one of equals."""
     return max(range(len(owned)), key=lambda rank: (grid.share(segment, owned[rank]), -rank))

@@ -30,10 +30,10 @@ from p2psync.errors import DamagedError
 from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, reserve
 from p2psync.store.records import clear, load_record, make_directory, save_record, set_aside
-from p2psync.trainer.fsdp.unit_ranges import Stretches
+from p2psync.trainer.fsdp.unit_ranges import UnitRanges
 
 
-class _State(msgspec.Struct, frozen=True):
+class _RankSnapshotState(msgspec.Struct, frozen=True):
     """layout: a hash of tensors and stretches. position: None while the bits are no version. newest: number of the
     newest version that was ever begun, -1: none."""
 
@@ -43,10 +43,10 @@ class _State(msgspec.Struct, frozen=True):
     newest: int = -1
 
 
-class Copy:
+class RankSnapshot:
     """The published bits of one rank's stretches."""
 
-    def __init__(self, root: Path, specs: Sequence[TensorSpec], stretches: Stretches) -> None:
+    def __init__(self, root: Path, specs: Sequence[TensorSpec], unit_ranges: UnitRanges) -> None:
         """Open the copy at `root`, made if need be. Raises `StoreError`, also if the disk has no room for it."""
         self._root = root
         self._offsets: dict[TensorSpec, int] = {}
@@ -55,13 +55,13 @@ class Copy:
             self._offsets[spec] = at
             at += -(-spec.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._size = at
-        layout = blake3(msgspec.msgpack.encode((list(specs), list(stretches)))).hexdigest()
+        layout = blake3(msgspec.msgpack.encode((list(specs), list(unit_ranges)))).hexdigest()
         make_directory(root)
         with disk_errors(root):
             state = _load(root / "state")
             known = state.layout == layout and state.boot == boot_id() and self._is_whole()
-            self._state = _State(boot_id(), layout, state.position if known else None, state.newest)
-            self._map = self._open(specs, stretches, fresh=not known)
+            self._state = _RankSnapshotState(boot_id(), layout, state.position if known else None, state.newest)
+            self._map = self._open(specs, unit_ranges, fresh=not known)
 
     @property
     def position(self) -> Position | None:
@@ -79,9 +79,11 @@ class Copy:
             return np.empty(0, spec.unit)
         return np.frombuffer(self._map, spec.unit, spec.count, self._offsets[spec])
 
-    def digest(self, specs: Sequence[TensorSpec], stretches: Stretches) -> int:
+    def digest(self, specs: Sequence[TensorSpec], unit_ranges: UnitRanges) -> int:
         """What these stretches add to a version's digest."""
-        parts = (digest_units(specs[row], self.units(specs[row])[start:stop], start) for row, start, stop in stretches)
+        parts = (
+            digest_units(specs[row], self.units(specs[row])[start:stop], start) for row, start, stop in unit_ranges
+        )
         return sum(parts) % MODULUS
 
     def begin(self, version: int) -> None:
@@ -101,7 +103,7 @@ class Copy:
         """Let go of the map."""
         self._map = None
 
-    def _save(self, state: _State) -> None:
+    def _save(self, state: _RankSnapshotState) -> None:
         save_record(self._root / "state", state)
         self._state = state
 
@@ -109,7 +111,7 @@ class Copy:
         path = self._root / "bits"
         return path.is_file() and not path.is_symlink() and path.stat().st_size == self._size
 
-    def _open(self, specs: Sequence[TensorSpec], stretches: Stretches, *, fresh: bool) -> mmap.mmap | None:
+    def _open(self, specs: Sequence[TensorSpec], unit_ranges: UnitRanges, *, fresh: bool) -> mmap.mmap | None:
         path = self._root / "bits"
         if fresh:
             self._save(self._state)  # before the bits go
@@ -118,7 +120,7 @@ class Copy:
         try:
             os.ftruncate(descriptor, self._size)
             if fresh:
-                for row, start, stop in stretches:
+                for row, start, stop in unit_ranges:
                     # Real blocks: a write to a page that the disk has no room for would end the process.
                     width = specs[row].width
                     reserve(descriptor, (stop - start) * width, path, self._offsets[specs[row]] + start * width)
@@ -129,11 +131,11 @@ class Copy:
             os.close(descriptor)
 
 
-def _load(path: Path) -> _State:
+def _load(path: Path) -> _RankSnapshotState:
     """The state; none where it is damaged: then the bits are made anew."""
-    nothing = _State(boot_id(), "", None)
+    nothing = _RankSnapshotState(boot_id(), "", None)
     try:
-        return load_record(path, _State) or nothing
+        return load_record(path, _RankSnapshotState) or nothing
     except DamagedError:
         set_aside(path)
         return nothing

@@ -18,7 +18,7 @@ from p2psync.errors import P2PSyncError, RanksError
 T = TypeVar("T")
 
 
-class Ranks(Protocol):
+class RankGroup(Protocol):
     """The ranks that publish together, numbered from 0. Every call is made by all of them, in the same order.
 
     Raises `RanksError` once one of them has gone.
@@ -39,7 +39,7 @@ class Ranks(Protocol):
         """What each rank gave for this one. data: for each rank."""
 
 
-def together(ranks: Ranks, work: Callable[[], T]) -> T:
+def run_collectively(ranks: RankGroup, work: Callable[[], T]) -> T:
     """Do this rank's part of something; returns once all ranks have done theirs.
 
     Raises what it raised here, or `RanksError` if it failed elsewhere: so all ranks go on, or none.
@@ -64,8 +64,8 @@ def _line(error: Exception) -> str:
     return " ".join(text.split())[:500]
 
 
-class GlooRanks:
-    """`Ranks` of torch.distributed."""
+class GlooRankGroup:
+    """`RankGroup` of torch.distributed."""
 
     def __init__(self, members: Sequence[int], timeout: float) -> None:
         """members: global ranks. To be called by every rank of the default group, also by those that are no members.
@@ -77,7 +77,7 @@ class GlooRanks:
         self.size = len(members)
 
     def broadcast(self, data: bytes = b"") -> bytes:
-        """See `Ranks`."""
+        """See `RankGroup`."""
 
         def call(group: dist.ProcessGroup) -> bytes:
             size = torch.tensor([len(data)], dtype=torch.int64)
@@ -89,7 +89,7 @@ class GlooRanks:
         return self._call(call)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """See `Ranks`."""
+        """See `RankGroup`."""
 
         def call(group: dist.ProcessGroup) -> list[bytes]:
             sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
@@ -106,7 +106,7 @@ class GlooRanks:
         return self._call(call)
 
     def exchange(self, data: Sequence[bytes]) -> list[bytes]:
-        """See `Ranks`."""
+        """See `RankGroup`."""
 
         def call(group: dist.ProcessGroup) -> list[bytes]:
             mine = [len(part) for part in data]

@@ -22,7 +22,7 @@ from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.trainer.config import TrainerConfig
-from p2psync.trainer.fsdp.orders import Serve
+from p2psync.trainer.fsdp.orders import ServeOrder
 from p2psync.trainer.run_state import load_run, save_run
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class SeedNode:
         assert self._runner is not None, "not started"
         return self._runner
 
-    def start(self, order: Serve, store: Store) -> str:
+    def start(self, order: ServeOrder, store: Store) -> str:
         """Join the swarm of this hub, serve what the store holds; returns the node's name. Raises `P2PSyncError`."""
         return self._loop.call(self._start(order, store))
 
@@ -64,7 +64,7 @@ class SeedNode:
         finally:
             self._loop.close()
 
-    async def _start(self, order: Serve, store: Store) -> str:
+    async def _start(self, order: ServeOrder, store: Store) -> str:
         config = self._config
         state = load_run(config.store / "run.json", store, lambda line: self._emit(Trouble(line)))
         # The name in the swarm stays over restarts; run and epoch are rank 0's.

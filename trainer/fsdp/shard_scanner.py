@@ -21,7 +21,7 @@ from p2psync.delta.extract import Extraction, Found, found_block
 from p2psync.delta.tensors import Row, Units
 from p2psync.errors import FormatError
 from p2psync.parallel import in_parallel
-from p2psync.trainer.fsdp.rank_layout import Layout
+from p2psync.trainer.fsdp.rank_layout import RankLayout
 
 #: Bytes of a chunk between ranks, before compression.
 _CHUNK = 1 << 20
@@ -30,7 +30,7 @@ NewUnits = Callable[[int, int, int], Units]
 
 
 @dataclass(slots=True)
-class Findings:
+class RankChanges:
     """What a rank found in one round.
 
     mine: parts of blocks that it owns, rising. chunks: for each rank, what it is sent. digest_change: of all of it, mod
@@ -42,19 +42,19 @@ class Findings:
     digest_change: int = 0
 
 
-class Finder:
+class ShardScanner:
     """Scans one rank's shards."""
 
-    def __init__(self, layout: Layout, rank: int, rows: Sequence[Row], old: Callable[[int], Units]) -> None:
+    def __init__(self, layout: RankLayout, rank: int, rows: Sequence[Row], old: Callable[[int], Units]) -> None:
         """old: the published bits of a row."""
         self._layout = layout
         self._rank = rank
         self._rows = rows
         self._old = old
 
-    def find(self, segments: range, new: NewUnits) -> Findings:
+    def find(self, segments: range, new: NewUnits) -> RankChanges:
         """What changed in the shards as far as they are in these segments."""
-        found = Findings(chunks=[[] for _ in range(self._layout.ranks)])
+        found = RankChanges(chunks=[[] for _ in range(self._layout.ranks)])
         encoders: dict[int, ChunkEncoder] = {}
         places = list(self._places(segments))
         for (owner, *_), (block, change) in zip(
@@ -105,7 +105,9 @@ class Finder:
         return Block(row, first, count, positions + np.uint32(start - first), found.steps), change
 
 
-def received(chunks: Iterable[bytes], layout: Layout, rank: int, rows: Sequence[Row]) -> Iterator[Block]:
+def decode_partial_blocks(
+    chunks: Iterable[bytes], layout: RankLayout, rank: int, rows: Sequence[Row]
+) -> Iterator[Block]:
     """The parts of blocks in chunks that were sent to an owner, or that a holder kept; all with positions.
 
     Raises `FormatError` for what `rank` does not own (-1: whatever it is).
@@ -124,7 +126,7 @@ def received(chunks: Iterable[bytes], layout: Layout, rank: int, rows: Sequence[
             yield Block(block.row, block.start, block.count, where, block.steps[where])
 
 
-def put_together(parts: Iterable[Block], old: Callable[[int], Units]) -> Iterator[Found]:
+def merge_partial_blocks(parts: Iterable[Block], old: Callable[[int], Units]) -> Iterator[Found]:
     """Whole blocks of parts from any ranks, in any order. old: the published bits of a row.
 
     Raises `FormatError` where two ranks tell of the same unit."""

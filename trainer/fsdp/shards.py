@@ -20,11 +20,11 @@ from p2psync.engines.module.live_tensors import host_units
 from p2psync.engines.module.masters import rounded_units
 from p2psync.engines.module.table import Names, module_table
 from p2psync.errors import UsageError
-from p2psync.trainer.fsdp.unit_ranges import Stretches
+from p2psync.trainer.fsdp.unit_ranges import UnitRanges
 
 
 @dataclass(frozen=True)
-class Group:
+class PublishingGroup:
     """The ranks that publish. members: global ranks, in the order of their shards. rank: this one's place among them,
     None: it holds another replica of the same shards, and publishes nothing."""
 
@@ -32,7 +32,7 @@ class Group:
     rank: int | None
 
 
-def group_of(module: nn.Module, names: Names | None = None) -> Group:
+def publishing_group(module: nn.Module, names: Names | None = None) -> PublishingGroup:
     """The ranks that hold one replica of the module's shards. Raises `UsageError` for what cannot be published."""
     entries = module_table(module, names, local=_local).entries.values()
     meshes = {entry.name: entry.tensor.device_mesh for entry in entries if isinstance(entry.tensor, DTensor)}
@@ -48,7 +48,7 @@ def group_of(module: nn.Module, names: Names | None = None) -> Group:
     if coordinate is None:
         raise UsageError("this rank is not in the mesh that the module is sharded over")
     members = tuple(int(rank) for rank in (mesh.mesh if mesh.ndim == 1 else mesh.mesh[0]))
-    return Group(members, coordinate[-1] if mesh.ndim == 1 or coordinate[0] == 0 else None)
+    return PublishingGroup(members, coordinate[-1] if mesh.ndim == 1 or coordinate[0] == 0 else None)
 
 
 class Shards:
@@ -57,7 +57,7 @@ class Shards:
     def __init__(
         self,
         module: nn.Module,
-        group: Group,
+        group: PublishingGroup,
         dtype: torch.dtype | None,
         blobs: Mapping[TensorSpec, Units],
         names: Names | None = None,
@@ -81,9 +81,9 @@ class Shards:
         return sorted(self._local)
 
     @property
-    def held(self) -> Stretches:
+    def held(self) -> UnitRanges:
         """What this rank holds."""
-        return Stretches.of(self._places())
+        return UnitRanges.of(self._places())
 
     def units(self, spec: TensorSpec) -> Units:
         """What of a tensor is held here, flat."""

@@ -1,7 +1,8 @@
 """One rank of a publisher: rank 0, which decides and is the trainer of the run, or another, which follows its orders.
 
-Both do the same work (`making`). Rank 0's `Maker` stands where a trainer has its `VersionMaker`; a `Follower` has a
-thread of its own that waits for orders, and seeds what it made from a node of its own.
+Both do the same work (`rank_builder`). Rank 0's `ShardedVersionBuilder` stands where a trainer has its
+`LocalVersionBuilder`; a `RankFollower` has a thread of its own that waits for orders, and seeds what it made from a
+node of its own.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from p2psync.errors import P2PSyncError, RanksError, StoreError
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Pack, Store
 from p2psync.trainer.fsdp import orders
-from p2psync.trainer.fsdp.rank_builder import Making
-from p2psync.trainer.fsdp.rank_layout import Layout
-from p2psync.trainer.fsdp.rank_snapshot import Copy
-from p2psync.trainer.fsdp.ranks import Ranks, together
+from p2psync.trainer.fsdp.rank_builder import RankBuilder
+from p2psync.trainer.fsdp.rank_layout import RankLayout
+from p2psync.trainer.fsdp.rank_snapshot import RankSnapshot
+from p2psync.trainer.fsdp.ranks import RankGroup, run_collectively
 from p2psync.trainer.fsdp.shards import Shards
-from p2psync.trainer.versions.builder import Made, position_of
+from p2psync.trainer.versions.builder import BuiltVersion, position_of
 from p2psync.trainer.versions.source import Source
 
 
-class Maker:
-    """Makes the versions of a run at all ranks; at rank 0. See `p2psync.trainer.versions.builder.Maker`."""
+class ShardedVersionBuilder:
+    """Makes the versions of a run at all ranks; at rank 0. See `p2psync.trainer.versions.builder.VersionBuilder`."""
 
     def __init__(
-        self, ranks: Ranks, layout: Layout, store: Store, root: Path, key: Ed25519PrivateKey, run: str
+        self, ranks: RankGroup, layout: RankLayout, store: Store, root: Path, key: Ed25519PrivateKey, run: str
     ) -> None:
         """root: where the copy lives. Raises `StoreError`, and `RanksError` if another rank cannot go on."""
         self.epoch = 0
@@ -45,10 +46,10 @@ class Maker:
         self._stopped = threading.Event()
         #: Publishes that the others were told the outcome of: they wait for one each.
         self.answered = 0
-        orders.give(ranks, orders.Agree(run))
-        copy = together(ranks, lambda: Copy(root, layout.specs, layout.kept(0)))
-        self._position, self._newest = orders.agree(ranks, store, copy, run)
-        self.making = Making(ranks, layout, store, copy, key)
+        orders.send_order(ranks, orders.AgreeOrder(run))
+        snapshot = run_collectively(ranks, lambda: RankSnapshot(root, layout.specs, layout.kept(0)))
+        self._position, self._newest = orders.agree_on_version(ranks, store, snapshot, run)
+        self.rank_builder = RankBuilder(ranks, layout, store, snapshot, key)
 
     @property
     def position(self) -> Position | None:
@@ -61,7 +62,7 @@ class Maker:
 
     def close(self) -> None:
         """Let go of the copy."""
-        self.making.copy.close()
+        self.rank_builder.snapshot.close()
 
     def make(
         self,
@@ -71,7 +72,7 @@ class Maker:
         rate: float = 0.0,
         settled: Callable[[], bool] = lambda: True,
         given_up: Callable[[], bool] = lambda: False,
-    ) -> Made | None:
+    ) -> BuiltVersion | None:
         """The next version, from `source`, rank 0's shards. Raises `RanksError` for what went wrong elsewhere.
 
         rate: all the same here: who makes which block is fixed, and sharded models are large.
@@ -91,34 +92,34 @@ class Maker:
             self.answered += 1
             try:
                 if live is None:
-                    order = orders.First(self._run, self.epoch, self._newest + 1)
-                    orders.give(self._ranks, order)
-                    pack = self.making.first(source.part, order.run, order.epoch, order.version)
+                    order = orders.FirstVersionOrder(self._run, self.epoch, self._newest + 1)
+                    orders.send_order(self._ranks, order)
+                    pack = self.rank_builder.first(source.part, order.run, order.epoch, order.version)
                 else:
-                    orders.give(self._ranks, orders.Delta(profile, self.epoch))
-                    made = self.making.delta(source.part, live, profile=profile, epoch=self.epoch, go_on=go_on)
+                    orders.send_order(self._ranks, orders.DeltaOrder(profile, self.epoch))
+                    made = self.rank_builder.delta(source.part, live, profile=profile, epoch=self.epoch, go_on=go_on)
                     pack, encoding = made if made is not None else (None, 0.0)
             finally:
-                self._position = self.making.copy.position
-                self._newest = max(self._newest, self.making.copy.newest)
+                self._position = self.rank_builder.snapshot.position
+                self._newest = max(self._newest, self.rank_builder.snapshot.newest)
         if pack is None:
             return None
         seconds = time.monotonic() - began
-        return Made(pack, position_of(pack.manifest), seconds, encoding, max(0.0, seconds - encoding))
+        return BuiltVersion(pack, position_of(pack.manifest), seconds, encoding, max(0.0, seconds - encoding))
 
-    def make_anchor(self, rate: float = 0.0) -> Made:
+    def make_anchor(self, rate: float = 0.0) -> BuiltVersion:
         """The newest version written out whole. rate: see `make`. Raises `StoreError` if there is none."""
         began = time.monotonic()
         with self._lock:
             if self._position is None:
                 raise StoreError("there is no version to write out yet")
             self._retire()
-            orders.give(self._ranks, orders.Anchor())
+            orders.send_order(self._ranks, orders.AnchorOrder())
             try:
-                pack = self.making.anchor(self._position)
+                pack = self.rank_builder.anchor(self._position)
             finally:
-                self._position = self.making.copy.position
-        return Made(pack, position_of(pack.manifest), time.monotonic() - began)
+                self._position = self.rank_builder.snapshot.position
+        return BuiltVersion(pack, position_of(pack.manifest), time.monotonic() - began)
 
     def write_whole(self) -> None:
         """Have the next version written out whole."""
@@ -128,30 +129,30 @@ class Maker:
     def serve(self, hub: str, key: bytes) -> list[str]:
         """Have the other ranks join the swarm; returns the names of their nodes. Raises `RanksError` if one cannot."""
         with self._lock:
-            orders.give(self._ranks, orders.Serve(hub, key, self._run))
-            together(self._ranks, lambda: None)
+            orders.send_order(self._ranks, orders.ServeOrder(hub, key, self._run))
+            run_collectively(self._ranks, lambda: None)
             return [name.decode() for name in self._ranks.gather(b"") if name]
 
     def refuse(self, message: str) -> None:
         """Tell the others that what they handed over is not published."""
         with self._lock:
             self.answered += 1
-            orders.give(self._ranks, orders.Refuse(message))
+            orders.send_order(self._ranks, orders.RefuseOrder(message))
 
     def end(self, message: str) -> None:
         """Let the others go. message: why, if something went wrong."""
         with self._lock:
-            orders.give(self._ranks, orders.Stop(message))
+            orders.send_order(self._ranks, orders.StopOrder(message))
 
     def _retire(self) -> None:
         """What rank 0 has retired, nobody needs."""
-        orders.give(self._ranks, orders.Keep([pack.signed.id for pack in self._store.packs()]))
+        orders.send_order(self._ranks, orders.KeepOrder([pack.signed.id for pack in self._store.packs()]))
 
 
-class Seed(Protocol):
+class Seeder(Protocol):
     """The node of a follower."""
 
-    def start(self, order: orders.Serve, store: Store) -> str:
+    def start(self, order: orders.ServeOrder, store: Store) -> str:
         """Join the swarm, and serve what the store holds; returns the node's name."""
 
     def offer(self, pack: Pack) -> None:
@@ -161,17 +162,17 @@ class Seed(Protocol):
         """Stop serving a manifest."""
 
 
-class Follower:
+class RankFollower:
     """A rank above 0: does what it is told, in a thread of its own, until it is told to stop or a rank goes."""
 
-    def __init__(self, ranks: Ranks, layout: Layout, root: Path, seed: Seed) -> None:
+    def __init__(self, ranks: RankGroup, layout: RankLayout, root: Path, seed: Seeder) -> None:
         """root: where store and copy live."""
         self._ranks = ranks
         self._layout = layout
         self._root = root
         self._seed = seed
         self._store: Store | None = None
-        self._making: Making | None = None
+        self._rank_builder: RankBuilder | None = None
         self._handed: queue.SimpleQueue[tuple[Shards, Future[Pack | None]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._ended: P2PSyncError | None = None
@@ -180,10 +181,10 @@ class Follower:
         self._thread = threading.Thread(target=self._run, name=f"p2psync-rank-{ranks.rank}", daemon=True)
 
     @property
-    def making(self) -> Making:
+    def rank_builder(self) -> RankBuilder:
         """This rank's part in the versions; once it serves."""
-        assert self._making is not None
-        return self._making
+        assert self._rank_builder is not None
+        return self._rank_builder
 
     def start(self) -> None:
         """Begin to follow."""
@@ -206,7 +207,7 @@ class Follower:
     def close(self) -> None:
         """Give the store back; after `join`."""
         if not self._thread.is_alive() and self._store is not None:
-            self.making.copy.close()
+            self.rank_builder.snapshot.close()
             self._store.close()
 
     def _run(self) -> None:
@@ -223,56 +224,56 @@ class Follower:
 
     def _follow(self) -> P2PSyncError:
         while True:
-            match orders.take(self._ranks):
-                case orders.Stop(message=message):
+            match orders.receive_order(self._ranks):
+                case orders.StopOrder(message=message):
                     return RanksError(message or "rank 0 has ended publishing")
-                case orders.Agree(run=run):
+                case orders.AgreeOrder(run=run):
                     self._agree(run)
-                case orders.Serve() as order:
+                case orders.ServeOrder() as order:
                     self._serve(order)
-                case orders.Keep(packs=packs):
+                case orders.KeepOrder(packs=packs):
                     self._keep(set(packs))
-                case orders.Anchor():
+                case orders.AnchorOrder():
                     self._anchor()
-                case orders.Refuse(message=message):
+                case orders.RefuseOrder(message=message):
                     self._handed.get()[1].set_exception(RanksError(f"rank 0: {message}"))
-                case (orders.Delta() | orders.First()) as order:
+                case (orders.DeltaOrder() | orders.FirstVersionOrder()) as order:
                     self._publish(order)
 
     def _agree(self, run: str) -> None:
-        def opened() -> Copy:
+        def opened() -> RankSnapshot:
             self._store = Store(self._root / "packs")
-            return Copy(self._root / "copy", self._layout.specs, self._layout.kept(self._ranks.rank))
+            return RankSnapshot(self._root / "copy", self._layout.specs, self._layout.kept(self._ranks.rank))
 
-        copy = together(self._ranks, opened)
+        snapshot = run_collectively(self._ranks, opened)
         assert self._store is not None
-        orders.agree(self._ranks, self._store, copy, run)
-        self._making = Making(self._ranks, self._layout, self._store, copy, None)
+        orders.agree_on_version(self._ranks, self._store, snapshot, run)
+        self._rank_builder = RankBuilder(self._ranks, self._layout, self._store, snapshot, None)
 
-    def _serve(self, order: orders.Serve) -> None:
-        store = self.making.store
-        name = together(self._ranks, lambda: self._seed.start(order, store))
+    def _serve(self, order: orders.ServeOrder) -> None:
+        store = self.rank_builder.store
+        name = run_collectively(self._ranks, lambda: self._seed.start(order, store))
         self._ranks.gather(name.encode())
         self.serving.set_result(None)
 
     def _keep(self, packs: set[bytes]) -> None:
-        store = self.making.store
+        store = self.rank_builder.store
         for id in {pack.signed.id for pack in store.packs()} - packs:
             self._seed.withdraw(id)
         with suppress(StoreError):  # what cannot be removed now is not known any more at the next start
             orders.remove_all_but(store, packs)
 
-    def _publish(self, order: orders.Delta | orders.First) -> None:
-        making = self.making
+    def _publish(self, order: orders.DeltaOrder | orders.FirstVersionOrder) -> None:
+        rank_builder = self.rank_builder
         shards, outcome = self._handed.get()
         try:
             pack: Pack | None
-            if isinstance(order, orders.First):
-                pack = making.first(shards.part, order.run, order.epoch, order.version)
+            if isinstance(order, orders.FirstVersionOrder):
+                pack = rank_builder.first(shards.part, order.run, order.epoch, order.version)
             else:
-                base = making.copy.position
+                base = rank_builder.snapshot.position
                 assert base is not None
-                made = making.delta(shards.part, base, profile=order.profile, epoch=order.epoch)
+                made = rank_builder.delta(shards.part, base, profile=order.profile, epoch=order.epoch)
                 pack = made[0] if made is not None else None
         except Exception as error:  # at the caller; all ranks have given this version up
             outcome.set_exception(error)
@@ -282,10 +283,10 @@ class Follower:
         outcome.set_result(pack)
 
     def _anchor(self) -> None:
-        position = self.making.copy.position
+        position = self.rank_builder.snapshot.position
         assert position is not None
         try:
-            pack = self.making.anchor(position)
+            pack = self.rank_builder.anchor(position)
         except P2PSyncError:
             return  # rank 0 tells of it, and there is nothing to do about it here
         self._seed.offer(pack)

@@ -9,7 +9,7 @@ from p2psync.errors import UsageError
 from p2psync.membership.work import Verdict
 
 
-class Admission:
+class VersionAdmission:
     """head: the newest version, None before the first."""
 
     def __init__(self, max_staleness: int) -> None:

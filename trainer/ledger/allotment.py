@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from p2psync.trainer.ledger.throughput import Prospect
+from p2psync.trainer.ledger.throughput import NodeForecast
 
 #: Halvings of the interval in which the end of a step is looked for: to one part in a million.
 _HALVINGS = 24
@@ -17,17 +17,17 @@ _HALVINGS = 24
 _SLACK = 1e-4
 
 
-def end_of(prospects: Sequence[Prospect], items: int) -> float:
+def earliest_finish(forecasts: Sequence[NodeForecast], items: int) -> float:
     """The earliest time (seconds from now) by which all together can finish so many items more, and what they hold.
 
     It is a little later than that, so that no rounding of times takes an item from whom it falls to.
     """
-    if not prospects:
+    if not forecasts:
         return float("inf")
-    low, high = 0.0, min(p.finish(items) for p in prospects)
+    low, high = 0.0, min(p.finish(items) for p in forecasts)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if sum(p.capacity(middle) for p in prospects) >= items:
+        if sum(p.capacity(middle) for p in forecasts) >= items:
             high = middle
         else:
             low = middle

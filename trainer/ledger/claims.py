@@ -13,7 +13,7 @@ MAX_HOLDERS = 2
 
 
 @dataclass(slots=True)
-class Claim:
+class WorkClaim:
     """One work lease. items: by number. since: when they were leased. ends: at the latest. void: see `Receipt`."""
 
     node: str
@@ -23,13 +23,13 @@ class Claim:
     void: list[str] = field(default_factory=list)
 
 
-class Claims:
+class WorkClaims:
     """All claims. `ttl` seconds end one unless it is renewed."""
 
     def __init__(self, ttl: float, max_hold: float) -> None:
         self._ttl = ttl
         self._max_hold = max_hold
-        self.by_lease: dict[str, Claim] = {}
+        self.by_lease: dict[str, WorkClaim] = {}
         self.of_node: dict[str, set[str]] = {}
         self.count: Counter[str] = Counter()  # node → items
         self._holders: dict[int, list[str]] = {}  # item → leases
@@ -48,9 +48,9 @@ class Claims:
         """Versions that claimed items were put in for."""
         return list(self._of_version)
 
-    def add(self, lease: str, node: str, items: list[tuple[int, WorkItem]], now: float) -> Claim:
+    def add(self, lease: str, node: str, items: list[tuple[int, WorkItem]], now: float) -> WorkClaim:
         """Claim items under a fresh work lease."""
-        claim = self.by_lease[lease] = Claim(node, now, now + self._max_hold, dict(items))
+        claim = self.by_lease[lease] = WorkClaim(node, now, now + self._max_hold, dict(items))
         self.of_node.setdefault(node, set()).add(lease)
         self.count[node] += len(items)
         for number, item in items:
@@ -88,10 +88,10 @@ class Claims:
         """When the next claim ends unless it is renewed, None if there is none."""
         return self._deadlines.next()
 
-    def _set_deadline(self, lease: str, claim: Claim, now: float) -> None:
+    def _set_deadline(self, lease: str, claim: WorkClaim, now: float) -> None:
         self._deadlines.set(lease, min(now + self._ttl, claim.ends))
 
-    def _forget(self, lease: str, claim: Claim) -> None:
+    def _forget(self, lease: str, claim: WorkClaim) -> None:
         del self.by_lease[lease]
         self._deadlines.discard(lease)
         leases = self.of_node[claim.node]

@@ -51,7 +51,7 @@ class LedgerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
+class LedgerCounts:
     """Since the start. leased counts grants of items; of these re-leased had been leased before, and hedged were held
     by another node at the time."""
 

@@ -28,31 +28,31 @@ from p2psync.membership.work import (
     Verdict,
     WorkItem,
 )
-from p2psync.trainer.ledger.admission import Admission
-from p2psync.trainer.ledger.claims import Claim, Claims
-from p2psync.trainer.ledger.config import Counts, LedgerConfig
-from p2psync.trainer.ledger.grants import Granting
-from p2psync.trainer.ledger.items import Items
-from p2psync.trainer.ledger.pool import Pool
+from p2psync.trainer.ledger.admission import VersionAdmission
+from p2psync.trainer.ledger.claims import WorkClaim, WorkClaims
+from p2psync.trainer.ledger.config import LedgerConfig, LedgerCounts
+from p2psync.trainer.ledger.grants import GrantChooser
+from p2psync.trainer.ledger.items import OpenItems
+from p2psync.trainer.ledger.pool import ItemPool
 from p2psync.trainer.ledger.records import (
-    Accepted,
-    Admitted,
-    Claimed,
-    Done,
-    Dropped,
-    HandedBack,
-    HandedOut,
-    Put,
+    ClaimsEnded,
+    ItemsClaimed,
+    ItemsDropped,
+    ItemsPut,
+    LedgerResult,
     Recorder,
-    Saved,
+    ResultAccepted,
+    ResultsReturned,
+    ResultsTaken,
+    SavedLedger,
     StepCommitted,
-    Unclaimed,
-    keep_nothing,
+    VersionAdmitted,
+    discard_change,
 )
-from p2psync.trainer.ledger.results import Results
-from p2psync.trainer.ledger.throughput import Pace
+from p2psync.trainer.ledger.results import ResultQueue
+from p2psync.trainer.ledger.throughput import Throughput
 
-__all__ = ["Counts", "Done", "Ledger", "LedgerConfig"]
+__all__ = ["Ledger", "LedgerConfig", "LedgerCounts", "LedgerResult"]
 
 
 class Ledger:
@@ -62,21 +62,21 @@ class Ledger:
         self,
         config: LedgerConfig | None = None,
         *,
-        record: Recorder = keep_nothing,
-        saved: Saved | None = None,
+        record: Recorder = discard_change,
+        saved: SavedLedger | None = None,
         now: float = 0.0,
     ) -> None:
         """record: told of every change. saved: a state to begin with; its claims last from `now` as if just made. See
         `resume`."""
         self.config = config or LedgerConfig()
-        self.pace = Pace(self.config.max_staleness, self.config.max_rate)
+        self.throughput = Throughput(self.config.max_staleness, self.config.max_rate)
         self._record = record
-        self._admission = Admission(self.config.max_staleness)
-        self._pool = Pool()
-        self._claims = Claims(self.config.claim_ttl, self.config.max_hold)
-        self._granting = Granting(self.config, self._pool, self._claims, self.pace)
-        self._items = Items(self.config)
-        self._results = Results()
+        self._admission = VersionAdmission(self.config.max_staleness)
+        self._pool = ItemPool()
+        self._claims = WorkClaims(self.config.claim_ttl, self.config.max_hold)
+        self._grant_chooser = GrantChooser(self.config, self._pool, self._claims, self.throughput)
+        self._items = OpenItems(self.config)
+        self._results = ResultQueue()
         self._leased_before: set[int] = set()
         self._next_order = 0
         self._step = 0
@@ -118,10 +118,10 @@ class Ledger:
         return self._step
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> LedgerCounts:
         """A copy of all counters."""
         c = self._counts
-        return Counts(
+        return LedgerCounts(
             put=c["put"],
             leased=c["leased"],
             re_leased=c["re_leased"],
@@ -141,9 +141,9 @@ class Ledger:
         Raises `UsageError` unless versions rise.
         """
         if self._admission.admit(version, digest):
-            self.pace.admitted(version, now)
-            self._granting.changed()
-            self._record(Admitted(version=version, digest=digest, oldest=self._admission.oldest))
+            self.throughput.admitted(version, now)
+            self._grant_chooser.changed()
+            self._record(VersionAdmitted(version=version, digest=digest, oldest=self._admission.oldest))
 
     def put(self, version: int, items: Iterable[tuple[str, bytes]], *, skip_known: bool = False) -> int:
         """Put in work for `version`: ids never used before, and payloads. All or nothing; returns how many.
@@ -154,15 +154,15 @@ class Ledger:
         new = self._items.new(version, items, self.done + self.taken, skip_known=skip_known)
         first = self._items.next
         self._items.next += len(new)
-        self._record(Put(first=first, items=new))
+        self._record(ItemsPut(first=first, items=new))
         for number, work in enumerate(new, first):
             self._items.open(number, work)
             self._pool.add(number, work)
-        self._granting.changed()
+        self._grant_chooser.changed()
         self._counts["put"] += len(new)
         return len(new)
 
-    def take(self, max_items: int, version: int | None = None) -> list[Done]:
+    def take(self, max_items: int, version: int | None = None) -> list[LedgerResult]:
         """Take up to `max_items` results out for the step in hand, oldest first, and so make room.
 
         version: only of items that were put in for it. They are the caller's; should its step come to nothing, they
@@ -170,17 +170,17 @@ class Ledger:
         """
         taken = self._results.take(max_items, version)
         if taken:
-            self._record(HandedOut(step=self._step, items=[done.number for done in taken]))
+            self._record(ResultsTaken(step=self._step, items=[done.number for done in taken]))
         return taken
 
-    def hand_back(self, results: Iterable[Done] | None = None) -> int:
+    def hand_back(self, results: Iterable[LedgerResult] | None = None) -> int:
         """These results (None: all) of what was taken for the step in hand wait to be taken again.
 
         Those that are gone already are passed over. Returns how many there were.
         """
         back = self._results.hand_back(results)
         if back:
-            self._record(HandedBack(items=[done.number for done in back]))
+            self._record(ResultsReturned(items=[done.number for done in back]))
         return len(back)
 
     def commit_step(self, step: int | None = None) -> int:
@@ -218,7 +218,7 @@ class Ledger:
         dropped = [(number, held[number]) for number in sorted(old)]
         for number in old:
             for lease in list(self._claims.holders(number)):
-                self.pace.returned(self._claims.by_lease[lease].node, 1)
+                self.throughput.returned(self._claims.by_lease[lease].node, 1)
                 self._void(lease, number)
         pooled = [work for work in self._pool if work.version < version]
         for work in pooled:
@@ -228,7 +228,7 @@ class Ledger:
             self._close(number, work)
         self._counts["dropped"] += len(dropped)
         if dropped:
-            self._record(Dropped(items=[number for number, _ in dropped]))
+            self._record(ItemsDropped(items=[number for number, _ in dropped]))
         return len(dropped)
 
     # ---- the nodes' side -------------------------------------------------------------------------------------------
@@ -247,19 +247,19 @@ class Ledger:
             if known.node != node:
                 raise UsageError("this work lease id is in use; draw another")
             return list(known.items.values())
-        self.pace.asked(node, version, now)
+        self.throughput.asked(node, version, now)
         if not self._room(self._oldest()):
             return []
         upto = None if self._room(None) else self._oldest()
         most = min(max_items, MAX_GRANT_ITEMS, self.config.max_per_node - self._claims.count[node])
-        pooled, hedged = self._granting.choose(node, most, MAX_GRANT_BYTES, now, upto)
+        pooled, hedged = self._grant_chooser.choose(node, most, MAX_GRANT_BYTES, now, upto)
         for number, _ in pooled:
             self._pool.remove(number)
         if items := pooled + hedged:
             self._claims.add(lease_id, node, items, now)
-            self.pace.leased(node, len(items), now)
+            self.throughput.leased(node, len(items), now)
             self._count_leased(items, len(hedged))
-            self._record(Claimed(lease=lease_id, node=node, items=[number for number, _ in items]))
+            self._record(ItemsClaimed(lease=lease_id, node=node, items=[number for number, _ in items]))
         return [work for _, work in items]
 
     def judge(self, lease_id: str, item: str, size: int, version: int, digest: str, now: float) -> Verdict:
@@ -304,7 +304,7 @@ class Ledger:
         self.expire(now)
         self._claims.renew(node, now)
         if version is not None:
-            self.pace.acknowledged(node, version, now)
+            self.throughput.acknowledged(node, version, now)
 
     def release_node(self, node: str) -> int:
         """The node's membership ended: its work returns to the pool. Returns how many items."""
@@ -346,13 +346,15 @@ class Ledger:
         claim = self._claims.by_lease[lease_id]
         order = self._next_order
         self._next_order += 1
-        self.pace.completed(claim.node, tokens, now - claim.since, now)
+        self.throughput.completed(claim.node, tokens, now - claim.since, now)
         work = self._claims.remove(lease_id, number)
         self._end_claims(number, now)
-        self._record(Accepted(item=number, order=order, node=claim.node, version=version, tokens=tokens, result=result))
+        self._record(
+            ResultAccepted(item=number, order=order, node=claim.node, version=version, tokens=tokens, result=result)
+        )
         self._close(number, work)
         self._results.add(
-            Done(
+            LedgerResult(
                 item=work,
                 node=claim.node,
                 version=version,
@@ -368,7 +370,7 @@ class Ledger:
     def _end_claims(self, number: int, now: float) -> None:
         """Nobody needs to work on an item any more."""
         for lease in list(self._claims.holders(number)):
-            self.pace.overtaken(self._claims.by_lease[lease].node, now)
+            self.throughput.overtaken(self._claims.by_lease[lease].node, now)
             self._void(lease, number)
 
     def _void(self, lease: str, number: int) -> None:
@@ -377,7 +379,7 @@ class Ledger:
 
     def _release(self, lease_id: str, numbers: list[int] | None = None) -> int:
         """End a lease's claims on these items (None: all); what nobody else holds returns to the pool."""
-        claim: Claim = self._claims.by_lease[lease_id]
+        claim: WorkClaim = self._claims.by_lease[lease_id]
         numbers = list(claim.items) if numbers is None else numbers
         back = 0
         for number in numbers:
@@ -385,9 +387,9 @@ class Ledger:
             if not self._claims.holders(number):
                 self._pool.add(number, work)
                 back += 1
-        self.pace.returned(claim.node, len(numbers))
-        self._record(Unclaimed(lease=lease_id, items=numbers))
-        self._granting.changed()
+        self.throughput.returned(claim.node, len(numbers))
+        self._record(ClaimsEnded(lease=lease_id, items=numbers))
+        self._grant_chooser.changed()
         self._counts["returned"] += back
         return back
 
@@ -402,10 +404,10 @@ class Ledger:
             self._leased_before.add(number)
         self._counts["hedged"] += hedged
 
-    def _restore(self, saved: Saved, now: float) -> None:
+    def _restore(self, saved: SavedLedger, now: float) -> None:
         self._admission.restore(saved.versions)
         if self.head is not None:
-            self.pace.admitted(self.head, now)
+            self.throughput.admitted(self.head, now)
         self._step, self._items.next, self._next_order = saved.step, saved.next_number, saved.next_order
         for item in saved.remembered:
             self._items.remember(item)
@@ -415,7 +417,7 @@ class Ledger:
             claims.setdefault((lease, node), []).append((number, items[number]))
         for (lease, node), claimed in claims.items():
             self._claims.add(lease, node, claimed, now)
-            self.pace.leased(node, len(claimed), now)
+            self.throughput.leased(node, len(claimed), now)
             self._leased_before.update(number for number, _ in claimed)
         for number, work in saved.open:
             self._items.open(number, work)

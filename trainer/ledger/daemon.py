@@ -32,7 +32,7 @@ class DaemonLedger:
         self._service = mount(hub.build_app(), hub, self._config, journal=journal)
         LedgerRoutes(self._service, token).add(hub.build_app())
 
-    def hears(self, show: Callable[[Event], None]) -> Callable[[Event], None]:
+    def admit_before(self, show: Callable[[Event], None]) -> Callable[[Event], None]:
         """`show`, with every version admitted before it is announced."""
 
         def hear(event: Event) -> None:

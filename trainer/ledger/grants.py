@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass
 
 from p2psync.membership.work import WorkItem
-from p2psync.trainer.ledger.allotment import end_of
-from p2psync.trainer.ledger.claims import MAX_HOLDERS, Claims
+from p2psync.trainer.ledger.allotment import earliest_finish
+from p2psync.trainer.ledger.claims import MAX_HOLDERS, WorkClaims
 from p2psync.trainer.ledger.config import LedgerConfig
-from p2psync.trainer.ledger.pool import Pool
-from p2psync.trainer.ledger.throughput import Pace
+from p2psync.trainer.ledger.pool import ItemPool
+from p2psync.trainer.ledger.throughput import Throughput
 
 #: How long an outlook holds for each node in it (seconds): looking costs about a hundredth of that.
 _HOLDS = 0.0005
@@ -26,7 +26,7 @@ Numbered = tuple[int, WorkItem]
 
 
 @dataclass
-class _Outlook:
+class _CompletionForecast:
     """What was expected at a time. ends: when all work up to a version will be done, by version. nodes: in it.
 
     late: (minus when a node will be through with what it alone holds of the oldest version, the node), a heap. Times
@@ -40,19 +40,19 @@ class _Outlook:
     late: list[tuple[float, str]]
 
 
-class Granting:
+class GrantChooser:
     """Chooses, and changes nothing."""
 
-    def __init__(self, config: LedgerConfig, pool: Pool, claims: Claims, pace: Pace) -> None:
+    def __init__(self, config: LedgerConfig, pool: ItemPool, claims: WorkClaims, throughput: Throughput) -> None:
         self._config = config
         self._pool = pool
         self._claims = claims
-        self._pace = pace
-        self._outlook: _Outlook | None = None
+        self._throughput = throughput
+        self._completion: _CompletionForecast | None = None
 
     def changed(self) -> None:
         """Work was put in or came back, or there is a new version: look anew."""
-        self._outlook = None
+        self._completion = None
 
     def choose(
         self, node: str, most: int, room: int, now: float, upto: int | None
@@ -61,21 +61,21 @@ class Granting:
 
         upto: only of what was put in for this version or an earlier one.
         """
-        if most <= 0 or not self._pace.in_time(node, now) or not (len(self._pool) or len(self._claims)):
+        if most <= 0 or not self._throughput.in_time(node, now) or not (len(self._pool) or len(self._claims)):
             return [], []
         if not self._config.allot:
             return self._first(most, room, upto), []
-        outlook = self._look(now)
-        if not self._pace.measured(node):
-            most = min(most, self._untried(outlook.nodes) - self._claims.count[node])
-        mine = self._pace.prospect(node, now)
+        completion = self._look(now)
+        if not self._throughput.measured(node):
+            most = min(most, self._untried(completion.nodes) - self._claims.count[node])
+        mine = self._throughput.forecast(node, now)
         chosen: list[Numbered] = []
         for version, count in self._versions(upto):
-            if version > outlook.oldest and not chosen and (hedged := self._hedge(node, outlook, now)):
+            if version > completion.oldest and not chosen and (hedged := self._hedge(node, completion, now)):
                 return [], hedged
-            wanted = mine.capacity(outlook.ends.get(version, math.inf) - now) - len(chosen)
+            wanted = mine.capacity(completion.ends.get(version, math.inf) - now) - len(chosen)
             chosen += self._of(version, min(count, most - len(chosen), wanted), room - _size(chosen))
-        return chosen, [] if chosen else self._hedge(node, outlook, now)
+        return chosen, [] if chosen else self._hedge(node, completion, now)
 
     def _versions(self, upto: int | None) -> list[tuple[int, int]]:
         return [(version, count) for version, count in self._pool.versions() if upto is None or version <= upto]
@@ -102,43 +102,43 @@ class Granting:
 
     # ---- the outlook -----------------------------------------------------------------------------------------------
 
-    def _look(self, now: float) -> _Outlook:
-        known = self._outlook
-        holds = self._pace.known * _HOLDS
-        if known is not None and now <= known.at + holds and self._pace.known <= _GROWN * known.nodes:
+    def _look(self, now: float) -> _CompletionForecast:
+        known = self._completion
+        holds = self._throughput.known * _HOLDS
+        if known is not None and now <= known.at + holds and self._throughput.known <= _GROWN * known.nodes:
             return known
-        self._pace.refresh()
-        active = self._pace.active(now)
-        prospects = [self._pace.prospect(name, now) for name in active]
+        self._throughput.refresh()
+        active = self._throughput.active(now)
+        forecasts = [self._throughput.forecast(name, now) for name in active]
         ends = {}
         left = 0
         versions = self._pool.versions()
         for version, count in versions:
             left += count
             # Whoever asks while the outlook holds must still find what it would have found at once.
-            ends[version] = now + holds + end_of(prospects, left)
+            ends[version] = now + holds + earliest_finish(forecasts, left)
         oldest = min([version for version, _ in versions] + self._claims.versions(), default=0)
         late = [(-end, name) for name in self._claims.of_node if (end := self._through(name, oldest, now)) is not None]
         heapq.heapify(late)
-        self._outlook = _Outlook(now, self._pace.known, ends, oldest, late)
-        return self._outlook
+        self._completion = _CompletionForecast(now, self._throughput.known, ends, oldest, late)
+        return self._completion
 
-    def _hedge(self, node: str, outlook: _Outlook, now: float) -> list[Numbered]:
+    def _hedge(self, node: str, completion: _CompletionForecast, now: float) -> list[Numbered]:
         """The last item of whoever would end the oldest step latest, if `node` would be clearly sooner."""
         if not self._config.hedge_margin:
             return []
-        mine = now + self._config.hedge_margin * self._pace.prospect(node, now).finish(1)
-        late = outlook.late
+        mine = now + self._config.hedge_margin * self._throughput.forecast(node, now).finish(1)
+        late = completion.late
         # Whatever else the step waits for, it waits longest for the first of these.
         while late and -late[0][0] > mine and late[0][1] != node:
             holder = late[0][1]
-            end = self._through(holder, outlook.oldest, now)
+            end = self._through(holder, completion.oldest, now)
             if end is None:
                 heapq.heappop(late)
             elif -end > late[0][0]:
                 heapq.heapreplace(late, (-end, holder))
             else:
-                return [self._alone(holder, outlook.oldest)[-1]]
+                return [self._alone(holder, completion.oldest)[-1]]
         return []
 
     def _through(self, holder: str, version: int, now: float) -> float | None:
@@ -146,9 +146,9 @@ class Granting:
         alone = self._alone(holder, version)
         if not alone:
             return None
-        prospect = self._pace.prospect(holder, now, len(alone))
+        forecast = self._throughput.forecast(holder, now, len(alone))
         since = max(self._claims.by_lease[lease].since for lease in self._claims.of_node[holder])
-        return max(now + prospect.start, since + prospect.least)
+        return max(now + forecast.start, since + forecast.least)
 
     def _alone(self, holder: str, version: int) -> list[Numbered]:
         """Items of a version that only `holder` has, in the order in which it works on them."""

@@ -10,7 +10,7 @@ from p2psync.membership.work import MAX_ITEM_ID, MAX_PAYLOAD_BYTES, WorkItem
 from p2psync.trainer.ledger.config import LedgerConfig
 
 
-class Items:
+class OpenItems:
     """numbers: of what is pooled or claimed, by id. next: the number of the next new item."""
 
     def __init__(self, config: LedgerConfig) -> None:

@@ -10,20 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 from p2psync.errors import StoreError
 from p2psync.trainer.ledger.journal import Journal
-from p2psync.trainer.ledger.records import Change
+from p2psync.trainer.ledger.records import LedgerChange
 
 
-class Durability:
+class JournalWriter:
     """On one loop. Without a journal everything is settled at once, and lost with the process."""
 
     def __init__(self, journal: Journal | None) -> None:
         self._journal = journal
-        self._pending: list[Change] = []
+        self._pending: list[LedgerChange] = []
         self._recorded = self._written = 0
         self._writing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "p2psync-journal")
 
-    def record(self, change: Change) -> None:
+    def record(self, change: LedgerChange) -> None:
         """Take a change; it is written soon, after all that came before."""
         if self._journal is not None:
             self._pending.append(change)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from p2psync.membership.work import WorkItem
 
 
-class Pool:
+class ItemPool:
     """A set of numbered items; each operation is O(log n)."""
 
     def __init__(self) -> None:

@@ -10,11 +10,11 @@ import msgspec
 from p2psync.membership.work import WorkItem
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerChange(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened. Applied in order, all changes give the state."""
 
 
-class Admitted(Change, frozen=True, kw_only=True):
+class VersionAdmitted(LedgerChange, frozen=True, kw_only=True):
     """A version is the newest; versions below `oldest` are forgotten. digest: 32 hex digits."""
 
     version: int
@@ -22,14 +22,14 @@ class Admitted(Change, frozen=True, kw_only=True):
     oldest: int
 
 
-class Put(Change, frozen=True, kw_only=True):
+class ItemsPut(LedgerChange, frozen=True, kw_only=True):
     """Items were put in; they are numbered from `first` on."""
 
     first: int
     items: list[WorkItem]
 
 
-class Claimed(Change, frozen=True, kw_only=True):
+class ItemsClaimed(LedgerChange, frozen=True, kw_only=True):
     """A node claimed items, by number, under a work lease."""
 
     lease: str
@@ -37,14 +37,14 @@ class Claimed(Change, frozen=True, kw_only=True):
     items: list[int]
 
 
-class Unclaimed(Change, frozen=True, kw_only=True):
+class ClaimsEnded(LedgerChange, frozen=True, kw_only=True):
     """Claims of a work lease on these items, by number, ended without a result that counts."""
 
     lease: str
     items: list[int]
 
 
-class Accepted(Change, frozen=True, kw_only=True):
+class ResultAccepted(LedgerChange, frozen=True, kw_only=True):
     """An item's result counts; every claim on it has ended. order: results are given out in this order."""
 
     item: int
@@ -55,33 +55,33 @@ class Accepted(Change, frozen=True, kw_only=True):
     result: bytes
 
 
-class HandedOut(Change, frozen=True, kw_only=True):
+class ResultsTaken(LedgerChange, frozen=True, kw_only=True):
     """Results of these items were taken for a step."""
 
     step: int
     items: list[int]
 
 
-class HandedBack(Change, frozen=True, kw_only=True):
+class ResultsReturned(LedgerChange, frozen=True, kw_only=True):
     """What was handed out of these items waits to be taken again."""
 
     items: list[int]
 
 
-class StepCommitted(Change, frozen=True, kw_only=True):
+class StepCommitted(LedgerChange, frozen=True, kw_only=True):
     """What was handed out is gone; `step` is in hand now."""
 
     step: int
 
 
-class Dropped(Change, frozen=True, kw_only=True):
+class ItemsDropped(LedgerChange, frozen=True, kw_only=True):
     """Unfinished items were given up."""
 
     items: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class LedgerResult:
     """An accepted result. item: as it was put in. version: the policy the result was made under."""
 
     item: WorkItem
@@ -94,7 +94,7 @@ class Done:
 
 
 @dataclass(kw_only=True)
-class Saved:
+class SavedLedger:
     """A ledger's state as it was written down. Claims: (lease, node, item number).
 
     versions: (number, digest), ascending. open: (number, item), ascending. done, taken: in their order. remembered:
@@ -107,13 +107,13 @@ class Saved:
     versions: list[tuple[int, str]] = field(default_factory=list)
     open: list[tuple[int, WorkItem]] = field(default_factory=list)
     claims: list[tuple[str, str, int]] = field(default_factory=list)
-    done: list[Done] = field(default_factory=list)
-    taken: list[Done] = field(default_factory=list)
+    done: list[LedgerResult] = field(default_factory=list)
+    taken: list[LedgerResult] = field(default_factory=list)
     remembered: list[str] = field(default_factory=list)
 
 
-Recorder = Callable[[Change], None]
+Recorder = Callable[[LedgerChange], None]
 
 
-def keep_nothing(_change: Change) -> None:
+def discard_change(_change: LedgerChange) -> None:
     """The recorder of a ledger that lives in memory only."""

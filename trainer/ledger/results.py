@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from p2psync.trainer.ledger.records import Done
+from p2psync.trainer.ledger.records import LedgerResult
 
 
-class Results:
+class ResultQueue:
     """size: bytes of the results that wait."""
 
     def __init__(self) -> None:
-        self.waiting: OrderedDict[int, Done] = OrderedDict()  # by order
-        self.taken: dict[int, Done] = {}
+        self.waiting: OrderedDict[int, LedgerResult] = OrderedDict()  # by order
+        self.taken: dict[int, LedgerResult] = {}
         self.size = 0
 
-    def add(self, done: Done) -> None:
+    def add(self, done: LedgerResult) -> None:
         """One more waits."""
         self.waiting[done.order] = done
         self.size += len(done.result)
 
-    def take(self, most: int, version: int | None) -> list[Done]:
+    def take(self, most: int, version: int | None) -> list[LedgerResult]:
         """Move up to so many to those that were taken, oldest first; of items put in for `version` (None: of any)."""
-        taken: list[Done] = []
+        taken: list[LedgerResult] = []
         for done in self.waiting.values():
             if len(taken) >= most:
                 break
@@ -35,7 +35,7 @@ class Results:
             self.taken[done.order] = done
         return taken
 
-    def hand_back(self, results: Iterable[Done] | None) -> list[Done]:
+    def hand_back(self, results: Iterable[LedgerResult] | None) -> list[LedgerResult]:
         """Move these (None: all) back, where they were taken; they wait in their old order."""
         back = list(self.taken.values()) if results is None else [done for done in results if done.order in self.taken]
         for done in back:

@@ -28,7 +28,7 @@ from p2psync.membership.work import (
 from p2psync.net.hub_wire import TokenError, TooLargeError, read_bounded
 from p2psync.protocol.wire import decode_msgpack, encode_msgpack
 from p2psync.store.disk import disk_errors, write_durably
-from p2psync.trainer.ledger.core import Done
+from p2psync.trainer.ledger.core import LedgerResult
 from p2psync.trainer.ledger.service import LedgerService
 
 #: The header that bears the work token.
@@ -111,7 +111,7 @@ def work_token(path: Path) -> str:
             return token
 
 
-def _fitting(results: list[Done]) -> list[Done]:
+def _fitting(results: list[LedgerResult]) -> list[LedgerResult]:
     room = MAX_TAKE_BYTES
     for index, done in enumerate(results):
         room -= len(done.result) + len(done.item.payload) + 1024
@@ -120,7 +120,7 @@ def _fitting(results: list[Done]) -> list[Done]:
     return results
 
 
-def _taken(done: Done) -> Taken:
+def _taken(done: LedgerResult) -> Taken:
     return Taken(
         item=done.item.item,
         put_for=done.item.version,

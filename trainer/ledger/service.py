@@ -22,10 +22,10 @@ from p2psync.membership.work import MAX_WORK_WAIT, LeaseWork, WorkGrant, WorkIte
 from p2psync.net.hub import HubService
 from p2psync.net.hub_routes import read_json, reply_json
 from p2psync.net.timer import Alarm
-from p2psync.trainer.ledger.core import Done, Ledger, LedgerConfig
+from p2psync.trainer.ledger.core import Ledger, LedgerConfig, LedgerResult
 from p2psync.trainer.ledger.journal import Journal
-from p2psync.trainer.ledger.journal_writer import Durability
-from p2psync.trainer.ledger.uploads import MAX_UPLOADING, Uploads
+from p2psync.trainer.ledger.journal_writer import JournalWriter
+from p2psync.trainer.ledger.uploads import MAX_UPLOADING, ResultUploads
 
 __all__ = ["LedgerService", "mount"]
 
@@ -41,17 +41,17 @@ class LedgerService:
     Make it with `mount`. To be used on the hub's loop only.
     """
 
-    def __init__(self, hub: HubService, ledger: Ledger, durability: Durability, max_uploading: int) -> None:
+    def __init__(self, hub: HubService, ledger: Ledger, journal_writer: JournalWriter, max_uploading: int) -> None:
         self.ledger = ledger
         self._hub = hub
-        self._durable = durability
+        self._journal_writer = journal_writer
         self._alarm = Alarm(hub.now, self.tick)
         self._work = asyncio.Event()
         self._results = asyncio.Event()
         self._looking: asyncio.TimerHandle | None = None
         self._waiting = 0
         self._closing = False
-        self.uploads = Uploads(ledger, hub.now, durability.settled, self.tick, max_uploading)
+        self.uploads = ResultUploads(ledger, hub.now, journal_writer.settled, self.tick, max_uploading)
 
     @property
     def waiting(self) -> int:
@@ -66,18 +66,18 @@ class LedgerService:
     async def put(self, version: int, items: Iterable[tuple[str, bytes]], *, skip_known: bool = False) -> int:
         """See `Ledger.put`; returns once it is durable. Wakes actors that wait for work. Raises `StoreError`, too."""
         count = self.ledger.put(version, items, skip_known=skip_known)
-        await self._durable.settled()
+        await self._journal_writer.settled()
         self.tick()
         return count
 
-    async def take(self, max_items: int, version: int | None = None, *, wait: float = math.inf) -> list[Done]:
+    async def take(self, max_items: int, version: int | None = None, *, wait: float = math.inf) -> list[LedgerResult]:
         """See `Ledger.take`; waits until there is a result, for `wait` seconds at most.
 
         That they were handed out is durable when they are. Empty when the time is up, or the service has stopped.
         Raises `StoreError`.
         """
         deadline = None if wait == math.inf else asyncio.get_running_loop().time() + wait
-        taken: list[Done] = []
+        taken: list[LedgerResult] = []
         try:
             async with asyncio.timeout_at(deadline):
                 while not (taken := self.ledger.take(max_items, version)) and not self._closing:
@@ -88,13 +88,13 @@ class LedgerService:
         if taken:
             self.tick()  # there may be room for work again
             try:
-                await self._durable.settled()
+                await self._journal_writer.settled()
             except BaseException:
                 self.hand_back(taken)
                 raise
         return taken
 
-    def hand_back(self, results: Iterable[Done] | None = None) -> int:
+    def hand_back(self, results: Iterable[LedgerResult] | None = None) -> int:
         """See `Ledger.hand_back`."""
         count = self.ledger.hand_back(results)
         self.tick()
@@ -103,12 +103,12 @@ class LedgerService:
     async def commit_step(self, step: int | None = None) -> int:
         """See `Ledger.commit_step`; returns once it is durable. Raises `StoreError`."""
         gone = self.ledger.commit_step(step)
-        await self._durable.settled()
+        await self._journal_writer.settled()
         return gone
 
     async def settled(self) -> None:
         """Wait until all that happened so far is durable. Raises `StoreError`."""
-        await self._durable.settled()
+        await self._journal_writer.settled()
 
     def tick(self) -> None:
         """Bring the ledger up to the hub's clock, and wake who waits. To be called after direct use of `ledger`."""
@@ -194,7 +194,7 @@ class LedgerService:
 
     async def close(self, _app: web.Application | None = None) -> None:
         """Write what is left to the journal and close it; the application does so when it is cleaned up."""
-        await self._durable.close()
+        await self._journal_writer.close()
 
 
 class _LedgerMetrics(Collector):
@@ -241,11 +241,11 @@ def mount(
     With a journal the ledger is made from its configuration and what the journal holds, and is closed with the
     application. Without one it lives in memory. max_uploading: bytes of results that may be on their way at once.
     """
-    durability = Durability(journal)
+    journal_writer = JournalWriter(journal)
     if isinstance(ledger, LedgerConfig):
         saved = None if journal is None else journal.read()
-        ledger = Ledger(ledger, record=durability.record, saved=saved, now=hub.now())
-    service = LedgerService(hub, ledger, durability, max_uploading)
+        ledger = Ledger(ledger, record=journal_writer.record, saved=saved, now=hub.now())
+    service = LedgerService(hub, ledger, journal_writer, max_uploading)
     app.add_routes([web.post("/v1/work/lease", service.serve_lease)])
     app.router.add_post("/v1/work/result", service.uploads.serve, expect_handler=service.uploads.expected)
     hub.on_ended(service._ended)

@@ -31,7 +31,7 @@ _LEAST_HELD = 1e-3
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerStats:
     """One node. tokens, busy (seconds), items: fading sums. mark: when it last finished, or began to be busy.
 
     held: items it has claimed. lag: seconds from a version's admission to its acknowledgement, None: not known.
@@ -49,7 +49,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class NodeForecast:
     """What is expected of a node, in seconds from now.
 
     ready: when it can begin under a version that will do. start: when it will be through with what it holds. each:
@@ -72,12 +72,12 @@ class Prospect:
         return max(0, int((until - self.start) / self.each + 1e-9))
 
 
-class Pace:
+class Throughput:
     """All nodes' rates and lags. Times are seconds on the ledger's clock."""
 
     def __init__(self, max_staleness: int, max_rate: float) -> None:
         """max_rate: tokens a second that no node can pass."""
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, WorkerStats] = {}
         self.head: int | None = None
         self._staleness = max_staleness
         self._max_rate = max_rate
@@ -160,9 +160,9 @@ class Pace:
         """Nodes that hold work or asked for it lately."""
         return [node for node, w in self.workers.items() if w.held or now - w.seen <= ABSENT]
 
-    def prospect(self, node: str, now: float, held: int | None = None) -> Prospect:
+    def forecast(self, node: str, now: float, held: int | None = None) -> NodeForecast:
         """What is expected of a node, if it holds so many items (None: as many as it does)."""
-        worker = self.workers.get(node) or Worker(seen=now)
+        worker = self.workers.get(node) or WorkerStats(seen=now)
         held = worker.held if held is None else held
         each = self._mean / self._rate_of(worker, now)
         silence = now - worker.mark if worker.held else 0.0
@@ -170,7 +170,7 @@ class Pace:
         # One that has been silent for long will be for about as long again, whatever it did before.
         backlog = max((held - min(silence / each, held / 2)) * each, silence / 2) if held else 0.0
         least = self._mean / worker.stream if worker.stream else each
-        return Prospect(ready=ready, start=ready + backlog, each=each, least=least)
+        return NodeForecast(ready=ready, start=ready + backlog, each=each, least=least)
 
     def refresh(self) -> None:
         """Reckon anew what is the middle of all nodes."""
@@ -195,9 +195,9 @@ class Pace:
         if self._interval is None:
             return True
         until = self._admitted_at + (worker.version + self._staleness + 1 - self.head) * self._interval
-        return now > until or now + self.prospect(node, now).least <= until
+        return now > until or now + self.forecast(node, now).least <= until
 
-    def _ready(self, worker: Worker, now: float) -> float:
+    def _ready(self, worker: WorkerStats, now: float) -> float:
         if worker.version is None or self.head is None or worker.version >= self.head - self._staleness:
             return 0.0
         lags = [w.lag for w in self.workers.values() if w.lag is not None]
@@ -205,25 +205,25 @@ class Pace:
         waited = now - self._admitted_at
         return max(lag - waited, waited / 2)
 
-    def _rate_of(self, worker: Worker, now: float) -> float:
+    def _rate_of(self, worker: WorkerStats, now: float) -> float:
         if not worker.items:
             return self._rate
         tokens = min(worker.tokens, TRUST * self._mean * worker.items)
         silence = now - worker.mark if worker.held else 0.0
         return max(tokens, 1e-9) / max(worker.busy + silence, _LEAST_HELD)
 
-    def _add(self, worker: Worker, tokens: float, busy: float, now: float) -> None:
+    def _add(self, worker: WorkerStats, tokens: float, busy: float, now: float) -> None:
         worker.tokens = FADE * worker.tokens + tokens
         worker.busy = FADE * worker.busy + max(busy, 0.0)
         worker.items = FADE * worker.items + 1
         worker.mark = now
 
-    def _new(self, node: str) -> Worker:
+    def _new(self, node: str) -> WorkerStats:
         if len(self.workers) >= MAX_NODES:
             idle = [(worker.seen, name) for name, worker in self.workers.items() if not worker.held]
             if idle:
                 del self.workers[min(idle)[1]]
-        self.workers[node] = worker = Worker()
+        self.workers[node] = worker = WorkerStats()
         return worker
 
 

@@ -38,7 +38,7 @@ _SECONDS = 20.0
 _RATE = 64 << 10
 
 
-class Uploads:
+class ResultUploads:
     """Serves POST /v1/work/result."""
 
     def __init__(

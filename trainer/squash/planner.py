@@ -33,7 +33,7 @@ _NEW = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SquashPlan:
     """Make one delta of a chain, which ends at the head. expected_bytes: of its chunks."""
 
     chain: tuple[Announcement, ...]
@@ -58,7 +58,7 @@ class SquashPlanner:
         members: Iterable[Member],
         manifest_of: Callable[[str], Manifest],
         bits_ratio: Callable[[str], float] = lambda profile: 1.0,
-    ) -> Plan | None:
+    ) -> SquashPlan | None:
         """The squash that spares all members together the most, None if none is worth it.
 
         manifest_of: a manifest by its id (hex). bits_ratio: bits for each change in the profile of squashes, relative
@@ -72,12 +72,12 @@ class SquashPlanner:
         starts = Counter((m.version, m.digest) if m.version is not None else None for m in members)
         ways = {start: resolve(lineage, start, target) for start in starts}
         chain = _chain_to(lineage, target)
-        best: tuple[float, Plan] | None = None
+        best: tuple[float, SquashPlan] | None = None
         for base in _bases(ways, starts):
             longest = max((a.version - base[0] for a in lineage if is_squash(a) and a.base == base[0]), default=0)
             if base not in chain or len(chain[base]) < max(LEAST_STEPS, GROWTH * longest):
                 continue
-            plan = Plan(chain[base], self.predict([manifest_of(a.id) for a in chain[base]], bits_ratio))
+            plan = SquashPlan(chain[base], self.predict([manifest_of(a.id) for a in chain[base]], bits_ratio))
             spared = self._spared(lineage, starts, ways, target, plan)
             if spared > 0 and (best is None or spared > best[0]):
                 best = spared, plan
@@ -99,7 +99,7 @@ class SquashPlanner:
             seen = math.log(summed / union) / math.log(steps)
             self._recurrence = (1 - _NEW) * self._recurrence + _NEW * min(1.0, seen)
 
-    def worth(self, plan: Plan, nbytes: int) -> bool:
+    def worth(self, plan: SquashPlan, nbytes: int) -> bool:
         """Whether a squash that was made is still to be announced, now that its size is known."""
         spared = plan.chain_bytes - nbytes
         return spared >= max(self._least_bytes, LEAST_SHARE * plan.chain_bytes)
@@ -110,7 +110,7 @@ class SquashPlanner:
         starts: Counter[Place | None],
         ways: dict[Place | None, list[Announcement] | None],
         target: Place,
-        plan: Plan,
+        plan: SquashPlan,
     ) -> float:
         """Bytes that all members together would fetch less; 0 unless it is worth it for one of them at least."""
         first, last = plan.chain[0], plan.chain[-1]

@@ -13,16 +13,16 @@ from p2psync.membership.records import Announcement, View
 from p2psync.observe.events import Event, Squashed, Trouble
 from p2psync.protocol.lineage import is_squash
 from p2psync.store.packs import Pack, Store
-from p2psync.trainer.squash.planner import LEAST_STEPS, Plan, SquashPlanner
-from p2psync.trainer.squash.squasher import MadeSquash, Overtaken, Squasher
-from p2psync.trainer.versions.builder import VersionMaker
+from p2psync.trainer.squash.planner import LEAST_STEPS, SquashPlan, SquashPlanner
+from p2psync.trainer.squash.squasher import BuiltSquash, Squasher, SquashPreempted
+from p2psync.trainer.versions.builder import LocalVersionBuilder
 from p2psync.trainer.versions.profile_choice import BITS
 
 #: The share of a core that squashing may take: after each squash there is a rest so much longer than it took.
 SHARE = 0.1
 
 
-class CatchUp:
+class SquashScheduler:
     """Squashes for the members of one trainer's run; on one loop."""
 
     def __init__(
@@ -31,7 +31,7 @@ class CatchUp:
         squasher: Squasher,
         planner: SquashPlanner,
         *,
-        versions: VersionMaker,
+        versions: LocalVersionBuilder,
         publishing: asyncio.Lock,
         lineage: Callable[[], list[Announcement]],
         offer: Callable[[Pack], None],
@@ -61,7 +61,7 @@ class CatchUp:
         self._view = view
         self._consider()
 
-    def make_way(self) -> None:
+    def preempt(self) -> None:
         """A version is to be published: a squash that holds it up is given up, for one that does not."""
         self._waiting.set()
 
@@ -92,19 +92,19 @@ class CatchUp:
             self._tried = plan.chain
             self._task = asyncio.create_task(self._run(plan, profile))
 
-    async def _make(self, plan: Plan, profile: str) -> MadeSquash | None:
+    async def _make(self, plan: SquashPlan, profile: str) -> BuiltSquash | None:
         if profile not in BASELESS:
             self._waiting.clear()
             async with self._publishing:
                 live, end = self._versions.position, plan.chain[-1]
                 if live is not None and (live.version, live.digest.hex()) == (end.version, end.digest):
-                    with suppress(Overtaken):
+                    with suppress(SquashPreempted):
                         return await asyncio.to_thread(
                             self._squasher.make, plan, self._versions.snapshot.units, self._waiting.is_set
                         )
         return await asyncio.to_thread(self._squasher.make, plan)
 
-    async def _run(self, plan: Plan, profile: str) -> None:
+    async def _run(self, plan: SquashPlan, profile: str) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -125,7 +125,7 @@ class CatchUp:
         self._consider()
 
 
-def _squashed(made: MadeSquash) -> Squashed:
+def _squashed(made: BuiltSquash) -> Squashed:
     m = made.pack.manifest
     return Squashed(
         base=m.base or 0,

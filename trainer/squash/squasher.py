@@ -33,19 +33,19 @@ from p2psync.errors import DigestMismatchError, StoreError
 from p2psync.protocol.manifest import sign
 from p2psync.store.encoding import DELTA_BLOCK, Encoding
 from p2psync.store.packs import Draft, Pack, Store
-from p2psync.trainer.squash.planner import Plan, SquashPlanner
-from p2psync.trainer.versions.delta_records import Steps
+from p2psync.trainer.squash.planner import SquashPlan, SquashPlanner
+from p2psync.trainer.versions.delta_records import DeltaRecords
 
 #: Gives the bits of one tensor.
-Head: TypeAlias = Callable[[TensorSpec], Units]
+HeadUnits: TypeAlias = Callable[[TensorSpec], Units]
 
 
-class Overtaken(StoreError):
+class SquashPreempted(StoreError):
     """A squash was given up because the head is to move."""
 
 
 @dataclass(frozen=True, slots=True)
-class MadeSquash:
+class BuiltSquash:
     """A squash that is durable and not yet announced. steps, chain_bytes: deltas it takes the place of, their payload.
 
     seconds: of making it.
@@ -60,7 +60,7 @@ class MadeSquash:
 class Squasher:
     """Makes squashes of one run. Blocking: to be called from a worker thread, one at a time."""
 
-    def __init__(self, store: Store, steps: Steps, key: Ed25519PrivateKey, planner: SquashPlanner) -> None:
+    def __init__(self, store: Store, steps: DeltaRecords, key: Ed25519PrivateKey, planner: SquashPlanner) -> None:
         self._store = store
         self._steps = steps
         self._key = key
@@ -72,12 +72,13 @@ class Squasher:
         self._stopped.set()
 
     def make(
-        self, plan: Plan, head: Head | None = None, overtaken: Callable[[], bool] = lambda: False
-    ) -> MadeSquash | None:
+        self, plan: SquashPlan, head: HeadUnits | None = None, preempted: Callable[[], bool] = lambda: False
+    ) -> BuiltSquash | None:
         """Carry out a plan; None if it turned out not to be worth it, or if some delta cannot be read without weights.
 
         head: the bits that the chain ends at, to make it in profile `tight`; they stay as they are until it returns.
-        overtaken: asked now and then; True ends it with `Overtaken`. Raises `P2PSyncError`; then nothing was made.
+        overtaken: asked now and then; True ends it with `SquashPreempted`. Raises `P2PSyncError`; then nothing was
+        made.
         """
         began = time.monotonic()
         packs = [self._store.get(bytes.fromhex(a.id)) for a in plan.chain]
@@ -88,21 +89,21 @@ class Squasher:
                 if delta is None:
                     return None
                 chain.append(stack.enter_context(closing(delta)))
-            pack = self._make(plan, chain, head, overtaken)
+            pack = self._make(plan, chain, head, preempted)
         if pack is None:
             return None
-        return MadeSquash(pack, len(chain), plan.chain_bytes, time.monotonic() - began)
+        return BuiltSquash(pack, len(chain), plan.chain_bytes, time.monotonic() - began)
 
     def _make(
-        self, plan: Plan, chain: Sequence[Delta], head: Head | None, overtaken: Callable[[], bool]
+        self, plan: SquashPlan, chain: Sequence[Delta], head: HeadUnits | None, preempted: Callable[[], bool]
     ) -> Pack | None:
         first, last = chain[0].manifest, chain[-1].manifest
         rows, blocks = squashed(chain)
         draft = self._store.draft()
         try:
-            sink = _Checked(draft, rows)
+            sink = _VerifyingSink(draft, rows)
             with Encoding(sink, rows, profile="fast" if head is None else "tight") as encoding:
-                coming = self._until_stopped(blocks, overtaken)
+                coming = self._until_stopped(blocks, preempted)
                 if head is None:
                     _compose(encoding, sink, coming)
                 else:
@@ -130,22 +131,22 @@ class Squasher:
             draft.abandon()
             raise
 
-    def _until_stopped(self, blocks: Iterator[Block], overtaken: Callable[[], bool]) -> Iterator[Block]:
+    def _until_stopped(self, blocks: Iterator[Block], preempted: Callable[[], bool]) -> Iterator[Block]:
         for block in blocks:
             if self._stopped.is_set():
                 raise StoreError("stopped while deltas were being squashed")
-            if overtaken():
-                raise Overtaken("a new version was to be published while deltas were being squashed")
+            if preempted():
+                raise SquashPreempted("a new version was to be published while deltas were being squashed")
             yield block
 
 
-def _compose(encoding: Encoding, sink: _Checked, blocks: Iterator[Block]) -> None:
+def _compose(encoding: Encoding, sink: _VerifyingSink, blocks: Iterator[Block]) -> None:
     for block in blocks:
         sink.expect(block)
         encoding.take_block(block)
 
 
-def _reconstruct(encoding: Encoding, sink: _Checked, blocks: Iterator[Block], head: Head) -> None:
+def _reconstruct(encoding: Encoding, sink: _VerifyingSink, blocks: Iterator[Block], head: HeadUnits) -> None:
     """Encode from the head's bits and those before: the head's, less the blocks."""
     grouped = itertools.groupby(blocks, key=lambda block: block.row)
     ahead = next(grouped, None)
@@ -165,7 +166,7 @@ def _reconstruct(encoding: Encoding, sink: _Checked, blocks: Iterator[Block], he
         encoding.take(index, old if row.before else None, new if row.after else None)
 
 
-class _Checked:
+class _VerifyingSink:
     """A sink that decodes each chunk again, and passes it on only if it holds just the blocks that were to be coded."""
 
     def __init__(self, draft: Draft, rows: Sequence[Row]) -> None:

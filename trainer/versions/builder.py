@@ -40,16 +40,16 @@ from p2psync.store.disk import disk_errors, write_durably
 from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.packs import Draft, Pack, Store
 from p2psync.trainer.versions.bit_record import Scans
-from p2psync.trainer.versions.delta_records import Steps
+from p2psync.trainer.versions.delta_records import DeltaRecords
 from p2psync.trainer.versions.pack_reading import UnreadableError, compare_whole, name_of, reader
-from p2psync.trainer.versions.snapshot import Keeper, Snapshot
-from p2psync.trainer.versions.source import FindingSource, Source
+from p2psync.trainer.versions.snapshot import PublishedState, Snapshot
+from p2psync.trainer.versions.source import ChangeFindingSource, Source
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class BuiltVersion:
     """A version that is durable and not yet announced. seconds: of making it; of them coding took `encode_seconds`,
     decoding and applying `apply_seconds`."""
 
@@ -60,8 +60,8 @@ class Made:
     apply_seconds: float = 0.0
 
 
-class Maker(Protocol):
-    """What makes the versions of a run, one at a time: `VersionMaker`, or the ranks of a sharded model together."""
+class VersionBuilder(Protocol):
+    """Builds the versions of a run, one at a time: `LocalVersionBuilder`, or the ranks of a sharded model together."""
 
     epoch: int
 
@@ -75,14 +75,14 @@ class Maker(Protocol):
         rate: float = 0.0,
         settled: Callable[[], bool] = lambda: True,
         given_up: Callable[[], bool] = lambda: False,
-    ) -> Made | None: ...
-    def make_anchor(self, rate: float = 0.0) -> Made: ...
+    ) -> BuiltVersion | None: ...
+    def make_anchor(self, rate: float = 0.0) -> BuiltVersion: ...
     def write_whole(self) -> None: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
 
 
-class VersionMaker:
+class LocalVersionBuilder:
     """Makes the versions of one run, one at a time. Blocking: to be called from a worker thread."""
 
     def __init__(
@@ -93,7 +93,7 @@ class VersionMaker:
         run: str,
         epoch: int = 0,
         *,
-        keeper: Callable[[], Keeper] | None = None,
+        published_state: Callable[[], PublishedState] | None = None,
         on_trouble: Callable[[str], None] = lambda message: None,
     ) -> None:
         """`root`: where the snapshot lives. epoch: of the versions to be made; may be set later. keeper: makes what
@@ -110,8 +110,8 @@ class VersionMaker:
         self._run = run
         self._stopped = threading.Event()
         self._check_key()
-        self.steps = Steps(root.parent / "steps")
-        self.snapshot: Keeper = keeper() if keeper is not None else Snapshot(root)
+        self.steps = DeltaRecords(root.parent / "steps")
+        self.snapshot: PublishedState = published_state() if published_state is not None else Snapshot(root)
         self._tell = on_trouble
         self._doubtful = True
         #: How often the published bits were made anew.
@@ -156,7 +156,7 @@ class VersionMaker:
         rate: float = 0.0,
         settled: Callable[[], bool] = lambda: True,
         given_up: Callable[[], bool] = lambda: False,
-    ) -> Made | None:
+    ) -> BuiltVersion | None:
         """The next version, from `source`: an anchor if it is the first, else a delta in `profile`.
 
         None if no bit differs. rate: bytes a second at which it is to be spread, 0: not known; see `block_and_chunk`.
@@ -168,12 +168,12 @@ class VersionMaker:
         if not self._doubtful and not self.snapshot.sound():
             self._doubt("the published bits were changed or damaged here")
 
-        def once() -> Made | None:
+        def once() -> BuiltVersion | None:
             return self._make(source, profile, rate, settled, given_up)
 
         return self._mending(once)
 
-    def make_anchor(self, rate: float = 0.0) -> Made:
+    def make_anchor(self, rate: float = 0.0) -> BuiltVersion:
         """The newest version written out whole, for those who start from nothing. rate: see `make`.
 
         Raises `StoreError` if there is no version. A snapshot that turns out to be damaged is made anew from the store.
@@ -232,7 +232,7 @@ class VersionMaker:
         rate: float,
         settled: Callable[[], bool],
         given_up: Callable[[], bool],
-    ) -> Made | None:
+    ) -> BuiltVersion | None:
         began = time.monotonic()
         live = None if self._whole else self.snapshot.position
         rows = rows_between(self.snapshot.specs if live is not None else [], source.specs)
@@ -269,9 +269,9 @@ class VersionMaker:
         self._newest, self._whole = position.version, False
         with suppress(StoreError):
             self.steps.prune(self.store)
-        return Made(pack, position, time.monotonic() - began, encoded - began, applying)
+        return BuiltVersion(pack, position, time.monotonic() - began, encoded - began, applying)
 
-    def _make_anchor(self, rate: float) -> Made:
+    def _make_anchor(self, rate: float) -> BuiltVersion:
         began = time.monotonic()
         live = self.position
         if live is None:
@@ -293,7 +293,7 @@ class VersionMaker:
             raise
         if self.snapshot.position != live:
             self._doubtful = True  # whose position it is changed: some keepers learn that from the anchor alone
-        return Made(pack, live, time.monotonic() - began)
+        return BuiltVersion(pack, live, time.monotonic() - began)
 
     def _encode(
         self,
@@ -311,7 +311,7 @@ class VersionMaker:
         scans: dict[TensorSpec, ScanSums] = {}
         anchor = profile is None
         with Encoding(draft, rows, anchor=anchor, rate=rate, profile=profile or "fast", summed=True) as encode:
-            if isinstance(source, FindingSource) and profile is not None:
+            if isinstance(source, ChangeFindingSource) and profile is not None:
                 finds = source.find(rows, encode.block_units, self.snapshot)
             for index, row in enumerate(rows):
                 if self._stopped.is_set() or given_up():

@@ -45,7 +45,7 @@ class PackDelta:
         """Nothing was opened."""
 
 
-class Keeping:
+class DeltaRecordWriter:
     """Writes down the blocks of one delta; a failure drops the record, and nothing else."""
 
     def __init__(self, path: Path, pack: Pack) -> None:
@@ -85,7 +85,7 @@ class Keeping:
         self._writer = self._encoding = None
 
 
-class Steps:
+class DeltaRecords:
     """The records of one trainer."""
 
     def __init__(self, root: Path) -> None:
@@ -97,12 +97,12 @@ class Steps:
                 if not _NAME.fullmatch(path.name):  # half written when a process ended
                     clear(path)
 
-    def keep(self, pack: Pack) -> Keeping | None:
+    def keep(self, pack: Pack) -> DeltaRecordWriter | None:
         """Begin to write down a delta; None if it needs no record, or has one."""
         m = pack.manifest
         if m.base is None or m.profile in BASELESS or m.block_units != DELTA_BLOCK or self._path(pack).exists():
             return None
-        return Keeping(self._path(pack), pack)
+        return DeltaRecordWriter(self._path(pack), pack)
 
     def open(self, pack: Pack) -> Delta | None:
         """What a pack does, to be read without weights and closed; None if there is no record of it."""

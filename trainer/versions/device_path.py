@@ -23,21 +23,21 @@ from p2psync.engines.device.gather import Place
 from p2psync.engines.module.live_tensors import flat_bits
 from p2psync.engines.module.masters import find_rounded
 from p2psync.protocol.versions import Position
-from p2psync.trainer.versions.source import Base
+from p2psync.trainer.versions.source import BaseVersion
 
 #: Changed units that a twin takes at a time.
 _BATCH = 1 << 20
 
 
 @runtime_checkable
-class DeviceBase(Protocol):
+class DeviceBaseVersion(Protocol):
     """A snapshot whose bits are where the module is."""
 
     def tensor(self, spec: TensorSpec) -> torch.Tensor | None:
         """The tensor that holds them, as flat integers; None if there is none, or it is strided."""
 
 
-class Finds:
+class DeviceChanges:
     """What was found, row after row."""
 
     def __init__(self, found: dict[int, Iterator[Found]], sums: dict[int, ScanSums]) -> None:
@@ -48,12 +48,12 @@ class Finds:
         self._next: dict[Iterator[Found], Found | None] = {}
 
     def of(self, row: int) -> Iterable[Found] | None:
-        """See `p2psync.trainer.versions.source.Finds`."""
+        """See `p2psync.trainer.versions.source.DeviceChanges`."""
         found = self._found.get(row)
         return None if found is None else self._take(row, found)
 
     def sums(self, row: int) -> ScanSums | None:
-        """See `p2psync.trainer.versions.source.Finds`."""
+        """See `p2psync.trainer.versions.source.DeviceChanges`."""
         return self._sums.get(row)
 
     def _take(self, row: int, found: Iterator[Found]) -> Iterator[Found]:
@@ -77,7 +77,9 @@ class DevicePath:
         self.twin_position: Position | None = None
         self._extractions: dict[torch.device, DeviceExtraction] = {}
 
-    def find(self, rows: Sequence[tuple[int, TensorSpec, torch.Tensor]], block_units: int, base: Base) -> Finds | None:
+    def find(
+        self, rows: Sequence[tuple[int, TensorSpec, torch.Tensor]], block_units: int, base: BaseVersion
+    ) -> DeviceChanges | None:
         """The changes of these rows (index, spec, the new tensor: fp32 masters where the spec is BF16), as far as they
         are on devices or masters."""
         known = self.twin_position is not None and self.twin_position == base.position
@@ -104,7 +106,7 @@ class DevicePath:
         for device, theirs in pairs.items():
             one = self._follow(self._extraction(device, block_units).extract(theirs), theirs)
             found |= dict.fromkeys((pair.row for pair in theirs), one)
-        return Finds(found, sums) if found else None
+        return DeviceChanges(found, sums) if found else None
 
     def published(self, position: Position | None) -> None:
         """The version that was compared is this one now (or still, where nothing had changed)."""
@@ -115,8 +117,12 @@ class DevicePath:
             self._extractions[device] = DeviceExtraction(device, block_units)
         return self._extractions[device]
 
-    def _old(self, spec: TensorSpec, device: torch.device, base: Base) -> torch.Tensor:
-        if isinstance(base, DeviceBase) and (resident := base.tensor(spec)) is not None and resident.device == device:
+    def _old(self, spec: TensorSpec, device: torch.device, base: BaseVersion) -> torch.Tensor:
+        if (
+            isinstance(base, DeviceBaseVersion)
+            and (resident := base.tensor(spec)) is not None
+            and resident.device == device
+        ):
             return resident
         host = _host_tensor(base, spec)
         if not self._keep_twin or (device.type == "cpu" and not self._everywhere):
@@ -157,7 +163,7 @@ def _flat(spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.detach().view(-1) if masters else flat_bits(tensor)
 
 
-def _host_tensor(base: Base, spec: TensorSpec) -> torch.Tensor:
+def _host_tensor(base: BaseVersion, spec: TensorSpec) -> torch.Tensor:
     units = base.units(spec)
     if not units.flags.writeable:
         units = units.copy()  # torch takes no other arrays

@@ -38,7 +38,7 @@ _FIRST_SHARE = 0.04
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class CodecCost:
     """Core seconds for each unit looked at, and for each that changed; and seconds of files, whatever is coded."""
 
     unit: float
@@ -51,14 +51,14 @@ class Cost:
 
 
 #: One core that reads both arrays at 15 GB/s of model, through 1.06 and 4.1 % changed (`p2psync bench codec`).
-ENCODE = {"fast": Cost(0.18e-9, 5.6e-9), "tight": Cost(0.20e-9, 12.6e-9)}
-APPLY = {"fast": Cost(0.06e-9, 4.3e-9), "tight": Cost(0.12e-9, 11e-9)}
+ENCODE = {"fast": CodecCost(0.18e-9, 5.6e-9), "tight": CodecCost(0.20e-9, 12.6e-9)}
+APPLY = {"fast": CodecCost(0.06e-9, 4.3e-9), "tight": CodecCost(0.12e-9, 11e-9)}
 #: Bits for each changed unit at 1 % changed.
 BITS = {"fast": 9.9, "tight": 7.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class ProfileForecast:
     """What a profile is expected to take. Seconds; seconds: until the last actor commits; nbytes: of its chunks."""
 
     profile: str
@@ -70,12 +70,12 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ProfileChoice:
     """The profile to publish in, and why, in one line for people."""
 
     profile: str
     why: str
-    forecasts: tuple[Forecast, ...] = ()
+    forecasts: tuple[ProfileForecast, ...] = ()
 
 
 class ProfileChooser:
@@ -96,19 +96,19 @@ class ProfileChooser:
         self._apply: dict[str, float] = {}
         self._current: str | None = None
 
-    def choose(self, units: int, link: float | None) -> Choice:
+    def choose(self, units: int, link: float | None) -> ProfileChoice:
         """For a delta of a model of `units` units. link: bytes a second of the slowest useful link, None: not known."""
         if self._forced is not None:
-            return Choice(self._forced, "as told")
+            return ProfileChoice(self._forced, "as told")
         found = [self.forecast(profile, units, link) for profile in PROFILES]
         best = min(found, key=lambda f: (f.seconds, f.nbytes))
         now = next((f for f in found if f.profile == self._current), None)
         if now is not None and best.seconds > min((1 - HYSTERESIS) * now.seconds, now.seconds - LEAST_GAIN):
             best = now
         self._current = best.profile
-        return Choice(best.profile, _why(best, found, link), tuple(found))
+        return ProfileChoice(best.profile, _why(best, found, link), tuple(found))
 
-    def forecast(self, profile: str, units: int, link: float | None) -> Forecast:
+    def forecast(self, profile: str, units: int, link: float | None) -> ProfileForecast:
         """What one profile is expected to take: see the module's formula."""
         changed = self._share * units
         nbytes = changed * self.bits(profile) / 8
@@ -117,7 +117,7 @@ class ProfileChooser:
         transfer = nbytes / link if link else 0.0
         chunks = max(1.0, nbytes / DELTA_CHUNK)
         total = encode + decode + max(transfer, decode) + min(transfer, decode) / chunks
-        return Forecast(profile, total, encode, transfer, decode, nbytes)
+        return ProfileForecast(profile, total, encode, transfer, decode, nbytes)
 
     def bits(self, profile: str) -> float:
         """Bits for each changed unit: as last seen, or as the other profile's and the calibration say."""
@@ -160,7 +160,7 @@ def _mix(seen: dict[str, float], profile: str, value: float) -> None:
     seen[profile] = value if before is None else (1 - _NEW) * before + _NEW * value
 
 
-def _why(best: Forecast, found: list[Forecast], link: float | None) -> str:
+def _why(best: ProfileForecast, found: list[ProfileForecast], link: float | None) -> str:
     slow = "no link was ever busy" if link is None else f"the slowest link gives {8e-6 * link:.4g} Mbit/s"
     others = ", ".join(f"{f.seconds:.3g} s in {f.profile}" for f in found if f is not best)
     return f"{slow}: the last commit is expected {best.seconds:.3g} s after the publish, {others}"

@@ -21,27 +21,27 @@ LOOK_EVERY = 3.0
 REPLACE_AFTER = 3.0
 
 
-class Beside(Protocol):
+class TaskRunner(Protocol):
     """What runs something as long as a node."""
 
     def run_beside(self, coroutine: Coroutine[object, object, None]) -> None: ...
 
 
-class Publishing(Protocol):
+class PublishingNode(Protocol):
     """A trainer's node."""
 
     @property
-    def runner(self) -> Beside: ...
+    def runner(self) -> TaskRunner: ...
     async def write_out(self) -> None: ...
     def take_back(self, id: bytes) -> None: ...
 
 
-class Replacing:
+class Replacement:
     """Replaces what one trainer published; on its loop."""
 
     def __init__(
         self,
-        node: Publishing,
+        node: PublishingNode,
         store: Store,
         acceptance: Acceptance,
         members: Callable[[], Awaitable[Sequence[Member]]],

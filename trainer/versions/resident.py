@@ -34,7 +34,7 @@ from p2psync.errors import DigestMismatchError, EngineError, UsageError
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
 from p2psync.trainer.versions.bit_record import Scans
-from p2psync.trainer.versions.snapshot import Chunks
+from p2psync.trainer.versions.snapshot import ReadChunk
 
 
 class ResidentSnapshot:
@@ -73,7 +73,7 @@ class ResidentSnapshot:
         return self._engine.units(spec)
 
     def tensor(self, spec: TensorSpec) -> torch.Tensor | None:
-        """See `DeviceBase`."""
+        """See `DeviceBaseVersion`."""
         entry = self._table.entries.get(spec)
         return flat_bits(entry.tensor) if entry is not None else None
 
@@ -108,7 +108,7 @@ class ResidentSnapshot:
     def advance(
         self,
         manifest: Manifest,
-        chunks: Chunks,
+        chunks: ReadChunk,
         position: Position,
         take: Callable[[Block], None] | None = None,
         scans: Scans | None = None,
@@ -128,7 +128,7 @@ class ResidentSnapshot:
         except EngineError as error:
             raise DigestMismatchError(f"version {manifest.version} cannot be written to the module: {error}") from error
 
-    def _tell(self, manifest: Manifest, chunks: Chunks, take: Callable[[Block], None]) -> None:
+    def _tell(self, manifest: Manifest, chunks: ReadChunk, take: Callable[[Block], None]) -> None:
         rows = manifest.rows()
         # Of a device tensor the units are a copy; blocks come tensor after tensor.
         base = lru_cache(maxsize=1)(lambda index: self.units(rows[index].spec))

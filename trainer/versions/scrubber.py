@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event, Trouble
-from p2psync.trainer.versions.builder import VersionMaker
+from p2psync.trainer.versions.builder import LocalVersionBuilder
 
 #: The share of one core that scrubbing may take: a gigabyte is read in some 25 s.
 SHARE = 0.02
@@ -20,12 +20,12 @@ SHARE = 0.02
 LEAST_PAUSE, ROUND_PAUSE = 0.05, 30.0
 
 
-class Scrubber:
+class SnapshotScrubber:
     """Scrubs the snapshot of one version maker; on one loop."""
 
     def __init__(
         self,
-        versions: VersionMaker,
+        versions: LocalVersionBuilder,
         publishing: asyncio.Lock,
         on_mended: Callable[[], None],
         on_event: Callable[[Event], None],

@@ -36,10 +36,10 @@ from p2psync.trainer.versions.bit_record import BitRecord, Scans
 
 _ALIGN = 64
 #: Gives chunk `index` of the manifest being applied.
-Chunks = Callable[[int], bytes]
+ReadChunk = Callable[[int], bytes]
 
 
-class _State(msgspec.Struct, frozen=True):
+class _SnapshotState(msgspec.Struct, frozen=True):
     """file: name of the bits, "" if there are none. position: what they were when this was written."""
 
     file: Annotated[str, msgspec.Meta(pattern=r"^(bits-[0-9]+)?$")]
@@ -47,10 +47,10 @@ class _State(msgspec.Struct, frozen=True):
     position: Position | None
 
 
-_NOTHING = _State("", [], None)
+_NOTHING = _SnapshotState("", [], None)
 
 
-class Keeper(Protocol):
+class PublishedState(Protocol):
     """What keeps the bits that were published last: `Snapshot`, or the module itself (`trainer.versions.resident`)."""
 
     @property
@@ -68,7 +68,7 @@ class Keeper(Protocol):
     def advance(
         self,
         manifest: Manifest,
-        chunks: Chunks,
+        chunks: ReadChunk,
         position: Position,
         take: Callable[[Block], None] | None = None,
         scans: Scans | None = None,
@@ -169,7 +169,7 @@ class Snapshot:
     def advance(
         self,
         manifest: Manifest,
-        chunks: Chunks,
+        chunks: ReadChunk,
         position: Position,
         take: Callable[[Block], None] | None = None,
         scans: Scans | None = None,
@@ -206,7 +206,7 @@ class Snapshot:
     def _rebuild(
         self,
         manifest: Manifest,
-        chunks: Chunks,
+        chunks: ReadChunk,
         position: Position,
         after: list[TensorSpec],
         take: Callable[[Block], None] | None,
@@ -215,7 +215,7 @@ class Snapshot:
         old, kept = self._state, self._kept(manifest)
         number = int(old.file.removeprefix("bits-") or 0) + 1
         every = sorted({row.spec for row in manifest.rows()})
-        self._state = _State(f"bits-{number}", every, old.position)
+        self._state = _SnapshotState(f"bits-{number}", every, old.position)
         with disk_errors(self._root):
             self._create()
             for spec, units in kept.items():
@@ -225,7 +225,7 @@ class Snapshot:
         if any(self.units(spec).any() for spec in removed):
             raise DigestMismatchError(f"version {manifest.version} removes a tensor that is not what it says")
         offsets = self._offsets
-        self._state = _State(self._state.file, every, position)
+        self._state = _SnapshotState(self._state.file, every, position)
         if removed:
             # Removed tensors were needed to apply; the file is laid out once more without them.
             self._compact(after, offsets)
@@ -257,7 +257,7 @@ class Snapshot:
     def _apply(
         self,
         manifest: Manifest,
-        chunks: Chunks,
+        chunks: ReadChunk,
         take: Callable[[Block], None] | None,
         record: BitRecord | None = None,
     ) -> int:
@@ -291,15 +291,15 @@ class Snapshot:
                 f"version {manifest.version} decodes to other bits than were encoded: not announced"
             )
 
-    def _load(self) -> _State:
+    def _load(self) -> _SnapshotState:
         """The state; none where it is damaged: then the bits are made anew from the store."""
         try:
-            return load_record(self._root / "state", _State) or _NOTHING
+            return load_record(self._root / "state", _SnapshotState) or _NOTHING
         except DamagedError:
             set_aside(self._root / "state")
             return _NOTHING
 
-    def _save(self, state: _State) -> None:
+    def _save(self, state: _SnapshotState) -> None:
         save_record(self._root / "state", state)
         self._state = state
 

@@ -13,7 +13,7 @@ from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint, signature
 from p2psync.errors import StoreError
 from p2psync.protocol.versions import Position
-from p2psync.trainer.watch.candidates import State
+from p2psync.trainer.watch.candidates import FileStates
 
 #: What `signature` gives: tells one state of a checkpoint's files from another.
 Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]
@@ -30,7 +30,7 @@ class Source(Protocol):
         """The bits of one tensor, flat and contiguous; good until the next call."""
 
 
-class Finds(Protocol):
+class FoundChanges(Protocol):
     """Changes that a source found by itself."""
 
     def of(self, row: int) -> Iterable[Found] | None:
@@ -41,14 +41,14 @@ class Finds(Protocol):
 
 
 @runtime_checkable
-class FindingSource(Protocol):
+class ChangeFindingSource(Protocol):
     """A source that can find changes where its tensors are."""
 
-    def find(self, rows: Sequence[Row], block_units: int, base: Base) -> Finds | None:
+    def find(self, rows: Sequence[Row], block_units: int, base: BaseVersion) -> FoundChanges | None:
         """The changes from `base` in the rows that exist before and after; None if all of them must be read."""
 
 
-class Base(Protocol):
+class BaseVersion(Protocol):
     """The version that is compared with: a snapshot."""
 
     @property
@@ -73,8 +73,8 @@ class CheckpointSource:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        before: Signature | State,
-        now: Callable[[], Signature | State | None] | None = None,
+        before: Signature | FileStates,
+        now: Callable[[], Signature | FileStates | None] | None = None,
     ) -> None:
         """before: the state of the files, taken before `checkpoint` was opened; now: takes it again (`signature`)."""
         self.checkpoint = checkpoint

@@ -17,8 +17,8 @@ from p2psync.engines.module.masters import rounded_units
 from p2psync.engines.module.table import module_rows
 from p2psync.engines.module.tensor_refusals import refusal
 from p2psync.errors import UsageError
-from p2psync.trainer.versions.device_path import DevicePath, Finds
-from p2psync.trainer.versions.source import Base
+from p2psync.trainer.versions.device_path import DeviceChanges, DevicePath
+from p2psync.trainer.versions.source import BaseVersion
 
 #: The one weights file that an actor's directory gets.
 WEIGHTS_FILE = "model.safetensors"
@@ -51,8 +51,8 @@ class TensorSource:
         tensor = self._tensors[spec]
         return rounded_units(tensor) if _masters(spec, tensor) else host_units(tensor)
 
-    def find(self, rows: Sequence[Row], block_units: int, base: Base) -> Finds | None:
-        """See `FindingSource`."""
+    def find(self, rows: Sequence[Row], block_units: int, base: BaseVersion) -> DeviceChanges | None:
+        """See `ChangeFindingSource`."""
         if self._path is None:
             return None
         wanted = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 
-class Kind(Enum):
+class EntryKind(Enum):
     """What an entry is, after a link was followed."""
 
     FILE = "file"
@@ -16,7 +16,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
+class TensorHeader:
     """What the header of a safetensors file says. size: bytes the file must have. optimizer: holds optimizer state."""
 
     size: int
@@ -24,7 +24,7 @@ class Tensors:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListingEntry:
     """One file or directory.
 
     path: relative to the watched directory, with "/"; bytes that are no UTF-8 as surrogates. size: bytes.
@@ -34,7 +34,7 @@ class Entry:
     """
 
     path: str
-    kind: Kind = Kind.FILE
+    kind: EntryKind = EntryKind.FILE
     size: int = 0
     mtime: int = 0
     ctime: int = 0
@@ -43,7 +43,7 @@ class Entry:
     owner: int = 0
     links: int = 1
     error: str = ""
-    tensors: Tensors | None = None
+    tensors: TensorHeader | None = None
     shards: frozenset[str] | None = None
     fault: str = ""
 
@@ -67,20 +67,20 @@ class Entry:
 class Listing:
     """All entries of one look. wall: the time of it (Unix ns). owner: of the watched directory (user id)."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ListingEntry]
     wall: int
     owner: int = 0
-    _children: dict[str, list[Entry]] = field(default_factory=dict, repr=False, compare=False)
+    _children: dict[str, list[ListingEntry]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, entries: Iterable[Entry], wall: int, owner: int = 0) -> Listing:
+    def of(cls, entries: Iterable[ListingEntry], wall: int, owner: int = 0) -> Listing:
         """A listing of these entries, in any order."""
         made = cls({entry.path: entry for entry in entries}, wall, owner)
         for path in sorted(made.entries):
             made._children.setdefault(made.entries[path].parent, []).append(made.entries[path])
         return made
 
-    def children(self, folder: str) -> list[Entry]:
+    def children(self, folder: str) -> list[ListingEntry]:
         """Entries directly in a directory, by name."""
         return self._children.get(folder, [])
 

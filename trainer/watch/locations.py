@@ -12,11 +12,11 @@ from fnmatch import fnmatchcase
 
 import p2psync.engines.checkpoint.framework_names as names
 from p2psync.engines.checkpoint.file_names import is_weights
-from p2psync.trainer.watch.listing import Entry, Kind, Listing
+from p2psync.trainer.watch.listing import EntryKind, Listing, ListingEntry
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class CheckpointRules:
     """What the user says about checkpoints.
 
     marker: the file that makes one complete. inside: the policy is in the directories that this glob matches, below
@@ -39,7 +39,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointLocation:
     """Where one checkpoint is.
 
     path: the directory, "" for the watched one, or a lone file. weighted: whether a model's weights were seen in it.
@@ -54,27 +54,27 @@ class Place:
 
 
 @dataclass
-class Layout:
+class FoundLocations:
     """places: all checkpoints. beside: directories and files of models that are no checkpoint, and why not."""
 
-    places: list[Place]
-    beside: dict[str, str] = field(default_factory=dict)
+    locations: list[CheckpointLocation]
+    excluded: dict[str, str] = field(default_factory=dict)
 
 
-def find_places(listing: Listing, rules: Rules) -> Layout:
+def find_locations(listing: Listing, rules: CheckpointRules) -> FoundLocations:
     """Every checkpoint of a listing, complete or not."""
-    search = _Search(listing, rules)
-    places = search.matching() if rules.inside not in (None, ".") else search.below("")
-    return Layout(places, search.beside)
+    search = _LocationSearch(listing, rules)
+    locations = search.matching() if rules.inside not in (None, ".") else search.below("")
+    return FoundLocations(locations, search.excluded)
 
 
-class _Search:
-    def __init__(self, listing: Listing, rules: Rules) -> None:
+class _LocationSearch:
+    def __init__(self, listing: Listing, rules: CheckpointRules) -> None:
         self.listing = listing
         self.rules = rules
-        self.beside: dict[str, str] = {}
+        self.excluded: dict[str, str] = {}
 
-    def matching(self) -> list[Place]:
+    def matching(self) -> list[CheckpointLocation]:
         """The directories that `--inside` names."""
         wanted = (self.rules.inside or "").strip("/").split("/")
         found = []
@@ -82,65 +82,65 @@ class _Search:
             parts = folder.split("/")
             ending = parts[-len(wanted) :]
             if len(parts) >= len(wanted) and all(map(fnmatchcase, ending, wanted)):
-                found.append(Place(folder, self._has_weights(folder), whole=True))
+                found.append(CheckpointLocation(folder, self._has_weights(folder), whole=True))
         return found
 
-    def below(self, folder: str) -> list[Place]:
+    def below(self, folder: str) -> list[CheckpointLocation]:
         """The checkpoints at and below a directory."""
-        inner = [place for sub in self._folders(folder) for place in self.below(sub.path)]
-        steps = [place for place in inner if any(map(names.is_step, _parts(place.path, folder)))]
-        others = [place for place in inner if place not in steps]
+        inner = [location for sub in self._folders(folder) for location in self.below(sub.path)]
+        steps = [location for location in inner if any(map(names.is_step, _parts(location.path, folder)))]
+        others = [location for location in inner if location not in steps]
         is_step = bool(folder) and names.is_step(_name(folder))
         lone = [] if is_step else self._lone_steps(folder)
-        own = self._has_weights(folder, without={place.path for place in lone})
+        own = self._has_weights(folder, without={location.path for location in lone})
         if is_step:  # state that DeepSpeed keeps in a step is no step of its own
-            steps = [place for place in steps if place.weighted]
+            steps = [location for location in steps if location.weighted]
         if own and not self._is_stray(folder, [*steps, *others, *lone]):
             pipeline = self._is_pipeline(folder)
             if is_step:
                 others, steps = [*others, *steps], []
             if not pipeline:
                 self._drop((p for p in others if p.weighted), "lies within another checkpoint")
-            return [Place(folder, whole=pipeline), *steps, *lone]
+            return [CheckpointLocation(folder, whole=pipeline), *steps, *lone]
         if is_step:
-            models = [place for place in others if place.weighted]
+            models = [location for location in others if location.weighted]
             return [*(self._one_of(folder, models) if models or not steps else []), *steps]
         found = self._policies([*others, *steps])
         if found or lone or not folder or "/" in folder:
             return [*found, *lone]
-        return [Place(folder, weighted=False)]
+        return [CheckpointLocation(folder, weighted=False)]
 
-    def _one_of(self, step: str, models: list[Place]) -> list[Place]:
+    def _one_of(self, step: str, models: list[CheckpointLocation]) -> list[CheckpointLocation]:
         """The policy of a step that keeps its models in directories of their own."""
         if self.rules.inside == ".":
-            return [Place(step, bool(models), whole=True)]
+            return [CheckpointLocation(step, bool(models), whole=True)]
         models = self._policies(models)
         if len(models) == 1:
             return models
-        for place in names.POLICY_PLACES:
-            preferred = [model for model in models if model.path == _join(step, place)]
+        for location in names.POLICY_PLACES:
+            preferred = [model for model in models if model.path == _join(step, location)]
             if preferred:
-                self._drop((m for m in models if m not in preferred), f"stands beside {place}: --inside chooses")
+                self._drop((m for m in models if m not in preferred), f"stands beside {location}: --inside chooses")
                 return preferred
         if self._is_pipeline(step):
-            return [Place(step, whole=True)]
-        return [Place(step, weighted=bool(models), rivals=tuple(model.path for model in models))]
+            return [CheckpointLocation(step, whole=True)]
+        return [CheckpointLocation(step, weighted=bool(models), rivals=tuple(model.path for model in models))]
 
     def _is_pipeline(self, folder: str) -> bool:
         return any(_join(folder, name) in self.listing.entries for name in names.PIPELINE_FILES)
 
-    def _is_stray(self, folder: str, others: list[Place]) -> bool:
+    def _is_stray(self, folder: str, others: list[CheckpointLocation]) -> bool:
         """Whether weights beside checkpoints are no model themselves: one has a config.json, or adapter_config.json."""
         config = any(_join(folder, name) in self.listing.entries for name in ("config.json", "adapter_config.json"))
         if folder and names.is_step(_name(folder)):
             return False
-        stray = not config and any(place.weighted or names.is_step(_name(place.path)) for place in others)
+        stray = not config and any(location.weighted or names.is_step(_name(location.path)) for location in others)
         if stray:
             files = (entry.path for entry in self._weights(folder))
-            self._drop(map(Place, files), "stands beside checkpoints, without a config.json")
+            self._drop(map(CheckpointLocation, files), "stands beside checkpoints, without a config.json")
         return stray
 
-    def _policies(self, models: list[Place]) -> list[Place]:
+    def _policies(self, models: list[CheckpointLocation]) -> list[CheckpointLocation]:
         """Models without those that only train beside the policy, or are chosen for another reason than being new."""
         for is_other, why in (
             (names.is_not_policy, "trains beside the policy: --inside chooses it"),
@@ -152,15 +152,15 @@ class _Search:
                 models = rest
         return models
 
-    def _drop(self, places: Iterable[Place], why: str) -> None:
-        for place in places:
-            self.beside[place.path] = why
+    def _drop(self, locations: Iterable[CheckpointLocation], why: str) -> None:
+        for location in locations:
+            self.excluded[location.path] = why
 
-    def _lone_steps(self, folder: str) -> list[Place]:
+    def _lone_steps(self, folder: str) -> list[CheckpointLocation]:
         """Files that are a checkpoint each, by their names: `policy-20.safetensors`."""
         named = frozenset[str]().union(*(entry.shards or () for entry in self.listing.children(folder)))
         return [
-            Place(entry.path, lone=True)
+            CheckpointLocation(entry.path, lone=True)
             for entry in self._weights(folder)
             if names.is_lone_step(entry.name) and entry.name not in named
         ]
@@ -169,24 +169,24 @@ class _Search:
         entries = [*self._weights(folder), *(e for e in self._files(folder) if names.is_index(e.name))]
         return any(entry.path not in without for entry in entries)
 
-    def _weights(self, folder: str) -> list[Entry]:
+    def _weights(self, folder: str) -> list[ListingEntry]:
         """Files of a model directly in a directory."""
         return [entry for entry in self._files(folder) if is_weights(entry.name) and not is_state(entry)]
 
-    def _files(self, folder: str) -> list[Entry]:
-        return [entry for entry in self._visible(folder) if entry.kind is Kind.FILE]
+    def _files(self, folder: str) -> list[ListingEntry]:
+        return [entry for entry in self._visible(folder) if entry.kind is EntryKind.FILE]
 
-    def _folders(self, folder: str) -> list[Entry]:
+    def _folders(self, folder: str) -> list[ListingEntry]:
         return [
             entry
             for entry in self._visible(folder)
-            if entry.kind is Kind.DIRECTORY
+            if entry.kind is EntryKind.DIRECTORY
             and not is_alias(entry, self.listing)
             and not names.is_unfinished(entry.name)
             and not names.is_log_folder(entry.name)
         ]
 
-    def _visible(self, folder: str) -> list[Entry]:
+    def _visible(self, folder: str) -> list[ListingEntry]:
         return [
             entry
             for entry in self.listing.children(folder)
@@ -200,14 +200,14 @@ class _Search:
         return found
 
 
-def is_state(entry: Entry) -> bool:
+def is_state(entry: ListingEntry) -> bool:
     """Whether a file is training state, by its name or by the tensors that its header names."""
     return names.is_training_state(entry.name) or (entry.tensors is not None and entry.tensors.optimizer)
 
 
-def is_alias(entry: Entry, listing: Listing) -> bool:
+def is_alias(entry: ListingEntry, listing: Listing) -> bool:
     """Whether an entry is a link to a directory that is watched itself, such as `latest`."""
-    return entry.target is not None and not leads_outside(entry.target) and entry.kind is Kind.DIRECTORY
+    return entry.target is not None and not leads_outside(entry.target) and entry.kind is EntryKind.DIRECTORY
 
 
 def leads_outside(target: str) -> bool:

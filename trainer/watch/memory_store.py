@@ -11,7 +11,7 @@ import msgspec
 from p2psync.engines.checkpoint.file_names import is_weights
 from p2psync.engines.checkpoint.framework_names import order_of
 from p2psync.store.records import recover_record, save_record
-from p2psync.trainer.watch.memory import Live, Memory, Seen
+from p2psync.trainer.watch.memory import LiveCheckpoint, SeenCheckpoint, WatchMemory
 
 #: Names in the store: of today's memory, and of that of earlier releases, which is read where the first is missing.
 MEMORY, OLD_MEMORY = "checkpoints.json", "watched.json"
@@ -24,22 +24,22 @@ def save_memory(store: Path, data: bytes) -> None:
     save_record(store / MEMORY, msgspec.Raw(data))
 
 
-def load_memory(store: Path, root: Path, tell: Callable[[str], None] = lambda line: None) -> Memory:
+def load_memory(store: Path, root: Path, tell: Callable[[str], None] = lambda line: None) -> WatchMemory:
     """The memory in a store; a damaged one is moved away, which is told. root: the watched directory, resolved.
 
     Raises `StoreError` if it cannot be moved away.
     """
     loss = "of the checkpoints that are there only the newest is published"
-    memory = recover_record(store / MEMORY, Memory, tell, loss)
+    memory = recover_record(store / MEMORY, WatchMemory, tell, loss)
     if memory is None:
         old = recover_record(store / OLD_MEMORY, dict[str, tuple[_OldFile, ...]], tell, loss)
-        memory = Memory() if old is None else _from_old(old, root)
+        memory = WatchMemory() if old is None else _from_old(old, root)
     return memory
 
 
-def _from_old(old: Mapping[str, tuple[_OldFile, ...]], root: Path) -> Memory:
+def _from_old(old: Mapping[str, tuple[_OldFile, ...]], root: Path) -> WatchMemory:
     """From the paths and files that earlier releases remembered."""
-    memory, newest = Memory(), None
+    memory, newest = WatchMemory(), None
     for text, files in old.items():
         path = Path(text).resolve()
         if not path.is_relative_to(root):
@@ -47,12 +47,12 @@ def _from_old(old: Mapping[str, tuple[_OldFile, ...]], root: Path) -> Memory:
         name = "" if path == root else path.relative_to(root).as_posix()
         weights = tuple((file, size, mtime) for file, _, size, mtime in files if is_weights(file))
         order, time = order_of(name), max((mtime for *_, mtime in weights), default=0)
-        memory.remember(name, Seen("", weights))
+        memory.remember(name, SeenCheckpoint("", weights))
         if (
             newest is None
             or (order.family == newest.family and order.numbers > newest.numbers)
             or (order.family != newest.family and time > newest.time)
         ):
-            newest = Live(name, order.family, order.numbers, weights, "", time, -1)
+            newest = LiveCheckpoint(name, order.family, order.numbers, weights, "", time, -1)
     memory.live = newest
     return memory

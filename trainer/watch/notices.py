@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2psync.engines.checkpoint.framework_names import is_hidden, is_unfinished, order_of, shown
-from p2psync.trainer.watch.candidates import UNFINISHED_SECONDS, Candidate, Found
-from p2psync.trainer.watch.listing import Kind, Listing
+from p2psync.trainer.watch.candidates import UNFINISHED_SECONDS, Candidate, FoundCandidates
+from p2psync.trainer.watch.listing import EntryKind, Listing
 
 #: Names listed of what is left out.
 _LISTED = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Remark:
+class Notice:
     """Something that people are told once. warning: it asks for attention."""
 
     text: str
@@ -21,14 +21,14 @@ class Remark:
 
 
 @dataclass
-class Remarks:
+class NoticeLog:
     """Remarks by what they are about; one with the same text as the last about it is not made again."""
 
     _told: dict[str, str] = field(default_factory=dict)
-    _made: list[Remark] = field(default_factory=list)
+    _made: list[Notice] = field(default_factory=list)
     _unfinished: dict[str, float] = field(default_factory=dict)
 
-    def take(self) -> list[Remark]:
+    def take(self) -> list[Notice]:
         """What was made since the last call."""
         made, self._made = self._made, []
         return made
@@ -46,16 +46,16 @@ class Remarks:
         """Say something of a checkpoint."""
         self._add(candidate.path, f"{shown(candidate.path) or 'the watched directory'} {text}", warning=warning)
 
-    def looked(self, listing: Listing, found: Found, now: float) -> None:
+    def looked(self, listing: Listing, found: FoundCandidates, now: float) -> None:
         """Say what is no checkpoint in a listing, and forget what is gone from it."""
         self._told = {key: text for key, text in self._told.items() if key[:1] in ("", "\0") or listing.may_exist(key)}
-        for path, why in found.beside.items():
+        for path, why in found.excluded.items():
             self._add(path, f"{shown(path)} is left out: it {why}", warning=False)
         there = [entry for entry in listing.children("") if not is_hidden(entry.name)]
         for entry in there:
-            if entry.error and entry.kind is Kind.OTHER:
+            if entry.error and entry.kind is EntryKind.OTHER:
                 self._add(entry.path, f"{shown(entry.path)} is passed over: {entry.error}", warning=False)
-        forgotten = [e.path for e in there if e.kind is Kind.DIRECTORY and is_unfinished(e.name)]
+        forgotten = [e.path for e in there if e.kind is EntryKind.DIRECTORY and is_unfinished(e.name)]
         self._unfinished = {path: self._unfinished.get(path, now) for path in forgotten}
         for path, since in self._unfinished.items():
             if now - since >= UNFINISHED_SECONDS:
@@ -91,7 +91,7 @@ class Remarks:
     def _add(self, about: str, text: str, *, warning: bool) -> None:
         if self._told.get(about) != text:
             self._told[about] = text
-            self._made.append(Remark(text, warning))
+            self._made.append(Notice(text, warning))
 
 
 def _called(path: str) -> str:

@@ -21,9 +21,9 @@ from p2psync.engines.checkpoint.file_names import is_weights
 from p2psync.engines.checkpoint.files import Checkpoint, read_header
 from p2psync.engines.checkpoint.header import parse_header
 from p2psync.errors import FormatError
-from p2psync.trainer.watch.candidates import Candidate, State, find_candidates
-from p2psync.trainer.watch.listing import Entry, Kind, Listing, Tensors
-from p2psync.trainer.watch.locations import Rules, leads_outside
+from p2psync.trainer.watch.candidates import Candidate, FileStates, find_candidates
+from p2psync.trainer.watch.listing import EntryKind, Listing, ListingEntry, TensorHeader
+from p2psync.trainer.watch.locations import CheckpointRules, leads_outside
 
 #: The sample of a print: so many pages of so many bytes, evenly spread over the weights, which are read whole if they
 #: are no larger, and the first page of so many tensors. A step of training changes elements everywhere: at 1 in
@@ -41,32 +41,32 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-class Looker:
+class DirectoryScanner:
     """Looks at one directory. skip: directories that are passed over, such as the trainer's store."""
 
-    def __init__(self, root: Path, rules: Rules, skip: Iterable[Path] = ()) -> None:
+    def __init__(self, root: Path, rules: CheckpointRules, skip: Iterable[Path] = ()) -> None:
         self.root = root.resolve()
         self.rules = rules
         self._skip = {str(path.resolve()) for path in skip}
-        self._known: dict[str, tuple[os.stat_result, Entry]] = {}
+        self._known: dict[str, tuple[os.stat_result, ListingEntry]] = {}
 
     def listing(self) -> Listing:
         """What is there now. Raises OSError only if the directory itself cannot be read."""
         wall = time.time_ns()
         owner = self.root.stat().st_uid
-        found: list[Entry] = []
+        found: list[ListingEntry] = []
         self._walk("", str(self.root), found, (str(self.root),))
         present = {entry.path for entry in found}
         self._known = {path: known for path, known in self._known.items() if path in present}
         return Listing.of(found, wall, owner)
 
-    def state_of(self, path: str) -> State | None:
-        """The state of the files of one checkpoint, as `Candidate.published_state`; None if it is not whole."""
+    def state_of(self, path: str) -> FileStates | None:
+        """The state of the files of one checkpoint, as `Candidate.file_states`; None if it is not whole."""
         candidates = find_candidates(self.listing(), self.rules).candidates
         found = next((candidate for candidate in candidates if candidate.path == path), None)
-        return found.published_state if found is not None and found.fault is None else None
+        return found.file_states if found is not None and found.fault is None else None
 
-    def print_of(self, candidate: Candidate) -> str:
+    def fingerprint_of(self, candidate: Candidate) -> str:
         """A hash over a sample of the weights. Raises OSError."""
         files = sorted(path for path in candidate.files if is_weights(path))
         sizes = {name: size for name, size, _ in candidate.weights}
@@ -105,7 +105,7 @@ class Looker:
 
     # ---- listing ---------------------------------------------------------------------------------------------------
 
-    def _walk(self, prefix: str, folder: str, found: list[Entry], above: tuple[str, ...]) -> None:
+    def _walk(self, prefix: str, folder: str, found: list[ListingEntry], above: tuple[str, ...]) -> None:
         """List a directory and those in it. above: real paths of the directories it lies in, to end at loops."""
         with os.scandir(folder) as listed:
             items = list(listed)
@@ -116,18 +116,20 @@ class Looker:
             entry = self._entry(path, item)
             if entry is None:
                 continue
-            if entry.kind is Kind.DIRECTORY and not entry.error and self._enters(entry):
+            if entry.kind is EntryKind.DIRECTORY and not entry.error and self._enters(entry):
                 real = os.path.realpath(place)
                 if real in above:
-                    entry = replace(entry, kind=Kind.OTHER, error="a link to a directory that it lies in")
+                    entry = replace(entry, kind=EntryKind.OTHER, error="a link to a directory that it lies in")
                 elif len(above) > MAX_DEPTH:
                     entry = replace(entry, error=f"it lies more than {MAX_DEPTH} directories deep")
                 else:
                     entry = self._entered(entry, place, found, (*above, real))
             found.append(entry)
 
-    def _entered(self, entry: Entry, place: str, found: list[Entry], above: tuple[str, ...]) -> Entry:
-        inner: list[Entry] = []
+    def _entered(
+        self, entry: ListingEntry, place: str, found: list[ListingEntry], above: tuple[str, ...]
+    ) -> ListingEntry:
+        inner: list[ListingEntry] = []
         try:
             self._walk(entry.path + "/", place, inner, above)
         except FileNotFoundError:
@@ -137,19 +139,19 @@ class Looker:
         found += inner
         return entry
 
-    def _enters(self, entry: Entry) -> bool:
+    def _enters(self, entry: ListingEntry) -> bool:
         if entry.target is not None:
             return self.rules.follow_links and (leads_outside(entry.target) or "/" in entry.path)
         return not names.is_hidden(entry.name) or entry.name == ".cache"
 
-    def _entry(self, path: str, item: os.DirEntry[str]) -> Entry | None:
+    def _entry(self, path: str, item: os.DirEntry[str]) -> ListingEntry | None:
         """One entry; None if it has vanished. That of a file which has not changed is the same object as before."""
         try:
             own = status = item.stat(follow_symlinks=False)
         except FileNotFoundError:
             return None
         except OSError as error:
-            return Entry(path, Kind.OTHER, error=f"{error.strerror or error}: trying again")
+            return ListingEntry(path, EntryKind.OTHER, error=f"{error.strerror or error}: trying again")
         known = self._known.get(path)
         if known is not None and _unchanged(known[0], own):
             return known[1]
@@ -160,13 +162,13 @@ class Looker:
                 status = item.stat()
             except OSError as error:
                 what = "a link that leads nowhere" if isinstance(error, FileNotFoundError) else error.strerror
-                return Entry(path, Kind.OTHER, target="", error=f"{what or error}: mend or remove it")
-        kind = Kind.FILE if stat.S_ISREG(status.st_mode) else Kind.OTHER
-        kind = Kind.DIRECTORY if stat.S_ISDIR(status.st_mode) else kind
-        entry = Entry(
+                return ListingEntry(path, EntryKind.OTHER, target="", error=f"{what or error}: mend or remove it")
+        kind = EntryKind.FILE if stat.S_ISREG(status.st_mode) else EntryKind.OTHER
+        kind = EntryKind.DIRECTORY if stat.S_ISDIR(status.st_mode) else kind
+        entry = ListingEntry(
             path,
             kind,
-            size=status.st_size if kind is Kind.FILE else 0,
+            size=status.st_size if kind is EntryKind.FILE else 0,
             mtime=status.st_mtime_ns,
             ctime=status.st_ctime_ns,
             target=target,
@@ -184,10 +186,10 @@ class Looker:
         root = str(self.root)
         return real if not real.startswith(root + "/") else real[len(root) + 1 :]
 
-    def _with_content(self, entry: Entry, place: str) -> Entry:
+    def _with_content(self, entry: ListingEntry, place: str) -> ListingEntry:
         """With what its header or its index says, if it has one that may be read."""
         name = entry.name
-        if entry.kind is not Kind.FILE or names.is_hidden(name) or not (is_weights(name) or names.is_index(name)):
+        if entry.kind is not EntryKind.FILE or names.is_hidden(name) or not (is_weights(name) or names.is_index(name)):
             return entry
         if entry.target is not None and leads_outside(entry.target) and not self.rules.follow_links:
             return entry
@@ -216,14 +218,14 @@ def _unchanged(before: os.stat_result, now: os.stat_result) -> bool:
     return same and (before.st_mtime_ns, before.st_ctime_ns) == (now.st_mtime_ns, now.st_ctime_ns)
 
 
-def _with_tensors(entry: Entry, place: Path) -> Entry:
+def _with_tensors(entry: ListingEntry, place: Path) -> ListingEntry:
     entries, size = parse_header(read_header(place, entry.name), entry.name)
     fault = "" if size == entry.size else f"{entry.size} bytes, its header describes {size}"
-    tensors = Tensors(size, names.is_optimizer([tensor.spec.name for tensor in entries]))
+    tensors = TensorHeader(size, names.is_optimizer([tensor.spec.name for tensor in entries]))
     return replace(entry, tensors=tensors, fault=fault)
 
 
-def _with_shards(entry: Entry, place: Path) -> Entry:
+def _with_shards(entry: ListingEntry, place: Path) -> ListingEntry:
     if entry.size > MAX_INDEX_BYTES:
         raise FormatError(f"{entry.size} bytes are too many for an index")
     try:

@@ -13,52 +13,59 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from p2psync.engines.checkpoint.framework_names import is_text, shown
-from p2psync.trainer.watch.candidates import Candidate, Fault, Found, State, Weights, find_candidates
+from p2psync.trainer.watch.candidates import (
+    Candidate,
+    CheckpointFault,
+    FileStates,
+    FoundCandidates,
+    WeightStamps,
+    find_candidates,
+)
 from p2psync.trainer.watch.listing import Listing
-from p2psync.trainer.watch.locations import Rules
-from p2psync.trainer.watch.memory import Live, Memory, Pending, Seen
-from p2psync.trainer.watch.notices import Remark, Remarks
+from p2psync.trainer.watch.locations import CheckpointRules
+from p2psync.trainer.watch.memory import LiveCheckpoint, PendingPublish, SeenCheckpoint, WatchMemory
+from p2psync.trainer.watch.notices import Notice, NoticeLog
 
 #: Pauses before a checkpoint that could not be read is tried again (seconds): doubled from the first to the last.
 RETRY_FIRST, RETRY_LAST = 0.5, 10.0
 
 
 @dataclass(slots=True)
-class _Quiet:
-    state: State
-    fault: Fault | None
+class _Stability:
+    state: FileStates
+    fault: CheckpointFault | None
     since: float
 
 
 @dataclass(slots=True)
-class _Held:
+class _Backoff:
     attempts: int
     until: float
 
 
 @dataclass
-class Watcher:
+class CheckpointWatcher:
     """The checkpoints of one directory. settle: seconds without a change, where there is no marker.
 
     backlog: whether every checkpoint is published, oldest first, instead of only the newest. memory: of earlier lives.
     """
 
-    rules: Rules = field(default_factory=Rules)
+    rules: CheckpointRules = field(default_factory=CheckpointRules)
     settle: float = 1.0
     backlog: bool = False
-    memory: Memory = field(default_factory=Memory)
-    _found: Found | None = None
+    memory: WatchMemory = field(default_factory=WatchMemory)
+    _found: FoundCandidates | None = None
     _listing: Listing = field(default_factory=lambda: Listing.of([], 0))
     _now: float = 0.0
     _candidates: list[Candidate] = field(default_factory=list)
     _whole: list[Candidate] = field(default_factory=list)
-    _quiet: dict[str, _Quiet] = field(default_factory=dict)
-    _were_whole: dict[str, Weights] = field(default_factory=dict)
+    _stability: dict[str, _Stability] = field(default_factory=dict)
+    _were_whole: dict[str, WeightStamps] = field(default_factory=dict)
     _prints: dict[str, tuple[object, str]] = field(default_factory=dict)
-    _times: dict[str, tuple[Weights, int]] = field(default_factory=dict)
-    _refused: dict[str, State] = field(default_factory=dict)
-    _held: dict[str, _Held] = field(default_factory=dict)
-    _remarks: Remarks = field(default_factory=Remarks)
+    _times: dict[str, tuple[WeightStamps, int]] = field(default_factory=dict)
+    _refused: dict[str, FileStates] = field(default_factory=dict)
+    _backoffs: dict[str, _Backoff] = field(default_factory=dict)
+    _notices: NoticeLog = field(default_factory=NoticeLog)
 
     # ---- looking ---------------------------------------------------------------------------------------------------
 
@@ -69,13 +76,13 @@ class Watcher:
         self._listing, self._now, found = listing, now, self._found
         self._candidates = [self._dated(candidate) for candidate in found.candidates]
         present = {candidate.path for candidate in self._candidates}
-        for memory in (self._quiet, self._were_whole, self._prints, self._times, self._refused, self._held):
+        for memory in (self._stability, self._were_whole, self._prints, self._times, self._refused, self._backoffs):
             for path in [path for path in memory if path not in present]:
                 del memory[path]
-        self._remarks.looked(listing, found, now)
+        self._notices.looked(listing, found, now)
         self._whole = [candidate for candidate in self._candidates if self._is_whole(candidate)]
 
-    def unprinted(self) -> list[Candidate]:
+    def without_fingerprint(self) -> list[Candidate]:
         """Whole checkpoints whose prints are needed before `next` can be asked."""
         return [candidate for candidate in self._whole if self._print(candidate) is None]
 
@@ -86,11 +93,11 @@ class Watcher:
     def unreadable(self, candidate: Candidate, reason: str) -> None:
         """The print of a checkpoint could not be taken: it does not count as whole in this look."""
         self._whole = [other for other in self._whole if other.path != candidate.path]
-        self._remarks.about(candidate, f"is not complete yet: {reason}")
+        self._notices.about(candidate, f"is not complete yet: {reason}")
 
-    def remarks(self) -> list[Remark]:
+    def notices(self) -> list[Notice]:
         """What people are to be told since the last call."""
-        return self._remarks.take()
+        return self._notices.take()
 
     # ---- choosing --------------------------------------------------------------------------------------------------
 
@@ -106,21 +113,21 @@ class Watcher:
         if self.memory.live is None and older and not self.backlog:
             others = f"the {len(older)} others are" if len(older) > 1 else "the other one is"
             text = f"{shown(chosen.path)} is the newest of {len(older) + 1} checkpoints: {others} not published"
-            self._remarks.once("backlog", f"{text}; --backlog all publishes each")
+            self._notices.once("backlog", f"{text}; --backlog all publishes each")
         return chosen
 
     def begin(self, candidate: Candidate, version: int | None) -> None:
         """A checkpoint is about to be published while `version` is live; to be made durable before it is."""
         live = self._as_live(candidate, -1)
-        self.memory.pending = Pending(live, version, self._overtaken_by(live))
+        self.memory.pending = PendingPublish(live, version, self._overtaken_by(live))
 
     def published(self, candidate: Candidate, version: int) -> None:
         """A checkpoint is live as `version`: all that is older has been overtaken."""
         live = self._as_live(candidate, version)
-        self._take(Pending(live, None, self._overtaken_by(live)))
-        self._held.pop(candidate.path, None)
-        self._remarks.forget(candidate.path)
-        self._remarks.left_out(candidate)
+        self._take(PendingPublish(live, None, self._overtaken_by(live)))
+        self._backoffs.pop(candidate.path, None)
+        self._notices.forget(candidate.path)
+        self._notices.left_out(candidate)
 
     def same(self, candidate: Candidate, version: int) -> None:
         """A checkpoint holds the bits of `version`, which is live: a later step is live now, a copy changes nothing."""
@@ -129,7 +136,7 @@ class Watcher:
             self.published(candidate, version)
             return
         self.memory.pending = None
-        self.memory.remember(candidate.path, Seen(self._print(candidate) or "", candidate.weights))
+        self.memory.remember(candidate.path, SeenCheckpoint(self._print(candidate) or "", candidate.weights))
 
     def refused(self, candidate: Candidate) -> None:
         """This state of a checkpoint can never be published; a later state may."""
@@ -138,9 +145,9 @@ class Watcher:
 
     def failed(self, candidate: Candidate, now: float) -> None:
         """A checkpoint could not be read this time: it is tried again after a pause, others meanwhile."""
-        attempts = self._held[candidate.path].attempts if candidate.path in self._held else 0
+        attempts = self._backoffs[candidate.path].attempts if candidate.path in self._backoffs else 0
         pause = min(RETRY_LAST, RETRY_FIRST * 2.0**attempts)
-        self._held[candidate.path] = _Held(attempts + 1, now + pause)
+        self._backoffs[candidate.path] = _Backoff(attempts + 1, now + pause)
         self.memory.pending = None
 
     def resume(self, version: int | None) -> None:
@@ -149,21 +156,21 @@ class Watcher:
         A trainer without a version has lost its store: what was published before counts no more.
         """
         if version is None:
-            self.memory = Memory()
+            self.memory = WatchMemory()
         if self.memory.pending is not None:
             pending = self.memory.pending
             self.memory.pending = None
             if version is not None and version != pending.before:
                 live = msgspec.structs.replace(pending.live, version=version)
-                self._take(Pending(live, None, pending.overtaken))
+                self._take(PendingPublish(live, None, pending.overtaken))
 
-    def _take(self, done: Pending) -> None:
+    def _take(self, done: PendingPublish) -> None:
         self.memory.live, self.memory.pending = done.live, None
         for path, seen in done.overtaken.items():
             self.memory.remember(path, seen)
-        self.memory.remember(done.live.path, Seen(done.live.print, done.live.weights))
+        self.memory.remember(done.live.path, SeenCheckpoint(done.live.print, done.live.weights))
 
-    def _overtaken_by(self, live: Live) -> dict[str, Seen]:
+    def _overtaken_by(self, live: LiveCheckpoint) -> dict[str, SeenCheckpoint]:
         """What is never to come back once a checkpoint is live."""
         overtaken = {}
         whole = {candidate.path for candidate in self._whole}
@@ -171,9 +178,9 @@ class Watcher:
             if other.path == live.path or self._is_newer(other, live, ties=self.backlog) or not is_text(other.path):
                 continue
             if other.path in whole:
-                overtaken[other.path] = Seen(self._print(other) or "", other.weights)
+                overtaken[other.path] = SeenCheckpoint(self._print(other) or "", other.weights)
             elif other.path not in self.memory.paths:
-                overtaken[other.path] = Seen("", ())
+                overtaken[other.path] = SeenCheckpoint("", ())
         return overtaken
 
     # ---- whether a checkpoint is whole -----------------------------------------------------------------------------
@@ -187,21 +194,21 @@ class Watcher:
         return replace(candidate, time=known[1])
 
     def _is_whole(self, candidate: Candidate) -> bool:
-        seen = self._quiet.get(candidate.path)
+        seen = self._stability.get(candidate.path)
         if seen is None or seen.state != candidate.state or seen.fault != candidate.fault:
-            self._quiet[candidate.path] = seen = _Quiet(candidate.state, candidate.fault, self._now)
+            self._stability[candidate.path] = seen = _Stability(candidate.state, candidate.fault, self._now)
         seen.since = min(seen.since, self._now)
         quiet = self._now - seen.since
         if candidate.fault is not None:
             fault = candidate.fault
             if quiet >= max(self.settle, fault.patience):
                 what = "not complete yet" if fault.passing else "not taken"
-                self._remarks.about(candidate, f"is {what}: {fault.reason}", warning=fault.warning)
+                self._notices.about(candidate, f"is {what}: {fault.reason}", warning=fault.warning)
             return False
         if not (quiet >= self.settle if self.rules.marker is None else self._is_marked(candidate, quiet)):
             return False
         if _is_remnant(candidate, self._were_whole.get(candidate.path, ())):
-            self._remarks.about(candidate, "is not taken: some of its weights files were removed")
+            self._notices.about(candidate, "is not taken: some of its weights files were removed")
             return False
         self._were_whole[candidate.path] = candidate.weights
         return True
@@ -213,7 +220,7 @@ class Watcher:
         return candidate.marked or (there and quiet >= self.settle)
 
     def _is_free(self, candidate: Candidate) -> bool:
-        held = self._held.get(candidate.path)
+        held = self._backoffs.get(candidate.path)
         return self._refused.get(candidate.path) != candidate.state and (held is None or held.until <= self._now)
 
     def _print(self, candidate: Candidate) -> str | None:
@@ -253,20 +260,20 @@ class Watcher:
             candidate = replace(candidate, time=latest)
         return self._is_newer(candidate, live) or self._replaces(candidate, live)
 
-    def _is_known(self, candidate: Candidate, live: Live) -> bool:
+    def _is_known(self, candidate: Candidate, live: LiveCheckpoint) -> bool:
         """Whether its weights were published or overtaken. Those of the live one are compared in full, once."""
         print = self._print(candidate)
         seen = self.memory.paths.get(candidate.path)
         return print in self.memory.prints and (print != live.print or (seen is not None and seen.print == print))
 
-    def _is_newer(self, candidate: Candidate, live: Live, *, ties: bool = True) -> bool:
+    def _is_newer(self, candidate: Candidate, live: LiveCheckpoint, *, ties: bool = True) -> bool:
         """By its number where the names are alike, else by time. ties: of the same time, one never seen is newer."""
         if candidate.order.family == live.family and candidate.order.numbers != live.numbers:
             return candidate.order.numbers > live.numbers
         tie = ties and candidate.time == live.time and candidate.path not in self.memory.paths
         return candidate.time > live.time or tie
 
-    def _replaces(self, candidate: Candidate, live: Live) -> bool:
+    def _replaces(self, candidate: Candidate, live: LiveCheckpoint) -> bool:
         """Whether an older name holds the newest policy: its weights are new, and all that is newer is gone."""
         if self._exists(live.path) or any(self._precedes(candidate, other) for other in self._candidates):
             return False
@@ -310,11 +317,11 @@ class Watcher:
                 continue
             seen = self.memory.paths.get(candidate.path)
             if seen is None or seen.print != print or seen.weights != candidate.weights:
-                self.memory.remember(candidate.path, Seen(print, candidate.weights))
+                self.memory.remember(candidate.path, SeenCheckpoint(print, candidate.weights))
                 if print != live.print:
-                    self._remarks.overtaken(candidate, live.path, self._newer(candidate, live), is_known=is_known)
+                    self._notices.overtaken(candidate, live.path, self._newer(candidate, live), is_known=is_known)
 
-    def _newer(self, candidate: Candidate, live: Live) -> str | None:
+    def _newer(self, candidate: Candidate, live: LiveCheckpoint) -> str | None:
         """What keeps an older checkpoint out; None if nothing that is there does."""
         if self._exists(live.path):
             return live.path
@@ -323,12 +330,12 @@ class Watcher:
 
     # ---- small things ----------------------------------------------------------------------------------------------
 
-    def _as_live(self, candidate: Candidate, version: int) -> Live:
+    def _as_live(self, candidate: Candidate, version: int) -> LiveCheckpoint:
         family = [c.time for c in self._whole if c.order.family == candidate.order.family]
         before = self.memory.live
         if before is not None and before.family == candidate.order.family:
             family.append(before.time)
-        return Live(
+        return LiveCheckpoint(
             path=candidate.path,
             family=candidate.order.family,
             numbers=candidate.order.numbers,
@@ -343,6 +350,6 @@ def _age(candidate: Candidate) -> tuple[tuple[int, ...], int]:
     return candidate.order.numbers, candidate.time
 
 
-def _is_remnant(candidate: Candidate, before: Weights) -> bool:
+def _is_remnant(candidate: Candidate, before: WeightStamps) -> bool:
     """Whether some weights files are gone and the others are as they were: a removal that has not ended."""
     return set(candidate.weights) < set(before)
