@@ -47,7 +47,7 @@ class Adoption:
         return f"{self.running} of {there} actors run version {self.version}; missing: {named}{rest}"
 
 
-def adoption(members: Iterable[Member], live: Position | None) -> Adoption:
+def adoption_of(members: Iterable[Member], live: Position | None) -> Adoption:
     """How the actors among these members stand to the newest version; None: there is none."""
     actors = [member for member in members if member.info.role == "actor"]
     digest, version = (live.digest.hex(), live.version) if live is not None else ("", -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2psync.membership.records import Member, NodeInfo, Role
 from p2psync.protocol.versions import Position
-from p2psync.trainer.adoption import adoption
+from p2psync.trainer.adoption import adoption_of
 
 LIVE = Position(run="r", epoch=1, version=7, digest=b"7" * 16)
 
@@ -15,7 +15,7 @@ def member(name: str, digest: bytes = b"", version: int | None = None, host: str
 
 
 def test_actors_alone_are_counted_and_those_that_are_missing_are_named() -> None:
-    found = adoption(
+    found = adoption_of(
         [
             member("a", LIVE.digest, 7),
             member("b", b"6" * 16, 6, host="10.0.0.2"),
@@ -32,13 +32,13 @@ def test_actors_alone_are_counted_and_those_that_are_missing_are_named() -> None
 
 
 def test_of_many_that_are_missing_only_some_are_named() -> None:
-    found = adoption([member(name) for name in "0123456789"], LIVE)
+    found = adoption_of([member(name) for name in "0123456789"], LIVE)
     assert str(found).count("(runs nothing)") == 5 and str(found).endswith(" and 5 more")
 
 
 def test_the_same_number_with_other_bits_is_missing() -> None:
-    assert adoption([member("a", b"x" * 16, 7)], LIVE).running == 0
+    assert adoption_of([member("a", b"x" * 16, 7)], LIVE).running == 0
 
 
 def test_when_all_run_it_nobody_is_named() -> None:
-    assert str(adoption([member("a", LIVE.digest, 7)], LIVE)) == "1 of 1 actors run version 7"
+    assert str(adoption_of([member("a", LIVE.digest, 7)], LIVE)) == "1 of 1 actors run version 7"

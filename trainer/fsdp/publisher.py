@@ -41,13 +41,15 @@ from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
 from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.fsdp import orders
+from p2psync.trainer.fsdp.follower import RankFollower
 from p2psync.trainer.fsdp.rank_layout import RankLayout
 from p2psync.trainer.fsdp.ranks import GlooRankGroup, run_collectively
 from p2psync.trainer.fsdp.seed_node import SeedNode
 from p2psync.trainer.fsdp.shards import Shards, publishing_group
 from p2psync.trainer.fsdp.unit_ranges import UnitRanges
-from p2psync.trainer.fsdp.version_builder import RankFollower, ShardedVersionBuilder
-from p2psync.trainer.node import TrainerNode, published
+from p2psync.trainer.fsdp.version_builder import ShardedVersionBuilder
+from p2psync.trainer.node import TrainerNode
+from p2psync.trainer.version_events import published_event
 from p2psync.trainer.versions.builder import BuiltVersion, position_of
 from p2psync.trainer.versions.tensors import blobs_beside
 
@@ -225,7 +227,7 @@ class FsdpPublisher:
             raise UsageError("the module's tensors are not those that it had when the publisher was made: make another")
         if self._follower is not None:
             pack = self._follower.publish(shards)
-            return published(BuiltVersion(pack, position_of(pack.manifest), 0.0)) if pack is not None else None
+            return published_event(BuiltVersion(pack, position_of(pack.manifest), 0.0)) if pack is not None else None
         return self._publish(shards, announced)
 
     def _publish(self, shards: Shards, announced: bool) -> Published | None:
