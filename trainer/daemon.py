@@ -24,7 +24,7 @@ from p2psync.trainer.watch.watcher import CheckpointWatcher
 
 #: How often the directory is looked at (seconds), and the most of the time that looking may take: a directory of
 #: 100,000 files on a slow disk is looked at less often. A look reads names, times and new headers.
-LOOK_EVERY, MAX_LOOKING = 0.2, 0.2
+SCAN_EVERY_SECONDS, MAX_SCAN_SHARE = 0.2, 0.2
 #: Pauses before publishing is tried again after the store's disk refused (seconds).
 RETRY_FIRST, RETRY_LAST = 0.5, 10.0
 
@@ -69,7 +69,7 @@ class WatchDaemon:
             load_memory(store, self._scanner.root, lambda line: on_event(Trouble(line))),
         )
         self._saved = b""
-        self._told: dict[str, str] = {}
+        self._warned: dict[str, str] = {}
         self._pause = RETRY_FIRST
         self._saving: asyncio.Task[None] | None = None
 
@@ -81,9 +81,9 @@ class WatchDaemon:
             while True:
                 pause = 0.0
                 began = time.monotonic()
-                candidate = await self._look()
+                candidate = await self._scan()
                 if candidate is None:
-                    pause = max(LOOK_EVERY, (time.monotonic() - began) / MAX_LOOKING)
+                    pause = max(SCAN_EVERY_SECONDS, (time.monotonic() - began) / MAX_SCAN_SHARE)
                 elif not await self._publish(candidate):
                     pause, self._pause = self._pause, min(RETRY_LAST, 2 * self._pause)
                 else:
@@ -101,36 +101,36 @@ class WatchDaemon:
         self._watcher.resume(position.version if position is not None else None)
         live = self._watcher.memory.live
         known = live is not None and position is not None and live.version == position.version
-        path = self._called(live.path) if live is not None and known else ""
+        path = self._display_name(live.path) if live is not None and known else ""
         self._emit(Watching(shown(str(self._scanner.root)), path, position.version if position is not None else None))
 
-    async def _look(self) -> Candidate | None:
+    async def _scan(self) -> Candidate | None:
         """Look once; returns what is to be published now."""
         root = str(self._scanner.root)
         try:
-            candidate = await asyncio.to_thread(self._look_now)
+            candidate = await asyncio.to_thread(self._scan_now)
         except OSError as error:
-            self._complain(root, f"{shown(root)}: {error.strerror or error}; still watching")
+            self._warn_once(root, f"{shown(root)}: {error.strerror or error}; still watching")
             return None
-        self._told.pop(root, None)
+        self._warned.pop(root, None)
         for notice in self._watcher.notices():
             self._emit(Trouble(notice.text) if notice.warning else Note(notice.text))
         return candidate
 
-    def _look_now(self) -> Candidate | None:
+    def _scan_now(self) -> Candidate | None:
         self._watcher.observe(self._scanner.listing(), time.monotonic())
         for candidate in self._watcher.without_fingerprint():
             try:
-                print = self._scanner.fingerprint_of(candidate)
+                fingerprint = self._scanner.fingerprint_of(candidate)
             except OSError as error:
                 self._watcher.unreadable(candidate, f"{error.strerror or error}: trying again")
             else:
-                self._watcher.learn(candidate, print)
+                self._watcher.learn(candidate, fingerprint)
         return self._watcher.next()
 
     async def _publish(self, candidate: Candidate) -> bool:
         """Publish one checkpoint, or tell why not. False: the store refused, nothing can be published."""
-        name, before = self._called(candidate.path), self._trainer.position
+        name, before = self._display_name(candidate.path), self._trainer.position
         try:
             self._watcher.begin(candidate, before.version if before is not None else None)
             await self._write()
@@ -138,14 +138,14 @@ class WatchDaemon:
         except FormatError as error:
             # Another state of the files is another try; this one is not tried again.
             self._watcher.refused(candidate)
-            self._complain(name, f"{name} is not published: {shown(str(error))}")
+            self._warn_once(name, f"{name} is not published: {shown(str(error))}")
             return True
         except CheckpointReadError as error:
             self._watcher.failed(candidate, time.monotonic())
-            self._complain(name, f"{name} is not published yet: {shown(str(error))}: trying again")
+            self._warn_once(name, f"{name} is not published yet: {shown(str(error))}: trying again")
             return True
         except StoreError as error:
-            self._complain(name, f"{name} is not published yet: {shown(str(error))}")
+            self._warn_once(name, f"{name} is not published yet: {shown(str(error))}")
             return False
         except asyncio.CancelledError:
             # It was published all the same if that could not be stopped any more.
@@ -160,7 +160,7 @@ class WatchDaemon:
             self._watcher.same(candidate, version)
         else:
             self._watcher.published(candidate, version)
-        self._told.pop(name, None)
+        self._warned.pop(name, None)
         return True
 
     async def _save(self) -> None:
@@ -168,9 +168,9 @@ class WatchDaemon:
         try:
             await self._write()
         except StoreError as error:
-            self._complain(str(self._memory_file), f"{error}; what was published is not remembered yet")
+            self._warn_once(str(self._memory_file), f"{error}; what was published is not remembered yet")
         else:
-            self._told.pop(str(self._memory_file), None)
+            self._warned.pop(str(self._memory_file), None)
 
     async def _write(self) -> None:
         """Make the memory durable if it has changed. Raises `StoreError`."""
@@ -180,12 +180,12 @@ class WatchDaemon:
             await asyncio.shield(self._saving)
             self._saved = data
 
-    def _complain(self, about: str, message: str) -> None:
-        if self._told.get(about) != message:
-            self._told[about] = message
+    def _warn_once(self, about: str, message: str) -> None:
+        if self._warned.get(about) != message:
+            self._warned[about] = message
             self._emit(Trouble(message))
 
-    def _called(self, path: str) -> str:
+    def _display_name(self, path: str) -> str:
         return shown(path or self._scanner.root.name)
 
 

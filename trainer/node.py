@@ -290,7 +290,7 @@ class TrainerNode:
         await self.runner.unless_broken(self._adoption_watch.until_running(actors, patience))
         return self.adoption
 
-    async def write_out(self) -> None:
+    async def write_whole(self) -> None:
         """Write the newest version out whole, from verified bits; if there is an anchor of it, the next version.
 
         A failure is told and not raised.
@@ -308,7 +308,7 @@ class TrainerNode:
             self._emit(Trouble(f"the published bits cannot be verified: {error}"))
         self._rebuilt()
 
-    def take_back(self, id: bytes) -> None:
+    def withdraw(self, id: bytes) -> None:
         """Retire a manifest (32 bytes) whose chunks are lost, and write an anchor if nothing leads to the head now."""
         self.announcer.give_up(id)
         self._anchor_if_due()
@@ -431,7 +431,7 @@ class TrainerNode:
         planner = SquashPlanner()
         return SquashScheduler(
             store,
-            Squasher(store, versions.steps, self.config.key, planner),
+            Squasher(store, versions.delta_records, self.config.key, planner),
             planner,
             versions=versions,
             publishing=self._publishing,
@@ -449,12 +449,12 @@ class TrainerNode:
 
     async def _members(self) -> Sequence[Member]:
         assert self._client is not None
-        return self._other_runs.as_seen_here((await self._client.status()).view.members)
+        return self._other_runs.without_other_runs((await self._client.status()).view.members)
 
     def _on_view(self, view: View) -> None:
-        if (event := self._other_runs.news(view.members)) is not None:
+        if (event := self._other_runs.warning(view.members)) is not None:
             self._emit(event)
-        self._view = view = msgspec.structs.replace(view, members=self._other_runs.as_seen_here(view.members))
+        self._view = view = msgspec.structs.replace(view, members=self._other_runs.without_other_runs(view.members))
         self.announcer.viewed(view)
         if self._squash_scheduler is not None:
             self._squash_scheduler.viewed(view)

@@ -20,7 +20,7 @@ class OtherRuns:
         # Members that were told of, by the run and epoch that the most of them are at.
         self._told: dict[tuple[str, int], int] = {}
 
-    def as_seen_here(self, members: Iterable[Member]) -> list[Member]:
+    def without_other_runs(self, members: Iterable[Member]) -> list[Member]:
         """The members without versions of other runs: who is at an older run has none of this one's yet, and who is at
         a newer one wants none."""
         seen = []
@@ -31,7 +31,7 @@ class OtherRuns:
                 seen.append(msgspec.structs.replace(member, version=None, digest="", run="", epoch=0))
         return seen
 
-    def news(self, members: Iterable[Member]) -> ActorsElsewhere | None:
+    def warning(self, members: Iterable[Member]) -> ActorsElsewhere | None:
         """What people must be told of members that will not take this trainer's versions: once, and again whenever
         twice as many are there."""
         ahead = [(member.run, member.epoch) for member in members if member.info.role != "trainer"]

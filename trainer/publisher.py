@@ -114,7 +114,7 @@ class Publisher:
             raise UsageError("this publisher was started already: make another one")
         self._loop = loop = BackgroundLoop("p2psync-trainer")
         try:
-            self._node = node = loop.call(_called(self._make_node))
+            self._node = node = loop.call(_call_on_loop(self._make_node))
             loop.call(node.start())
             if self._rollouts is not None and (live := self.position) is not None:
                 self._rollouts.admit(live)
@@ -174,7 +174,7 @@ class Publisher:
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the node's loop (for routes that `on_hub` added)."""
-        return self._running()[0].call(_called(function))
+        return self._running()[0].call(_call_on_loop(function))
 
     def wait(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the node's loop and wait for it."""
@@ -202,18 +202,18 @@ class Publisher:
         published_state = self._resident_state if self._resident else None
         return TrainerNode(
             self._config,
-            self._hear,
-            self._serve_beside,
+            self._on_node_event,
+            self._serve_rollouts,
             published_state=published_state,
             version_builder=self._version_builder,
         )
 
-    def _serve_beside(self, hub: HubService) -> None:
+    def _serve_rollouts(self, hub: HubService) -> None:
         if self._rollouts is not None and self._loop is not None:
             self._rollouts.mount(hub, self._loop)
         self._on_hub(hub)
 
-    def _hear(self, event: Event) -> None:
+    def _on_node_event(self, event: Event) -> None:
         if self._rollouts is not None and isinstance(event, Published):
             self._rollouts.published(event)  # before it is announced: no result of it must come sooner
         self._on_event(event)
@@ -254,5 +254,5 @@ def _master_keys(table: ModuleTable, masters: Mapping[str, torch.Tensor]) -> dic
     return keys
 
 
-async def _called(function: Callable[[], T]) -> T:
+async def _call_on_loop(function: Callable[[], T]) -> T:
     return function()

@@ -142,7 +142,7 @@ class P2PSyncTrainerEngine(TrainerWeightTransferEngine[P2PSyncTrainerInitInfo]):
         )
         self._loop = BackgroundLoop("p2psync-trainer")
         try:
-            self._node = self._loop.call(_made(config))
+            self._node = self._loop.call(_make_node(config))
             self._loop.call(self._node.start())
             join = {
                 "hub_url": info.reach_hub or self._node.hub_url,
@@ -179,7 +179,7 @@ class P2PSyncTrainerEngine(TrainerWeightTransferEngine[P2PSyncTrainerInitInfo]):
         return TensorSource(module_rows(tensors), files)
 
 
-async def _made(config: TrainerConfig) -> TrainerNode:
+async def _make_node(config: TrainerConfig) -> TrainerNode:
     return TrainerNode(config)
 
 

@@ -94,5 +94,5 @@ class WholeMaker(LocalVersionBuilder):
         given_up: Callable[[], bool] = lambda: False,
     ) -> BuiltVersion | None:
         """See `LocalVersionBuilder`."""
-        self._whole = True
+        self._write_whole = True
         return super().make(source, profile=profile, rate=rate, settled=settled, given_up=given_up)

@@ -168,9 +168,11 @@ class Program:
             os.kill(os.getpid(), signal.SIGKILL)
 
         if step == "sealed":
-            rank_builder.snapshot.begin = die
+            rank_builder.snapshot.begin_change = die
         else:
-            setattr(rank_builder, {"encoding": "_encode", "signing": "_describe", "applying": "_advance"}[step], die)
+            setattr(
+                rank_builder, {"encoding": "_encode", "signing": "_gather_reports", "applying": "_advance"}[step], die
+            )
         return {}
 
     def close(self) -> dict[str, Any]:

@@ -90,9 +90,11 @@ def again(bench: ShardedBench) -> None:
 def fail_at(bench: ShardedBench, rank: int, where: str, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Have one rank fail at a step."""
     rank_builder = bench.rank_builders[rank]
-    target = {"draft": rank_builder.store, "begin": rank_builder.snapshot, "done": rank_builder.snapshot}.get(
-        where, rank_builder
-    )
+    target = {
+        "draft": rank_builder.store,
+        "begin_change": rank_builder.snapshot,
+        "end_change": rank_builder.snapshot,
+    }.get(where, rank_builder)
 
     def fail(*_: object) -> None:
         if isinstance(error, RanksError):
@@ -120,7 +122,7 @@ def test_what_fails_at_one_rank_is_published_by_none_and_can_be_tried_again(
         assert {pack.manifest.version for pack in bench.delta("tight")} == {1}
 
 
-@pytest.mark.parametrize("where", ["draft", "_describe", "_seal", "begin", "_advance", "done"])
+@pytest.mark.parametrize("where", ["draft", "_gather_reports", "_seal", "begin_change", "_advance", "end_change"])
 def test_a_rank_that_goes_at_any_step_leaves_no_version_behind(
     bench: ShardedBench, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

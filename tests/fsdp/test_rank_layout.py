@@ -73,7 +73,7 @@ def test_every_unit_has_one_owner_who_keeps_it(table: tuple[list[TensorSpec], li
             ) | {spec.count}
         for rank, mine in enumerate(owned):
             assert not list(mine - layout.kept(rank))
-            assert not list(held[rank] - layout.current[rank])
+            assert not list(held[rank] - layout.kept_current[rank])
     assert [segment for segments in layout.rounds() for segment in segments] == list(range(len(layout.delta.parts)))
 
 

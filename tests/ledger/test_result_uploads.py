@@ -73,7 +73,7 @@ async def actor(place: Place) -> AsyncIterator[HubClient]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for long before it tries again."""
-    monkeypatch.setattr(uploads, "RETRY_AFTER", 0.0)
+    monkeypatch.setattr(uploads, "RETRY_AFTER_SECONDS", 0.0)
     monkeypatch.setattr(work_client, "RETRY_FIRST", 0.001)
     monkeypatch.setattr(work_client, "RETRY_LAST", 0.01)
 

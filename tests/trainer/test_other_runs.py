@@ -14,22 +14,26 @@ def member(run: str, version: int | None = 3, *, epoch: int = 1, role: Role = "a
 
 
 def test_versions_of_an_older_run_count_for_nothing_and_who_is_at_a_newer_one_wants_none() -> None:
-    seen = OtherRuns(OWN, 2).as_seen_here([member(OWN), member(OLDER), member(NEWER), member("", None), member("", 5)])
+    seen = OtherRuns(OWN, 2).without_other_runs(
+        [member(OWN), member(OLDER), member(NEWER), member("", None), member("", 5)]
+    )
     assert [(m.run, m.version) for m in seen] == [(OWN, 3), ("", None), ("", None), ("", 5)]
 
 
 def test_trainers_stay_whatever_they_told_last() -> None:
-    (seen,) = OtherRuns(OWN, 2).as_seen_here([member(NEWER, role="trainer")])
+    (seen,) = OtherRuns(OWN, 2).without_other_runs([member(NEWER, role="trainer")])
     assert seen.version is None
 
 
 def test_actors_that_will_not_take_its_versions_are_told_of_once_and_when_they_are_twice_as_many() -> None:
     trainer = OtherRuns(OWN, 2)
-    assert trainer.news([member(OWN), member(OLDER, epoch=9), member(NEWER, role="trainer"), member("", None)]) is None
-    told = [trainer.news([member(NEWER)] * count) for count in (1, 1, 2, 3, 4, 4)]
+    assert (
+        trainer.warning([member(OWN), member(OLDER, epoch=9), member(NEWER, role="trainer"), member("", None)]) is None
+    )
+    told = [trainer.warning([member(NEWER)] * count) for count in (1, 1, 2, 3, 4, 4)]
     assert [event and event.actors for event in told] == [1, None, 2, None, 4, None]
-    assert trainer.news([]) is None
-    again = trainer.news([member(NEWER)])
+    assert trainer.warning([]) is None
+    again = trainer.warning([member(NEWER)])
     assert again is not None and again.line() == (
         "1 actor follows run 01a221f1b0ff (created 2026-11-28 11:36:57 UTC), which is newer than run 01a221f1a064"
         " (created 2026-11-28 11:36:53 UTC) of this trainer: its versions are not taken there; to have all take them,"
@@ -38,7 +42,7 @@ def test_actors_that_will_not_take_its_versions_are_told_of_once_and_when_they_a
 
 
 def test_a_later_epoch_of_its_own_run_shows_that_the_store_is_an_older_one() -> None:
-    event = OtherRuns(OWN, 2).news([member(OWN, epoch=3), member(OWN, epoch=2)])
+    event = OtherRuns(OWN, 2).warning([member(OWN, epoch=3), member(OWN, epoch=2)])
     assert event is not None and event.actors == 1
     assert "epoch 3 of this run, and this trainer is at 2, of an older store" in event.line()
     assert f"--supersede {OWN[:12]}" in event.line() and "--follow-run" not in event.line()

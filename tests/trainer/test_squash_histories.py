@@ -27,7 +27,7 @@ Bits = dict[TensorSpec, Units]
 class Any(SquashPlanner):
     """Takes every squash for worth it."""
 
-    def worth(self, plan: SquashPlan, nbytes: int) -> bool:
+    def is_worth(self, plan: SquashPlan, nbytes: int) -> bool:
         """Always."""
         return True
 
@@ -99,7 +99,9 @@ class Walk:
         live = self.bench.builder.position
         at_head = live is not None and live.version == piece[-1].version and self.random.random() < 0.5
         bits = self.bench.builder.snapshot.units if at_head else None
-        made = Squasher(self.bench.store, self.bench.builder.steps, KEY, Any()).make(SquashPlan(piece, 0.0), bits)
+        made = Squasher(self.bench.store, self.bench.builder.delta_records, KEY, Any()).make(
+            SquashPlan(piece, 0.0), bits
+        )
         assert made is not None
 
     def lineage(self) -> list[Announcement]:
@@ -171,7 +173,7 @@ def test_squashes_of_the_same_bits_are_empty(tmp_path: Path) -> None:
         source.bits[spec("a", 5000)] = bits.copy()
         bench.builder.make(source, profile="tight")
     chain = tuple(announcement_of(p.signed, p.manifest) for p in bench.store.packs() if p.manifest.base is not None)
-    made = Squasher(bench.store, bench.builder.steps, KEY, Any()).make(SquashPlan(chain, 0.0))
+    made = Squasher(bench.store, bench.builder.delta_records, KEY, Any()).make(SquashPlan(chain, 0.0))
     assert made is not None and made.pack.manifest.chunks == 0
     announced = announcement_of(made.pack.signed, made.pack.manifest)
     digest = source.digest.hex()

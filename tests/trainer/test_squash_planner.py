@@ -88,9 +88,9 @@ def test_the_planner_learns_how_much_steps_have_in_common() -> None:
 def test_a_squash_that_turned_out_large_is_not_worth_announcing() -> None:
     found = plan(chain(10), 4)
     assert found is not None
-    assert SquashPlanner().worth(found, found.chain_bytes // 2)
-    assert not SquashPlanner().worth(found, int(0.9 * found.chain_bytes))
-    assert not SquashPlanner(least_bytes=1 << 30).worth(found, 0)
+    assert SquashPlanner().is_worth(found, found.chain_bytes // 2)
+    assert not SquashPlanner().is_worth(found, int(0.9 * found.chain_bytes))
+    assert not SquashPlanner(least_bytes=1 << 30).is_worth(found, 0)
 
 
 # ---- and what becomes of them ----

@@ -67,7 +67,7 @@ class Publishing(Bench):
 
     def squasher(self, least_bytes: int = 0) -> Squasher:
         """What makes it."""
-        return Squasher(self.store, self.builder.steps, KEY, SquashPlanner(least_bytes))
+        return Squasher(self.store, self.builder.delta_records, KEY, SquashPlanner(least_bytes))
 
 
 @pytest.fixture

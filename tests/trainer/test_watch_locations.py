@@ -171,4 +171,4 @@ def test_inside_takes_only_what_it_names(disk: Disk) -> None:
 def test_a_policy_is_never_found_within_hidden_or_unfinished_directories(disk: Disk) -> None:
     for place in (".p2psync/slots/a", ".staging", "tmp-1/checkpoint-9", "a/b.tmp/step-1"):
         write(disk, place, *HF)
-    assert [place for place in find_locations(disk.listing(), CheckpointRules()).locations if place.weighted] == []
+    assert [place for place in find_locations(disk.listing(), CheckpointRules()).locations if place.has_weights] == []

@@ -113,7 +113,7 @@ def agree_on_version(ranks: RankGroup, store: Store, snapshot: RankSnapshot, run
 
     def clear() -> None:
         if position is None:
-            snapshot.forget()
+            snapshot.invalidate()
         remove_all_but(store, keep)
 
     run_collectively(ranks, clear)

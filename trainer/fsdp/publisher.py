@@ -93,7 +93,7 @@ class FsdpPublisher:
         self._follower: RankFollower | None = None
         if self._group.rank is None:
             return
-        self._config = _of_rank(config, self._group.rank)
+        self._config = _rank_config(config, self._group.rank)
         self.layout = self._agree_on_layout(files)
 
     def _agree_on_layout(self, files: Path | None) -> RankLayout:
@@ -124,9 +124,9 @@ class FsdpPublisher:
             return self
         try:
             if self._group.rank == 0:
-                self._lead()
+                self._start_leading()
             else:
-                self._follow()
+                self._start_following()
         except BaseException as error:
             self.close(f"{type(error).__name__}: {error}")
             raise
@@ -148,7 +148,7 @@ class FsdpPublisher:
             self._stop_following(trouble)
         self.ranks.close()
 
-    def _lead(self) -> None:
+    def _start_leading(self) -> None:
         def version_builder(store: Store, run: str) -> ShardedVersionBuilder:
             self._builder = ShardedVersionBuilder(
                 self.ranks, self.layout, store, self._config.store / "copy", self._config.key, run
@@ -157,15 +157,15 @@ class FsdpPublisher:
 
         self._loop = BackgroundLoop("p2psync-trainer")
         self._node = self._loop.call(
-            _called(lambda: TrainerNode(self._config, self._emit, version_builder=version_builder))
+            _call_on_loop(lambda: TrainerNode(self._config, self._emit, version_builder=version_builder))
         )
         self._loop.call(self._node.start())
         assert self._builder is not None
         key = self._config.key.public_key().public_bytes_raw()
-        beside = self._builder.serve(_as_seen_from_afar(self._node.local_hub_url), key)
-        self._loop.call(_called(lambda: self._trainer.announcer.set_co_publishers(beside)))
+        beside = self._builder.serve(_reachable_hub_url(self._node.local_hub_url), key)
+        self._loop.call(_call_on_loop(lambda: self._trainer.announcer.set_co_publishers(beside)))
 
-    def _follow(self) -> None:
+    def _start_following(self) -> None:
         self._seed = SeedNode(self._config, self._emit)
         self._follower = RankFollower(self.ranks, self.layout, self._config.store, self._seed)
         self._follower.start()
@@ -263,13 +263,13 @@ class FsdpPublisher:
         return Shards(self._module, self._group, self._dtype, self._blobs, self._names)
 
 
-def _of_rank(config: TrainerConfig, rank: int) -> TrainerConfig:
+def _rank_config(config: TrainerConfig, rank: int) -> TrainerConfig:
     """The settings of one rank: a store and a port of its own. Squashing needs all chunks at one place."""
     port = config.port + rank if config.port else 0
     return replace(config, store=config.store / f"rank-{rank}", port=port, squash=False)
 
 
-def _as_seen_from_afar(hub_url: str) -> str:
+def _reachable_hub_url(hub_url: str) -> str:
     """The URL of a hub beside rank 0, for the other ranks: at the address at which they found rank 0."""
     url = urlsplit(hub_url)
     host = os.environ.get("MASTER_ADDR", "")
@@ -278,5 +278,5 @@ def _as_seen_from_afar(hub_url: str) -> str:
     return url_of(plain_host(host, "MASTER_ADDR"), url.port or 0, url.scheme)
 
 
-async def _called(function: Callable[[], T]) -> T:
+async def _call_on_loop(function: Callable[[], T]) -> T:
     return function()

@@ -75,7 +75,7 @@ class RankBuilder:
         *,
         profile: str,
         epoch: int,
-        go_on: Callable[[], None] = lambda: None,
+        check_stopped: Callable[[], None] = lambda: None,
     ) -> tuple[Pack, float] | None:
         """What leads from `base`, the version of the copies, to the shards as they are now; None if no bit differs.
 
@@ -88,28 +88,28 @@ class RankBuilder:
         sent: list[bytes] = []
         began, change = time.monotonic(), 0
         with self._drafted() as draft:
-            with Encoding(draft, rows, profile=profile, segments=_mine(owners, rank)) as encode:
+            with Encoding(draft, rows, profile=profile, segments=_owned_segments(owners, rank)) as encode:
                 for segments in self.layout.rounds():
-                    found = run_collectively(self.ranks, partial(_find, scanner, segments, new, go_on))
+                    found = run_collectively(self.ranks, partial(_find, scanner, segments, new, check_stopped))
                     change += found.digest_change
                     sent += [chunk for chunks in found.chunks for chunk in chunks]
                     came = self._exchange(found.chunks)
                     run_collectively(self.ranks, partial(self._encode, encode, rows, found.mine, came))
                 run_collectively(self.ranks, encode.finish)
-                reports = self._describe(encode.part(), change)
+                reports = self._gather_reports(encode.part(), change)
             held = sum(digest_from_bytes(one.digest_change) for one in reports)
             if not any(one.part.changed for one in reports):
                 draft.abandon()
                 return None
             encode.join([one.part for one in reports])
             if (held - encode.digest_change) % MODULUS:
-                self.snapshot.forget()
+                self.snapshot.invalidate()
                 raise DigestMismatchError("ranks do not agree on the version before: the next one is written out whole")
             digest = digest_bytes((digest_from_bytes(base.digest) + held) % MODULUS)
             position = Position(run=base.run, epoch=epoch, version=base.version + 1, digest=digest)
             encoded = time.monotonic() - began
-            pack = self._seal(draft, encode, position, base, _part(reports, rank))
-        self._take(pack, position, lambda: self._advance(pack, sent))
+            pack = self._seal(draft, encode, position, base, _chunk_mask(reports, rank))
+        self._apply(pack, position, lambda: self._advance(pack, sent))
         return pack, encoded
 
     def first(self, new: NewUnits, run: str, epoch: int, version: int) -> Pack:
@@ -117,7 +117,7 @@ class RankBuilder:
         rank = self.ranks.rank
 
         def read() -> bytes:
-            self.snapshot.begin(version)
+            self.snapshot.begin_change(version)
             for row, start, stop in self.layout.held[rank]:
                 spec = self._specs[row]
                 step = max(1, (1 << 21) // spec.width)
@@ -127,16 +127,16 @@ class RankBuilder:
             return digest_bytes(self.snapshot.digest(self._specs, self.layout.held[rank]))
 
         digests = self.ranks.gather(run_collectively(self.ranks, read))
-        self._bring([kept - mine for kept, mine in zip(self.layout.current, self.layout.held, strict=True)])
+        self._fetch_ranges([kept - mine for kept, mine in zip(self.layout.kept_current, self.layout.held, strict=True)])
         digest = digest_bytes(sum(map(digest_from_bytes, digests)) % MODULUS)
         position = Position(run=run, epoch=epoch, version=version, digest=digest)
-        pack = self._whole(position)
-        self._take(pack, position, lambda: None)
+        pack = self._build_anchor(position)
+        self._apply(pack, position, lambda: None)
         return pack
 
     def anchor(self, position: Position) -> Pack:
         """The version of the copies written out whole, for those who start from nothing."""
-        return self._whole(position)
+        return self._build_anchor(position)
 
     # ---- a delta ---------------------------------------------------------------------------------------------------
 
@@ -172,19 +172,21 @@ class RankBuilder:
 
     # ---- an anchor -------------------------------------------------------------------------------------------------
 
-    def _whole(self, position: Position) -> Pack:
+    def _build_anchor(self, position: Position) -> Pack:
         rows = [Row(spec, False, True) for spec in self._specs]
         rank = self.ranks.rank
-        self._bring(self.layout.lacking)
+        self._fetch_ranges(self.layout.lacking_for_anchor)
         with self._drafted() as draft:
-            with Encoding(draft, rows, anchor=True, segments=_mine(self.layout.anchor_owners, rank)) as encode:
-                run_collectively(self.ranks, lambda: self._encode_whole(encode))
-                reports = self._describe(encode.part(), 0)
+            with Encoding(
+                draft, rows, anchor=True, segments=_owned_segments(self.layout.anchor_owners, rank)
+            ) as encode:
+                run_collectively(self.ranks, lambda: self._encode_anchor(encode))
+                reports = self._gather_reports(encode.part(), 0)
             encode.join([one.part for one in reports])
             if digest_bytes(encode.digest_change) != position.digest:
-                self.snapshot.forget()
+                self.snapshot.invalidate()
                 raise DigestMismatchError("a rank's copy is damaged: the next version is written out whole")
-            pack = self._seal(draft, encode, position, None, _part(reports, rank))
+            pack = self._seal(draft, encode, position, None, _chunk_mask(reports, rank))
         try:
             run_collectively(self.ranks, lambda: self._compare(pack))
         except BaseException:
@@ -192,12 +194,12 @@ class RankBuilder:
             raise
         return pack
 
-    def _encode_whole(self, encode: Encoding) -> None:
+    def _encode_anchor(self, encode: Encoding) -> None:
         for index in range(len(self._specs)):
             encode.take(index, None, self._units(index))
         encode.finish()
 
-    def _bring(self, wanted: Sequence[UnitRanges]) -> None:
+    def _fetch_ranges(self, wanted: Sequence[UnitRanges]) -> None:
         """Have holders send each rank the bits of these stretches, a round at a time."""
         rank = self.ranks.rank
         mine = self.layout.held[rank]
@@ -260,7 +262,7 @@ class RankBuilder:
                 draft.abandon()
             raise
 
-    def _describe(self, part: EncodedPart, change: int) -> list[_PartReport]:
+    def _gather_reports(self, part: EncodedPart, change: int) -> list[_PartReport]:
         """What all ranks tell of their parts."""
         self.encoded_bytes = sum(part.sizes)
         mine = msgspec.msgpack.encode(_PartReport(part, digest_bytes(change)))
@@ -291,18 +293,18 @@ class RankBuilder:
             self.store.remove(opened.id)
             raise
 
-    def _take(self, pack: Pack, position: Position, advance: Callable[[], None]) -> None:
+    def _apply(self, pack: Pack, position: Position, advance: Callable[[], None]) -> None:
         """Take the copies to a version that is durable everywhere, and check what came out."""
         self._change = 0
         try:
-            self.snapshot.begin(position.version)
+            self.snapshot.begin_change(position.version)
             run_collectively(self.ranks, advance)
             if pack.manifest.base is not None:
                 self._check(pack.manifest)
-            run_collectively(self.ranks, lambda: self.snapshot.done(position))
+            run_collectively(self.ranks, lambda: self.snapshot.end_change(position))
         except BaseException:
             # It was never announced; what the copies are now is no version.
-            self.snapshot.forget()
+            self.snapshot.invalidate()
             self.store.remove(pack.signed.id)
             raise
 
@@ -314,8 +316,8 @@ class RankBuilder:
             )
 
 
-def _find(scanner: ShardScanner, segments: range, new: NewUnits, go_on: Callable[[], None]) -> RankChanges:
-    go_on()
+def _find(scanner: ShardScanner, segments: range, new: NewUnits, check_stopped: Callable[[], None]) -> RankChanges:
+    check_stopped()
     return scanner.find(segments, new)
 
 
@@ -329,11 +331,11 @@ def _chunks(pack: Pack) -> Iterator[bytes]:
             yield data
 
 
-def _mine(owners: Sequence[int], rank: int) -> frozenset[int]:
+def _owned_segments(owners: Sequence[int], rank: int) -> frozenset[int]:
     return frozenset(segment for segment, owner in enumerate(owners) if owner == rank)
 
 
-def _part(reports: Sequence[_PartReport], rank: int) -> bytes:
+def _chunk_mask(reports: Sequence[_PartReport], rank: int) -> bytes:
     """Which of a manifest's chunks a rank encoded: a byte for each chunk, as a pack keeps it."""
     makers = sorted((segment, maker) for maker, one in enumerate(reports) for segment in one.part.segments)
     return bytes(maker == rank for _, maker in makers)

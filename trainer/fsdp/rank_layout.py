@@ -82,18 +82,18 @@ class RankLayout:
         self.delta = SegmentGrid(specs, anchor=False)
         self.anchor = SegmentGrid(specs, anchor=True)
         #: The rank that owns each segment of a delta, and of an anchor.
-        self.delta_owners = _balanced(self.delta, held)
+        self.delta_owners = _balance_owners(self.delta, held)
         owned = [self.delta.unit_ranges(self.delta_owners, rank) for rank in range(self.ranks)]
         # An anchor's segments are cut elsewhere: whoever owns most of one keeps current bits of nearly all of it.
-        self.anchor_owners = [_most(self.anchor, segment, owned) for segment in range(len(self.anchor.parts))]
+        self.anchor_owners = [_largest_holder(self.anchor, segment, owned) for segment in range(len(self.anchor.parts))]
         anchors = [self.anchor.unit_ranges(self.anchor_owners, rank) for rank in range(self.ranks)]
         #: What each rank keeps up to date with every version, and what it must be given besides for an anchor.
-        self.current = [mine | theirs for mine, theirs in zip(held, owned, strict=True)]
-        self.lacking = [whole - kept for whole, kept in zip(anchors, self.current, strict=True)]
+        self.kept_current = [mine | theirs for mine, theirs in zip(held, owned, strict=True)]
+        self.lacking_for_anchor = [whole - kept for whole, kept in zip(anchors, self.kept_current, strict=True)]
 
     def kept(self, rank: int) -> UnitRanges:
         """All that a rank's copy has room for."""
-        return self.current[rank] | self.lacking[rank]
+        return self.kept_current[rank] | self.lacking_for_anchor[rank]
 
     def rounds(self) -> Iterator[range]:
         """Runs of a delta's segments, all of them in order, each of some `ROUND_BYTES` a rank."""
@@ -118,7 +118,7 @@ def _check(specs: Sequence[TensorSpec], held: Sequence[UnitRanges]) -> None:
             raise ValueError(f"{spec.name}: ranks hold {at} units of {spec.count}")
 
 
-def _balanced(grid: SegmentGrid, held: Sequence[UnitRanges]) -> list[int]:
+def _balance_owners(grid: SegmentGrid, held: Sequence[UnitRanges]) -> list[int]:
     """Owners who hold much of what they own, each of as many bytes as the others, to within a segment.
 
     Segments go in order to whoever holds most of one, as long as that rank has no more than its part of all bytes, nor
@@ -138,6 +138,6 @@ def _balanced(grid: SegmentGrid, held: Sequence[UnitRanges]) -> list[int]:
     return owners
 
 
-def _most(grid: SegmentGrid, segment: int, owned: Sequence[UnitRanges]) -> int:
+def _largest_holder(grid: SegmentGrid, segment: int, owned: Sequence[UnitRanges]) -> int:
     """The rank that has most of a segment; the first one of equals."""
     return max(range(len(owned)), key=lambda rank: (grid.share(segment, owned[rank]), -rank))

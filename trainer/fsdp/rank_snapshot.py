@@ -86,15 +86,15 @@ class RankSnapshot:
         )
         return sum(parts) % MODULUS
 
-    def begin(self, version: int) -> None:
-        """The bits are about to become this version: until `done` they are none. Raises `StoreError`."""
+    def begin_change(self, version: int) -> None:
+        """The bits are about to become this version: until `end_change` they are none. Raises `StoreError`."""
         self._save(msgspec.structs.replace(self._state, position=None, newest=max(version, self.newest)))
 
-    def done(self, position: Position) -> None:
+    def end_change(self, position: Position) -> None:
         """They are this version. Raises `StoreError`."""
         self._save(msgspec.structs.replace(self._state, position=position, newest=max(position.version, self.newest)))
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """They are no version. Raises `StoreError`."""
         if self._state.position is not None:
             self._save(msgspec.structs.replace(self._state, position=None))

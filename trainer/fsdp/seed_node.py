@@ -51,11 +51,11 @@ class SeedNode:
 
     def offer(self, pack: Pack) -> None:
         """Serve a pack."""
-        self._loop.call(_call(lambda: self.runner.offer(pack)))
+        self._loop.call(_call_on_loop(lambda: self.runner.offer(pack)))
 
     def withdraw(self, id: bytes) -> None:
         """Stop serving a manifest."""
-        self._loop.call(_call(lambda: self.runner.withdraw(id)))
+        self._loop.call(_call_on_loop(lambda: self.runner.withdraw(id)))
 
     def close(self) -> None:
         """Leave the swarm."""
@@ -105,5 +105,5 @@ class SeedNode:
             await self._client.close()
 
 
-async def _call(function: Callable[[], T]) -> T:
+async def _call_on_loop(function: Callable[[], T]) -> T:
     return function()

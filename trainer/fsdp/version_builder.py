@@ -76,13 +76,13 @@ class ShardedVersionBuilder:
         assert isinstance(source, Shards)
         began, encoding = time.monotonic(), 0.0
 
-        def go_on() -> None:
+        def check_stopped() -> None:
             if self._stopped.is_set() or given_up():
                 raise StoreError("stopped while a version was being made: not published")
 
         with self._lock:
-            go_on()
-            self._retire()
+            check_stopped()
+            self._order_retirement()
             live = self._position
             pack: Pack | None
             self.answered += 1
@@ -93,7 +93,9 @@ class ShardedVersionBuilder:
                     pack = self.rank_builder.first(source.part, order.run, order.epoch, order.version)
                 else:
                     orders.send_order(self._ranks, orders.DeltaOrder(profile, self.epoch))
-                    made = self.rank_builder.delta(source.part, live, profile=profile, epoch=self.epoch, go_on=go_on)
+                    made = self.rank_builder.delta(
+                        source.part, live, profile=profile, epoch=self.epoch, check_stopped=check_stopped
+                    )
                     pack, encoding = made if made is not None else (None, 0.0)
             finally:
                 self._position = self.rank_builder.snapshot.position
@@ -109,7 +111,7 @@ class ShardedVersionBuilder:
         with self._lock:
             if self._position is None:
                 raise StoreError("there is no version to write out yet")
-            self._retire()
+            self._order_retirement()
             orders.send_order(self._ranks, orders.AnchorOrder())
             try:
                 pack = self.rank_builder.anchor(self._position)
@@ -140,6 +142,6 @@ class ShardedVersionBuilder:
         with self._lock:
             orders.send_order(self._ranks, orders.StopOrder(message))
 
-    def _retire(self) -> None:
+    def _order_retirement(self) -> None:
         """What rank 0 has retired, nobody needs."""
         orders.send_order(self._ranks, orders.KeepOrder([pack.signed.id for pack in self._store.packs()]))

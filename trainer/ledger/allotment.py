@@ -14,7 +14,7 @@ from p2psync.trainer.ledger.throughput import NodeForecast
 #: Halvings of the interval in which the end of a step is looked for: to one part in a million.
 _HALVINGS = 24
 #: Far above the rounding of any clock, far below what an item takes (seconds).
-_SLACK = 1e-4
+_SLACK_SECONDS = 1e-4
 
 
 def earliest_finish(forecasts: Sequence[NodeForecast], items: int) -> float:
@@ -31,4 +31,4 @@ def earliest_finish(forecasts: Sequence[NodeForecast], items: int) -> float:
             high = middle
         else:
             low = middle
-    return high + _SLACK
+    return high + _SLACK_SECONDS

@@ -53,7 +53,7 @@ class JournalWriter:
     def _begin(self) -> None:
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write())
-            self._writing.add_done_callback(_look)
+            self._writing.add_done_callback(_ignore_store_error)
 
     async def _write(self) -> None:
         assert self._journal is not None
@@ -73,7 +73,7 @@ class JournalWriter:
             self._begin()
 
 
-def _look(task: asyncio.Task[None]) -> None:
+def _ignore_store_error(task: asyncio.Task[None]) -> None:
     """Who awaits the task hears of its failure; that nobody does is no error."""
     if not task.cancelled() and isinstance(task.exception(), StoreError):
         return

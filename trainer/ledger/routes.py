@@ -76,7 +76,7 @@ class LedgerRoutes:
         fitting = _fitting(results)
         if len(fitting) < len(results):
             service.hand_back(results[len(fitting) :])
-        return _reply(TakeReply(step=service.ledger.step, results=[_taken(done) for done in fitting]))
+        return _reply(TakeReply(step=service.ledger.step, results=[_to_wire(done) for done in fitting]))
 
     async def commit(self, request: web.Request) -> web.Response:
         """`CommitStep` → `CommitReply`."""
@@ -120,7 +120,7 @@ def _fitting(results: list[LedgerResult]) -> list[LedgerResult]:
     return results
 
 
-def _taken(done: LedgerResult) -> Taken:
+def _to_wire(done: LedgerResult) -> Taken:
     return Taken(
         item=done.item.item,
         put_for=done.item.version,

@@ -32,7 +32,7 @@ __all__ = ["LedgerService", "mount"]
 #: Requests for work that may wait at once.
 _MAX_WAITING = 16384
 #: How often the shares of those who wait are looked at again while there is work, as time alone may change them.
-LOOK_EVERY = 0.25
+WAKE_EVERY_SECONDS = 0.25
 
 
 class LedgerService:
@@ -48,7 +48,7 @@ class LedgerService:
         self._alarm = Alarm(hub.now, self.tick)
         self._work = asyncio.Event()
         self._results = asyncio.Event()
-        self._looking: asyncio.TimerHandle | None = None
+        self._wake_timer: asyncio.TimerHandle | None = None
         self._waiting = 0
         self._closing = False
         self.uploads = ResultUploads(ledger, hub.now, journal_writer.settled, self.tick, max_uploading)
@@ -149,7 +149,7 @@ class LedgerService:
             async with asyncio.timeout_at(deadline):
                 while not (items := self._try_lease(asked, version)) and not self._closing:
                     version = None  # while it waits its acknowledgements tell what it runs
-                    self._look_again()
+                    self._schedule_wake()
                     await self._work.wait()
         except TimeoutError:
             items = []  # there was no work
@@ -168,12 +168,12 @@ class LedgerService:
             work, self._work = self._work, asyncio.Event()
             work.set()
 
-    def _look_again(self) -> None:
-        if self._looking is None and (self.ledger.pooled or self.ledger.claimed):
-            self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY, self._look)
+    def _schedule_wake(self) -> None:
+        if self._wake_timer is None and (self.ledger.pooled or self.ledger.claimed):
+            self._wake_timer = asyncio.get_running_loop().call_later(WAKE_EVERY_SECONDS, self._timed_wake)
 
-    def _look(self) -> None:
-        self._looking = None
+    def _timed_wake(self) -> None:
+        self._wake_timer = None
         self._wake()
 
     def _ended(self, ended: Ended) -> None:
@@ -187,8 +187,8 @@ class LedgerService:
     async def _stop(self, _app: web.Application) -> None:
         self._closing = True
         self._alarm.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
         self._work.set()
         self._results.set()
 

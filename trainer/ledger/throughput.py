@@ -3,8 +3,8 @@
 A node's rate is tokens of accepted results over the time during which it held work, both fading with each result, so
 that about the last sixteen count whatever their length. Time is the ledger's own, from lease to result. Tokens are
 what the node claims, within what can be: no faster than `max_rate` while the item was held, and in the mean of its
-results no more than `TRUST` times what the middle one of all nodes claims. So a liar's rate is at most that much too
-high, for as long as it really delivers results that count.
+results no more than `MAX_CLAIM_RATIO` times what the middle one of all nodes claims. So a liar's rate is at most that
+much too high, for as long as it really delivers results that count.
 
 `stream` is the best rate of one item alone, fading too: a node that works on many items at once is fast in all, but
 none of its items takes less than its tokens over `stream`.
@@ -16,18 +16,18 @@ import statistics
 from dataclasses import dataclass
 
 #: What stays of the past with each result: about the last sixteen count.
-FADE = 1 - 1 / 16
+DECAY = 1 - 1 / 16
 #: How many times the middle node's tokens per item a node may claim.
-TRUST = 2.0
+MAX_CLAIM_RATIO = 2.0
 #: A node that holds nothing and did not ask for so long is not reckoned with (seconds).
-ABSENT = 10.0
+ABSENT_SECONDS = 10.0
 #: Nodes remembered; beyond it those unseen for longest are forgotten.
 MAX_NODES = 65536
 #: What a new sample counts in means of lags and intervals.
 _NEW = 0.5
-_STREAM_FADE = 0.98
+_STREAM_DECAY = 0.98
 #: No result is reckoned to have taken less time than this (seconds).
-_LEAST_HELD = 1e-3
+_MIN_HELD_SECONDS = 1e-3
 
 
 @dataclass(slots=True)
@@ -136,17 +136,17 @@ class Throughput:
         worker = self.workers.get(node)
         if worker is None:
             return
-        counted = min(float(tokens) or self._mean, self._max_rate * max(held_for, _LEAST_HELD))
-        worker.stream = max(_STREAM_FADE * worker.stream, counted / max(held_for, _LEAST_HELD))
+        counted = min(float(tokens) or self._mean, self._max_rate * max(held_for, _MIN_HELD_SECONDS))
+        worker.stream = max(_STREAM_DECAY * worker.stream, counted / max(held_for, _MIN_HELD_SECONDS))
         worker.held -= 1
         self._add(worker, counted, now - worker.mark, now)
 
     @property
-    def known(self) -> int:
+    def node_count(self) -> int:
         """How many nodes are remembered."""
         return len(self.workers)
 
-    def measured(self, node: str) -> bool:
+    def is_measured(self, node: str) -> bool:
         """Whether anything is known of the node's rate."""
         worker = self.workers.get(node)
         return worker is not None and worker.items > 0
@@ -158,7 +158,7 @@ class Throughput:
 
     def active(self, now: float) -> list[str]:
         """Nodes that hold work or asked for it lately."""
-        return [node for node, w in self.workers.items() if w.held or now - w.seen <= ABSENT]
+        return [node for node, w in self.workers.items() if w.held or now - w.seen <= ABSENT_SECONDS]
 
     def forecast(self, node: str, now: float, held: int | None = None) -> NodeForecast:
         """What is expected of a node, if it holds so many items (None: as many as it does)."""
@@ -174,15 +174,16 @@ class Throughput:
 
     def refresh(self) -> None:
         """Reckon anew what is the middle of all nodes."""
-        known = [worker for worker in self.workers.values() if worker.items]
-        if not known:
+        node_count = [worker for worker in self.workers.values() if worker.items]
+        if not node_count:
             return
-        self._mean = max(statistics.median_low(w.tokens / w.items for w in known), 1e-9)
+        self._mean = max(statistics.median_low(w.tokens / w.items for w in node_count), 1e-9)
         self._rate = statistics.median_low(
-            max(min(w.tokens, TRUST * self._mean * w.items), 1e-9) / max(w.busy, _LEAST_HELD) for w in known
+            max(min(w.tokens, MAX_CLAIM_RATIO * self._mean * w.items), 1e-9) / max(w.busy, _MIN_HELD_SECONDS)
+            for w in node_count
         )
 
-    def in_time(self, node: str, now: float) -> bool:
+    def can_finish_in_time(self, node: str, now: float) -> bool:
         """Whether what the node begins now can be handed in before it is too old.
 
         False only while a newer version is on its way to it, and what it runs will be refused before it could finish.
@@ -208,14 +209,14 @@ class Throughput:
     def _rate_of(self, worker: WorkerStats, now: float) -> float:
         if not worker.items:
             return self._rate
-        tokens = min(worker.tokens, TRUST * self._mean * worker.items)
+        tokens = min(worker.tokens, MAX_CLAIM_RATIO * self._mean * worker.items)
         silence = now - worker.mark if worker.held else 0.0
-        return max(tokens, 1e-9) / max(worker.busy + silence, _LEAST_HELD)
+        return max(tokens, 1e-9) / max(worker.busy + silence, _MIN_HELD_SECONDS)
 
     def _add(self, worker: WorkerStats, tokens: float, busy: float, now: float) -> None:
-        worker.tokens = FADE * worker.tokens + tokens
-        worker.busy = FADE * worker.busy + max(busy, 0.0)
-        worker.items = FADE * worker.items + 1
+        worker.tokens = DECAY * worker.tokens + tokens
+        worker.busy = DECAY * worker.busy + max(busy, 0.0)
+        worker.items = DECAY * worker.items + 1
         worker.mark = now
 
     def _new(self, node: str) -> WorkerStats:

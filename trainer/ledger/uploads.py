@@ -30,12 +30,12 @@ from p2psync.trainer.ledger.core import Ledger
 #: Bytes of results that may be on their way at once.
 MAX_UPLOADING = 64 << 20
 #: Every upload counts as at least so many.
-_LEAST = 16 << 10
+_MIN_COUNTED_BYTES = 16 << 10
 #: When to come again, where there is no room (seconds).
-RETRY_AFTER = 1.0
+RETRY_AFTER_SECONDS = 1.0
 #: A result must be here after this long, plus one second for each of so many bytes.
-_SECONDS = 20.0
-_RATE = 64 << 10
+_BASE_SECONDS = 20.0
+_MIN_BYTES_PER_SECOND = 64 << 10
 
 
 class ResultUploads:
@@ -46,14 +46,14 @@ class ResultUploads:
         ledger: Ledger,
         now: Callable[[], float],
         settled: Callable[[], Awaitable[None]],
-        told: Callable[[], None],
+        on_result: Callable[[], None],
         limit: int,
     ) -> None:
         """settled: waits until the ledger's changes are durable. told: called when a result came in."""
         self._ledger = ledger
         self._now = now
         self._settled = settled
-        self._told = told
+        self._on_result = on_result
         self._limit = limit
         self.size = 0
 
@@ -69,7 +69,7 @@ class ResultUploads:
         if size > MAX_RESULT_BYTES:
             raise TooLargeError(f"a result of {size} bytes; at most {MAX_RESULT_BYTES} are taken")
         verdict = self._ledger.judge(head.work, head.item, size, head.version, head.digest, self._now())
-        room = max(size, _LEAST)
+        room = max(size, _MIN_COUNTED_BYTES)
         if verdict == "accepted" and self.size + room > self._limit:
             return _busy("full")
         if verdict != "accepted":
@@ -88,7 +88,7 @@ class ResultUploads:
         return self._ledger.complete(head.work, head.item, result, head.version, head.digest, self._now(), head.tokens)
 
     async def _answer(self, verdict: Verdict, void: list[str]) -> web.Response:
-        self._told()
+        self._on_result()
         if verdict == "full":
             return _busy(verdict)
         try:
@@ -96,7 +96,7 @@ class ResultUploads:
             await self._settled()
         except StoreError as error:
             refusal = web.Response(body=encode_error(HubError(str(error))), status=503, content_type="application/json")
-            refusal.headers["Retry-After"] = f"{RETRY_AFTER:.0f}"
+            refusal.headers["Retry-After"] = f"{RETRY_AFTER_SECONDS:.0f}"
             return refusal
         return reply_json(Receipt(verdict=verdict, void=void))
 
@@ -106,7 +106,7 @@ class ResultUploads:
             request.writer.output_size = 0
         body = bytearray()
         try:
-            async with asyncio.timeout(_SECONDS + size / _RATE):
+            async with asyncio.timeout(_BASE_SECONDS + size / _MIN_BYTES_PER_SECOND):
                 async for part in request.content.iter_any():
                     body += part
         except TimeoutError:
@@ -126,5 +126,5 @@ def _unpacked(body: bytes) -> bytes:
 def _busy(verdict: Verdict) -> web.Response:
     body = encode_json(Receipt(verdict=verdict))
     answer = web.Response(body=body, status=HTTPStatus.TOO_MANY_REQUESTS, content_type="application/json")
-    answer.headers["Retry-After"] = f"{RETRY_AFTER:.0f}"
+    answer.headers["Retry-After"] = f"{RETRY_AFTER_SECONDS:.0f}"
     return answer

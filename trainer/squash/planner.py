@@ -70,17 +70,17 @@ class SquashPlanner:
             return None
         target = place_after(newest)
         starts = Counter((m.version, m.digest) if m.version is not None else None for m in members)
-        ways = {start: resolve(lineage, start, target) for start in starts}
+        paths = {start: resolve(lineage, start, target) for start in starts}
         chain = _chain_to(lineage, target)
         best: tuple[float, SquashPlan] | None = None
-        for base in _bases(ways, starts):
+        for base in _bases(paths, starts):
             longest = max((a.version - base[0] for a in lineage if is_squash(a) and a.base == base[0]), default=0)
             if base not in chain or len(chain[base]) < max(LEAST_STEPS, GROWTH * longest):
                 continue
             plan = SquashPlan(chain[base], self.predict([manifest_of(a.id) for a in chain[base]], bits_ratio))
-            spared = self._spared(lineage, starts, ways, target, plan)
-            if spared > 0 and (best is None or spared > best[0]):
-                best = spared, plan
+            saved = self._saved_bytes(lineage, starts, paths, target, plan)
+            if saved > 0 and (best is None or saved > best[0]):
+                best = saved, plan
         return best[1] if best is not None else None
 
     def predict(self, chain: Sequence[Manifest], bits_ratio: Callable[[str], float] = lambda profile: 1.0) -> float:
@@ -99,16 +99,16 @@ class SquashPlanner:
             seen = math.log(summed / union) / math.log(steps)
             self._recurrence = (1 - _NEW) * self._recurrence + _NEW * min(1.0, seen)
 
-    def worth(self, plan: SquashPlan, nbytes: int) -> bool:
+    def is_worth(self, plan: SquashPlan, nbytes: int) -> bool:
         """Whether a squash that was made is still to be announced, now that its size is known."""
-        spared = plan.chain_bytes - nbytes
-        return spared >= max(self._least_bytes, LEAST_SHARE * plan.chain_bytes)
+        saved = plan.chain_bytes - nbytes
+        return saved >= max(self._least_bytes, LEAST_SHARE * plan.chain_bytes)
 
-    def _spared(
+    def _saved_bytes(
         self,
         lineage: Sequence[Announcement],
         starts: Counter[Place | None],
-        ways: dict[Place | None, list[Announcement] | None],
+        paths: dict[Place | None, list[Announcement] | None],
         target: Place,
         plan: SquashPlan,
     ) -> float:
@@ -124,17 +124,17 @@ class SquashPlanner:
             payload_bytes=math.ceil(plan.expected_bytes),
             manifest_bytes=0,
         )
-        total, worth = 0.0, False
+        total, is_worth = 0.0, False
         for start, count in starts.items():
-            way = ways[start]
+            path = paths[start]
             with_it = resolve([*lineage, edge], start, target)
-            if way is None or with_it is None:
+            if path is None or with_it is None:
                 continue
-            now = missing_bytes(way, {})
-            spared = now - missing_bytes(with_it, {})
-            total += count * spared
-            worth = worth or spared >= max(self._least_bytes, LEAST_SHARE * now)
-        return total if worth else 0.0
+            now = missing_bytes(path, {})
+            saved = now - missing_bytes(with_it, {})
+            total += count * saved
+            is_worth = is_worth or saved >= max(self._least_bytes, LEAST_SHARE * now)
+        return total if is_worth else 0.0
 
 
 def _chain_to(lineage: Sequence[Announcement], target: Place) -> dict[Place, tuple[Announcement, ...]]:
@@ -149,13 +149,13 @@ def _chain_to(lineage: Sequence[Announcement], target: Place) -> dict[Place, tup
     return chains
 
 
-def _bases(ways: dict[Place | None, list[Announcement] | None], starts: Counter[Place | None]) -> list[Place]:
+def _bases(paths: dict[Place | None, list[Announcement] | None], starts: Counter[Place | None]) -> list[Place]:
     """Where squashes may begin: where members are, most of them first, and at the anchors that others will come to."""
     found: Counter[Place] = Counter()
     for start, count in starts.items():
-        way = ways[start]
-        if way and way[0].base is None:
-            found[place_after(way[0])] += count
+        path = paths[start]
+        if path and path[0].base is None:
+            found[place_after(path[0])] += count
         elif start is not None:
             found[start] += count
     return [place for place, _ in sorted(found.items(), key=lambda item: (-item[1], item[0]))][:MAX_STARTS]

@@ -59,7 +59,7 @@ class SquashScheduler:
     def viewed(self, view: View) -> None:
         """The hub's view changed, and with it, perhaps, who is behind."""
         self._view = view
-        self._consider()
+        self._start_if_useful()
 
     def preempt(self) -> None:
         """A version is to be published: a squash that holds it up is given up, for one that does not."""
@@ -74,7 +74,7 @@ class SquashScheduler:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _consider(self) -> None:
+    def _start_if_useful(self) -> None:
         if self._stopped or self._task is not None or self._timer is not None or self._view is None:
             return
         actors = [member for member in self._view.members if member.info.role == "actor"]
@@ -90,7 +90,7 @@ class SquashScheduler:
         if plan is not None and plan.chain != self._tried:
             # Where nothing comes of it, nothing will until the head has moved on.
             self._tried = plan.chain
-            self._task = asyncio.create_task(self._run(plan, profile))
+            self._task = asyncio.create_task(self._squash(plan, profile))
 
     async def _make(self, plan: SquashPlan, profile: str) -> BuiltSquash | None:
         if profile not in BASELESS:
@@ -104,7 +104,7 @@ class SquashScheduler:
                         )
         return await asyncio.to_thread(self._squasher.make, plan)
 
-    async def _run(self, plan: SquashPlan, profile: str) -> None:
+    async def _squash(self, plan: SquashPlan, profile: str) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -118,11 +118,11 @@ class SquashScheduler:
         finally:
             self._task = None
         if not self._stopped:
-            self._timer = loop.call_later((loop.time() - began) / SHARE, self._rested)
+            self._timer = loop.call_later((loop.time() - began) / SHARE, self._resume)
 
-    def _rested(self) -> None:
+    def _resume(self) -> None:
         self._timer = None
-        self._consider()
+        self._start_if_useful()
 
 
 def _squashed(made: BuiltSquash) -> Squashed:

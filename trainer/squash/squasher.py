@@ -123,7 +123,7 @@ class Squasher:
                 created=time.time(),
             )
             self._planner.made(len(chain), sum(d.manifest.changed for d in chain), manifest.changed)
-            if self._planner.worth(plan, manifest.payload_bytes):
+            if self._planner.is_worth(plan, manifest.payload_bytes):
                 return draft.seal(sign(manifest, self._key), manifest)
             draft.abandon()
             return None

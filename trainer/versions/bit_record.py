@@ -69,12 +69,12 @@ class BitRecord:
         if wrong.size:
             raise _damaged(spec, int(wrong[0]))
 
-    def moved(self, spec: TensorSpec, block: Block, change: int) -> None:
-        """A block of a delta was applied, which adds `change` to the digest; the tensor's sums follow by `summed`."""
+    def block_applied(self, spec: TensorSpec, block: Block, change: int) -> None:
+        """A block of a delta was applied, which adds `change` to the digest; the tensor's sums follow by `set_sums`."""
         span = block_span(spec.width, MAX_BLOCK_UNITS)
         self._digests[spec][block.start // span] += change
 
-    def summed(self, spec: TensorSpec, sums: Sums) -> None:
+    def set_sums(self, spec: TensorSpec, sums: Sums) -> None:
         """These are a tensor's sums from now on."""
         self._sums[spec] = sums.copy()
 

@@ -41,7 +41,7 @@ from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.packs import Draft, Pack, Store
 from p2psync.trainer.versions.bit_record import Scans
 from p2psync.trainer.versions.delta_records import DeltaRecords
-from p2psync.trainer.versions.pack_reading import UnreadableError, compare_whole, name_of, reader
+from p2psync.trainer.versions.pack_reading import UnreadableError, chunk_reader, compare_whole, pack_name
 from p2psync.trainer.versions.snapshot import PublishedState, Snapshot
 from p2psync.trainer.versions.source import ChangeFindingSource, Source
 
@@ -110,17 +110,17 @@ class LocalVersionBuilder:
         self._run = run
         self._stopped = threading.Event()
         self._check_key()
-        self.steps = DeltaRecords(root.parent / "steps")
+        self.delta_records = DeltaRecords(root.parent / "steps")
         self.snapshot: PublishedState = published_state() if published_state is not None else Snapshot(root)
         self._tell = on_trouble
-        self._doubtful = True
+        self._must_recover = True
         #: How often the published bits were made anew.
-        self.mended = 0
+        self.rebuilds = 0
         # Number of the newest version that was ever seen here, -1: none. It is kept once versions were dropped.
         self._newest_file = root.parent / "newest-version"
         self._newest = _load_number(self._newest_file)
         #: Whether the next version is written out whole, since the store does not lead to the newest one.
-        self._whole = False
+        self._write_whole = False
         self._recover()
 
     @property
@@ -165,65 +165,65 @@ class LocalVersionBuilder:
         `given_up` is asked now and then: True ends it with `StoreError`, as `stop` does. Whatever is raised, nothing
         was made.
         """
-        if not self._doubtful and not self.snapshot.sound():
-            self._doubt("the published bits were changed or damaged here")
+        if not self._must_recover and not self.snapshot.is_sound():
+            self._distrust_snapshot("the published bits were changed or damaged here")
 
         def once() -> BuiltVersion | None:
             return self._make(source, profile, rate, settled, given_up)
 
-        return self._mending(once)
+        return self._with_recovery(once)
 
     def make_anchor(self, rate: float = 0.0) -> BuiltVersion:
         """The newest version written out whole, for those who start from nothing. rate: see `make`.
 
         Raises `StoreError` if there is no version. A snapshot that turns out to be damaged is made anew from the store.
         """
-        if not self._doubtful and not self.snapshot.whole():
-            self._doubt("the published bits were cut or replaced here")
-        return self._mending(lambda: self._make_anchor(rate))
+        if not self._must_recover and not self.snapshot.is_intact():
+            self._distrust_snapshot("the published bits were cut or replaced here")
+        return self._with_recovery(lambda: self._make_anchor(rate))
 
     def write_whole(self) -> None:
         """Have the next version written out whole, whatever changed. Raises `StoreError`."""
         self.snapshot.verify()
         if self.snapshot.position is None:
-            self._doubt("the published bits are damaged here")
+            self._distrust_snapshot("the published bits are damaged here")
             self._recover()
-        self._whole = True
+        self._write_whole = True
 
     def scrub(self) -> int:
         """Hold one more block of the snapshot against what was published; returns its bytes, 0 at the end of a round.
 
         A snapshot that is damaged is made anew from the store. Raises `StoreError`.
         """
-        if self._doubtful:
+        if self._must_recover:
             self._recover()
         try:
             return self.snapshot.scrub()
         except DigestMismatchError as error:
-            self._doubt(str(error))
+            self._distrust_snapshot(str(error))
             self._recover()
             return 0
 
-    def _mending(self, make: Callable[[], T]) -> T:
+    def _with_recovery(self, make: Callable[[], T]) -> T:
         """Make something; once more, if it turned out that the published bits are not to be trusted."""
-        if self._doubtful:
+        if self._must_recover:
             self._recover()
         try:
             return make()
         except DigestMismatchError as error:
-            self._doubt(str(error))
+            self._distrust_snapshot(str(error))
             self._recover()
             try:
                 return make()
             except DigestMismatchError as again:
-                self._doubtful = True
+                self._must_recover = True
                 raise StoreError(f"{again}, and again after it was made anew: is its disk, or memory, sound?") from None
 
-    def _doubt(self, message: str) -> None:
+    def _distrust_snapshot(self, message: str) -> None:
         self._tell(f"{message}: making the published bits anew from the store")
         self.snapshot.distrust()
-        self._doubtful = True
-        self.mended += 1
+        self._must_recover = True
+        self.rebuilds += 1
 
     def _make(
         self,
@@ -234,13 +234,13 @@ class LocalVersionBuilder:
         given_up: Callable[[], bool],
     ) -> BuiltVersion | None:
         began = time.monotonic()
-        live = None if self._whole else self.snapshot.position
+        live = None if self._write_whole else self.snapshot.position
         rows = rows_between(self.snapshot.specs if live is not None else [], source.specs)
         draft = self.store.draft()
         try:
             encode, scans = self._encode(draft, rows, source, given_up, rate, profile=None if live is None else profile)
             encoded = time.monotonic()
-            if not self.snapshot.whole():
+            if not self.snapshot.is_intact():
                 raise DigestMismatchError(f"{self._root} was cut or replaced while a version was made")
             if not settled():
                 raise StoreError("the checkpoint changed while it was read: not published")
@@ -263,12 +263,12 @@ class LocalVersionBuilder:
             applying = self._advance(pack, scans)
         except BaseException:
             # The pack was never announced; without it the store leads to the version before.
-            self._doubtful = True
+            self._must_recover = True
             self.store.remove(pack.signed.id)
             raise
-        self._newest, self._whole = position.version, False
+        self._newest, self._write_whole = position.version, False
         with suppress(StoreError):
-            self.steps.prune(self.store)
+            self.delta_records.prune(self.store)
         return BuiltVersion(pack, position, time.monotonic() - began, encoded - began, applying)
 
     def _make_anchor(self, rate: float) -> BuiltVersion:
@@ -292,7 +292,7 @@ class LocalVersionBuilder:
             self.store.remove(pack.signed.id)
             raise
         if self.snapshot.position != live:
-            self._doubtful = True  # whose position it is changed: some keepers learn that from the anchor alone
+            self._must_recover = True  # whose position it is changed: some keepers learn that from the anchor alone
         return BuiltVersion(pack, live, time.monotonic() - began)
 
     def _encode(
@@ -307,16 +307,16 @@ class LocalVersionBuilder:
     ) -> tuple[Encoding, Scans]:
         """profile: None makes an anchor. Also gives what was summed up of the rows that were scanned, which agrees with
         what was published. Raises `DigestMismatchError`."""
-        finds = None
+        found_changes = None
         scans: dict[TensorSpec, ScanSums] = {}
         anchor = profile is None
         with Encoding(draft, rows, anchor=anchor, rate=rate, profile=profile or "fast", summed=True) as encode:
             if isinstance(source, ChangeFindingSource) and profile is not None:
-                finds = source.find(rows, encode.block_units, self.snapshot)
+                found_changes = source.find(rows, encode.block_units, self.snapshot)
             for index, row in enumerate(rows):
                 if self._stopped.is_set() or given_up():
                     raise StoreError("stopped while a version was being made: not published")
-                found = finds.of(index) if finds is not None else None
+                found = found_changes.of(index) if found_changes is not None else None
                 if found is not None:
                     encode.take_found(index, found, partial(self.snapshot.units, row.spec))
                     continue
@@ -325,7 +325,7 @@ class LocalVersionBuilder:
             encode.finish()
         for index, row in enumerate(rows):
             if row.before and row.after:
-                scan = encode.sums.get(index) or (finds.sums(index) if finds is not None else None)
+                scan = encode.sums.get(index) or (found_changes.sums(index) if found_changes is not None else None)
                 self.snapshot.check(row.spec, scan)
                 if scan is not None:
                     scans[row.spec] = scan
@@ -346,18 +346,18 @@ class LocalVersionBuilder:
     def _advance(self, pack: Pack, scans: Scans | None = None) -> float:
         """Take the snapshot along a pack; returns how long decoding and applying took (seconds)."""
         began = time.monotonic()
-        keeping = self.steps.keep(pack)
+        record_writer = self.delta_records.start(pack)
         try:
-            take = keeping.take if keeping is not None else None
-            self.snapshot.advance(pack.manifest, reader(pack), position_of(pack.manifest), take, scans)
-            if keeping is not None:
-                keeping.finish()
+            take = record_writer.take if record_writer is not None else None
+            self.snapshot.advance(pack.manifest, chunk_reader(pack), position_of(pack.manifest), take, scans)
+            if record_writer is not None:
+                record_writer.finish()
         finally:
-            if keeping is not None:
-                keeping.abandon()
-        if not self.snapshot.whole():
+            if record_writer is not None:
+                record_writer.abandon()
+        if not self.snapshot.is_intact():
             raise StoreError(f"{self._root} was damaged while a version was made: not published; it is made anew")
-        return time.monotonic() - began - (keeping.seconds if keeping is not None else 0.0)
+        return time.monotonic() - began - (record_writer.seconds if record_writer is not None else 0.0)
 
     def _recover(self) -> None:
         """Bring the snapshot to the newest version that the store leads to: of this run, or, before its first one, of
@@ -367,30 +367,30 @@ class LocalVersionBuilder:
         self._newest = max(self._newest, *(pack.manifest.version for pack in self._all_packs()), -1)
         if live is not None:
             self._newest = max(self._newest, live.version)
-        while (bad := self._go_along(self._way(self._here()))) is not None:
+        while (bad := self._apply_packs(self._path_from(self._snapshot_position()))) is not None:
             # A second failure is not the memory's: the pack itself is what nobody can decode.
             if bad.signed.id in failed and bad.sealed:
                 self.store.remove(bad.signed.id)
             failed.add(bad.signed.id)
             self.snapshot.reopen()
         self._drop_unreachable()
-        self._doubtful = False
+        self._must_recover = False
 
-    def _go_along(self, way: list[Pack]) -> Pack | None:
+    def _apply_packs(self, packs: list[Pack]) -> Pack | None:
         """Take the snapshot along these packs; returns the first one that does not decode to what it says."""
-        for pack in way:
+        for pack in packs:
             try:
                 self._advance(pack)
             except (DigestMismatchError, FormatError, UnreadableError, ValueError) as error:
-                self._tell(f"{name_of(pack)} cannot be decoded here: {error}")
+                self._tell(f"{pack_name(pack)} cannot be decoded here: {error}")
                 return pack
-        if way:
+        if packs:
             self.snapshot.verify()
             if self.snapshot.position is None:
                 raise StoreError(f"{self._root} does not keep what is written to it: is its disk, or memory, sound?")
         return None
 
-    def _here(self) -> Position | None:
+    def _snapshot_position(self) -> Position | None:
         """What the snapshot holds, as a version of the run whose packs are gone along: of another's, the same bits."""
         live, packs = self.snapshot.position, self._packs()
         if live is None or not packs or live.run == packs[0].manifest.run:
@@ -400,7 +400,7 @@ class LocalVersionBuilder:
             return position_of(max(same, key=lambda manifest: manifest.epoch))
         return msgspec.structs.replace(live, epoch=-1)
 
-    def _way(self, live: Position | None) -> list[Pack]:
+    def _path_from(self, live: Position | None) -> list[Pack]:
         """The packs that lead from `live` to the newest version that can be reached."""
         packs = self._packs()
         by_id = {pack.signed.id.hex(): pack for pack in packs}
@@ -415,19 +415,19 @@ class LocalVersionBuilder:
 
     def _drop_unreachable(self) -> None:
         """Forget later versions than the snapshot's: nobody can decode them. The next one is written out whole."""
-        live = self._here()
+        live = self._snapshot_position()
         reached = (live.epoch, live.version) if live is not None else (-1, -1)
-        self._whole = self._newest > (live.version if live is not None else -1)
-        if self._whole:
+        self._write_whole = self._newest > (live.version if live is not None else -1)
+        if self._write_whole:
             with disk_errors(self._newest_file):
                 write_durably(self._newest_file, str(self._newest).encode())
         lost = [pack for pack in self._packs() if (pack.manifest.epoch, pack.manifest.version) > reached]
         for pack in lost:
             self.store.remove(pack.signed.id)
         if live is not None and not self._all_packs():
-            self._whole = True
+            self._write_whole = True
             self._tell(f"{self.store.root} lost its versions: the next one is written out whole")
-        elif self._whole:
+        elif self._write_whole:
             where = f"version {live.version}" if live is not None else "nothing"
             self._tell(
                 f"{self.store.root} leads to {where}, not to version {self._newest}:"

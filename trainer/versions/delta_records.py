@@ -97,7 +97,7 @@ class DeltaRecords:
                 if not _NAME.fullmatch(path.name):  # half written when a process ended
                     clear(path)
 
-    def keep(self, pack: Pack) -> DeltaRecordWriter | None:
+    def start(self, pack: Pack) -> DeltaRecordWriter | None:
         """Begin to write down a delta; None if it needs no record, or has one."""
         m = pack.manifest
         if m.base is None or m.profile in BASELESS or m.block_units != DELTA_BLOCK or self._path(pack).exists():

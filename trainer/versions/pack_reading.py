@@ -19,7 +19,7 @@ class UnreadableError(StoreError):
     """A chunk that the store had is damaged or cannot be read."""
 
 
-def reader(pack: Pack) -> Callable[[int], bytes]:
+def chunk_reader(pack: Pack) -> Callable[[int], bytes]:
     """Gives the chunks of a pack; raises `UnreadableError`."""
 
     def chunk(index: int) -> bytes:
@@ -51,7 +51,7 @@ def compare_whole(pack: Pack, units_of: Callable[[TensorSpec], Units]) -> None:
             seen.add((block.row, block.start))
         return seen
 
-    seen = set[tuple[int, int]]().union(*in_parallel(same, map(reader(pack), range(manifest.chunks))))
+    seen = set[tuple[int, int]]().union(*in_parallel(same, map(chunk_reader(pack), range(manifest.chunks))))
     for index, row in enumerate(rows):
         for number in range(block_count(row.spec, manifest.block_units)):
             start, count = block_range(row.spec, manifest.block_units, number)
@@ -59,7 +59,7 @@ def compare_whole(pack: Pack, units_of: Callable[[TensorSpec], Units]) -> None:
                 raise DigestMismatchError(f"{row.spec.name}: a block was not encoded: not announced")
 
 
-def name_of(pack: Pack) -> str:
+def pack_name(pack: Pack) -> str:
     """What a pack holds, in words."""
     m = pack.manifest
     return f"the anchor of version {m.version}" if m.base is None else f"the delta {m.base} → {m.version}"

@@ -13,7 +13,7 @@ from p2psync.membership.acceptance import Acceptance
 from p2psync.membership.records import Member
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Store
-from p2psync.trainer.versions.pack_reading import name_of
+from p2psync.trainer.versions.pack_reading import pack_name
 
 #: How often the hub is asked whether some actor runs the newest version, until one does (seconds).
 LOOK_EVERY = 3.0
@@ -32,8 +32,8 @@ class PublishingNode(Protocol):
 
     @property
     def runner(self) -> TaskRunner: ...
-    async def write_out(self) -> None: ...
-    def take_back(self, id: bytes) -> None: ...
+    async def write_whole(self) -> None: ...
+    def withdraw(self, id: bytes) -> None: ...
 
 
 class Replacement:
@@ -67,7 +67,7 @@ class Replacement:
         reason = self._acceptance.look(await self._members(), time.monotonic())
         if reason is not None:
             self._emit(Trouble(f"{reason}: verifying the published bits, and writing them out whole"))
-            await self._node.write_out()
+            await self._node.write_whole()
 
     def lost(self, id: bytes) -> None:
         """A chunk of this manifest is damaged here: peers may have it; else the manifest is taken back."""
@@ -80,5 +80,5 @@ class Replacement:
         self._losses.discard(id)
         pack = self._store.get(id)
         if pack is not None and not pack.complete:
-            self._emit(Trouble(f"{name_of(pack)} has a damaged chunk that nobody else has: it is taken back"))
-            self._node.take_back(id)
+            self._emit(Trouble(f"{pack_name(pack)} has a damaged chunk that nobody else has: it is taken back"))
+            self._node.withdraw(id)

@@ -77,16 +77,16 @@ class ResidentSnapshot:
         entry = self._table.entries.get(spec)
         return flat_bits(entry.tensor) if entry is not None else None
 
-    def sound(self) -> bool:
+    def is_sound(self) -> bool:
         """Whether the bits are what was published last, by the digest of all of them."""
         return self._engine.scrub()
 
-    def whole(self) -> bool:
-        """See `Snapshot.whole`: nobody can cut what is in memory."""
+    def is_intact(self) -> bool:
+        """See `Snapshot.is_intact`: nobody can cut what is in memory."""
         return True
 
     def check(self, spec: TensorSpec, scan: ScanSums | None) -> None:
-        """See `Snapshot`: `sound` digested every bit just before."""
+        """See `Snapshot`: `is_sound` digested every bit just before."""
 
     def scrub(self) -> int:
         """See `Snapshot`: every publish digests all there is."""
@@ -94,7 +94,7 @@ class ResidentSnapshot:
 
     def verify(self) -> None:
         """See `Snapshot`."""
-        if not self.sound():
+        if not self.is_sound():
             self.distrust()
 
     def reopen(self) -> None:
@@ -110,7 +110,7 @@ class ResidentSnapshot:
         manifest: Manifest,
         chunks: ReadChunk,
         position: Position,
-        take: Callable[[Block], None] | None = None,
+        on_block: Callable[[Block], None] | None = None,
         scans: Scans | None = None,
     ) -> None:
         """Write one version into the parameters, whose digest is checked first; on an error they are as they were.
@@ -120,21 +120,21 @@ class ResidentSnapshot:
         step = Step(b"", manifest)
         try:
             stage = self._engine.stage([step])
-            if take is not None:
-                self._tell(manifest, chunks, take)
+            if on_block is not None:
+                self._tell(manifest, chunks, on_block)
             for index in stage.wanted(0):
                 stage.put(0, {index: chunks(index)})
             stage.commit()
         except EngineError as error:
             raise DigestMismatchError(f"version {manifest.version} cannot be written to the module: {error}") from error
 
-    def _tell(self, manifest: Manifest, chunks: ReadChunk, take: Callable[[Block], None]) -> None:
+    def _tell(self, manifest: Manifest, chunks: ReadChunk, on_block: Callable[[Block], None]) -> None:
         rows = manifest.rows()
         # Of a device tensor the units are a copy; blocks come tensor after tensor.
         base = lru_cache(maxsize=1)(lambda index: self.units(rows[index].spec))
         for index in range(manifest.chunks):
             for block in decode_chunk(chunks(index), rows, manifest.block_units, base):
-                take(block)
+                on_block(block)
 
     def _look_up(self) -> ModuleTable:
         """Parameters, where they are now, and copies."""

@@ -102,8 +102,8 @@ def to_retire(
         bytes_left -= delta.payload_bytes
         base = -1 if delta.base is None else delta.base
         under_way = delta is chain[0] and base in wanted
-        is_way = bytes_left >= 0 and steps < max(keep, ANCHOR_DELTAS)
-        if base >= start or under_way or (base >= floor and is_way):
+        is_on_path = bytes_left >= 0 and steps < max(keep, ANCHOR_DELTAS)
+        if base >= start or under_way or (base >= floor and is_on_path):
             needed.add(delta.id)
     needed |= _squashes_in_use(lineage, members, anchor)
     over = {a.id for a in _oldest_over([a for a in lineage if a.id in needed], most, most_bytes)}
@@ -135,8 +135,8 @@ def _squashes_in_use(lineage: Sequence[Announcement], members: Sequence[Member],
     if newest is None or not squashes:
         return set()
     starts = {(m.version, m.digest) if m.version is not None else None for m in members}
-    ways = [resolve(lineage, start, place_after(newest)) or [] for start in starts]
-    used = {a.id for way in ways for a in way}
+    paths = [resolve(lineage, start, place_after(newest)) or [] for start in starts]
+    used = {a.id for path in paths for a in path}
     first = min((place[0] if place is not None else anchor.version for place in starts), default=newest.version)
     return {a.id for a in squashes if a.id in used or (first <= (a.base or 0) and a.version > anchor.version)}
 

@@ -27,13 +27,13 @@ class SnapshotScrubber:
         self,
         versions: LocalVersionBuilder,
         publishing: asyncio.Lock,
-        on_mended: Callable[[], None],
+        on_rebuilt: Callable[[], None],
         on_event: Callable[[Event], None],
     ) -> None:
         """publishing: held while the snapshot changes. on_mended: called after the bits were made anew."""
         self._versions = versions
         self._publishing = publishing
-        self._on_mended = on_mended
+        self._on_rebuilt = on_rebuilt
         self._emit = on_event
 
     async def run(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
@@ -42,11 +42,11 @@ class SnapshotScrubber:
             spent = 0.0
             try:
                 async with self._publishing:
-                    before, began = self._versions.mended, time.perf_counter()
+                    before, began = self._versions.rebuilds, time.perf_counter()
                     read = await asyncio.to_thread(self._versions.scrub)
                     spent = time.perf_counter() - began
-                if self._versions.mended != before:
-                    self._on_mended()
+                if self._versions.rebuilds != before:
+                    self._on_rebuilt()
             except P2PSyncError as error:
                 self._emit(Trouble(f"the published bits cannot be verified: {error}"))
                 read = 0

@@ -58,8 +58,8 @@ class PublishedState(Protocol):
     @property
     def specs(self) -> Sequence[TensorSpec]: ...
     def units(self, spec: TensorSpec) -> Units: ...
-    def sound(self) -> bool: ...
-    def whole(self) -> bool: ...
+    def is_sound(self) -> bool: ...
+    def is_intact(self) -> bool: ...
     def check(self, spec: TensorSpec, scan: ScanSums | None) -> None: ...
     def scrub(self) -> int: ...
     def reopen(self) -> None: ...
@@ -70,7 +70,7 @@ class PublishedState(Protocol):
         manifest: Manifest,
         chunks: ReadChunk,
         position: Position,
-        take: Callable[[Block], None] | None = None,
+        on_block: Callable[[Block], None] | None = None,
         scans: Scans | None = None,
     ) -> None: ...
     def close(self) -> None: ...
@@ -114,11 +114,11 @@ class Snapshot:
         if digest_bytes(record.digest) == position.digest:
             self._vouched, self._record = True, record
 
-    def sound(self) -> bool:
+    def is_sound(self) -> bool:
         """Whether the bits may be compared with: `check` tells when they were."""
-        return self.whole()
+        return self.is_intact()
 
-    def whole(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether the file is still there, and as long as it was. Cheap: to be asked before and after use."""
         if self._map is None:
             return True
@@ -171,7 +171,7 @@ class Snapshot:
         manifest: Manifest,
         chunks: ReadChunk,
         position: Position,
-        take: Callable[[Block], None] | None = None,
+        on_block: Callable[[Block], None] | None = None,
         scans: Scans | None = None,
     ) -> None:
         """Go along one manifest: an anchor replaces everything, a delta changes in place where the tensors stay.
@@ -185,10 +185,10 @@ class Snapshot:
         rows = manifest.rows()
         after = [row.spec for row in rows if row.after]
         if manifest.base is None or any(row.before != row.after for row in rows):
-            self._rebuild(manifest, chunks, position, after, take)
+            self._rebuild(manifest, chunks, position, after, on_block)
             return
         with disk_errors(self._root):
-            change = self._apply(manifest, chunks, take, record)
+            change = self._apply(manifest, chunks, on_block, record)
         self._check(manifest, (digest_from_bytes(manifest.base_digest) + change) % MODULUS)
         self._save(msgspec.structs.replace(self._state, position=position))
         self._vouched = True
@@ -196,7 +196,7 @@ class Snapshot:
             return
         for spec in after:
             scan = scans.get(spec)
-            record.summed(spec, scan.new if scan is not None else sum_blocks(spec, self.units(spec)))
+            record.set_sums(spec, scan.new if scan is not None else sum_blocks(spec, self.units(spec)))
         self._record = record
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class Snapshot:
         chunks: ReadChunk,
         position: Position,
         after: list[TensorSpec],
-        take: Callable[[Block], None] | None,
+        on_block: Callable[[Block], None] | None,
     ) -> None:
         """The tensors change: lay out a new file, take over what stays, apply, and only then let the old one go."""
         old, kept = self._state, self._kept(manifest)
@@ -220,7 +220,7 @@ class Snapshot:
             self._create()
             for spec, units in kept.items():
                 self.units(spec)[:] = units
-            self._apply(manifest, chunks, take)
+            self._apply(manifest, chunks, on_block)
         removed = [row.spec for row in manifest.rows() if not row.after]
         if any(self.units(spec).any() for spec in removed):
             raise DigestMismatchError(f"version {manifest.version} removes a tensor that is not what it says")
@@ -258,7 +258,7 @@ class Snapshot:
         self,
         manifest: Manifest,
         chunks: ReadChunk,
-        take: Callable[[Block], None] | None,
+        on_block: Callable[[Block], None] | None,
         record: BitRecord | None = None,
     ) -> int:
         rows = manifest.rows()
@@ -280,9 +280,9 @@ class Snapshot:
             for block, more in added:
                 change += more
                 if record is not None:
-                    record.moved(rows[block.row].spec, block, more)
-                if take is not None:
-                    take(block)
+                    record.block_applied(rows[block.row].spec, block, more)
+                if on_block is not None:
+                    on_block(block)
         return change
 
     def _check(self, manifest: Manifest, digest: int) -> None:

@@ -77,7 +77,7 @@ def find_candidates(listing: Listing, rules: CheckpointRules) -> FoundCandidates
     """Every checkpoint of a listing, judged."""
     layout = find_locations(listing, rules)
     others = frozenset(
-        above for path in [*(p.path for p in layout.locations), *layout.excluded] for above in _line(path)
+        above for path in [*(p.path for p in layout.locations), *layout.excluded] for above in _ancestors(path)
     )
     candidates = [_CandidateInspector(listing, rules, location, others).candidate() for location in layout.locations]
     return FoundCandidates(candidates, layout.excluded)
@@ -90,7 +90,7 @@ class _CandidateInspector:
     location: CheckpointLocation
     others: frozenset[str]
     files: list[ListingEntry] = field(default_factory=list)
-    moving: list[ListingEntry] = field(default_factory=list)
+    unpublished: list[ListingEntry] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
     faults: list[CheckpointFault] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
@@ -111,7 +111,7 @@ class _CandidateInspector:
         weights = [entry for entry in self.files if is_weights(entry.name) or names.is_index(entry.name)]
         if (fault := self._incomplete(weights)) is not None:
             self.faults.append(fault)
-        seen = sorted(self.files + self.moving, key=lambda entry: entry.path)
+        seen = sorted(self.files + self.unpublished, key=lambda entry: entry.path)
         time = max((entry.mtime for entry in weights), default=0)
         return Candidate(
             path=path,
@@ -148,7 +148,7 @@ class _CandidateInspector:
                 if entry.name == ".cache" and not in_root:
                     self._collect_unfinished(entry.path)
             elif entry.error:
-                self.moving.append(entry)
+                self.unpublished.append(entry)
                 self.faults.append(CheckpointFault(f"{self._shown(entry)}: {entry.error}"))
             elif entry.kind is EntryKind.DIRECTORY:
                 self._collect_folder(entry)
@@ -161,8 +161,8 @@ class _CandidateInspector:
             return
         if is_state and not self.rules.training_state:
             self.left_out[self._inner(entry) + "/"] = self._bytes(entry.path)
-            self._collect_moving(entry.path)
-        elif names.is_step(entry.name) and not is_state and not self.location.whole:
+            self._collect_unpublished(entry.path)
+        elif names.is_step(entry.name) and not is_state and not self.location.includes_models_below:
             return  # a step that holds no model yet: a checkpoint of its own in the making
         elif entry.target is not None and not self.rules.follow_links:
             self._refuse(entry, "is a link to a directory: copy it there, or allow links with --follow-links")
@@ -172,7 +172,7 @@ class _CandidateInspector:
     def _take(self, entry: ListingEntry) -> None:
         if is_state(entry) and not self.rules.training_state:
             self.left_out[self._inner(entry)] = entry.size
-            self.moving.append(entry)
+            self.unpublished.append(entry)
             return
         self.files.append(entry)
         if entry.kind is not EntryKind.FILE:
@@ -207,14 +207,14 @@ class _CandidateInspector:
             elif names.is_unfinished(entry.name):
                 self._unfinished(entry)
 
-    def _collect_moving(self, folder: str) -> None:
+    def _collect_unpublished(self, folder: str) -> None:
         for entry in self.listing.children(folder):
             if entry.kind is EntryKind.DIRECTORY:
-                self._collect_moving(entry.path)
+                self._collect_unpublished(entry.path)
             elif names.is_unfinished(entry.name):
                 self._unfinished(entry)
             else:
-                self.moving.append(entry)
+                self.unpublished.append(entry)
 
     # ---- whether it is whole ---------------------------------------------------------------------------------------
 
@@ -233,8 +233,8 @@ class _CandidateInspector:
             self.faults.insert(0, CheckpointFault("its name is not UTF-8: rename it", passing=False))
 
     def _incomplete(self, weights: list[ListingEntry]) -> CheckpointFault | None:
-        if self.location.rivals:
-            listed = ", ".join(self.location.rivals[:4])
+        if self.location.competing_models:
+            listed = ", ".join(self.location.competing_models[:4])
             return CheckpointFault(
                 f"it holds several models ({listed}): choose one with --inside, or all with --inside .", passing=False
             )
@@ -294,7 +294,7 @@ class _CandidateInspector:
 
     def _unfinished(self, entry: ListingEntry) -> None:
         self.unfinished.append(entry.name)
-        self.moving.append(entry)
+        self.unpublished.append(entry)
 
     def _refuse(self, entry: ListingEntry, reason: str) -> None:
         self.faults.append(CheckpointFault(f"{self._shown(entry)} {reason}", passing=False))
@@ -325,7 +325,7 @@ def _sharded_sets(weights: list[ListingEntry]) -> dict[tuple[str, str, int], dic
     return sets
 
 
-def _line(path: str) -> list[str]:
+def _ancestors(path: str) -> list[str]:
     """A path and every directory above it but the watched one."""
     parts = path.split("/")
     return ["/".join(parts[: depth + 1]) for depth in range(len(parts))]

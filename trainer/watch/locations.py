@@ -47,10 +47,10 @@ class CheckpointLocation:
     """
 
     path: str
-    weighted: bool = True
+    has_weights: bool = True
     lone: bool = False
-    whole: bool = False
-    rivals: tuple[str, ...] = ()
+    includes_models_below: bool = False
+    competing_models: tuple[str, ...] = ()
 
 
 @dataclass
@@ -82,7 +82,7 @@ class _LocationSearch:
             parts = folder.split("/")
             ending = parts[-len(wanted) :]
             if len(parts) >= len(wanted) and all(map(fnmatchcase, ending, wanted)):
-                found.append(CheckpointLocation(folder, self._has_weights(folder), whole=True))
+                found.append(CheckpointLocation(folder, self._has_weights(folder), includes_models_below=True))
         return found
 
     def below(self, folder: str) -> list[CheckpointLocation]:
@@ -94,37 +94,39 @@ class _LocationSearch:
         lone = [] if is_step else self._lone_steps(folder)
         own = self._has_weights(folder, without={location.path for location in lone})
         if is_step:  # state that DeepSpeed keeps in a step is no step of its own
-            steps = [location for location in steps if location.weighted]
+            steps = [location for location in steps if location.has_weights]
         if own and not self._is_stray(folder, [*steps, *others, *lone]):
             pipeline = self._is_pipeline(folder)
             if is_step:
                 others, steps = [*others, *steps], []
             if not pipeline:
-                self._drop((p for p in others if p.weighted), "lies within another checkpoint")
-            return [CheckpointLocation(folder, whole=pipeline), *steps, *lone]
+                self._exclude((p for p in others if p.has_weights), "lies within another checkpoint")
+            return [CheckpointLocation(folder, includes_models_below=pipeline), *steps, *lone]
         if is_step:
-            models = [location for location in others if location.weighted]
+            models = [location for location in others if location.has_weights]
             return [*(self._one_of(folder, models) if models or not steps else []), *steps]
         found = self._policies([*others, *steps])
         if found or lone or not folder or "/" in folder:
             return [*found, *lone]
-        return [CheckpointLocation(folder, weighted=False)]
+        return [CheckpointLocation(folder, has_weights=False)]
 
     def _one_of(self, step: str, models: list[CheckpointLocation]) -> list[CheckpointLocation]:
         """The policy of a step that keeps its models in directories of their own."""
         if self.rules.inside == ".":
-            return [CheckpointLocation(step, bool(models), whole=True)]
+            return [CheckpointLocation(step, bool(models), includes_models_below=True)]
         models = self._policies(models)
         if len(models) == 1:
             return models
         for location in names.POLICY_PLACES:
             preferred = [model for model in models if model.path == _join(step, location)]
             if preferred:
-                self._drop((m for m in models if m not in preferred), f"stands beside {location}: --inside chooses")
+                self._exclude((m for m in models if m not in preferred), f"stands beside {location}: --inside chooses")
                 return preferred
         if self._is_pipeline(step):
-            return [CheckpointLocation(step, whole=True)]
-        return [CheckpointLocation(step, weighted=bool(models), rivals=tuple(model.path for model in models))]
+            return [CheckpointLocation(step, includes_models_below=True)]
+        return [
+            CheckpointLocation(step, has_weights=bool(models), competing_models=tuple(model.path for model in models))
+        ]
 
     def _is_pipeline(self, folder: str) -> bool:
         return any(_join(folder, name) in self.listing.entries for name in names.PIPELINE_FILES)
@@ -134,10 +136,10 @@ class _LocationSearch:
         config = any(_join(folder, name) in self.listing.entries for name in ("config.json", "adapter_config.json"))
         if folder and names.is_step(_name(folder)):
             return False
-        stray = not config and any(location.weighted or names.is_step(_name(location.path)) for location in others)
+        stray = not config and any(location.has_weights or names.is_step(_name(location.path)) for location in others)
         if stray:
             files = (entry.path for entry in self._weights(folder))
-            self._drop(map(CheckpointLocation, files), "stands beside checkpoints, without a config.json")
+            self._exclude(map(CheckpointLocation, files), "stands beside checkpoints, without a config.json")
         return stray
 
     def _policies(self, models: list[CheckpointLocation]) -> list[CheckpointLocation]:
@@ -147,12 +149,12 @@ class _LocationSearch:
             (names.is_best, "is chosen by quality, not by time: --inside chooses it"),
         ):
             rest = [m for m in models if not any(map(is_other, m.path.split("/")))]
-            if any(model.weighted for model in rest):
-                self._drop((m for m in models if m not in rest and m.weighted), why)
+            if any(model.has_weights for model in rest):
+                self._exclude((m for m in models if m not in rest and m.has_weights), why)
                 models = rest
         return models
 
-    def _drop(self, locations: Iterable[CheckpointLocation], why: str) -> None:
+    def _exclude(self, locations: Iterable[CheckpointLocation], why: str) -> None:
         for location in locations:
             self.excluded[location.path] = why
 

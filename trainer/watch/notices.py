@@ -46,7 +46,7 @@ class NoticeLog:
         """Say something of a checkpoint."""
         self._add(candidate.path, f"{shown(candidate.path) or 'the watched directory'} {text}", warning=warning)
 
-    def looked(self, listing: Listing, found: FoundCandidates, now: float) -> None:
+    def observe(self, listing: Listing, found: FoundCandidates, now: float) -> None:
         """Say what is no checkpoint in a listing, and forget what is gone from it."""
         self._told = {key: text for key, text in self._told.items() if key[:1] in ("", "\0") or listing.may_exist(key)}
         for path, why in found.excluded.items():
@@ -65,12 +65,12 @@ class NoticeLog:
     def overtaken(self, candidate: Candidate, live: str, newer: str | None, *, is_known: bool) -> None:
         """Say why a whole checkpoint is not published. newer: what keeps it out; None: what was live and is gone."""
         if is_known:
-            text = f"its weights were published or overtaken before, {_called(live)} is live"
+            text = f"its weights were published or overtaken before, {_display(live)} is live"
         elif newer is None:
-            text = f"it is older than {_called(live)}, which was live; the next one is published"
+            text = f"it is older than {_display(live)}, which was live; the next one is published"
         else:
             text = (
-                f"it is older than {_called(newer)}; if the run began anew, move that one and all others of the old "
+                f"it is older than {_display(newer)}; if the run began anew, move that one and all others of the old "
                 "run away: the next checkpoint is published then"
             )
         self.about(candidate, f"is left out: {text}", warning=not is_known)
@@ -84,7 +84,7 @@ class NoticeLog:
         size = sum(size for _, size in candidate.left_out) / 1e6
         self.once(
             f"left out {candidate.order.family} {sorted({order_of(name).family for name in listed})}",
-            f"{_called(candidate.path)}: {', '.join(listed[:_LISTED])}{more} ({size:.1f} MB) left out as training "
+            f"{_display(candidate.path)}: {', '.join(listed[:_LISTED])}{more} ({size:.1f} MB) left out as training "
             "state; --training-state sends such files too",
         )
 
@@ -94,5 +94,5 @@ class NoticeLog:
             self._made.append(Notice(text, warning))
 
 
-def _called(path: str) -> str:
+def _display(path: str) -> str:
     return shown(path) or "the watched directory"

@@ -28,7 +28,7 @@ from p2psync.trainer.watch.locations import CheckpointRules, leads_outside
 #: The sample of a print: so many pages of so many bytes, evenly spread over the weights, which are read whole if they
 #: are no larger, and the first page of so many tensors. A step of training changes elements everywhere: at 1 in
 #: 100,000, 1 million bf16 elements miss it once in 20,000 times. A sample only ever keeps an older checkpoint out.
-PRINT_PAGES, PAGE_BYTES, PRINT_TENSORS = 512, 4096, 4096
+FINGERPRINT_PAGES, PAGE_BYTES, FINGERPRINT_TENSORS = 512, 4096, 4096
 #: An index of 100,000 tensors takes 10 MB; a larger file is none.
 MAX_INDEX_BYTES = 64 << 20
 #: Directories within directories that are listed; no framework nests deeper, and a look must end.
@@ -71,8 +71,8 @@ class DirectoryScanner:
         files = sorted(path for path in candidate.files if is_weights(path))
         sizes = {name: size for name, size, _ in candidate.weights}
         total = sum(sizes[self._inner(candidate, path)] for path in files)
-        page = PAGE_BYTES if total > PRINT_PAGES * PAGE_BYTES else max(total, 1)
-        stride = max(page, total // PRINT_PAGES)
+        page = PAGE_BYTES if total > FINGERPRINT_PAGES * PAGE_BYTES else max(total, 1)
+        stride = max(page, total // FINGERPRINT_PAGES)
         hashed = blake3.blake3()
         for path in files:
             name = self._inner(candidate, path)
@@ -80,7 +80,7 @@ class DirectoryScanner:
             hashed.update(f"{'' if candidate.lone else name}\0{size}\0".encode())
             offsets = list(range(0, size, stride))
             if stride > page:
-                offsets += _tensor_offsets(self.root / path, name, PRINT_TENSORS // len(files))
+                offsets += _tensor_offsets(self.root / path, name, FINGERPRINT_TENSORS // len(files))
             descriptor = os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead of each page

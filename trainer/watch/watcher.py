@@ -61,7 +61,7 @@ class CheckpointWatcher:
     _whole: list[Candidate] = field(default_factory=list)
     _stability: dict[str, _Stability] = field(default_factory=dict)
     _were_whole: dict[str, WeightStamps] = field(default_factory=dict)
-    _prints: dict[str, tuple[object, str]] = field(default_factory=dict)
+    _fingerprints: dict[str, tuple[object, str]] = field(default_factory=dict)
     _times: dict[str, tuple[WeightStamps, int]] = field(default_factory=dict)
     _refused: dict[str, FileStates] = field(default_factory=dict)
     _backoffs: dict[str, _Backoff] = field(default_factory=dict)
@@ -76,19 +76,26 @@ class CheckpointWatcher:
         self._listing, self._now, found = listing, now, self._found
         self._candidates = [self._dated(candidate) for candidate in found.candidates]
         present = {candidate.path for candidate in self._candidates}
-        for memory in (self._stability, self._were_whole, self._prints, self._times, self._refused, self._backoffs):
+        for memory in (
+            self._stability,
+            self._were_whole,
+            self._fingerprints,
+            self._times,
+            self._refused,
+            self._backoffs,
+        ):
             for path in [path for path in memory if path not in present]:
                 del memory[path]
-        self._notices.looked(listing, found, now)
+        self._notices.observe(listing, found, now)
         self._whole = [candidate for candidate in self._candidates if self._is_whole(candidate)]
 
     def without_fingerprint(self) -> list[Candidate]:
         """Whole checkpoints whose prints are needed before `next` can be asked."""
-        return [candidate for candidate in self._whole if self._print(candidate) is None]
+        return [candidate for candidate in self._whole if self._fingerprint(candidate) is None]
 
-    def learn(self, candidate: Candidate, print: str) -> None:
+    def learn(self, candidate: Candidate, fingerprint: str) -> None:
         """The print of a whole checkpoint."""
-        self._prints[candidate.path] = (candidate.stamps, print)
+        self._fingerprints[candidate.path] = (candidate.stamps, fingerprint)
 
     def unreadable(self, candidate: Candidate, reason: str) -> None:
         """The print of a checkpoint could not be taken: it does not count as whole in this look."""
@@ -136,7 +143,7 @@ class CheckpointWatcher:
             self.published(candidate, version)
             return
         self.memory.pending = None
-        self.memory.remember(candidate.path, SeenCheckpoint(self._print(candidate) or "", candidate.weights))
+        self.memory.remember(candidate.path, SeenCheckpoint(self._fingerprint(candidate) or "", candidate.weights))
 
     def refused(self, candidate: Candidate) -> None:
         """This state of a checkpoint can never be published; a later state may."""
@@ -168,7 +175,7 @@ class CheckpointWatcher:
         self.memory.live, self.memory.pending = done.live, None
         for path, seen in done.overtaken.items():
             self.memory.remember(path, seen)
-        self.memory.remember(done.live.path, SeenCheckpoint(done.live.print, done.live.weights))
+        self.memory.remember(done.live.path, SeenCheckpoint(done.live.fingerprint, done.live.weights))
 
     def _overtaken_by(self, live: LiveCheckpoint) -> dict[str, SeenCheckpoint]:
         """What is never to come back once a checkpoint is live."""
@@ -178,7 +185,7 @@ class CheckpointWatcher:
             if other.path == live.path or self._is_newer(other, live, ties=self.backlog) or not is_text(other.path):
                 continue
             if other.path in whole:
-                overtaken[other.path] = SeenCheckpoint(self._print(other) or "", other.weights)
+                overtaken[other.path] = SeenCheckpoint(self._fingerprint(other) or "", other.weights)
             elif other.path not in self.memory.paths:
                 overtaken[other.path] = SeenCheckpoint("", ())
         return overtaken
@@ -223,9 +230,9 @@ class CheckpointWatcher:
         held = self._backoffs.get(candidate.path)
         return self._refused.get(candidate.path) != candidate.state and (held is None or held.until <= self._now)
 
-    def _print(self, candidate: Candidate) -> str | None:
-        stamps, print = self._prints.get(candidate.path, (None, None))
-        return print if stamps == candidate.stamps else None
+    def _fingerprint(self, candidate: Candidate) -> str | None:
+        stamps, fingerprint = self._fingerprints.get(candidate.path, (None, None))
+        return fingerprint if stamps == candidate.stamps else None
 
     # ---- which is newest -------------------------------------------------------------------------------------------
 
@@ -250,7 +257,7 @@ class CheckpointWatcher:
         if live is None:
             return True
         if candidate.path == live.path:
-            changed = candidate.weights != live.weights or self._print(candidate) != live.print
+            changed = candidate.weights != live.weights or self._fingerprint(candidate) != live.fingerprint
             return changed and not _is_remnant(candidate, live.weights)
         if candidate.order.family == live.family and candidate.order.numbers > live.numbers:
             return True
@@ -262,9 +269,11 @@ class CheckpointWatcher:
 
     def _is_known(self, candidate: Candidate, live: LiveCheckpoint) -> bool:
         """Whether its weights were published or overtaken. Those of the live one are compared in full, once."""
-        print = self._print(candidate)
+        fingerprint = self._fingerprint(candidate)
         seen = self.memory.paths.get(candidate.path)
-        return print in self.memory.prints and (print != live.print or (seen is not None and seen.print == print))
+        return fingerprint in self.memory.fingerprints and (
+            fingerprint != live.fingerprint or (seen is not None and seen.fingerprint == fingerprint)
+        )
 
     def _is_newer(self, candidate: Candidate, live: LiveCheckpoint, *, ties: bool = True) -> bool:
         """By its number where the names are alike, else by time. ties: of the same time, one never seen is newer."""
@@ -280,7 +289,7 @@ class CheckpointWatcher:
         known = self.memory.paths.get(candidate.path)
         if known is None:
             return candidate.time > live.time
-        return known.print != "" and not _is_remnant(candidate, known.weights)
+        return known.fingerprint != "" and not _is_remnant(candidate, known.weights)
 
     def _precedes(self, candidate: Candidate, other: Candidate) -> bool:
         if other.path == candidate.path or not other.weights:
@@ -298,8 +307,8 @@ class CheckpointWatcher:
         """Whether a numbered checkpoint holds the same policy, as beside a copy called `latest`."""
         if candidate.order.numbers:
             return False
-        print = self._print(candidate)
-        return any(other.order.numbers and self._print(other) == print for other in ready)
+        fingerprint = self._fingerprint(candidate)
+        return any(other.order.numbers and self._fingerprint(other) == fingerprint for other in ready)
 
     def _note_overtaken(self, options: list[Candidate]) -> None:
         """Remember the bits of whole checkpoints that are older than what is live, and say that they are left out."""
@@ -307,8 +316,8 @@ class CheckpointWatcher:
         if live is None:
             return
         for candidate in self._whole:
-            print = self._print(candidate) or ""
-            is_known = print in self.memory.prints
+            fingerprint = self._fingerprint(candidate) or ""
+            is_known = fingerprint in self.memory.fingerprints
             if (
                 candidate.path == live.path
                 or candidate in options
@@ -316,9 +325,9 @@ class CheckpointWatcher:
             ):
                 continue
             seen = self.memory.paths.get(candidate.path)
-            if seen is None or seen.print != print or seen.weights != candidate.weights:
-                self.memory.remember(candidate.path, SeenCheckpoint(print, candidate.weights))
-                if print != live.print:
+            if seen is None or seen.fingerprint != fingerprint or seen.weights != candidate.weights:
+                self.memory.remember(candidate.path, SeenCheckpoint(fingerprint, candidate.weights))
+                if fingerprint != live.fingerprint:
                     self._notices.overtaken(candidate, live.path, self._newer(candidate, live), is_known=is_known)
 
     def _newer(self, candidate: Candidate, live: LiveCheckpoint) -> str | None:
@@ -340,7 +349,7 @@ class CheckpointWatcher:
             family=candidate.order.family,
             numbers=candidate.order.numbers,
             weights=candidate.weights,
-            print=self._print(candidate) or "",
+            fingerprint=self._fingerprint(candidate) or "",
             time=max([candidate.time, *family]),
             version=version,
         )
