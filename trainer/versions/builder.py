@@ -1,14 +1,14 @@
-"""Making versions: from a source's bits to a durable, signed pack, streaming.
+"""Builds versions: from a source's bits to a durable, signed pack, streaming.
 
 extract → encode → hash → draft on disk, chunk by chunk, tensor by tensor; then the manifest, the signature, the seal;
-then the same chunks are decoded into the trainer's own snapshot, whose digest must come out as signed. Only then may
-anyone hear of the version.
+then the same chunks are decoded into the trainer's own snapshot, whose digest must come out as signed. Only then is the
+version announced.
 
-Nothing is signed that rests on the snapshot alone. The scan that finds the changes sums up both copies on its way: the
-old bits must have the sums that the source had at the publish before, and the steps found must make up the difference
-(`p2psync.trainer.versions.bit_record`). A snapshot that is found damaged is made anew from the store, and the version
-is made once more. What the store no longer leads to is dropped, and the next version is written out whole, from the
-source.
+No signature rests on the snapshot alone. The scan that finds the changes sums up both copies on its way: the old bits
+must have the sums that the source had at the publish before, and the steps found must make up the difference
+(`p2psync.trainer.versions.bit_record`). The builder rebuilds a damaged snapshot from the store and makes the version
+once more. Where the store does not lead to the newest version, later versions are dropped and the next one is written
+out whole, from the source.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BuiltVersion:
-    """A version that is durable and not yet announced. seconds: of making it; of them coding took `encode_seconds`,
-    decoding and applying `apply_seconds`."""
+    """A version that is durable and not yet announced.
+
+    seconds: to make it, of which encoding took `encode_seconds`, decoding and applying `apply_seconds`.
+    """
 
     pack: Pack
     position: Position
@@ -83,7 +85,7 @@ class VersionBuilder(Protocol):
 
 
 class LocalVersionBuilder:
-    """Makes the versions of one run, one at a time. Blocking: to be called from a worker thread."""
+    """Builds the versions of one run in this process, one at a time. Blocking: call it from a worker thread."""
 
     def __init__(
         self,
@@ -96,12 +98,13 @@ class LocalVersionBuilder:
         published_state: Callable[[], PublishedState] | None = None,
         on_trouble: Callable[[str], None] = lambda message: None,
     ) -> None:
-        """`root`: where the snapshot lives. epoch: of the versions to be made; may be set later. keeper: makes what
-        keeps the published bits instead. on_trouble: told, in a line, of damage and of what became of it; called in the
-        thread that calls here. Raises `StoreError`.
+        """root: directory of the snapshot. run: 32 hex digits. epoch: of the versions to be made; may be set later.
 
-        A snapshot that is behind the store, or cannot be vouched for, is brought up from the store's packs. Packs that
-        do not decode are dropped.
+        published_state: makes the keeper of the published bits, in place of a `Snapshot`. on_trouble: takes a line
+        about damage and what was done about it, in the thread that calls the builder. Raises `StoreError`.
+
+        A snapshot that is behind the store, or whose bits are not those that were signed, is brought up from the
+        store's packs. Packs that do not decode are dropped.
         """
         self.store = store
         self.epoch = epoch
@@ -114,12 +117,12 @@ class LocalVersionBuilder:
         self.snapshot: PublishedState = published_state() if published_state is not None else Snapshot(root)
         self._tell = on_trouble
         self._must_recover = True
-        #: How often the published bits were made anew.
+        #: How often the published bits were rebuilt.
         self.rebuilds = 0
-        # Number of the newest version that was ever seen here, -1: none. It is kept once versions were dropped.
+        # Number of the newest version that was ever in this store, -1: none. It stays when versions are dropped.
         self._newest_file = root.parent / "newest-version"
         self._newest = _load_number(self._newest_file)
-        #: Whether the next version is written out whole, since the store does not lead to the newest one.
+        #: Whether the next version is written out whole: the store does not lead to the newest one.
         self._write_whole = False
         self._recover()
 
@@ -141,11 +144,11 @@ class LocalVersionBuilder:
         return live is not None and live.run != self._run and all(p.manifest.run != self._run for p in self._packs())
 
     def stop(self) -> None:
-        """Have what is being made given up soon, with `StoreError`; for any thread."""
+        """Make a version in progress fail soon, with `StoreError`. May be called from any thread."""
         self._stopped.set()
 
     def close(self) -> None:
-        """Let go of the snapshot."""
+        """Close the snapshot."""
         self.snapshot.close()
 
     def make(
@@ -157,13 +160,13 @@ class LocalVersionBuilder:
         settled: Callable[[], bool] = lambda: True,
         given_up: Callable[[], bool] = lambda: False,
     ) -> BuiltVersion | None:
-        """The next version, from `source`: an anchor if it is the first, else a delta in `profile`.
+        """Make the next version from `source`: an anchor if it is the first, else a delta in `profile`.
 
-        None if no bit differs. rate: bytes a second at which it is to be spread, 0: not known; see `block_and_chunk`.
+        Returns None if no bit differs. rate: bytes a second at which it will be spread, 0: not known; see
+        `block_and_chunk`. settled: called after everything was read; False drops the version, since the source changed
+        meanwhile. given_up: called now and then; True ends the call with `StoreError`, as `stop` does.
 
-        `settled` is asked after everything was read: False drops the version, since the source changed meanwhile.
-        `given_up` is asked now and then: True ends it with `StoreError`, as `stop` does. Whatever is raised, nothing
-        was made.
+        Raises `P2PSyncError`; then no version was made.
         """
         if not self._must_recover and not self.snapshot.is_sound():
             self._distrust_snapshot("the published bits were changed or damaged here")
@@ -174,16 +177,16 @@ class LocalVersionBuilder:
         return self._with_recovery(once)
 
     def make_anchor(self, rate: float = 0.0) -> BuiltVersion:
-        """The newest version written out whole, for those who start from nothing. rate: see `make`.
+        """Write the newest version out whole, for actors that start from nothing. rate: see `make`.
 
-        Raises `StoreError` if there is no version. A snapshot that turns out to be damaged is made anew from the store.
+        Rebuilds a damaged snapshot from the store. Raises `StoreError` if there is no version.
         """
         if not self._must_recover and not self.snapshot.is_intact():
             self._distrust_snapshot("the published bits were cut or replaced here")
         return self._with_recovery(lambda: self._make_anchor(rate))
 
     def write_whole(self) -> None:
-        """Have the next version written out whole, whatever changed. Raises `StoreError`."""
+        """Write the next version out whole, whatever changes. Raises `StoreError`."""
         self.snapshot.verify()
         if self.snapshot.position is None:
             self._distrust_snapshot("the published bits are damaged here")
@@ -191,9 +194,9 @@ class LocalVersionBuilder:
         self._write_whole = True
 
     def scrub(self) -> int:
-        """Hold one more block of the snapshot against what was published; returns its bytes, 0 at the end of a round.
+        """Compare one more block of the snapshot with its record; returns the block's bytes, 0 at the end of a round.
 
-        A snapshot that is damaged is made anew from the store. Raises `StoreError`.
+        Rebuilds a damaged snapshot from the store. Raises `StoreError`.
         """
         if self._must_recover:
             self._recover()
@@ -205,7 +208,7 @@ class LocalVersionBuilder:
             return 0
 
     def _with_recovery(self, make: Callable[[], T]) -> T:
-        """Make something; once more, if it turned out that the published bits are not to be trusted."""
+        """Call `make`; if it finds the published bits damaged, rebuild them from the store and call it once more."""
         if self._must_recover:
             self._recover()
         try:
@@ -292,7 +295,7 @@ class LocalVersionBuilder:
             self.store.remove(pack.signed.id)
             raise
         if self.snapshot.position != live:
-            self._must_recover = True  # whose position it is changed: some keepers learn that from the anchor alone
+            self._must_recover = True  # the bits are now of another run: some states learn that from the anchor alone
         return BuiltVersion(pack, live, time.monotonic() - began)
 
     def _encode(
@@ -305,8 +308,11 @@ class LocalVersionBuilder:
         *,
         profile: str | None,
     ) -> tuple[Encoding, Scans]:
-        """profile: None makes an anchor. Also gives what was summed up of the rows that were scanned, which agrees with
-        what was published. Raises `DigestMismatchError`."""
+        """Encode `rows`. profile: None makes an anchor.
+
+        Also returns the sums of the rows that were scanned, which agree with what was published. Raises
+        `DigestMismatchError`.
+        """
         found_changes = None
         scans: dict[TensorSpec, ScanSums] = {}
         anchor = profile is None
@@ -344,7 +350,7 @@ class LocalVersionBuilder:
         return draft.seal(sign(manifest, self._key), manifest)
 
     def _advance(self, pack: Pack, scans: Scans | None = None) -> float:
-        """Take the snapshot along a pack; returns how long decoding and applying took (seconds)."""
+        """Apply a pack to the snapshot; returns how long decoding and applying took (seconds)."""
         began = time.monotonic()
         record_writer = self.delta_records.start(pack)
         try:
@@ -360,15 +366,17 @@ class LocalVersionBuilder:
         return time.monotonic() - began - (record_writer.seconds if record_writer is not None else 0.0)
 
     def _recover(self) -> None:
-        """Bring the snapshot to the newest version that the store leads to: of this run, or, before its first one, of
-        the run that it goes on from. Raises `StoreError`."""
+        """Bring the snapshot to the newest version that the store leads to. Raises `StoreError`.
+
+        The version is one of this run, or, before its first one, of the run that this one goes on from.
+        """
         self.snapshot.reopen()
         live, failed = self.snapshot.position, set[bytes]()
         self._newest = max(self._newest, *(pack.manifest.version for pack in self._all_packs()), -1)
         if live is not None:
             self._newest = max(self._newest, live.version)
         while (bad := self._apply_packs(self._path_from(self._snapshot_position()))) is not None:
-            # A second failure is not the memory's: the pack itself is what nobody can decode.
+            # A second failure is not the memory's: nobody can decode this pack.
             if bad.signed.id in failed and bad.sealed:
                 self.store.remove(bad.signed.id)
             failed.add(bad.signed.id)
@@ -377,7 +385,7 @@ class LocalVersionBuilder:
         self._must_recover = False
 
     def _apply_packs(self, packs: list[Pack]) -> Pack | None:
-        """Take the snapshot along these packs; returns the first one that does not decode to what it says."""
+        """Apply these packs to the snapshot; returns the first one that does not decode to what it says."""
         for pack in packs:
             try:
                 self._advance(pack)
@@ -391,7 +399,10 @@ class LocalVersionBuilder:
         return None
 
     def _snapshot_position(self) -> Position | None:
-        """What the snapshot holds, as a version of the run whose packs are gone along: of another's, the same bits."""
+        """Returns the snapshot's version, as one of the run whose packs are applied.
+
+        Bits of another run count as the version of this run that has the same number and digest, if there is one.
+        """
         live, packs = self.snapshot.position, self._packs()
         if live is None or not packs or live.run == packs[0].manifest.run:
             return live
@@ -401,7 +412,7 @@ class LocalVersionBuilder:
         return msgspec.structs.replace(live, epoch=-1)
 
     def _path_from(self, live: Position | None) -> list[Pack]:
-        """The packs that lead from `live` to the newest version that can be reached."""
+        """Returns the packs that lead from `live` to the newest version that can be reached."""
         packs = self._packs()
         by_id = {pack.signed.id.hex(): pack for pack in packs}
         lineage = [announcement_of(pack.signed, pack.manifest) for pack in packs]
@@ -414,7 +425,7 @@ class LocalVersionBuilder:
         return [by_id[announced.id] for announced in path]
 
     def _drop_unreachable(self) -> None:
-        """Forget later versions than the snapshot's: nobody can decode them. The next one is written out whole."""
+        """Remove versions later than the snapshot's: nobody can decode them. The next one is written out whole."""
         live = self._snapshot_position()
         reached = (live.epoch, live.version) if live is not None else (-1, -1)
         self._write_whole = self._newest > (live.version if live is not None else -1)
@@ -435,18 +446,18 @@ class LocalVersionBuilder:
             )
 
     def _packs(self) -> list[Pack]:
-        """Those that are whole, see `_all_packs`."""
+        """Returns the packs of `_all_packs` that are whole."""
         return [pack for pack in self._all_packs() if pack.sealed]
 
     def _all_packs(self) -> list[Pack]:
-        """Those of this run; before its first one, those of the newest run that the store has."""
+        """Returns the packs of this run; before its first one, those of the newest run in the store."""
         packs = self.store.packs()
         runs = {pack.manifest.run for pack in packs if pack.sealed}
         run = self._run if self._run in runs else max(runs, default=self._run)
         return [pack for pack in packs if pack.manifest.run == run]
 
     def _check_key(self) -> None:
-        """Actors trust one key: versions that another one signed cannot be announced beside ours."""
+        """Raise `StoreError` if the store's versions were signed with another key: actors trust one key only."""
         mine = self._key.public_key().public_bytes_raw()
         theirs = next((pack.signed.key for pack in self._packs() if pack.signed.key != mine), None)
         if theirs is not None:
@@ -457,7 +468,7 @@ class LocalVersionBuilder:
 
 
 def _load_number(path: Path) -> int:
-    """The number that a file holds; -1 if there is none."""
+    """Returns the number in a file; -1 if there is none."""
     try:
         return int(path.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -465,10 +476,10 @@ def _load_number(path: Path) -> int:
 
 
 def announcement_of(signed: SignedManifest, manifest: Manifest) -> Announcement:
-    """A manifest in short, as a hub would announce it."""
+    """Returns the announcement of a manifest, as a hub would make it."""
     return in_short(manifest, signed.id, len(signed.to_bytes()))
 
 
 def position_of(manifest: Manifest) -> Position:
-    """Where a manifest leads."""
+    """Returns the version that a manifest leads to."""
     return Position(run=manifest.run, epoch=manifest.epoch, version=manifest.version, digest=manifest.digest)

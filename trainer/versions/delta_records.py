@@ -1,12 +1,12 @@
 """The trainer's own record of what each delta does, readable without the weights that it starts from.
 
-A `fast` delta is that by itself. A `tight` one is read against its base, which the trainer no longer has once it has
-gone on; so its blocks are coded once more, in profile `fast`, while they are decoded into the snapshot:
+A `fast` delta needs no record. A `tight` one is read against its base, which the trainer no longer has after the next
+version; so its blocks are encoded once more, in profile `fast`, while they are decoded into the snapshot:
 
     ROOT/<manifest id, hex>         a delta file with the same steps as the manifest of that id
 
-Nothing rests on these files but squashing: one that is missing, or damaged, means that no squash goes across that
-delta. So they are written on the way, dropped where the disk refuses, and never waited for.
+Only squashing reads these files: without a sound record, no squash goes across that delta. So they are written on the
+way, dropped where the disk refuses, and never waited for.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class PackDelta:
-    """A pack of the store as a delta to be read; see `Delta`."""
+    """Reads a pack of the store as a `Delta`."""
 
     def __init__(self, pack: Pack) -> None:
         self.path, self.manifest, self._pack = pack.path, pack.manifest, pack
 
     def chunk(self, index: int) -> bytes:
-        """Chunk `index`, verified: the pack may be removed by another thread meanwhile. Raises `StoreError`."""
+        """Returns chunk `index`, verified, since another thread may remove the pack meanwhile. Raises `StoreError`."""
         data = self._pack.read(index)
         if data is None or not self.manifest.verify_chunk(index, data):
             raise StoreError(f"{self.path}: chunk {index} is damaged or gone")
         return data
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: no file was opened."""
 
 
 class DeltaRecordWriter:
-    """Writes down the blocks of one delta; a failure drops the record, and nothing else."""
+    """Writes the record of one delta. A failure drops the record and is not raised."""
 
     def __init__(self, path: Path, pack: Pack) -> None:
-        #: Seconds that it took, which are not those of decoding.
+        #: Seconds spent on the record, not on decoding.
         self.seconds = 0.0
         self._pack = pack
         self._writer: DeltaFileWriter | None = None
@@ -59,7 +59,7 @@ class DeltaRecordWriter:
             self._encoding = Encoding(self._writer, pack.manifest.rows())
 
     def take(self, block: Block) -> None:
-        """The next block, in rising order."""
+        """Write the next block, in rising order."""
         began = time.monotonic()
         if self._encoding is not None:
             try:
@@ -69,7 +69,7 @@ class DeltaRecordWriter:
         self.seconds += time.monotonic() - began
 
     def finish(self) -> None:
-        """All blocks were taken, and did what the manifest says."""
+        """Keep the record: all blocks were taken and led to the manifest's digest."""
         began = time.monotonic()
         if self._writer is not None and self._encoding is not None:
             with suppress(StoreError):
@@ -79,14 +79,14 @@ class DeltaRecordWriter:
         self.seconds += time.monotonic() - began
 
     def abandon(self) -> None:
-        """Drop what was written; no effect after `finish`."""
+        """Drop the record; no effect after `finish`."""
         if self._writer is not None:
             self._writer.abandon()
         self._writer = self._encoding = None
 
 
 class DeltaRecords:
-    """The records of one trainer."""
+    """The delta records of one trainer, in a directory."""
 
     def __init__(self, root: Path) -> None:
         """Raises `StoreError` if `root` cannot be made."""
@@ -98,14 +98,14 @@ class DeltaRecords:
                     clear(path)
 
     def start(self, pack: Pack) -> DeltaRecordWriter | None:
-        """Begin to write down a delta; None if it needs no record, or has one."""
+        """Begin the record of a delta; returns None if it needs none, or has one."""
         m = pack.manifest
         if m.base is None or m.profile in BASELESS or m.block_units != DELTA_BLOCK or self._path(pack).exists():
             return None
         return DeltaRecordWriter(self._path(pack), pack)
 
     def open(self, pack: Pack) -> Delta | None:
-        """What a pack does, to be read without weights and closed; None if there is no record of it."""
+        """Returns a pack's delta, readable without weights; the caller closes it. None if there is no record of it."""
         if pack.manifest.profile in BASELESS:
             return PackDelta(pack)
         try:

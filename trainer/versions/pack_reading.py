@@ -1,4 +1,4 @@
-"""Reading back the chunks of the trainer's own packs, and holding an anchor against the bits that it was made from."""
+"""Reads back the chunks of the trainer's own packs, and compares an anchor with the bits that it was made from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class UnreadableError(StoreError):
 
 
 def chunk_reader(pack: Pack) -> Callable[[int], bytes]:
-    """Gives the chunks of a pack; raises `UnreadableError`."""
+    """Returns a function that reads chunk `index` of a pack and raises `UnreadableError` if it cannot."""
 
     def chunk(index: int) -> bytes:
         try:
@@ -60,6 +60,6 @@ def compare_whole(pack: Pack, units_of: Callable[[TensorSpec], Units]) -> None:
 
 
 def pack_name(pack: Pack) -> str:
-    """What a pack holds, in words."""
+    """Returns what a pack holds, in words."""
     m = pack.manifest
     return f"the anchor of version {m.version}" if m.base is None else f"the delta {m.base} → {m.version}"

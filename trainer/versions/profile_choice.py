@@ -1,4 +1,4 @@
-"""Which profile makes the last actor commit soonest: a cost model, fed by what publishing measures. Pure: no clock.
+"""Chooses the profile with which the last actor commits soonest: a cost model, fed by measured publishes. Pure.
 
 For each profile, with N units in the model, C of them expected to change, b bits for each, and the slowest link of all
 members giving L bytes a second:
@@ -8,10 +8,10 @@ members giving L bytes a second:
     X = b · C / 8 / L                               every byte crosses every slow link about once; 0 if L is not known
     T = E + D + max(X, D) + min(X, D) / chunks
 
-A version is announced once it is whole and its own trainer has decoded it (E + D); from then on its transfer and its
-decoding are a pipeline: the slower stage rules, and the other one adds one chunk. C is what the last delta changed, b
-what the profile last took. Core seconds start from a calibration and are scaled by what publishes measure; a profile
-that was not measured yet is taken to be as much slower or faster than its calibration as the other one.
+A version is announced once it is whole and its own trainer has decoded it (E + D). From then on its transfer and its
+decoding are a pipeline: the slower stage sets the time, and the other one adds one chunk. C is the count that the last
+delta changed, b the bits that the profile last took. Core seconds start from a calibration and are scaled by measured
+publishes; a profile that was not measured yet gets the mean scale of the others.
 
 The profile with the smaller T is taken, at a tie the one of fewer bytes; once one is in use, another must be better by
 `HYSTERESIS` and `LEAST_GAIN` to take its place.
@@ -28,7 +28,7 @@ from p2psync.membership.records import Member
 from p2psync.store.encoding import DELTA_CHUNK
 
 AUTO = "auto"
-#: By this share another profile must be faster than the one in use, and by so many seconds: less is noise.
+#: Another profile must be faster than the one in use by this share, and by so many seconds: smaller gains are noise.
 HYSTERESIS = 0.1
 LEAST_GAIN = 0.05
 #: Weight of the newest measurement.
@@ -39,14 +39,14 @@ _FIRST_SHARE = 0.04
 
 @dataclass(frozen=True, slots=True)
 class CodecCost:
-    """Core seconds for each unit looked at, and for each that changed; and seconds of files, whatever is coded."""
+    """unit: core seconds for each unit scanned. change: for each changed unit. fixed: for files, at any size."""
 
     unit: float
     change: float
     fixed: float = 0.02
 
     def seconds(self, units: int, changed: float) -> float:
-        """In all."""
+        """Returns the seconds in all, on one core."""
         return self.fixed + self.unit * units + self.change * changed
 
 
@@ -59,7 +59,7 @@ BITS = {"fast": 9.9, "tight": 7.0}
 
 @dataclass(frozen=True, slots=True)
 class ProfileForecast:
-    """What a profile is expected to take. Seconds; seconds: until the last actor commits; nbytes: of its chunks."""
+    """The expected cost of a profile, in seconds. seconds: until the last actor commits. nbytes: of its chunks."""
 
     profile: str
     seconds: float
@@ -79,12 +79,12 @@ class ProfileChoice:
 
 
 class ProfileChooser:
-    """Chooses a profile for each delta of one trainer; told of each delta that was made."""
+    """Chooses a profile for each delta of one trainer, and learns from each delta that was made."""
 
     def __init__(self, profile: str = AUTO, *, cores: int = 1) -> None:
         """profile: `AUTO`, or the one to take always. cores: that encoding and decoding each use.
 
-        Raises `UsageError` for a profile that there is not.
+        Raises `UsageError` for an unknown profile.
         """
         if profile not in (AUTO, *PROFILES):
             raise UsageError(f"--profile {profile}: choose {', '.join(PROFILES)} or {AUTO}")
@@ -97,7 +97,10 @@ class ProfileChooser:
         self._current: str | None = None
 
     def choose(self, units: int, link: float | None) -> ProfileChoice:
-        """For a delta of a model of `units` units. link: bytes a second of the slowest useful link, None: not known."""
+        """Returns the profile for a delta of a model of `units` units.
+
+        link: bytes a second of the slowest useful link, None: not known.
+        """
         if self._forced is not None:
             return ProfileChoice(self._forced, "as told")
         found = [self.forecast(profile, units, link) for profile in PROFILES]
@@ -109,7 +112,7 @@ class ProfileChooser:
         return ProfileChoice(best.profile, _why(best, found, link), tuple(found))
 
     def forecast(self, profile: str, units: int, link: float | None) -> ProfileForecast:
-        """What one profile is expected to take: see the module's formula."""
+        """Returns the expected cost of one profile, by the module's formula. units, link: see `choose`."""
         changed = self._share * units
         nbytes = changed * self.bits(profile) / 8
         encode = ENCODE[profile].seconds(units, changed) * _scale(self._encode, profile) / self._cores
@@ -120,13 +123,13 @@ class ProfileChooser:
         return ProfileForecast(profile, total, encode, transfer, decode, nbytes)
 
     def bits(self, profile: str) -> float:
-        """Bits for each changed unit: as last seen, or as the other profile's and the calibration say."""
+        """Returns bits for each changed unit: as last seen, else calibrated and scaled as the other profile's."""
         if profile in self._bits:
             return self._bits[profile]
         return BITS[profile] * _scale({p: bits / BITS[p] for p, bits in self._bits.items()}, profile)
 
     def seen(self, profile: str, units: int, changed: int, nbytes: int) -> None:
-        """There is a delta, made some time ago: what coding it took is not known."""
+        """Take in a delta whose coding times are not known. units, changed: of the model. nbytes: of its chunks."""
         if units and changed:
             self._share = changed / units
             _mix(self._bits, profile, 8 * nbytes / changed)
@@ -134,7 +137,7 @@ class ProfileChooser:
     def made(
         self, profile: str, units: int, changed: int, nbytes: int, encode_seconds: float, apply_seconds: float
     ) -> None:
-        """A delta was made: its units in all and changed, the bytes of its chunks, and what coding took."""
+        """Take in a delta that was made: as `seen`, and the seconds that encoding and applying took."""
         if not units or not changed:
             return
         self.seen(profile, units, changed, nbytes)
@@ -143,13 +146,13 @@ class ProfileChooser:
 
 
 def slowest_link(members: Iterable[Member]) -> float | None:
-    """Bytes a second of the actor that fetched most slowly, by their own measure; None if none has one."""
+    """Returns the lowest fetch rate that an actor measured (bytes a second); None if none measured one."""
     rates = [member.fetch_rate for member in members if member.info.role == "actor" and member.fetch_rate]
     return float(min(rates)) if rates else None
 
 
 def _scale(seen: dict[str, float], profile: str) -> float:
-    """Measured to calibrated: of this profile, else of the others, else 1."""
+    """Returns the ratio of measured to calibrated: of this profile, else the mean of the others, else 1."""
     if profile in seen:
         return seen[profile]
     return sum(seen.values()) / len(seen) if seen else 1.0

@@ -1,4 +1,4 @@
-"""What was published and nobody can get is replaced: versions that no actor runs, and packs with a damaged chunk."""
+"""Replaces what was published and cannot be used: versions that no actor runs, and packs with a damaged chunk."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Store
 from p2psync.trainer.versions.pack_reading import pack_name
 
-#: How often the hub is asked whether some actor runs the newest version, until one does (seconds).
+#: How often the hub is asked whether an actor runs the newest version, until one does (seconds).
 LOOK_EVERY = 3.0
-#: Peers have so long to bring a chunk that was found damaged here (seconds).
+#: How long peers have to send a chunk that was found damaged here (seconds).
 REPLACE_AFTER = 3.0
 
 
 class TaskRunner(Protocol):
-    """What runs something as long as a node."""
+    """Runs tasks as long as a node runs."""
 
     def run_beside(self, coroutine: Coroutine[object, object, None]) -> None: ...
 
 
 class PublishingNode(Protocol):
-    """A trainer's node."""
+    """The trainer's node, as far as a replacement needs it."""
 
     @property
     def runner(self) -> TaskRunner: ...
@@ -47,7 +47,7 @@ class Replacement:
         members: Callable[[], Awaitable[Sequence[Member]]],
         on_event: Callable[[Event], None],
     ) -> None:
-        """members: asks the hub who is there; raises `P2PSyncError`."""
+        """members: asks the hub for the members; may raise `P2PSyncError`."""
         self._node = node
         self._store = store
         self._acceptance = acceptance
@@ -56,7 +56,7 @@ class Replacement:
         self._losses: set[bytes] = set()
 
     async def run(self) -> None:
-        """Watch for ever over what becomes of the newest version."""
+        """Watch for ever whether actors run the newest version, and replace it if they do not."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
             if not self._acceptance.settled:
@@ -70,7 +70,7 @@ class Replacement:
             await self._node.write_whole()
 
     def lost(self, id: bytes) -> None:
-        """A chunk of this manifest is damaged here: peers may have it; else the manifest is taken back."""
+        """Take in that a chunk of this manifest is damaged here. If no peer sends it soon, the manifest is withdrawn."""
         if id not in self._losses:
             self._losses.add(id)
             self._node.runner.run_beside(self._replace(id))

@@ -1,18 +1,17 @@
-"""A snapshot that needs no copy: the module's own bf16 parameters, which are refreshed from fp32 masters by publishing.
+"""A snapshot without a copy: the module's own bf16 parameters, which publishing refreshes from fp32 masters.
 
-Where an optimizer holds fp32 masters, the bf16 parameters are what was published last until they are refreshed. So new
+Where an optimizer holds fp32 masters, the bf16 parameters are the bits published last until they are refreshed. So new
 bits, the rounded masters, are compared with the parameters, and written into them once the version is durable. Tensors
-without masters change where they are; of those a copy is kept.
+without masters change in place; of those a copy is kept.
 
-Whose parameters they are. From the first publish on nobody but this snapshot writes them: the optimizer updates masters
-only, and `publish` is what brings the parameters up to date. Since nothing could prove that by watching, every version
-begins with the digest of all parameters, which is one more read of them. If it is not that of the last version (someone
-refreshed them, or memory failed), they are made anew from the store's anchor and deltas, and then compared: no version
-is ever made from a wrong base.
+From the first publish on only this snapshot writes the parameters: the optimizer updates masters, and `publish` brings
+the parameters up to date. Nothing enforces that, so every version begins with the digest of all parameters, one more
+read of them. If it is not that of the last version (other code refreshed them, or memory failed), they are rebuilt from
+the store's anchor and deltas, and then compared: no version is made from a wrong base.
 
 After a crash the parameters are gone with the process. The next start rebuilds the last published bits from the store,
-into the parameters, each step checked by its digest; the first publish then refreshes them from whatever masters the
-training was resumed with, earlier or later ones.
+into the parameters, each step checked by its digest. The first publish then refreshes them from the masters that the
+training resumed with, earlier or later ones.
 """
 
 from __future__ import annotations
@@ -43,10 +42,11 @@ class ResidentSnapshot:
     def __init__(
         self, parameters: Mapping[str, torch.Tensor] | Callable[[], ModuleTable], others: Mapping[str, torch.Tensor]
     ) -> None:
-        """parameters: the bf16 parameters that have masters, by the names of these, or a table of them, which is asked
-        for whenever they are looked up. others: the tensors that are published as they are; copied here.
+        """parameters: the bf16 parameters that have masters, by the masters' names, or a function that returns their
+        table and is called at each look-up. others: the tensors that are published as they are; copied here.
 
-        Raises `UsageError` for parameters that are not bf16."""
+        Raises `UsageError` for parameters that are not bf16.
+        """
         self._parameters = table_source(parameters)
         self._copies = tensor_table({name: tensor.detach().clone() for name, tensor in others.items()})
         self._seen = self._parameters()
@@ -60,7 +60,7 @@ class ResidentSnapshot:
 
     @property
     def position(self) -> Position | None:
-        """What the bits are; None if they cannot be vouched for."""
+        """The version that the bits are; None if they were not verified."""
         return self._engine.position
 
     @property
@@ -69,7 +69,7 @@ class ResidentSnapshot:
         return self._engine.table() if self.position is not None else []
 
     def units(self, spec: TensorSpec) -> Units:
-        """The bits of one tensor: a view of a contiguous CPU tensor, else a copy."""
+        """Returns the bits of one tensor: a view of a contiguous CPU tensor, else a copy."""
         return self._engine.units(spec)
 
     def tensor(self, spec: TensorSpec) -> torch.Tensor | None:
@@ -78,7 +78,7 @@ class ResidentSnapshot:
         return flat_bits(entry.tensor) if entry is not None else None
 
     def is_sound(self) -> bool:
-        """Whether the bits are what was published last, by the digest of all of them."""
+        """Whether the digest of all bits is that of the version published last."""
         return self._engine.scrub()
 
     def is_intact(self) -> bool:
@@ -89,7 +89,7 @@ class ResidentSnapshot:
         """See `Snapshot`: `is_sound` digested every bit just before."""
 
     def scrub(self) -> int:
-        """See `Snapshot`: every publish digests all there is."""
+        """Return 0: every publish digests all bits."""
         return 0
 
     def verify(self) -> None:
@@ -98,7 +98,7 @@ class ResidentSnapshot:
             self.distrust()
 
     def reopen(self) -> None:
-        """Vouch for nothing: the store will say what the bits must be."""
+        """Forget the position: the builder rebuilds the bits from the store."""
         self._engine = ModuleEngine(self._look_up)
 
     def distrust(self) -> None:
@@ -113,9 +113,10 @@ class ResidentSnapshot:
         on_block: Callable[[Block], None] | None = None,
         scans: Scans | None = None,
     ) -> None:
-        """Write one version into the parameters, whose digest is checked first; on an error they are as they were.
+        """Write one version into the parameters, whose digest is checked first; on an error they stay as they were.
 
-        take: is given each block, in order. Raises `DigestMismatchError`, also for a version of other tensors.
+        chunks: returns chunk `index`. on_block: called with each block, in order. Raises `DigestMismatchError`, also
+        for a version of other tensors.
         """
         step = Step(b"", manifest)
         try:
@@ -130,18 +131,18 @@ class ResidentSnapshot:
 
     def _tell(self, manifest: Manifest, chunks: ReadChunk, on_block: Callable[[Block], None]) -> None:
         rows = manifest.rows()
-        # Of a device tensor the units are a copy; blocks come tensor after tensor.
+        # The units of a device tensor are a copy; blocks come tensor after tensor.
         base = lru_cache(maxsize=1)(lambda index: self.units(rows[index].spec))
         for index in range(manifest.chunks):
             for block in decode_chunk(chunks(index), rows, manifest.block_units, base):
                 on_block(block)
 
     def _look_up(self) -> ModuleTable:
-        """Parameters, where they are now, and copies."""
+        """Returns the table of the parameters, where they are now, and of the copies."""
         parameters = self._parameters()
         if parameters is not self._seen:
             self._seen, self._table = parameters, parameters.with_rows(self._copies)
         return self._table
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: no resource is held."""

@@ -1,8 +1,8 @@
-"""What the trainer keeps: enough for every live member and every joiner, and no more. Pure.
+"""Decides which manifests the trainer keeps: those that a live member or a joiner needs, and no more. Pure.
 
-The versions that lead to the head by deltas alone are its *chain*. A delta is of use only to who would rather go along
-the chain than take the newest anchor, which is whoever is so near the head that the way there is fewer bytes. So what
-members need is bounded by the size of a model, however far behind one of them stays.
+The versions that lead to the head by deltas alone are its *chain*. Only members near the head fetch deltas of the
+chain: for the others the newest anchor is fewer bytes. So the bytes that members need are bounded by the size of a
+model, however far behind one of them stays.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from p2psync.protocol.lineage import head, is_squash, place_after, place_before,
 #: An anchor is due after so many deltas, however small: every node is shown all of them with each new version, and a
 #: joiner fetches them one by one.
 ANCHOR_DELTAS = 256
-#: And so long after the last one (seconds), if anything was published since: no joiner should rest on old disks alone.
+#: And so long after the last one (seconds), if anything was published since: no joiner should depend on old disks
+#: alone.
 ANCHOR_SECONDS = 86400.0
-#: What a trainer has announced at a time: half of what a hub takes, which may hold what an earlier trainer announced.
+#: Manifests, and their bytes, that a trainer has announced at a time: half of what a hub takes, which may still hold
+#: those of an earlier trainer.
 MOST_ANNOUNCED, MOST_BYTES = MAX_MANIFESTS // 2, MAX_MANIFEST_BYTES // 2
 
 
@@ -30,11 +32,11 @@ def anchor_due(
     seconds: float = ANCHOR_SECONDS,
     age: float = 0.0,
 ) -> str:
-    """Why the newest version is to be written out whole, in words for people; "" if it is not.
+    """Returns why the newest version is to be written out whole, in words for people; "" if it is not.
 
-    It is where no way leads to it; where the deltas since the newest anchor have grown past `ratio` of it in bytes, so
-    that a joiner would fetch less by a fresh one; where they are more than `deltas`; and where that anchor's `age`
-    (seconds) is more than `seconds`.
+    An anchor is due if no path leads to the newest version; if the deltas since the newest anchor weigh more than
+    `ratio` of it in bytes, so that a joiner would fetch less by a fresh one; if they are more than `deltas`; and if
+    that anchor's `age` (seconds) is more than `seconds`.
     """
     newest = head(lineage)
     if newest is None:
@@ -67,7 +69,7 @@ def to_retire(
     most: int = MOST_ANNOUNCED,
     most_bytes: int = MOST_BYTES,
 ) -> list[Announcement]:
-    """Manifests that nobody needs: older anchors, deltas before every use, squashes, and what a fork left behind.
+    """Returns the manifests that nobody needs: old anchors, deltas, squashes, and the leftovers of a fork.
 
     A delta of the chain is kept for the live `members` that run its base or an earlier version and would use it; for
     joiners, who fetch an anchor and go on from it; and, for `keep` versions back, for whoever was away. While a member
@@ -111,12 +113,12 @@ def to_retire(
 
 
 def newest_anchor(lineage: Sequence[Announcement]) -> Announcement | None:
-    """The anchor of the newest version that has one."""
+    """Returns the anchor of the newest version that has one; None if no version has."""
     return max((a for a in lineage if a.base is None), key=lambda a: (a.epoch, a.version), default=None)
 
 
 def _oldest_over(kept: Sequence[Announcement], most: int, most_bytes: int) -> list[Announcement]:
-    """The oldest manifests beyond these bounds; the newest anchor, and what leads to the newest version, are none."""
+    """Returns the oldest manifests beyond these bounds; never the newest anchor, nor one that leads to the head."""
     newest, anchor = head(kept), newest_anchor(kept)
     over = []
     count, nbytes = len(kept), sum(a.manifest_bytes for a in kept)
@@ -142,7 +144,7 @@ def _squashes_in_use(lineage: Sequence[Announcement], members: Sequence[Member],
 
 
 def _chain(lineage: Sequence[Announcement]) -> list[Announcement]:
-    """The deltas that lead to the head, the last one first."""
+    """Returns the deltas that lead to the head, the last one first."""
     leading = {place_after(a): a for a in lineage if a.base is not None and not is_squash(a)}
     newest = head(lineage)
     chain: list[Announcement] = []

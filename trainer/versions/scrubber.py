@@ -1,7 +1,7 @@
 """The trainer's background scrub: a block of the published bits at a time, whenever nothing is being published.
 
-A publish compares the sums of all blocks. What these do not tell, and what rots while nothing is published, is found
-here by its digest, and made anew from the store before the next version is made from it.
+A publish compares the sums of all blocks. The scrub compares digests, so it also finds damage that the sums miss, and
+damage while nothing is published; the bits are then rebuilt from the store before the next version is made from them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event, Trouble
 from p2psync.trainer.versions.builder import LocalVersionBuilder
 
-#: The share of one core that scrubbing may take: a gigabyte is read in some 25 s.
+#: The share of one core that scrubbing may take. A gigabyte then takes some 25 s; a larger share slows the training.
 SHARE = 0.02
-#: Pauses after each block, at least, and after each round (seconds): small models are not read all the time.
+#: Least pause after each block, and pause after each round (seconds), so that small models are not read all the time.
 LEAST_PAUSE, ROUND_PAUSE = 0.05, 30.0
 
 
 class SnapshotScrubber:
-    """Scrubs the snapshot of one version maker; on one loop."""
+    """Scrubs the snapshot of one version builder; on one loop."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class SnapshotScrubber:
         on_rebuilt: Callable[[], None],
         on_event: Callable[[Event], None],
     ) -> None:
-        """publishing: held while the snapshot changes. on_mended: called after the bits were made anew."""
+        """publishing: held while the snapshot changes. on_mended: called after the bits were rebuilt."""
         self._versions = versions
         self._publishing = publishing
         self._on_rebuilt = on_rebuilt

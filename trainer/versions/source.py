@@ -1,4 +1,4 @@
-"""What a trainer publishes from: anything that can name its tensors and give their bits."""
+"""The sources that a trainer publishes from: they name their tensors and give their bits."""
 
 from __future__ import annotations
 
@@ -15,59 +15,68 @@ from p2psync.errors import StoreError
 from p2psync.protocol.versions import Position
 from p2psync.trainer.watch.candidates import FileStates
 
-#: What `signature` gives: tells one state of a checkpoint's files from another.
+#: What `signature` returns: it tells one state of a checkpoint's files from another.
 Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 
 class Source(Protocol):
-    """A policy at rest: it must not change while it is published."""
+    """A policy that does not change while it is published."""
 
     @property
     def specs(self) -> Sequence[TensorSpec]:
-        """Every tensor of every kind, sorted."""
+        """All tensors of all kinds, sorted."""
 
     def units(self, spec: TensorSpec) -> Units:
-        """The bits of one tensor, flat and contiguous; good until the next call."""
+        """Returns the bits of one tensor: flat, contiguous, of `spec.count` elements of dtype `spec.unit`.
+
+        They are valid until the next call.
+        """
 
 
 class FoundChanges(Protocol):
-    """Changes that a source found by itself."""
+    """The changes that a source found by itself."""
 
     def of(self, row: int) -> Iterable[Found] | None:
-        """The changed blocks of a row, to be run through before the next row is asked for; None if it must be read."""
+        """Returns the changed blocks of a row; None if the row must be read.
+
+        The caller consumes them before it calls this for the next row.
+        """
 
     def sums(self, row: int) -> ScanSums | None:
-        """What was summed up of a row's old and new bits while its blocks were found; None if nothing was."""
+        """Returns the sums of a row's old and new bits, taken while its blocks were found; None if there are none."""
 
 
 @runtime_checkable
 class ChangeFindingSource(Protocol):
-    """A source that can find changes where its tensors are."""
+    """A source that can find changes where its tensors are, such as on a GPU."""
 
     def find(self, rows: Sequence[Row], block_units: int, base: BaseVersion) -> FoundChanges | None:
-        """The changes from `base` in the rows that exist before and after; None if all of them must be read."""
+        """Returns the changes from `base` in the rows that exist before and after; None if all must be read.
+
+        block_units: units in a whole block; see `block_span`.
+        """
 
 
 class BaseVersion(Protocol):
-    """The version that is compared with: a snapshot."""
+    """The version that a source is compared with: a snapshot."""
 
     @property
     def position(self) -> Position | None:
-        """Which it is."""
+        """Which version it is."""
 
     def units(self, spec: TensorSpec) -> Units:
-        """Its bits, on the host."""
+        """Returns the bits of one tensor, on the host."""
 
 
 class CheckpointReadError(StoreError):
-    """A checkpoint could not be read this time: another try may go well, as it may after a full disk."""
+    """A checkpoint could not be read this time; another try may succeed."""
 
 
 class CheckpointSource:
-    """A checkpoint that a framework wrote, and may rotate away or write over at any moment.
+    """A checkpoint that a framework wrote, and may remove or overwrite at any moment.
 
-    Tensors are read, not mapped: a file that is cut short under a memory map would end the process, a short read is
-    only an error. `unchanged` tells afterwards whether all reads saw the same files.
+    Tensors are read, not mapped: a file that is cut short under a memory map would end the process, a short read only
+    raises. `unchanged` tells afterwards whether all reads saw the same files.
     """
 
     def __init__(
