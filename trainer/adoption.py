@@ -1,4 +1,4 @@
-"""Who runs a version, and who is still waited for. Pure."""
+"""Which actors run a version, and which are still missing. Pure."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from p2psync.membership.records import Member
 from p2psync.protocol.versions import Position
 
-#: Nodes that a message names; of more it says how many.
+#: Nodes that a message names; of further ones it gives the number.
 MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """The live actors by whether they run a version. waiting: those that do not."""
+    """How many live actors run a version. waiting: the actors that do not run it."""
 
     version: int
     running: int
     waiting: tuple[Member, ...]
 
     def reached(self, actors: int) -> bool:
-        """Whether so many actors run it."""
+        """Whether at least `actors` actors run it."""
         return self.running >= actors
 
     def out_of_time(self, actors: int, timeout: float, *, announced: bool) -> str:
-        """Why a publish ends without what it waited for, in one line. actors: so many were asked for; timeout: seconds.
+        """Returns why a publish timed out, in one line. actors: how many it waited for. timeout: seconds.
 
-        announced: whether the hub has heard of the version.
+        announced: whether the hub has the version's announcement.
         """
         if not announced:
             return f"the hub did not take it within {timeout:g} s: is it up? Publish again"
@@ -37,7 +37,7 @@ class Adoption:
         return f"after {timeout:g} s {self}{lacking}; it stays announced: publish again to seed it"
 
     def __str__(self) -> str:
-        """Who is waited for, in a part of a line."""
+        """Which actors are missing, as a part of a line."""
         if not self.waiting:
             return f"{self.running} of {self.running} actors run version {self.version}"
         named = ", ".join(_named(member) for member in self.waiting[:MOST_NAMED])
@@ -48,7 +48,7 @@ class Adoption:
 
 
 def adoption_of(members: Iterable[Member], live: Position | None) -> Adoption:
-    """How the actors among these members stand to the newest version; None: there is none."""
+    """Returns which actors among these members run the version `live`; None: there is no version."""
     actors = [member for member in members if member.info.role == "actor"]
     digest, version = (live.digest.hex(), live.version) if live is not None else ("", -1)
     waiting = tuple(member for member in actors if member.digest != digest)

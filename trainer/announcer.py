@@ -1,7 +1,7 @@
-"""Getting what was published to the hub: claiming the run, announcing every version, retiring what nobody needs.
+"""Announces a trainer's versions to the hub: it claims the run, announces every version, and retires unneeded ones.
 
-It goes on until the hub has every manifest that the trainer keeps, and starts again when the hub has forgotten (it was
-restarted) or could not be reached. A later epoch, or a later run at the same hub, ends it: this trainer was replaced.
+It goes on until the hub has every manifest that the trainer keeps, and starts again when the hub was restarted or could
+not be reached. A later epoch, or a later run at the same hub, ends it: this trainer was replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RETRY_FIRST, RETRY_LAST = 0.2, 5.0
 
 
 class Announcer:
-    """The announcements of one trainer at one epoch; on one loop."""
+    """Announces the versions of one trainer at one epoch; on one loop."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Announcer:
         """withdraw: stops serving a manifest (32 bytes) that is about to be removed. own_nonce: see
         `HubService.own_nonce`; "" where the hub is another process."""
         self.fenced: FencedError | None = None
-        #: Goes with the next announcement: see `Announce.remark`.
+        #: A line for people that goes with the next announcement: see `Announce.remark`.
         self.remark = ""
         self._co_publishers: list[str] | None = None
         self._announced_co_publishers: list[str] | None = None
@@ -58,13 +58,13 @@ class Announcer:
         self._emit = on_event
         self._view: View | None = None
         self._known_at_hub: set[str] = set()
-        # What may be announced at a time; less once the hub was full, which then holds nothing but ours.
+        # Manifests announced at a time, at most; fewer once the hub was full, which then holds this trainer's alone.
         self._max_announced = MOST_ANNOUNCED
         self._hub_was_full = False
         self._summaries: dict[bytes, Announcement] = {}
-        # What the hub shows of this run and the store does not have: an earlier trainer's, a version that did not
-        # decode and was dropped, or one of after the backup that this store is. Each is taken back once, since a view
-        # may be older than that.
+        # Manifests of this run that the hub shows and the store does not have: an earlier trainer's, those of a version
+        # that did not decode and was dropped, or those made after the backup that this store was restored from. Each is
+        # retired once, since a view may be older than that.
         self._foreign: set[str] = set()
         self._taken_back: set[str] = set()
         self._given_up: set[str] = set()
@@ -73,31 +73,31 @@ class Announcer:
         self._announced_all = asyncio.Event()
 
     def wake(self) -> None:
-        """There is something new to announce."""
+        """Announce soon: the store, or a line for people, has changed."""
         self._wake.set()
 
     def give_up(self, id: bytes) -> None:
-        """A manifest cannot be had from here any more: take it back, and remove what is left of it."""
+        """Retire a manifest (32 bytes) whose chunks are lost here, and remove the rest of it from the store."""
         self._given_up.add(id.hex())
         self.wake()
 
     def set_co_publishers(self, nodes: list[str]) -> None:
-        """These nodes have some of every version's chunks, and this one the rest: see `Announce.beside`."""
+        """Announce co-publishers: nodes that seed some of every version's chunks, this one the rest. See `Announce`."""
         self._co_publishers = nodes
         self.wake()
 
     def lineage(self, *, whole: bool = True) -> list[Announcement]:
-        """What the store has of this run. whole: without packs of which chunks were found damaged."""
+        """Returns the announcements of this run's packs in the store. whole: without packs that have damaged chunks."""
         packs = [p for p in self._store.packs() if p.manifest.run == self._state.run and (p.sealed or not whole)]
         return [self._summary(pack) for pack in packs]
 
     def age(self, announced: Announcement | None) -> float:
-        """How long ago this machine's clock says that a manifest of the store was made (seconds); 0 if it is none."""
+        """Returns how long ago a manifest of the store was made, by this machine's clock (seconds); 0 if it has none."""
         pack = None if announced is None else self._store.get(bytes.fromhex(announced.id))
         return 0.0 if pack is None else max(0.0, time.time() - pack.manifest.created)
 
     async def claim(self, *, take_over: bool = False) -> None:
-        """Take the run over. take_over: see `Claim`. Raises `TrustError`, `FencedError`, `HubError`."""
+        """Claim the run at the hub. take_over: see `Claim`. Raises `TrustError`, `FencedError`, `HubError`."""
         state = self._state
         claimed = await self._hub.claim(
             self._key,
@@ -120,7 +120,7 @@ class Announcer:
             raise self.fenced
 
     def viewed(self, view: View) -> None:
-        """The hub's view changed: members come and go, the hub was restarted, or another trainer has come."""
+        """Take in the hub's view: members come and go, the hub was restarted, or another trainer replaces this one."""
         before, self._view = self._view, view
         same_run = view.run == self._state.run
         if same_run and view.epoch > self._state.epoch:
@@ -169,10 +169,10 @@ class Announcer:
         new = [a for a in self._unannounced() if a.id not in gone]
         shown, foreign = self._shown_at_hub(), self._foreign - self._taken_back
         known = sorted(gone & (self._known_at_hub | shown) | foreign)
-        # What the hub never heard of goes at once: while it is away, the disk must not fill.
+        # Manifests that were never announced are removed at once: the disk must not fill while the hub is away.
         await self._remove([a for a in retire if a.id not in known])
         if new or known or self._co_publishers != self._announced_co_publishers:
-            # In rising order of versions: followers count as gone only what the head has passed.
+            # In rising order of versions: followers count only versions below the head as gone.
             new.sort(key=lambda a: (a.epoch, a.version, -1 if a.base is None else a.base))
             packs = [self._store.get(bytes.fromhex(a.id)) for a in new]
             manifests = [pack.signed.to_bytes() for pack in packs if pack is not None]
@@ -188,14 +188,14 @@ class Announcer:
         self._announced_all.set()
 
     def _announce_less(self, error: LineageFullError) -> None:
-        """The hub is full: half of what it was to hold must do, until it takes that."""
+        """Halve the number of manifests announced, each time the hub is full again."""
         if self._hub_was_full:
             self._max_announced = max(1, min(self._max_announced, len(self.lineage(whole=False))) // 2)
         self._hub_was_full = True
         self._emit(Trouble(f"making room at the hub: {error}"))
 
     def _shown_at_hub(self) -> set[str]:
-        """What the hub showed last of this run."""
+        """Returns the ids of this run's manifests that the hub's last view shows."""
         view = self._view
         return {a.id for a in view.lineage} if view is not None and view.run == self._state.run else set()
 
@@ -215,14 +215,14 @@ class Announcer:
                 self._emit(Trouble(str(error)))
             else:
                 self._emit(Note(f"retired {_name(announced)}"))
-            # Only now: as long as the store had it, the lineage was asked for with it.
+            # Only now: as long as the store has the pack, `lineage` includes it.
             self._summaries.pop(bytes.fromhex(announced.id), None)
 
     def _unannounced(self) -> list[Announcement]:
         return [a for a in self.lineage() if a.id not in self._known_at_hub]
 
     def _retirable(self) -> list[Announcement]:
-        # Before the first view nobody is known to need anything, which is not to be acted on.
+        # Before the first view it is not known which manifests members need.
         if self._view is None:
             return []
         members = [member for member in self._view.members if member.info.role != "trainer"]

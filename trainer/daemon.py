@@ -22,8 +22,8 @@ from p2psync.trainer.watch.memory_store import MEMORY, load_memory, save_memory
 from p2psync.trainer.watch.scanner import DirectoryScanner
 from p2psync.trainer.watch.watcher import CheckpointWatcher
 
-#: How often the directory is looked at (seconds), and the most of the time that looking may take: a directory of
-#: 100,000 files on a slow disk is looked at less often. A look reads names, times and new headers.
+#: How often the directory is scanned (seconds), and the largest share of the time that scanning may take: a directory
+#: of 100,000 files on a slow disk is scanned less often. A scan reads names, times and new headers.
 SCAN_EVERY_SECONDS, MAX_SCAN_SHARE = 0.2, 0.2
 #: Pauses before publishing is tried again after the store's disk refused (seconds).
 RETRY_FIRST, RETRY_LAST = 0.5, 10.0
@@ -52,7 +52,7 @@ class WatchDaemon:
         config: WatchConfig | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        """marker, settle: for those who give no `config`. Raises `UsageError` if `root` is no directory."""
+        """marker, settle: used where `config` is None. Raises `UsageError` if `root` is no directory."""
         if not root.is_dir():
             raise UsageError(f"{root} is not a directory: --watch wants the one that the framework writes to")
         config = config or WatchConfig(rules=CheckpointRules(marker=marker), settle=settle)
@@ -74,8 +74,8 @@ class WatchDaemon:
         self._saving: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Publish until cancelled. Raises `FencedError` once another trainer has taken the run over, and what no other
-        checkpoint could mend."""
+        """Publish until cancelled. Raises `FencedError` once another trainer has taken the run over, and any error that
+        another checkpoint would meet too."""
         try:
             self._begin()
             while True:
@@ -96,7 +96,7 @@ class WatchDaemon:
             await self._save()
 
     def _begin(self) -> None:
-        """Find out what is live, and say it."""
+        """Find out which checkpoint is live, and tell people."""
         position = self._trainer.position
         self._watcher.resume(position.version if position is not None else None)
         live = self._watcher.memory.live
@@ -105,7 +105,7 @@ class WatchDaemon:
         self._emit(Watching(shown(str(self._scanner.root)), path, position.version if position is not None else None))
 
     async def _scan(self) -> Candidate | None:
-        """Look once; returns what is to be published now."""
+        """Scan once; returns the checkpoint to publish now, if any."""
         root = str(self._scanner.root)
         try:
             candidate = await asyncio.to_thread(self._scan_now)
@@ -129,14 +129,14 @@ class WatchDaemon:
         return self._watcher.next()
 
     async def _publish(self, candidate: Candidate) -> bool:
-        """Publish one checkpoint, or tell why not. False: the store refused, nothing can be published."""
+        """Publish one checkpoint, or tell why not. Returns False if the store's disk refused, so that none can be."""
         name, before = self._display_name(candidate.path), self._trainer.position
         try:
             self._watcher.begin(candidate, before.version if before is not None else None)
             await self._write()
             event = await _publish(self._trainer, self._scanner, candidate)
         except FormatError as error:
-            # Another state of the files is another try; this one is not tried again.
+            # This state of the files is not tried again; another state is.
             self._watcher.refused(candidate)
             self._warn_once(name, f"{name} is not published: {shown(str(error))}")
             return True
@@ -148,7 +148,7 @@ class WatchDaemon:
             self._warn_once(name, f"{name} is not published yet: {shown(str(error))}")
             return False
         except asyncio.CancelledError:
-            # It was published all the same if that could not be stopped any more.
+            # It may have been published all the same, where it was too late to stop.
             after = self._trainer.position
             if after is not None and after != before:
                 self._watcher.published(candidate, after.version)
@@ -164,7 +164,7 @@ class WatchDaemon:
         return True
 
     async def _save(self) -> None:
-        """Remember what was dealt with. If it cannot be, that is tried again at the next look."""
+        """Save the watcher's memory; a failure is told, and tried again at the next scan."""
         try:
             await self._write()
         except StoreError as error:
@@ -192,7 +192,7 @@ class WatchDaemon:
 async def publish_checkpoint(
     trainer: TrainerNode, path: Path, rules: CheckpointRules | None = None
 ) -> Published | None:
-    """Publish the checkpoint at `path`; None if it holds the same bits as the last version. Raises `P2PSyncError`.
+    """Publish the checkpoint at `path`; returns None if it holds the bits of the last version. Raises `P2PSyncError`.
 
     path: a directory that is a checkpoint or holds one, or a .safetensors file.
     """
@@ -203,7 +203,7 @@ async def publish_checkpoint(
 
 
 def _only_one(scanner: DirectoryScanner, path: Path) -> Candidate:
-    """The checkpoint in a directory. Raises `FormatError` if it is not whole, `UsageError` if there are several."""
+    """Returns the checkpoint in a directory. Raises `FormatError` if it is not whole, `UsageError` if there are more."""
     try:
         found = find_candidates(scanner.listing(), scanner.rules)
     except OSError as error:
@@ -241,7 +241,7 @@ async def _publish_file(trainer: TrainerNode, path: Path) -> Published | None:
 
 
 def _identities(store: Path, more: tuple[Path, ...]) -> frozenset[tuple[int, int]]:
-    """Device and inode of files that must stay secret: the keys and tokens in a store, and others."""
+    """Returns device and inode of files that must stay secret: the keys and tokens in a store, and `more`."""
     found = set()
     for path in [*store.glob("*.key"), *store.glob("*.token"), *more]:
         if path.exists():

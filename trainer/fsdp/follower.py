@@ -20,7 +20,7 @@ from p2psync.trainer.fsdp.shards import Shards
 
 
 class Seeder(Protocol):
-    """The node of a follower."""
+    """The node that seeds a follower's chunks."""
 
     def start(self, order: orders.ServeOrder, store: Store) -> str:
         """Join the swarm, and serve what the store holds; returns the node's name."""
@@ -33,10 +33,10 @@ class Seeder(Protocol):
 
 
 class RankFollower:
-    """A rank above 0: does what it is told, in a thread of its own, until it is told to stop or a rank goes."""
+    """A rank above 0: it follows orders, in a thread of its own, until it is ordered to stop or a rank is lost."""
 
     def __init__(self, ranks: RankGroup, layout: RankLayout, root: Path, seed: Seeder) -> None:
-        """root: where store and copy live."""
+        """root: directory of the store and the snapshot."""
         self._ranks = ranks
         self._layout = layout
         self._root = root
@@ -52,17 +52,19 @@ class RankFollower:
 
     @property
     def rank_builder(self) -> RankBuilder:
-        """This rank's part in the versions; once it serves."""
+        """Builds this rank's part of the versions; once it serves."""
         assert self._rank_builder is not None
         return self._rank_builder
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start the thread that follows orders."""
         self._thread.start()
 
     def publish(self, shards: Shards) -> Pack | None:
-        """Hand the shards over, and wait until rank 0 published them or said why not. They are not read any more once
-        this returns. Raises `P2PSyncError`."""
+        """Hand the shards over, and wait until rank 0 published them or said why not; None if no bit differs.
+
+        Once it returns, the shards are not read any more. Raises `P2PSyncError`.
+        """
         outcome: Future[Pack | None] = Future()
         with self._lock:
             if self._ended is not None:
@@ -71,11 +73,11 @@ class RankFollower:
         return outcome.result()
 
     def join(self, timeout: float) -> None:
-        """Wait until rank 0 has said that there is no more to do, or the time is up (seconds)."""
+        """Wait until rank 0 has ordered to stop, or for `timeout` seconds."""
         self._thread.join(timeout)
 
     def close(self) -> None:
-        """Give the store back; after `join`."""
+        """Close the store and the snapshot; after `join`."""
         if not self._thread.is_alive() and self._store is not None:
             self.rank_builder.snapshot.close()
             self._store.close()
@@ -83,7 +85,7 @@ class RankFollower:
     def _run(self) -> None:
         try:
             ended = self._follow()
-        except Exception as error:  # a thread's end that nobody hears of would be a training that hangs
+        except Exception as error:  # a thread that ended in silence would leave the training hanging
             ended = error if isinstance(error, P2PSyncError) else RanksError(f"{type(error).__name__}: {error}")
         with self._lock:
             self._ended = ended
@@ -130,7 +132,7 @@ class RankFollower:
         store = self.rank_builder.store
         for id in {pack.signed.id for pack in store.packs()} - packs:
             self._seed.withdraw(id)
-        with suppress(StoreError):  # what cannot be removed now is not known any more at the next start
+        with suppress(StoreError):  # a pack that cannot be removed now is removed at the next start
             orders.remove_all_but(store, packs)
 
     def _publish(self, order: orders.DeltaOrder | orders.FirstVersionOrder) -> None:
@@ -145,7 +147,7 @@ class RankFollower:
                 assert base is not None
                 made = rank_builder.delta(shards.part, base, profile=order.profile, epoch=order.epoch)
                 pack = made[0] if made is not None else None
-        except Exception as error:  # at the caller; all ranks have given this version up
+        except Exception as error:  # raised at the caller; all ranks have given this version up
             outcome.set_exception(error)
             return
         if pack is not None:
@@ -158,5 +160,5 @@ class RankFollower:
         try:
             pack = self.rank_builder.anchor(position)
         except P2PSyncError:
-            return  # rank 0 tells of it, and there is nothing to do about it here
+            return  # rank 0 reports it
         self._seed.offer(pack)

@@ -1,7 +1,7 @@
-"""What rank 0 tells the others to do, one thing after another, and where all stand when they start.
+"""The orders that rank 0 sends to the other ranks, and the agreement of all ranks on a version at a start.
 
-The ranks above 0 do nothing of their own accord: whether there is a delta or an anchor, and when, only rank 0 decides,
-which knows the hub. Their training loops hand over the shards; the orders say what becomes of them.
+Only rank 0, which knows the hub, decides whether and when a delta or an anchor is made. The training loops of the other
+ranks hand over their shards; the orders say what is done with them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from p2psync.trainer.fsdp.ranks import RankGroup, run_collectively
 
 
 class AgreeOrder(msgspec.Struct, frozen=True, tag="Agree"):
-    """Tell where you stand in this run."""
+    """Tell which version and which packs of this run you have."""
 
     run: str
 
@@ -46,7 +46,7 @@ class FirstVersionOrder(msgspec.Struct, frozen=True, tag="First"):
 
 
 class AnchorOrder(msgspec.Struct, frozen=True, tag="Anchor"):
-    """Write the version of the copies out whole."""
+    """Write the version of the snapshots out whole."""
 
 
 class KeepOrder(msgspec.Struct, frozen=True, tag="Keep"):
@@ -56,13 +56,13 @@ class KeepOrder(msgspec.Struct, frozen=True, tag="Keep"):
 
 
 class RefuseOrder(msgspec.Struct, frozen=True, tag="Refuse"):
-    """The shards that are handed over are not published, because of this."""
+    """The shards that are handed over are not published. message: why."""
 
     message: str
 
 
 class StopOrder(msgspec.Struct, frozen=True, tag="Stop"):
-    """There will be no more orders. message: why, if something went wrong."""
+    """No more orders follow. message: why, if something went wrong."""
 
     message: str = ""
 
@@ -73,19 +73,19 @@ Order: TypeAlias = (
 
 
 def send_order(ranks: RankGroup, order: Order) -> None:
-    """Rank 0: tell the others. Raises `RanksError`."""
+    """Send an order from rank 0 to the others. Raises `RanksError`."""
     ranks.broadcast(msgspec.msgpack.encode(order))
 
 
 def receive_order(ranks: RankGroup) -> Order:
-    """The others: the next order. Raises `RanksError`."""
+    """Returns the next order, at a rank above 0. Raises `RanksError`."""
     order: Order = msgspec.msgpack.decode(ranks.broadcast(), type=Order)
     return order
 
 
 class _RankState(msgspec.Struct, frozen=True, array_like=True):
-    """position: of the copy. newest: number of the newest version ever begun. packs: ids of sealed packs of the run, by
-    rising version."""
+    """position: of the snapshot. newest: number of the newest version ever begun. packs: ids of sealed packs of the
+    run, by rising version."""
 
     position: Position | None
     newest: int
@@ -93,10 +93,11 @@ class _RankState(msgspec.Struct, frozen=True, array_like=True):
 
 
 def agree_on_version(ranks: RankGroup, store: Store, snapshot: RankSnapshot, run: str) -> tuple[Position | None, int]:
-    """(the version that every rank's copy is, None: there is none; number of the newest version that any rank began).
+    """Returns the version of all ranks' snapshots, and the number of the newest version that any rank began (-1: none).
 
-    A version that is not sealed at every rank, or is later than that of the copies, was never announced: its packs
-    go. Where copies are of no one version, all packs go, and the next version is written out whole.
+    Removes the packs of versions that are not sealed at every rank, or are later than that of the snapshots: they were
+    never announced. Where the snapshots are not of one version, it returns None for it and removes all packs; the next
+    version is then written out whole. All ranks call this together. Raises `RanksError`, `StoreError`.
     """
     sealed = [pack for pack in store.packs() if pack.manifest.run == run and pack.sealed]
     mine = _RankState(snapshot.position, snapshot.newest, [pack.signed.id for pack in sealed])

@@ -1,10 +1,10 @@
-"""Making a version at all ranks at once: each does its part, and all agree at each step, or nothing was made.
+"""Builds a version at all ranks at once: each does its part, and all complete each step together or fail together.
 
-delta:   find ─▶ exchange ─▶ encode what is owned ─▶ describe ─▶ sign (rank 0) ─▶ seal ─▶ decode, check the digest
-anchor:  bring what is owned and not at hand ─▶ encode ─▶ describe ─▶ sign ─▶ seal ─▶ decode and compare
+delta:   find ─▶ exchange ─▶ encode owned blocks ─▶ describe ─▶ sign (rank 0) ─▶ seal ─▶ decode, check the digest
+anchor:  fetch owned ranges that others hold ─▶ encode ─▶ describe ─▶ sign ─▶ seal ─▶ decode and compare
 
 A step that fails at one rank fails at all (`ranks.run_collectively`), so a version is either durable and checked at
-every rank, or there at none once they have started again (`agreeing`). Only then does rank 0 have it announced.
+every rank, or, after a restart, at none (`orders.agree_on_version`). Only then does rank 0 announce it.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from p2psync.trainer.fsdp.unit_ranges import UnitRanges
 
 
 class _PartReport(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank tells of its part: what it encoded, and what its shards add to the digest (16 bytes)."""
+    """A rank's report on its part of a version: the encoded part, and its shards' change of the digest (16 bytes)."""
 
     part: EncodedPart
     digest_change: bytes
 
 
 class RankBuilder:
-    """One rank's part in the versions of a run. Blocking; all ranks make the same calls."""
+    """Builds one rank's part of the versions of a run. Blocking; all ranks make the same calls."""
 
     def __init__(
         self, ranks: RankGroup, layout: RankLayout, store: Store, snapshot: RankSnapshot, key: Ed25519PrivateKey | None
@@ -62,7 +62,7 @@ class RankBuilder:
         self.layout = layout
         self.store = store
         self.snapshot = snapshot
-        #: Bytes that this rank sent to others, and encoded, for the last version.
+        #: Bytes that this rank sent to other ranks, and encoded, for the last version.
         self.moved_bytes = self.encoded_bytes = 0
         self._key = key
         self._change = 0
@@ -77,9 +77,10 @@ class RankBuilder:
         epoch: int,
         check_stopped: Callable[[], None] = lambda: None,
     ) -> tuple[Pack, float] | None:
-        """What leads from `base`, the version of the copies, to the shards as they are now; None if no bit differs.
+        """Build the delta from `base`, the version of the snapshots, to the shards as they are now.
 
-        Also tells how long encoding took (seconds). new: reads the shards. go_on: raises to give the version up.
+        Returns its pack and how long encoding took (seconds); None if no bit differs. new: reads the shards.
+        check_stopped: raises to give the version up. Raises `P2PSyncError`; then no rank has the version.
         """
         rows = [Row(spec, True, True) for spec in self._specs]
         owners, rank = self.layout.delta_owners, self.ranks.rank
@@ -113,7 +114,7 @@ class RankBuilder:
         return pack, encoded
 
     def first(self, new: NewUnits, run: str, epoch: int, version: int) -> Pack:
-        """A version written out whole, from the shards as they are now, whatever the copies are."""
+        """Write a version out whole, from the shards as they are now, whatever the snapshots hold."""
         rank = self.ranks.rank
 
         def read() -> bytes:
@@ -135,7 +136,7 @@ class RankBuilder:
         return pack
 
     def anchor(self, position: Position) -> Pack:
-        """The version of the copies written out whole, for those who start from nothing."""
+        """Write the version of the snapshots out whole, for actors that start from nothing."""
         return self._build_anchor(position)
 
     # ---- a delta ---------------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class RankBuilder:
         return self.snapshot.units(self._specs[row])
 
     def _exchange(self, chunks: Sequence[Sequence[bytes]]) -> list[bytes]:
-        """Send each rank its chunks; returns those that came, of all ranks."""
+        """Send each rank its chunks; returns those that all ranks sent here."""
         packed = [msgspec.msgpack.encode(part) if part else b"" for part in chunks]
         self.moved_bytes += sum(map(len, packed))
         came = self.ranks.exchange(packed)
@@ -156,7 +157,7 @@ class RankBuilder:
             encode.take_found(row, found, partial(self._units, row))
 
     def _advance(self, pack: Pack, sent: Sequence[bytes]) -> None:
-        """Take the copy along: what is owned by the very chunks that others get, the rest by what was found."""
+        """Apply the delta to the snapshot: owned blocks from the sealed chunks, others from the chunks that it sent."""
         manifest = pack.manifest
         rows = manifest.rows()
 
@@ -200,7 +201,7 @@ class RankBuilder:
         encode.finish()
 
     def _fetch_ranges(self, wanted: Sequence[UnitRanges]) -> None:
-        """Have holders send each rank the bits of these stretches, a round at a time."""
+        """Have holders send each rank the bits of the unit ranges that it wants, a round at a time."""
         rank = self.ranks.rank
         mine = self.layout.held[rank]
         places = [(to, *place) for to, theirs in enumerate(wanted) for place in theirs]
@@ -222,7 +223,7 @@ class RankBuilder:
                         came[source] = came[source][size:]
 
     def _compare(self, pack: Pack) -> None:
-        """Decode what was encoded here, and compare it with the copy, bit for bit."""
+        """Decode the chunks that were encoded here, and compare them with the snapshot, bit for bit."""
         manifest = pack.manifest
         rows = manifest.rows()
 
@@ -241,7 +242,7 @@ class RankBuilder:
                 raise DigestMismatchError(f"{rows[row].spec.name}: a block was not encoded")
 
     def _anchor_blocks(self) -> Iterator[tuple[int, int, int]]:
-        """(row, start, stop) of the blocks that this rank owns in an anchor."""
+        """Yields (row, start, stop) of the blocks that this rank owns in an anchor."""
         grid = self.layout.anchor
         for segment, owner in enumerate(self.layout.anchor_owners):
             for part in grid.parts[segment] if owner == self.ranks.rank else ():
@@ -252,7 +253,7 @@ class RankBuilder:
 
     @contextmanager
     def _drafted(self) -> Iterator[Draft]:
-        """A draft at every rank, of which nothing is left if something goes wrong."""
+        """Opens a draft at every rank, and abandons all of them if the body raises."""
         made: list[Draft] = []
         try:
             run_collectively(self.ranks, lambda: made.append(self.store.draft()))
@@ -263,7 +264,7 @@ class RankBuilder:
             raise
 
     def _gather_reports(self, part: EncodedPart, change: int) -> list[_PartReport]:
-        """What all ranks tell of their parts."""
+        """Returns the reports of all ranks on their parts."""
         self.encoded_bytes = sum(part.sizes)
         mine = msgspec.msgpack.encode(_PartReport(part, digest_bytes(change)))
         return [msgspec.msgpack.decode(reports, type=_PartReport) for reports in self.ranks.gather(mine)]
@@ -294,7 +295,7 @@ class RankBuilder:
             raise
 
     def _apply(self, pack: Pack, position: Position, advance: Callable[[], None]) -> None:
-        """Take the copies to a version that is durable everywhere, and check what came out."""
+        """Bring the snapshots to a version that is durable at all ranks, and check the digest that comes out."""
         self._change = 0
         try:
             self.snapshot.begin_change(position.version)
@@ -303,7 +304,7 @@ class RankBuilder:
                 self._check(pack.manifest)
             run_collectively(self.ranks, lambda: self.snapshot.end_change(position))
         except BaseException:
-            # It was never announced; what the copies are now is no version.
+            # It was never announced; the snapshots are of no version now.
             self.snapshot.invalidate()
             self.store.remove(pack.signed.id)
             raise
@@ -322,7 +323,7 @@ def _find(scanner: ShardScanner, segments: range, new: NewUnits, check_stopped: 
 
 
 def _chunks(pack: Pack) -> Iterator[bytes]:
-    """The chunks that are held here, as they are on the disk."""
+    """Yields the chunks that are held here, as they are on the disk. Raises `StoreError`."""
     for index, mine in enumerate(pack.part):
         data = pack.read(index) if mine else b""
         if data is None:
@@ -336,7 +337,7 @@ def _owned_segments(owners: Sequence[int], rank: int) -> frozenset[int]:
 
 
 def _chunk_mask(reports: Sequence[_PartReport], rank: int) -> bytes:
-    """Which of a manifest's chunks a rank encoded: a byte for each chunk, as a pack keeps it."""
+    """Returns which of a manifest's chunks a rank encoded: a byte of 0 or 1 for each chunk, as a pack keeps it."""
     makers = sorted((segment, maker) for maker, one in enumerate(reports) for segment in one.part.segments)
     return bytes(maker == rank for _, maker in makers)
 
@@ -344,7 +345,7 @@ def _chunk_mask(reports: Sequence[_PartReport], rank: int) -> bytes:
 def _batches(
     places: Iterable[tuple[int, int, int, int]], specs: Sequence[TensorSpec], size: int
 ) -> Iterator[list[tuple[int, int, int, int]]]:
-    """(rank, row, start, stop) cut into runs of at most so many bytes."""
+    """Yields lists of (rank, row, start, stop), cut so that each list covers at most `size` bytes."""
     batch: list[tuple[int, int, int, int]] = []
     left = size
     for to, row, start, stop in places:

@@ -1,9 +1,9 @@
-"""Who does what of a version: which rank owns which segments, and what it must hold for that. Pure.
+"""Lays a version out over the ranks: which segments each rank owns, and which units it keeps for that. Pure.
 
-Ranks *hold* what the training gave them: their shards. They *own* segments of the table (`store.segments`): whole runs
-of blocks, each encoded by one rank alone, so that its bytes are those that one process would make. Segments are cut by
-the table and shards by the number of ranks, so an owner lacks some of what it encodes; what changes there comes from
-who holds it. Owners follow from the table and the shards alone: every rank computes the same.
+Ranks *hold* their shards. They *own* segments of the table (`store.segments`): whole runs of blocks, each encoded by
+one rank alone, so that its bytes are those that one process would make. Segments are cut by the table and shards by the
+number of ranks, so an owner does not hold all that it encodes; the holders send it the changes. Owners follow from the
+table and the shards alone: every rank computes the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from p2psync.store.encoding import block_and_chunk
 from p2psync.store.segments import Segments
 from p2psync.trainer.fsdp.unit_ranges import UnitRanges
 
-#: Bytes of the model, for each rank, of which the changes are in memory at a time.
+#: Bytes of the model, for each rank, whose changes are in memory at a time. More takes memory, less takes more rounds.
 ROUND_BYTES = 64 << 20
 
 
@@ -48,30 +48,30 @@ class SegmentGrid:
                 self.parts[number].append(SegmentRange(index, blocks.start * span, min(spec.count, blocks.stop * span)))
 
     def span(self, row: int) -> int:
-        """Units of a whole block of a row."""
+        """Returns the units of a whole block of a row."""
         return block_span(self.specs[row].width, self.block_units)
 
     def owner(self, owners: Sequence[int], row: int, unit: int) -> int:
-        """The rank that owns the block of a unit."""
+        """Returns the rank that owns the block of a unit. owners: the rank of each segment."""
         return owners[self.segments.of(row, unit // self.span(row))]
 
     def size(self, segment: int) -> int:
-        """Bytes of a segment."""
+        """Returns the bytes of a segment."""
         return sum((part.stop - part.start) * self.specs[part.row].width for part in self.parts[segment])
 
     def share(self, segment: int, held: UnitRanges) -> int:
-        """How many of a segment's bytes are in `held`."""
+        """Returns how many of a segment's bytes are in `held`."""
         parts = self.parts[segment]
         return sum(held.units(part.row, part.start, part.stop) * self.specs[part.row].width for part in parts)
 
     def unit_ranges(self, owners: Sequence[int], rank: int) -> UnitRanges:
-        """The units of the segments that a rank owns."""
+        """Returns the units of the segments that a rank owns. owners: the rank of each segment."""
         mine = (parts for parts, owner in zip(self.parts, owners, strict=True) if owner == rank)
         return UnitRanges.of((part.row, part.start, part.stop) for parts in mine for part in parts)
 
 
 class RankLayout:
-    """The shares of all ranks. held: of each rank, the stretches of its shards; together every unit once."""
+    """The shares of all ranks. held: of each rank, the unit ranges of its shards; together every unit once."""
 
     def __init__(self, specs: Sequence[TensorSpec], held: Sequence[UnitRanges]) -> None:
         """specs: sorted, as in a manifest's table. Raises `ValueError` unless every unit is held by one rank."""
@@ -84,19 +84,20 @@ class RankLayout:
         #: The rank that owns each segment of a delta, and of an anchor.
         self.delta_owners = _balance_owners(self.delta, held)
         owned = [self.delta.unit_ranges(self.delta_owners, rank) for rank in range(self.ranks)]
-        # An anchor's segments are cut elsewhere: whoever owns most of one keeps current bits of nearly all of it.
+        # An anchor's segments have other borders: the owner of most of one keeps current bits of nearly all of it.
         self.anchor_owners = [_largest_holder(self.anchor, segment, owned) for segment in range(len(self.anchor.parts))]
         anchors = [self.anchor.unit_ranges(self.anchor_owners, rank) for rank in range(self.ranks)]
-        #: What each rank keeps up to date with every version, and what it must be given besides for an anchor.
+        #: The units that each rank keeps up to date with every version, and those that it must fetch besides for an
+        #: anchor.
         self.kept_current = [mine | theirs for mine, theirs in zip(held, owned, strict=True)]
         self.lacking_for_anchor = [whole - kept for whole, kept in zip(anchors, self.kept_current, strict=True)]
 
     def kept(self, rank: int) -> UnitRanges:
-        """All that a rank's copy has room for."""
+        """Returns all units that a rank's snapshot has space for."""
         return self.kept_current[rank] | self.lacking_for_anchor[rank]
 
     def rounds(self) -> Iterator[range]:
-        """Runs of a delta's segments, all of them in order, each of some `ROUND_BYTES` a rank."""
+        """Yields runs of a delta's segments, all of them in order, each of some `ROUND_BYTES` a rank."""
         first, size = 0, 0
         for segment in range(len(self.delta.parts)):
             size += self.delta.size(segment)
@@ -119,9 +120,9 @@ def _check(specs: Sequence[TensorSpec], held: Sequence[UnitRanges]) -> None:
 
 
 def _balance_owners(grid: SegmentGrid, held: Sequence[UnitRanges]) -> list[int]:
-    """Owners who hold much of what they own, each of as many bytes as the others, to within a segment.
+    """Returns the owner of each segment: ranks that hold much of what they own, of equal bytes to within a segment.
 
-    Segments go in order to whoever holds most of one, as long as that rank has no more than its part of all bytes, nor
+    Segments go in order to the rank that holds most of one, as long as it has no more than its part of all bytes, nor
     runs far ahead of the others.
     """
     ranks = range(len(held))
@@ -139,5 +140,5 @@ def _balance_owners(grid: SegmentGrid, held: Sequence[UnitRanges]) -> list[int]:
 
 
 def _largest_holder(grid: SegmentGrid, segment: int, owned: Sequence[UnitRanges]) -> int:
-    """The rank that has most of a segment; the first one of equals."""
+    """Returns the rank that has most of a segment; the first one of equals."""
     return max(range(len(owned)), key=lambda rank: (grid.share(segment, owned[rank]), -rank))

@@ -1,15 +1,15 @@
-"""A rank's copy of the bits that were published last: of what it holds and owns, and of nothing else.
+"""A rank's snapshot: the bits that were published last of the units that the rank holds or owns, and of no others.
 
-    ROOT/state     which version it is, and of which stretches
+    ROOT/state     which version it is, and of which unit ranges
     ROOT/bits      every tensor of the model, one after the other, each at a multiple of a page
 
 The file is laid out as for the whole model, so that all code that reads and writes tensors works as it is, but it has
-holes: only this rank's stretches have blocks on the disk, and only they are ever touched. It costs the address space of
-a model, and the disk and memory of a part.
+holes: only this rank's unit ranges have blocks on the disk, and only they are touched. It takes the address space of a
+model, and the disk and memory of a part.
 
-It is changed in place once a version is durable at all ranks. The state names a change before its first write; a copy
-that was being changed when the process ended, or of another boot, or of other stretches, is no version, and the next
-version is written out whole.
+It is changed in place once a version is durable at all ranks. The state names a change before its first write. A
+snapshot that was being changed when the process ended, or of another boot, or of other unit ranges, is of no version,
+and the next version is written out whole.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from p2psync.trainer.fsdp.unit_ranges import UnitRanges
 
 
 class _RankSnapshotState(msgspec.Struct, frozen=True):
-    """layout: a hash of tensors and stretches. position: None while the bits are no version. newest: number of the
-    newest version that was ever begun, -1: none."""
+    """layout: a hash of tensors and unit ranges. position: None while the bits are of no version. newest: number of
+    the newest version that was ever begun, -1: none."""
 
     boot: str
     layout: str
@@ -44,10 +44,10 @@ class _RankSnapshotState(msgspec.Struct, frozen=True):
 
 
 class RankSnapshot:
-    """The published bits of one rank's stretches."""
+    """The published bits of one rank's unit ranges."""
 
     def __init__(self, root: Path, specs: Sequence[TensorSpec], unit_ranges: UnitRanges) -> None:
-        """Open the copy at `root`, made if need be. Raises `StoreError`, also if the disk has no room for it."""
+        """Open the snapshot at `root`, or make an empty one. Raises `StoreError`, also if the disk is too full."""
         self._root = root
         self._offsets: dict[TensorSpec, int] = {}
         at = 0
@@ -65,42 +65,42 @@ class RankSnapshot:
 
     @property
     def position(self) -> Position | None:
-        """What the bits are; None if they are no version."""
+        """The version that the bits are; None if they are of none."""
         return self._state.position
 
     @property
     def newest(self) -> int:
-        """The number of the newest version that was ever begun here, -1: none."""
+        """The number of the newest version that was ever begun here; -1: none."""
         return self._state.newest
 
     def units(self, spec: TensorSpec) -> Units:
-        """The bits of one tensor, of which only this rank's stretches may be touched."""
+        """Returns the bits of one whole tensor, flat; only this rank's unit ranges may be read or written."""
         if spec.count == 0 or self._map is None:
             return np.empty(0, spec.unit)
         return np.frombuffer(self._map, spec.unit, spec.count, self._offsets[spec])
 
     def digest(self, specs: Sequence[TensorSpec], unit_ranges: UnitRanges) -> int:
-        """What these stretches add to a version's digest."""
+        """Returns what these unit ranges add to a version's digest, mod 2^128."""
         parts = (
             digest_units(specs[row], self.units(specs[row])[start:stop], start) for row, start, stop in unit_ranges
         )
         return sum(parts) % MODULUS
 
     def begin_change(self, version: int) -> None:
-        """The bits are about to become this version: until `end_change` they are none. Raises `StoreError`."""
+        """Record that the bits change to this version: until `end_change` they are of none. Raises `StoreError`."""
         self._save(msgspec.structs.replace(self._state, position=None, newest=max(version, self.newest)))
 
     def end_change(self, position: Position) -> None:
-        """They are this version. Raises `StoreError`."""
+        """Record that the bits are this version. Raises `StoreError`."""
         self._save(msgspec.structs.replace(self._state, position=position, newest=max(position.version, self.newest)))
 
     def invalidate(self) -> None:
-        """They are no version. Raises `StoreError`."""
+        """Record that the bits are of no version. Raises `StoreError`."""
         if self._state.position is not None:
             self._save(msgspec.structs.replace(self._state, position=None))
 
     def close(self) -> None:
-        """Let go of the map."""
+        """Close the memory map."""
         self._map = None
 
     def _save(self, state: _RankSnapshotState) -> None:
@@ -121,7 +121,7 @@ class RankSnapshot:
             os.ftruncate(descriptor, self._size)
             if fresh:
                 for row, start, stop in unit_ranges:
-                    # Real blocks: a write to a page that the disk has no room for would end the process.
+                    # Real blocks: a write to a page for which the disk is too full would end the process.
                     width = specs[row].width
                     reserve(descriptor, (stop - start) * width, path, self._offsets[specs[row]] + start * width)
             if not self._size:
@@ -132,7 +132,7 @@ class RankSnapshot:
 
 
 def _load(path: Path) -> _RankSnapshotState:
-    """The state; none where it is damaged: then the bits are made anew."""
+    """Returns the state on disk; an empty one where it is damaged: then the next version is written out whole."""
     nothing = _RankSnapshotState(boot_id(), "", None)
     try:
         return load_record(path, _RankSnapshotState) or nothing

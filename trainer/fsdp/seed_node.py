@@ -1,4 +1,4 @@
-"""The node of a rank above 0: it serves what the rank holds of each version, and fetches nothing."""
+"""The node of a rank above 0: it serves the rank's chunks of each version, and fetches none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SeedNode:
     """One rank in the swarm, on a loop in a thread of its own. Called from other threads."""
 
     def __init__(self, config: TrainerConfig, on_event: Callable[[Event], None]) -> None:
-        """config: of this rank; its hub, key and profile are rank 0's matter."""
+        """config: of this rank; its hub, key and profile are used by rank 0 only."""
         self._config = config
         self._emit = on_event
         self._loop = BackgroundLoop("p2psync-seed")
@@ -70,7 +70,7 @@ class SeedNode:
         # The name in the swarm stays over restarts; run and epoch are rank 0's.
         await asyncio.to_thread(save_run, config.store / "run.json", msgspec.structs.replace(state, run=order.run))
         self._client = HubClient(order.hub, config.token)
-        # Beside the hub its own address is no use to others, who reach it where they reach the hub.
+        # On the hub's machine its own address is of no use to peers, which reach it where they reach the hub.
         beside_hub = is_loopback(self._client.url.host or "")
         host = listen_host(config.host)
         first, further = announce(host, advertised_hosts(config.advertise), HUB_HOST if beside_hub else "")

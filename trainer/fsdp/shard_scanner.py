@@ -1,8 +1,8 @@
-"""What changed in a rank's shards, on its way to the ranks that own the blocks.
+"""Finds the changes in a rank's shards, and carries them to the ranks that own the blocks.
 
-A holder scans its shards against its copy, block by block of the codec's grid; of a block that lies across shards each
-holder finds its part. What is another rank's to encode travels as chunks of profile `fast` over these partial blocks.
-The owner puts the parts together: to the very blocks that a scan of the whole tensors finds.
+A holder scans its shards against its snapshot, block by block of the codec's grid; of a block that lies across shards
+each holder finds its part. Parts that another rank encodes travel to it as chunks of profile `fast`. The owner merges
+the parts into the very blocks that a scan of the whole tensors finds.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from p2psync.errors import FormatError
 from p2psync.parallel import in_parallel
 from p2psync.trainer.fsdp.rank_layout import RankLayout
 
-#: Bytes of a chunk between ranks, before compression.
+#: Bytes of a chunk sent between ranks, before compression.
 _CHUNK = 1 << 20
-#: The units [start, stop) of a row as they are now.
+#: Takes (row, start, stop); returns the units [start, stop) of the row as they are now.
 NewUnits = Callable[[int, int, int], Units]
 
 
 @dataclass(slots=True)
 class RankChanges:
-    """What a rank found in one round.
+    """The changes that a rank found in one round.
 
-    mine: parts of blocks that it owns, rising. chunks: for each rank, what it is sent. digest_change: of all of it, mod
-    2^128.
+    mine: parts of blocks that it owns, rising. chunks: for each rank, the chunks to send to it. digest_change: of all
+    changes, mod 2^128.
     """
 
     mine: list[Block] = field(default_factory=list)
@@ -46,14 +46,14 @@ class ShardScanner:
     """Scans one rank's shards."""
 
     def __init__(self, layout: RankLayout, rank: int, rows: Sequence[Row], old: Callable[[int], Units]) -> None:
-        """old: the published bits of a row."""
+        """old: returns the published bits of a row."""
         self._layout = layout
         self._rank = rank
         self._rows = rows
         self._old = old
 
     def find(self, segments: range, new: NewUnits) -> RankChanges:
-        """What changed in the shards as far as they are in these segments."""
+        """Returns the changes in the shards, within these segments."""
         found = RankChanges(chunks=[[] for _ in range(self._layout.ranks)])
         encoders: dict[int, ChunkEncoder] = {}
         places = list(self._places(segments))
@@ -77,7 +77,7 @@ class ShardScanner:
         return ChunkEncoder(self._rows, block_units=self._layout.delta.block_units, chunk_bytes=_CHUNK)
 
     def _places(self, segments: range) -> Iterator[tuple[int, int, int, int, int]]:
-        """(owner, row, first unit of the block, start, stop) of each part of a block that is held here."""
+        """Yields (owner, row, first unit of the block, start, stop) of each part of a block that is held here."""
         grid, held = self._layout.delta, self._layout.held[self._rank]
         for segment in segments:
             owner = self._layout.delta_owners[segment]
@@ -88,7 +88,7 @@ class ShardScanner:
                         yield owner, part.row, first, max(start, first), min(stop, first + span)
 
     def _scan(self, row: int, first: int, start: int, stop: int, new: NewUnits) -> tuple[Block | None, int]:
-        """The part [start, stop) of the block that begins at `first`, and what it adds to the digest."""
+        """Returns the changes in [start, stop) of the block that begins at `first`, and what they add to the digest."""
         spec = self._rows[row].spec
         old, now = self._old(row)[start:stop], new(row, start, stop)
         found = Extraction(row, old, now).block(0, stop - start)
@@ -108,9 +108,9 @@ class ShardScanner:
 def decode_partial_blocks(
     chunks: Iterable[bytes], layout: RankLayout, rank: int, rows: Sequence[Row]
 ) -> Iterator[Block]:
-    """The parts of blocks in chunks that were sent to an owner, or that a holder kept; all with positions.
+    """Yields the partial blocks in chunks that were sent to an owner, or that a holder kept; all with positions.
 
-    Raises `FormatError` for what `rank` does not own (-1: whatever it is).
+    Raises `FormatError` for a block that `rank` does not own (-1: any rank).
     """
     grid = layout.delta
     for data in chunks:
@@ -121,15 +121,16 @@ def decode_partial_blocks(
             if block.positions is not None:
                 yield block
                 continue
-            # Where much changed it travelled whole, with zeros for what the sender does not hold.
+            # Where much changed the block travelled whole, with zeros for units that the sender does not hold.
             where = np.flatnonzero(block.steps).astype(np.uint32)
             yield Block(block.row, block.start, block.count, where, block.steps[where])
 
 
 def merge_partial_blocks(parts: Iterable[Block], old: Callable[[int], Units]) -> Iterator[Found]:
-    """Whole blocks of parts from any ranks, in any order. old: the published bits of a row.
+    """Yields whole blocks, merged of parts from any ranks in any order. old: returns the published bits of a row.
 
-    Raises `FormatError` where two ranks tell of the same unit."""
+    Raises `FormatError` where two ranks sent the same unit.
+    """
     ordered = sorted(parts, key=lambda block: (block.row, block.start, _first(block)))
     for (row, start), group in groupby(ordered, key=lambda block: (block.row, block.start)):
         blocks = list(group)

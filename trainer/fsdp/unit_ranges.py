@@ -1,4 +1,4 @@
-"""Sets of stretches of tensors: which units a rank holds, owns or lacks. Pure."""
+"""Sets of units of tensors, as ranges: the units that a rank holds, owns or lacks. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class UnitRanges:
 
     @classmethod
     def of(cls, places: Iterable[tuple[int, int, int]]) -> UnitRanges:
-        """Of (row, start, stop), in any order."""
+        """Returns the set of these (row, start, stop), given in any order."""
         spans: dict[int, list[UnitSpan]] = {}
         for row, start, stop in places:
             spans.setdefault(row, []).append((start, stop))
         return cls(spans)
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """(row, start, stop), in rising order."""
+        """Yields (row, start, stop), in rising order."""
         for row, spans in self._spans.items():
             for start, stop in spans:
                 yield row, start, stop
@@ -41,32 +41,32 @@ class UnitRanges:
         return hash(tuple(self))
 
     def __or__(self, other: UnitRanges) -> UnitRanges:
-        """What is in either."""
+        """Returns the units in either set."""
         return UnitRanges.of([*self, *other])
 
     def __sub__(self, other: UnitRanges) -> UnitRanges:
-        """What is in this one alone."""
+        """Returns the units in this set and not in the other."""
         return UnitRanges({row: _without(spans, other.row(row)) for row, spans in self._spans.items()})
 
     def __and__(self, other: UnitRanges) -> UnitRanges:
-        """What is in both."""
+        """Returns the units in both sets."""
         return UnitRanges({row: list(_common(spans, other.row(row))) for row, spans in self._spans.items()})
 
     def row(self, row: int) -> tuple[UnitSpan, ...]:
-        """The spans of one row."""
+        """Returns the spans of one row."""
         return self._spans.get(row, ())
 
     def within(self, row: int, start: int, stop: int) -> Iterator[UnitSpan]:
-        """The parts of [start, stop) of a row that are in this set."""
+        """Yields the parts of [start, stop) of a row that are in this set."""
         return _common(self.row(row), ((start, stop),))
 
     def units(self, row: int, start: int, stop: int) -> int:
-        """How many units of [start, stop) of a row are in this set."""
+        """Returns how many units of [start, stop) of a row are in this set."""
         return sum(end - begin for begin, end in self.within(row, start, stop))
 
 
 def _merged(spans: Iterable[UnitSpan]) -> Iterator[UnitSpan]:
-    """Disjoint, rising, without empty ones; those that touch become one."""
+    """Yields the spans disjoint and rising, without empty ones; those that touch become one."""
     last: UnitSpan | None = None
     for start, stop in sorted(span for span in spans if span[0] < span[1]):
         if last is not None and start <= last[1]:

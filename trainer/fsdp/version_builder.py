@@ -1,4 +1,4 @@
-"""One rank of a publisher: rank 0, which decides and is the trainer of the run, or another, which follows its orders.
+"""Rank 0 of a sharded publisher: it decides when a version is built, and has all ranks build it together.
 
 Both do the same work (`rank_builder`). Rank 0's `ShardedVersionBuilder` stands where a trainer has its
 `LocalVersionBuilder`; a `RankFollower` has a thread of its own that waits for orders, and seeds what it made from a
@@ -28,19 +28,19 @@ from p2psync.trainer.versions.source import Source
 
 
 class ShardedVersionBuilder:
-    """Makes the versions of a run at all ranks; at rank 0. See `p2psync.trainer.versions.builder.VersionBuilder`."""
+    """Builds the versions of a run at all ranks; at rank 0. See `p2psync.trainer.versions.builder.VersionBuilder`."""
 
     def __init__(
         self, ranks: RankGroup, layout: RankLayout, store: Store, root: Path, key: Ed25519PrivateKey, run: str
     ) -> None:
-        """root: where the copy lives. Raises `StoreError`, and `RanksError` if another rank cannot go on."""
+        """root: directory of the snapshot. Raises `StoreError`, and `RanksError` if another rank fails or is lost."""
         self.epoch = 0
         self._ranks = ranks
         self._store = store
         self._run = run
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        #: Publishes that the others were told the outcome of: they wait for one each.
+        #: Publishes whose outcome the other ranks were sent: they wait for one each.
         self.answered = 0
         orders.send_order(ranks, orders.AgreeOrder(run))
         snapshot = run_collectively(ranks, lambda: RankSnapshot(root, layout.specs, layout.kept(0)))
@@ -49,15 +49,15 @@ class ShardedVersionBuilder:
 
     @property
     def position(self) -> Position | None:
-        """The newest version; None before the first, and where the copies are of no version."""
+        """The newest version; None before the first, and where the snapshots are of no version."""
         return self._position
 
     def stop(self) -> None:
-        """Have what is being made given up soon, with `StoreError`; for any thread."""
+        """Make a version in progress fail soon, with `StoreError`. May be called from any thread."""
         self._stopped.set()
 
     def close(self) -> None:
-        """Let go of the copy."""
+        """Close the snapshot."""
         self.rank_builder.snapshot.close()
 
     def make(
@@ -69,9 +69,9 @@ class ShardedVersionBuilder:
         settled: Callable[[], bool] = lambda: True,
         given_up: Callable[[], bool] = lambda: False,
     ) -> BuiltVersion | None:
-        """The next version, from `source`, rank 0's shards. Raises `RanksError` for what went wrong elsewhere.
+        """Make the next version from `source`, rank 0's `Shards`. Raises `RanksError` for a failure at another rank.
 
-        rate: all the same here: who makes which block is fixed, and sharded models are large.
+        rate: ignored; the owner of each block is fixed, and sharded models are large. See `VersionBuilder.make`.
         """
         assert isinstance(source, Shards)
         began, encoding = time.monotonic(), 0.0
@@ -106,7 +106,7 @@ class ShardedVersionBuilder:
         return BuiltVersion(pack, position_of(pack.manifest), seconds, encoding, max(0.0, seconds - encoding))
 
     def make_anchor(self, rate: float = 0.0) -> BuiltVersion:
-        """The newest version written out whole. rate: see `make`. Raises `StoreError` if there is none."""
+        """Write the newest version out whole. rate: see `make`. Raises `StoreError` if there is none."""
         began = time.monotonic()
         with self._lock:
             if self._position is None:
@@ -120,28 +120,31 @@ class ShardedVersionBuilder:
         return BuiltVersion(pack, position_of(pack.manifest), time.monotonic() - began)
 
     def write_whole(self) -> None:
-        """Have the next version written out whole."""
+        """Write the next version out whole, whatever changes."""
         with self._lock:
             self._position = None
 
     def serve(self, hub: str, key: bytes) -> list[str]:
-        """Have the other ranks join the swarm; returns the names of their nodes. Raises `RanksError` if one cannot."""
+        """Order the other ranks to join the swarm; returns the names of their nodes.
+
+        hub: URL. key: public key, 32 bytes. Raises `RanksError` if a rank cannot join.
+        """
         with self._lock:
             orders.send_order(self._ranks, orders.ServeOrder(hub, key, self._run))
             run_collectively(self._ranks, lambda: None)
             return [name.decode() for name in self._ranks.gather(b"") if name]
 
     def refuse(self, message: str) -> None:
-        """Tell the others that what they handed over is not published."""
+        """Tell the other ranks that the shards they handed over are not published. message: why."""
         with self._lock:
             self.answered += 1
             orders.send_order(self._ranks, orders.RefuseOrder(message))
 
     def end(self, message: str) -> None:
-        """Let the others go. message: why, if something went wrong."""
+        """Order the other ranks to stop. message: why, if something went wrong."""
         with self._lock:
             orders.send_order(self._ranks, orders.StopOrder(message))
 
     def _order_retirement(self) -> None:
-        """What rank 0 has retired, nobody needs."""
+        """Order the other ranks to remove the packs that rank 0 has retired."""
         orders.send_order(self._ranks, orders.KeepOrder([pack.signed.id for pack in self._store.packs()]))

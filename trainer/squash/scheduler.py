@@ -1,4 +1,4 @@
-"""Squashing on demand: sees who is behind, and has one squash made at a time, beside publishing."""
+"""Schedules squashes: watches which members are behind, and makes one squash at a time, beside publishing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from p2psync.trainer.squash.squasher import BuiltSquash, Squasher, SquashPreempt
 from p2psync.trainer.versions.builder import LocalVersionBuilder
 from p2psync.trainer.versions.profile_choice import BITS
 
-#: The share of a core that squashing may take: after each squash there is a rest so much longer than it took.
+#: The share of a core that squashing may take: after each squash there is a pause of its duration over this share.
 SHARE = 0.1
 
 
 class SquashScheduler:
-    """Squashes for the members of one trainer's run; on one loop."""
+    """Schedules the squashes for the members of one trainer's run; on one loop."""
 
     def __init__(
         self,
@@ -37,7 +37,8 @@ class SquashScheduler:
         offer: Callable[[Pack], None],
         on_event: Callable[[Event], None],
     ) -> None:
-        """versions: whose head does not move while `publishing` is held. lineage: what may be announced of the store.
+        """versions: builds the versions; their head does not move while `publishing` is held. lineage: the
+        announcements of the store's packs.
 
         offer: serves a squash, and has it announced.
         """
@@ -57,16 +58,16 @@ class SquashScheduler:
         self._stopped = False
 
     def viewed(self, view: View) -> None:
-        """The hub's view changed, and with it, perhaps, who is behind."""
+        """Take in the hub's view, and start a squash if members are behind."""
         self._view = view
         self._start_if_useful()
 
     def preempt(self) -> None:
-        """A version is to be published: a squash that holds it up is given up, for one that does not."""
+        """Give up a squash that holds up the next version, and make it in a profile that does not."""
         self._waiting.set()
 
     async def stop(self) -> None:
-        """Give up what is being made, and wait for that."""
+        """Give up the squash that is being made, and wait until it has ended."""
         self._stopped = True
         self._squasher.stop()
         if self._timer is not None:
@@ -88,7 +89,7 @@ class SquashScheduler:
         profile = _profile(lineage)
         plan = self._planner.plan(lineage, actors, manifests.__getitem__, lambda other: BITS[profile] / BITS[other])
         if plan is not None and plan.chain != self._tried:
-            # Where nothing comes of it, nothing will until the head has moved on.
+            # A squash that came to nothing is not tried again until the head has moved on.
             self._tried = plan.chain
             self._task = asyncio.create_task(self._squash(plan, profile))
 
@@ -139,6 +140,6 @@ def _squashed(made: BuiltSquash) -> Squashed:
 
 
 def _profile(lineage: list[Announcement]) -> str:
-    """That of the newest delta: what is chosen now."""
+    """Returns the profile of the newest delta, which is the one chosen now; "fast" without deltas."""
     deltas = [a for a in lineage if a.base is not None and not is_squash(a)]
     return max(deltas, key=lambda a: (a.epoch, a.version)).profile if deltas else "fast"

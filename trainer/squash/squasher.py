@@ -1,12 +1,12 @@
-"""Making a squash: from the trainer's own deltas to one signed, durable pack, beside publishing.
+"""Makes squashes: from the trainer's own deltas to one signed, durable pack, beside publishing.
 
-In profile `fast` it reads the store and the records of `steps` alone, no weights, so that versions may be published
-meanwhile; when it is done the head may have moved on, and the squash leads to the version before, as good as any delta.
+In profile `fast` it reads only the store and the delta records, no weights, so that versions may be published
+meanwhile. When it is done the head may have moved on; the squash then leads to an earlier version, like any delta.
 
-In profile `tight` it needs the old weights too: those of the head less what the chain does, tensor by tensor. The head
-must not move meanwhile; a publish that waits for that says so, and has the squash given up at the next tensor.
+In profile `tight` it needs the old weights too: the head's, minus the chain's steps, tensor by tensor. The head must
+not move meanwhile; a publish that waits for that preempts the squash, which is given up at the next block.
 
-Each chunk is decoded again and compared with what the chain adds up to, before anything is signed.
+Each chunk is decoded again and compared with the sum of the chain before the manifest is signed.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from p2psync.store.packs import Draft, Pack, Store
 from p2psync.trainer.squash.planner import SquashPlan, SquashPlanner
 from p2psync.trainer.versions.delta_records import DeltaRecords
 
-#: Gives the bits of one tensor.
+#: Returns the head's bits of one tensor.
 HeadUnits: TypeAlias = Callable[[TensorSpec], Units]
 
 
 class SquashPreempted(StoreError):
-    """A squash was given up because the head is to move."""
+    """A squash was given up because a version is to be published."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltSquash:
-    """A squash that is durable and not yet announced. steps, chain_bytes: deltas it takes the place of, their payload.
+    """A squash that is durable and not yet announced.
 
-    seconds: of making it.
+    steps, chain_bytes: deltas that it replaces, and their payload bytes. seconds: to make it.
     """
 
     pack: Pack
@@ -58,7 +58,7 @@ class BuiltSquash:
 
 
 class Squasher:
-    """Makes squashes of one run. Blocking: to be called from a worker thread, one at a time."""
+    """Makes squashes of one run. Blocking: call it from a worker thread, one squash at a time."""
 
     def __init__(self, store: Store, steps: DeltaRecords, key: Ed25519PrivateKey, planner: SquashPlanner) -> None:
         self._store = store
@@ -68,17 +68,17 @@ class Squasher:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Have what is being made given up soon, with `StoreError`; for any thread."""
+        """Make a squash in progress fail soon, with `StoreError`. May be called from any thread."""
         self._stopped.set()
 
     def make(
         self, plan: SquashPlan, head: HeadUnits | None = None, preempted: Callable[[], bool] = lambda: False
     ) -> BuiltSquash | None:
-        """Carry out a plan; None if it turned out not to be worth it, or if some delta cannot be read without weights.
+        """Carry out a plan; returns None if it is not worth it after all, or if a delta cannot be read without weights.
 
-        head: the bits that the chain ends at, to make it in profile `tight`; they stay as they are until it returns.
-        overtaken: asked now and then; True ends it with `SquashPreempted`. Raises `P2PSyncError`; then nothing was
-        made.
+        head: returns the bits that the chain ends at, to make it in profile `tight`; they must not change until it
+        returns. overtaken: asked now and then; True ends it with `SquashPreempted`. Raises `P2PSyncError`; then nothing
+        was made.
         """
         began = time.monotonic()
         packs = [self._store.get(bytes.fromhex(a.id)) for a in plan.chain]
@@ -147,7 +147,7 @@ def _compose(encoding: Encoding, sink: _VerifyingSink, blocks: Iterator[Block]) 
 
 
 def _reconstruct(encoding: Encoding, sink: _VerifyingSink, blocks: Iterator[Block], head: HeadUnits) -> None:
-    """Encode from the head's bits and those before: the head's, less the blocks."""
+    """Encode from the head's bits and the old bits, which are the head's minus the blocks."""
     grouped = itertools.groupby(blocks, key=lambda block: block.row)
     ahead = next(grouped, None)
     for index, row in enumerate(list(encoding.rows)):
@@ -167,16 +167,16 @@ def _reconstruct(encoding: Encoding, sink: _VerifyingSink, blocks: Iterator[Bloc
 
 
 class _VerifyingSink:
-    """A sink that decodes each chunk again, and passes it on only if it holds just the blocks that were to be coded."""
+    """A sink that decodes each chunk again, and passes it on only if it holds exactly the blocks to be encoded."""
 
     def __init__(self, draft: Draft, rows: Sequence[Row]) -> None:
         self._draft, self._rows = draft, rows
         self._expected: deque[Block] = deque()
-        #: The old bits of rows, for profiles that need them; dropped once they were passed.
+        #: The old bits of rows, for profiles that need them; dropped once all blocks of a row have come.
         self.olds: dict[int, Units] = {}
 
     def expect(self, block: Block) -> None:
-        """The next block goes to the encoder."""
+        """Take in a block that goes to the encoder next."""
         self._expected.append(block)
 
     def append(self, data: bytes) -> None:
@@ -190,7 +190,7 @@ class _VerifyingSink:
         self._draft.append(data)
 
     def finish(self) -> None:
-        """Every block must have come. Raises `DigestMismatchError`."""
+        """Raise `DigestMismatchError` unless every expected block has come."""
         if self._expected:
             raise DigestMismatchError("a squash lacks steps of its chain: not announced")
 

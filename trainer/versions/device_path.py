@@ -34,7 +34,7 @@ class DeviceBaseVersion(Protocol):
     """A snapshot whose bits are on the module's device."""
 
     def tensor(self, spec: TensorSpec) -> torch.Tensor | None:
-        """Returns the tensor that holds the bits of `spec`, as flat integers; None if there is none, or it is strided."""
+        """Returns the tensor that holds the bits of `spec`, as flat integers; None if none does, or it is strided."""
 
 
 class DeviceChanges:

@@ -70,7 +70,7 @@ class Replacement:
             await self._node.write_whole()
 
     def lost(self, id: bytes) -> None:
-        """Take in that a chunk of this manifest is damaged here. If no peer sends it soon, the manifest is withdrawn."""
+        """Take in that a chunk of this manifest is damaged here; withdraw the manifest if no peer sends it soon."""
         if id not in self._losses:
             self._losses.add(id)
             self._node.runner.run_beside(self._replace(id))

@@ -82,11 +82,11 @@ class ResidentSnapshot:
         return self._engine.scrub()
 
     def is_intact(self) -> bool:
-        """See `Snapshot.is_intact`: nobody can cut what is in memory."""
+        """True: nobody can cut memory short. See `Snapshot.is_intact`."""
         return True
 
     def check(self, spec: TensorSpec, scan: ScanSums | None) -> None:
-        """See `Snapshot`: `is_sound` digested every bit just before."""
+        """Do nothing: `is_sound` digested every bit just before."""
 
     def scrub(self) -> int:
         """Return 0: every publish digests all bits."""

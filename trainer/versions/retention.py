@@ -71,17 +71,17 @@ def to_retire(
 ) -> list[Announcement]:
     """Returns the manifests that nobody needs: old anchors, deltas, squashes, and the leftovers of a fork.
 
-    A delta of the chain is kept for the live `members` that run its base or an earlier version and would use it; for
-    joiners, who fetch an anchor and go on from it; and, for `keep` versions back, for whoever was away. While a member
-    runs nothing yet, it may be fetching the anchor before the newest one, which is kept until it is done; and while one
-    runs the base of the newest delta, it may be fetching that, even if a new anchor is less.
+    A delta of the chain is kept for live `members` that run its base or an earlier version and would use it; for
+    joiners, which fetch an anchor and go on from it; and, for `keep` versions back, for members that were away. While a
+    member runs nothing yet, it may be fetching the anchor before the newest one, which is kept until then; and while
+    one runs the base of the newest delta, it may be fetching that, even if a new anchor is less.
 
-    A squash is kept while it is on the best way of some member; and while one may be fetching it, having been told of
-    it, as long as it leads past the newest anchor.
+    A squash is kept while it is on the best path of some member, and, as long as it leads past the newest anchor, while
+    a member may be fetching it.
 
     A member that stays behind holds at most `keep` or `ANCHOR_DELTAS` deltas, whatever they weigh. If more than `most`
-    manifests, or `most_bytes` of them, are left, the oldest go too: a new version is announced in any case, and who
-    needed them waits for the next anchor.
+    manifests, or `most_bytes` bytes of them, are left, the oldest go too: a new version is announced in any case, and
+    members that needed the old ones wait for the next anchor.
     """
     anchor = newest_anchor(lineage)
     if anchor is None:

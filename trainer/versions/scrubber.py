@@ -30,7 +30,7 @@ class SnapshotScrubber:
         on_rebuilt: Callable[[], None],
         on_event: Callable[[Event], None],
     ) -> None:
-        """publishing: held while the snapshot changes. on_mended: called after the bits were rebuilt."""
+        """publishing: held while the snapshot changes. on_rebuilt: called after the bits were rebuilt."""
         self._versions = versions
         self._publishing = publishing
         self._on_rebuilt = on_rebuilt
