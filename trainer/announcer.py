@@ -92,7 +92,7 @@ class Announcer:
         return [self._summary(pack) for pack in packs]
 
     def age(self, announced: Announcement | None) -> float:
-        """Returns how long ago a manifest of the store was made, by this machine's clock (seconds); 0 if it has none."""
+        """Returns the age of a manifest of the store, by this machine's clock (seconds); 0 if the store lacks it."""
         pack = None if announced is None else self._store.get(bytes.fromhex(announced.id))
         return 0.0 if pack is None else max(0.0, time.time() - pack.manifest.created)
 

@@ -203,7 +203,7 @@ async def publish_checkpoint(
 
 
 def _only_one(scanner: DirectoryScanner, path: Path) -> Candidate:
-    """Returns the checkpoint in a directory. Raises `FormatError` if it is not whole, `UsageError` if there are more."""
+    """Returns the only checkpoint in a directory. Raises `FormatError` if it is not whole, `UsageError` for several."""
     try:
         found = find_candidates(scanner.listing(), scanner.rules)
     except OSError as error:

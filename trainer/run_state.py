@@ -24,7 +24,7 @@ class RunState(msgspec.Struct, frozen=True):
     node: str
 
     def superseding(self, than: str, unix_ms: int, randomness: bytes) -> RunState:
-        """Returns this state if its run is newer than the run whose id begins with `than`; else one of a new, newer run.
+        """Returns this state if its run is newer than the run whose id begins with `than`; else one of a newer run.
 
         The new run goes on from the store's versions. randomness: 10 bytes. Raises `UsageError`: see `later_run`.
         """

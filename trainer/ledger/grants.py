@@ -1,7 +1,7 @@
-"""What a node that asks for work is given: its share of what is left, then what others hold and would finish late.
+"""Chooses the items for a node that asks for work: its share of the pool, then items that others would finish late.
 
-What is expected of all nodes is looked at together, and anew after a while that grows with their number: within it,
-granting does not change when all will be through, since whoever is given its share will be busy until then.
+The finish times of all nodes are estimated together, and again after a time that grows with their number. Within that
+time a grant does not change the estimate, since a node that got its share is busy until the finish.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from p2psync.trainer.ledger.config import LedgerConfig
 from p2psync.trainer.ledger.pool import ItemPool
 from p2psync.trainer.ledger.throughput import Throughput
 
-#: How long an outlook holds for each node in it (seconds): looking costs about a hundredth of that.
+#: How long a forecast is valid, for each node in it (seconds). Estimating takes about a hundredth of that; a longer
+#: time notices late nodes later.
 _VALID_SECONDS_PER_NODE = 0.0005
-#: And until there are so many times as many nodes.
+#: A forecast is also replaced once there are so many times as many nodes.
 _MAX_NODE_GROWTH = 1.25
 
 Numbered = tuple[int, WorkItem]
@@ -27,10 +28,11 @@ Numbered = tuple[int, WorkItem]
 
 @dataclass
 class _CompletionForecast:
-    """What was expected at a time. ends: when all work up to a version will be done, by version. nodes: in it.
+    """The expected finish times of all work, as estimated at time `at`. Times are on the ledger's clock (seconds).
 
-    late: (minus when a node will be through with what it alone holds of the oldest version, the node), a heap. Times
-    are absolute.
+    ends: by version, when all work up to it will be done. nodes: how many were counted. oldest: the oldest version with
+    unfinished work. late: a heap of (minus the time when a node finishes the items of that version that it alone holds,
+    the node).
     """
 
     at: float
@@ -41,7 +43,7 @@ class _CompletionForecast:
 
 
 class GrantChooser:
-    """Chooses, and changes nothing."""
+    """Chooses items for nodes; it changes neither pool nor claims."""
 
     def __init__(self, config: LedgerConfig, pool: ItemPool, claims: WorkClaims, throughput: Throughput) -> None:
         self._config = config
@@ -51,15 +53,16 @@ class GrantChooser:
         self._completion: _CompletionForecast | None = None
 
     def changed(self) -> None:
-        """Work was put in or came back, or there is a new version: look anew."""
+        """Estimate again at the next call: work was put in or came back, or there is a new version."""
         self._completion = None
 
     def choose(
         self, node: str, most: int, room: int, now: float, upto: int | None
     ) -> tuple[list[Numbered], list[Numbered]]:
-        """Items for `node`, at most so many and payloads of `room` bytes: of the pool, and of what others hold.
+        """Returns items for `node`: some of the pool, and, where it gets none of these, at most one that another holds.
 
-        upto: only of what was put in for this version or an earlier one.
+        most, room: bounds on their number and on the bytes of their payloads. upto: only items that were put in for
+        this version or an earlier one.
         """
         if (
             most <= 0
@@ -91,7 +94,7 @@ class GrantChooser:
         return chosen
 
     def _unmeasured_limit(self, nodes: int) -> int:
-        """What a node may hold of which nothing is known: half of an equal part, since it may be a slow one."""
+        """Returns how many items an unmeasured node may hold: half of an equal part, since it may be slow."""
         total = len(self._pool) + len(self._claims)
         return max(self._config.first_items, math.ceil(total / (2 * max(2, nodes))))
 
@@ -104,7 +107,7 @@ class GrantChooser:
             chosen.append((number, item))
         return chosen
 
-    # ---- the outlook -----------------------------------------------------------------------------------------------
+    # ---- the forecast -----------------------------------------------------------------------------------------------
 
     def _estimate(self, now: float) -> _CompletionForecast:
         known = self._completion
@@ -123,7 +126,7 @@ class GrantChooser:
         versions = self._pool.versions()
         for version, count in versions:
             left += count
-            # Whoever asks while the outlook holds must still find what it would have found at once.
+            # A node that asks while the forecast is valid must get what it would have got at its start.
             ends[version] = now + valid_for + earliest_finish(forecasts, left)
         oldest = min([version for version, _ in versions] + self._claims.versions(), default=0)
         late = [
@@ -134,12 +137,12 @@ class GrantChooser:
         return self._completion
 
     def _hedge(self, node: str, completion: _CompletionForecast, now: float) -> list[Numbered]:
-        """The last item of whoever would end the oldest step latest, if `node` would be clearly sooner."""
+        """Returns the last item of the node that would finish the oldest step last, if `node` is clearly sooner."""
         if not self._config.hedge_margin:
             return []
         mine = now + self._config.hedge_margin * self._throughput.forecast(node, now).finish(1)
         late = completion.late
-        # Whatever else the step waits for, it waits longest for the first of these.
+        # The step waits longest for the first node of this heap.
         while late and -late[0][0] > mine and late[0][1] != node:
             holder = late[0][1]
             end = self._finish_time(holder, completion.oldest, now)
@@ -152,7 +155,7 @@ class GrantChooser:
         return []
 
     def _finish_time(self, holder: str, version: int, now: float) -> float | None:
-        """When a node will be through with what only it holds of a version; None if there is no such item."""
+        """Returns when a node will finish the items of a version that it alone holds; None if there are none."""
         alone = self._held_alone(holder, version)
         if not alone:
             return None
@@ -161,7 +164,7 @@ class GrantChooser:
         return max(now + forecast.start, since + forecast.least)
 
     def _held_alone(self, holder: str, version: int) -> list[Numbered]:
-        """Items of a version that only `holder` has, in the order in which it works on them."""
+        """Returns the items of a version that only `holder` has, in the order in which it works on them."""
         claims = [self._claims.by_lease[lease] for lease in self._claims.of_node.get(holder, ())]
         claims.sort(key=lambda claim: claim.since)
         return [

@@ -1,9 +1,9 @@
-"""A ledger's changes on disk: an SQLite file, so that what was acknowledged outlives the process and the machine.
+"""A ledger's changes on disk: an SQLite file, so that acknowledged changes outlive the process and the machine.
 
-SQLite in WAL mode with synchronous=FULL is what an append-only journal of our own would have to become: each batch of
-changes is one transaction, appended with checksums and synced once; a torn tail is left out at the next start; what is
-gone makes room for what comes, so the file stays about as large as what was alive at once. It costs that results are
-written twice (log and table), which a disk bears better than we would bear rewriting live results to compact a log.
+SQLite runs in WAL mode with synchronous=FULL: each batch of changes is one transaction, appended with checksums and
+synced once; a torn tail is left out at the next start; pages of removed rows are used again, so the file stays about as
+large as the most state alive at once. The cost is that results are written twice (log and table); an append-only
+journal of our own would have to rewrite live results instead, to compact itself.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from p2psync.trainer.ledger.records import (
     VersionAdmitted,
 )
 
-#: Of the file's layout.
+#: Version of the file's layout.
 FORMAT = 1
-#: The write-ahead log is cut to this length when it was longer (bytes), and free pages beyond these are given back.
+#: The write-ahead log is cut to this length when it was longer (bytes); free pages beyond these go back to the disk.
 _LOG_BYTES = 16 << 20
 _FREE_PAGES = 4096
 _PAGE = 16384
@@ -52,7 +52,7 @@ class Journal:
     """One file. `write` and `close` from one thread at a time; the constructor's thread may be another."""
 
     def __init__(self, path: Path, remembered: int = 65536) -> None:
-        """Opens or makes the file at `path`, and locks it. remembered: ids of completed items that are kept.
+        """Opens or makes the file at `path`, and locks it. remembered: how many ids of completed items are kept.
 
         Raises `StoreError` if it is in use, unreadable, or of another layout.
         """
@@ -89,7 +89,7 @@ class Journal:
         run("COMMIT")
 
     def read(self) -> SavedLedger:
-        """The state that was written. Raises `StoreError`."""
+        """Returns the state that was written. Raises `StoreError`."""
         with self._errors():
             run = self._db.execute
             numbers = dict(run("SELECT name, value FROM number"))
@@ -138,7 +138,7 @@ class Journal:
                 self._give_back()
 
     def close(self) -> None:
-        """Give the file up. Again: no effect."""
+        """Close the file. Idempotent."""
         self._db.close()
 
     def _apply(self, change: LedgerChange) -> None:

@@ -1,6 +1,6 @@
-"""Between a ledger and its journal: changes go to disk in a thread, as many in one transaction as came meanwhile.
+"""Writes a ledger's changes to its journal in a thread, each batch with all changes that came during the one before.
 
-The ledger goes on at once; whoever must not answer before a change is durable awaits `settled`.
+The ledger goes on at once; code that must not answer before a change is durable awaits `settled`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from p2psync.trainer.ledger.records import LedgerChange
 
 
 class JournalWriter:
-    """On one loop. Without a journal everything is settled at once, and lost with the process."""
+    """Writes the changes of one ledger; on one loop. Without a journal it writes nothing, and `settled` never waits."""
 
     def __init__(self, journal: Journal | None) -> None:
         self._journal = journal
@@ -24,16 +24,16 @@ class JournalWriter:
         self._thread = ThreadPoolExecutor(1, "p2psync-journal")
 
     def record(self, change: LedgerChange) -> None:
-        """Take a change; it is written soon, after all that came before."""
+        """Queue a change; it is written soon, after all earlier ones."""
         if self._journal is not None:
             self._pending.append(change)
             self._recorded += 1
             self._begin()
 
     async def settled(self) -> None:
-        """Wait until all that was recorded so far is durable.
+        """Wait until all changes recorded so far are durable.
 
-        Raises `StoreError` while the disk refuses; nothing is lost by that but time: the next call tries again.
+        Raises `StoreError` while the disk refuses; the changes stay queued, and the next call tries again.
         """
         wanted = self._recorded
         while self._written < wanted:
@@ -42,7 +42,7 @@ class JournalWriter:
             await asyncio.shield(self._writing)
 
     async def close(self) -> None:
-        """Write what is left, and close the journal. Raises `StoreError` if the disk refuses."""
+        """Write the queued changes, and close the journal. Raises `StoreError` if the disk refuses."""
         try:
             await self.settled()
         finally:
@@ -59,7 +59,7 @@ class JournalWriter:
         assert self._journal is not None
         loop = asyncio.get_running_loop()
         try:
-            await asyncio.sleep(0)  # whatever else this turn of the loop brings goes along
+            await asyncio.sleep(0)  # changes of this same iteration of the loop go into the same batch
             batch, self._pending = self._pending, []
             try:
                 await loop.run_in_executor(self._thread, self._journal.write, batch)
@@ -74,6 +74,6 @@ class JournalWriter:
 
 
 def _ignore_store_error(task: asyncio.Task[None]) -> None:
-    """Who awaits the task hears of its failure; that nobody does is no error."""
+    """Mark a task's `StoreError` as retrieved: callers of `settled` get it, and there may be none."""
     if not task.cancelled() and isinstance(task.exception(), StoreError):
         return

@@ -1,4 +1,4 @@
-"""What happens in a ledger, as records that can be written down, and a ledger's state as it can be read back."""
+"""The changes of a ledger, as records for a journal, and a ledger's state as a journal holds it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2psync.membership.work import WorkItem
 
 
 class LedgerChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened. Applied in order, all changes give the state."""
+    """One change of a ledger's state. Applied in order, all changes give the state."""
 
 
 class VersionAdmitted(LedgerChange, frozen=True, kw_only=True):
@@ -38,14 +38,14 @@ class ItemsClaimed(LedgerChange, frozen=True, kw_only=True):
 
 
 class ClaimsEnded(LedgerChange, frozen=True, kw_only=True):
-    """Claims of a work lease on these items, by number, ended without a result that counts."""
+    """Claims of a work lease on these items, by number, ended without a result that counted."""
 
     lease: str
     items: list[int]
 
 
 class ResultAccepted(LedgerChange, frozen=True, kw_only=True):
-    """An item's result counts; every claim on it has ended. order: results are given out in this order."""
+    """An item's result was accepted; every claim on it has ended. order: results are handed out in this order."""
 
     item: int
     order: int
@@ -63,26 +63,30 @@ class ResultsTaken(LedgerChange, frozen=True, kw_only=True):
 
 
 class ResultsReturned(LedgerChange, frozen=True, kw_only=True):
-    """What was handed out of these items waits to be taken again."""
+    """Results of these items that were taken wait to be taken again."""
 
     items: list[int]
 
 
 class StepCommitted(LedgerChange, frozen=True, kw_only=True):
-    """What was handed out is gone; `step` is in hand now."""
+    """The results that were taken are dropped; `step` is in hand now."""
 
     step: int
 
 
 class ItemsDropped(LedgerChange, frozen=True, kw_only=True):
-    """Unfinished items were given up."""
+    """Unfinished items were dropped."""
 
     items: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerResult:
-    """An accepted result. item: as it was put in. version: the policy the result was made under."""
+    """An accepted result.
+
+    item: as it was put in. node: that made it. version: the policy that it was made under. result: bytes of the actor's
+    choice. tokens: how many it took, 0: unknown. number, order: the ledger's own, see `ItemsPut` and `ResultAccepted`.
+    """
 
     item: WorkItem
     node: str
@@ -95,10 +99,10 @@ class LedgerResult:
 
 @dataclass(kw_only=True)
 class SavedLedger:
-    """A ledger's state as it was written down. Claims: (lease, node, item number).
+    """A ledger's state, as a journal holds it.
 
-    versions: (number, digest), ascending. open: (number, item), ascending. done, taken: in their order. remembered:
-    ids of items that were completed or dropped, oldest first.
+    versions: (number, digest), ascending. open: (number, item), ascending. claims: (lease, node, item number). done,
+    taken: results in their order. remembered: ids of items that were completed, oldest first.
     """
 
     step: int = 0
@@ -116,4 +120,4 @@ Recorder = Callable[[LedgerChange], None]
 
 
 def discard_change(_change: LedgerChange) -> None:
-    """The recorder of a ledger that lives in memory only."""
+    """Discard a change: the recorder of a ledger in memory."""

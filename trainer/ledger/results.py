@@ -1,4 +1,4 @@
-"""Accepted results: those that wait to be taken, and those that were taken for the step in hand. In order."""
+"""The accepted results, in order: those that wait to be taken, and those that were taken for the step in hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from p2psync.trainer.ledger.records import LedgerResult
 
 
 class ResultQueue:
-    """size: bytes of the results that wait."""
+    """Results by their order. size: bytes of the results that wait."""
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[int, LedgerResult] = OrderedDict()  # by order
@@ -17,12 +17,12 @@ class ResultQueue:
         self.size = 0
 
     def add(self, done: LedgerResult) -> None:
-        """One more waits."""
+        """Add a result that waits to be taken."""
         self.waiting[done.order] = done
         self.size += len(done.result)
 
     def take(self, most: int, version: int | None) -> list[LedgerResult]:
-        """Move up to so many to those that were taken, oldest first; of items put in for `version` (None: of any)."""
+        """Take up to `most` results, oldest first, of items put in for `version` (None: of any)."""
         taken: list[LedgerResult] = []
         for done in self.waiting.values():
             if len(taken) >= most:
@@ -36,7 +36,7 @@ class ResultQueue:
         return taken
 
     def hand_back(self, results: Iterable[LedgerResult] | None) -> list[LedgerResult]:
-        """Move these (None: all) back, where they were taken; they wait in their old order."""
+        """Return these results (None: all) that were taken; they wait again, in their old order."""
         back = list(self.taken.values()) if results is None else [done for done in results if done.order in self.taken]
         for done in back:
             del self.taken[done.order]
@@ -45,7 +45,7 @@ class ResultQueue:
         return back
 
     def forget_taken(self) -> int:
-        """What was taken is gone; returns how many."""
+        """Drop the results that were taken; returns how many."""
         gone = len(self.taken)
         self.taken.clear()
         return gone

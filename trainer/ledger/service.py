@@ -1,7 +1,7 @@
-"""The ledger's HTTP service, on the hub's application: leases of work for members, and their results.
+"""The ledger's HTTP service, on the hub's application: it leases work to members, and takes their results.
 
-A node must be a member to be given work. When its membership ends, its work returns at once; while it is renewed, so
-are its claims. Nothing is acknowledged before it is durable. Everything here runs on the loop that serves the hub.
+Only members get work. When a membership ends, its work returns to the pool at once; each renewal of a membership renews
+its claims. The service acknowledges a change only once it is durable. All of it runs on the loop that serves the hub.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["LedgerService", "mount"]
 
 #: Requests for work that may wait at once.
 _MAX_WAITING = 16384
-#: How often the shares of those who wait are looked at again while there is work, as time alone may change them.
+#: How often waiting requests are tried again while there is work (seconds), as time alone may change a node's share.
 WAKE_EVERY_SECONDS = 0.25
 
 
 class LedgerService:
     """A ledger that actors reach over the hub's address, and that the trainer uses in its own process.
 
-    Make it with `mount`. To be used on the hub's loop only.
+    Make it with `mount`. Use it on the hub's loop only.
     """
 
     def __init__(self, hub: HubService, ledger: Ledger, journal_writer: JournalWriter, max_uploading: int) -> None:
@@ -73,7 +73,7 @@ class LedgerService:
     async def take(self, max_items: int, version: int | None = None, *, wait: float = math.inf) -> list[LedgerResult]:
         """See `Ledger.take`; waits until there is a result, for `wait` seconds at most.
 
-        That they were handed out is durable when they are. Empty when the time is up, or the service has stopped.
+        Returns once it is durable that they were taken; an empty list when the time is up, or the service has stopped.
         Raises `StoreError`.
         """
         deadline = None if wait == math.inf else asyncio.get_running_loop().time() + wait
@@ -107,11 +107,11 @@ class LedgerService:
         return gone
 
     async def settled(self) -> None:
-        """Wait until all that happened so far is durable. Raises `StoreError`."""
+        """Wait until all changes so far are durable. Raises `StoreError`."""
         await self._journal_writer.settled()
 
     def tick(self) -> None:
-        """Bring the ledger up to the hub's clock, and wake who waits. To be called after direct use of `ledger`."""
+        """Bring the ledger up to the hub's clock, and wake waiting requests. Call it after direct use of `ledger`."""
         self.ledger.expire(self._hub.now())
         if self._closing:
             return
@@ -148,7 +148,7 @@ class LedgerService:
         try:
             async with asyncio.timeout_at(deadline):
                 while not (items := self._try_lease(asked, version)) and not self._closing:
-                    version = None  # while it waits its acknowledgements tell what it runs
+                    version = None  # while it waits, its acknowledgements tell which version it runs
                     self._schedule_wake()
                     await self._work.wait()
         except TimeoutError:
@@ -158,7 +158,9 @@ class LedgerService:
         return items
 
     def _try_lease(self, asked: LeaseWork, version: int | None) -> list[WorkItem]:
-        node = self._hub.holder(asked.lease).member.info.node  # anew each time: it may end while its holder waits
+        node = self._hub.holder(
+            asked.lease
+        ).member.info.node  # looked up each time: the lease may end while its holder waits
         items = self.ledger.lease(node, asked.work, asked.max_items, self._hub.now(), version)
         self._alarm.set(self.ledger.next_expiry())
         return items
@@ -193,7 +195,7 @@ class LedgerService:
         self._results.set()
 
     async def close(self, _app: web.Application | None = None) -> None:
-        """Write what is left to the journal and close it; the application does so when it is cleaned up."""
+        """Write all changes to the journal and close it; the application does so when it is cleaned up."""
         await self._journal_writer.close()
 
 
@@ -236,10 +238,11 @@ def mount(
     journal: Journal | None = None,
     max_uploading: int = MAX_UPLOADING,
 ) -> LedgerService:
-    """Serve a ledger on the hub's application, `hub.build_app()`, before it is started; on the hub's loop.
+    """Add a ledger to the hub's application, `hub.build_app()`, before it is started; on the hub's loop.
 
-    With a journal the ledger is made from its configuration and what the journal holds, and is closed with the
-    application. Without one it lives in memory. max_uploading: bytes of results that may be on their way at once.
+    ledger: a ledger, or the settings of one to make. journal: the new ledger begins with its state and writes to it;
+    the application closes it. None: the ledger is in memory. max_uploading: bytes of results that may be on their way
+    at once. Raises `StoreError`.
     """
     journal_writer = JournalWriter(journal)
     if isinstance(ledger, LedgerConfig):

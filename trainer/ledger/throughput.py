@@ -1,6 +1,6 @@
-"""How fast each node works, and when it will have the newest version: what the ledger itself saw of it.
+"""Measures how fast each node works, and how soon it has the newest version, from what the ledger itself sees.
 
-A node's rate is tokens of accepted results over the time during which it held work, both fading with each result, so
+A node's rate is tokens of accepted results over the time during which it held work, both decaying with each result, so
 that about the last sixteen count whatever their length. Time is the ledger's own, from lease to result. Tokens are
 what the node claims, within what can be: no faster than `max_rate` while the item was held, and in the mean of its
 results no more than `MAX_CLAIM_RATIO` times what the middle one of all nodes claims. So a liar's rate is at most that
@@ -15,26 +15,28 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-#: What stays of the past with each result: about the last sixteen count.
+#: Weight of the past with each result: about the last sixteen count.
 DECAY = 1 - 1 / 16
-#: How many times the middle node's tokens per item a node may claim.
+#: How many times the median node's tokens per item a node may claim.
 MAX_CLAIM_RATIO = 2.0
-#: A node that holds nothing and did not ask for so long is not reckoned with (seconds).
+#: A node that holds no item and did not ask for work for so long does not count (seconds).
 ABSENT_SECONDS = 10.0
-#: Nodes remembered; beyond it those unseen for longest are forgotten.
+#: Nodes remembered; beyond it the node unseen for longest is forgotten.
 MAX_NODES = 65536
-#: What a new sample counts in means of lags and intervals.
+#: Weight of a new sample in the means of lags and intervals.
 _NEW = 0.5
 _STREAM_DECAY = 0.98
-#: No result is reckoned to have taken less time than this (seconds).
+#: A result counts as having taken this time at least.
 _MIN_HELD_SECONDS = 1e-3
 
 
 @dataclass(slots=True)
 class WorkerStats:
-    """One node. tokens, busy (seconds), items: fading sums. mark: when it last finished, or began to be busy.
+    """The measurements of one node.
 
-    held: items it has claimed. lag: seconds from a version's admission to its acknowledgement, None: not known.
+    seen: when it last asked for work. held: items it has claimed. mark: when it last finished, or began to be busy.
+    tokens, busy (seconds), items: decaying sums. stream: tokens a second of one item alone. version: that it runs.
+    lag: seconds from a version's admission to its acknowledgement, None: not known.
     """
 
     seen: float = 0.0
@@ -50,10 +52,10 @@ class WorkerStats:
 
 @dataclass(frozen=True, slots=True)
 class NodeForecast:
-    """What is expected of a node, in seconds from now.
+    """The expected finish times of a node, in seconds from now.
 
-    ready: when it can begin under a version that will do. start: when it will be through with what it holds. each:
-    how much later each further item is finished. least: what one item takes at least.
+    ready: when it can begin under an admissible version. start: when it will have finished the items that it holds.
+    each: how much later each further item is finished. least: the least time that one item takes.
     """
 
     ready: float
@@ -62,21 +64,21 @@ class NodeForecast:
     least: float
 
     def finish(self, items: int) -> float:
-        """When it would be through with so many items more."""
+        """Returns when it would have finished `items` items more."""
         return max(self.start + items * self.each, self.ready + self.least)
 
     def capacity(self, until: float) -> int:
-        """How many items more it would finish by then."""
+        """Returns how many items more it would finish by `until`."""
         if until < self.ready + self.least:
             return 0
         return max(0, int((until - self.start) / self.each + 1e-9))
 
 
 class Throughput:
-    """All nodes' rates and lags. Times are seconds on the ledger's clock."""
+    """Measures the rates and lags of all nodes. Times are seconds on the ledger's clock."""
 
     def __init__(self, max_staleness: int, max_rate: float) -> None:
-        """max_rate: tokens a second that no node can pass."""
+        """max_staleness: see `LedgerConfig`. max_rate: tokens a second that no node can pass."""
         self.workers: dict[str, WorkerStats] = {}
         self.head: int | None = None
         self._staleness = max_staleness
@@ -87,20 +89,20 @@ class Throughput:
         self._rate = 1.0
 
     def admitted(self, version: int, now: float) -> None:
-        """`version` is the newest from now on."""
+        """Take in that `version` is the newest from now on."""
         if self.head is not None and now > self._admitted_at:
             self._interval = _blend(self._interval, now - self._admitted_at)
         self.head, self._admitted_at = version, now
 
     def asked(self, node: str, version: int | None, now: float) -> None:
-        """A node asked for work. version: what it would use, if it said so."""
+        """Take in that a node asked for work. version: that it would use, None: unknown."""
         worker = self.workers.get(node) or self._new(node)
         worker.seen = now
         if version is not None:
             self.acknowledged(node, version, now)
 
     def acknowledged(self, node: str, version: int, now: float) -> None:
-        """A node runs `version`. One that never asked for work is passed over."""
+        """Take in that a node runs `version`. A node that never asked for work is ignored."""
         worker = self.workers.get(node)
         if worker is None:
             return
@@ -109,20 +111,20 @@ class Throughput:
         worker.version = version
 
     def leased(self, node: str, items: int, now: float) -> None:
-        """A node claimed items."""
+        """Take in that a node claimed `items` items."""
         worker = self.workers.get(node) or self._new(node)
         if worker.held == 0:
             worker.mark = now
         worker.held += items
 
     def returned(self, node: str, items: int) -> None:
-        """Claims of a node ended without a result that counts."""
+        """Take in that claims of a node on `items` items ended without a result that counted."""
         worker = self.workers.get(node)
         if worker is not None:
             worker.held -= items
 
     def overtaken(self, node: str, now: float) -> None:
-        """Somebody else was sooner with an item of this node's, whose silence tells how fast it is at most."""
+        """Take in that another node finished an item of this node's first: its silence bounds its rate."""
         worker = self.workers.get(node)
         if worker is None:
             return
@@ -132,7 +134,7 @@ class Throughput:
             self._add(worker, self._mean, silence, now)
 
     def completed(self, node: str, tokens: int, held_for: float, now: float) -> None:
-        """A result of a node counts. tokens: as claimed, 0: not told. held_for: seconds since the lease."""
+        """Take in a node's accepted result. tokens: as claimed, 0: unknown. held_for: seconds since the lease."""
         worker = self.workers.get(node)
         if worker is None:
             return
@@ -147,33 +149,33 @@ class Throughput:
         return len(self.workers)
 
     def is_measured(self, node: str) -> bool:
-        """Whether anything is known of the node's rate."""
+        """Whether the node has finished an item, so that its rate is known."""
         worker = self.workers.get(node)
         return worker is not None and worker.items > 0
 
     def rate(self, node: str, now: float) -> float:
-        """Tokens a second; of a node that nothing is known of, the middle one's."""
+        """Returns tokens a second of a node; the median of all for a node that was not measured."""
         worker = self.workers.get(node)
         return self._rate if worker is None else self._rate_of(worker, now)
 
     def active(self, now: float) -> list[str]:
-        """Nodes that hold work or asked for it lately."""
+        """Returns the nodes that hold work, or asked for it within `ABSENT_SECONDS`."""
         return [node for node, w in self.workers.items() if w.held or now - w.seen <= ABSENT_SECONDS]
 
     def forecast(self, node: str, now: float, held: int | None = None) -> NodeForecast:
-        """What is expected of a node, if it holds so many items (None: as many as it does)."""
+        """Returns the expected finish times of a node, if it holds `held` items (None: as many as it does)."""
         worker = self.workers.get(node) or WorkerStats(seen=now)
         held = worker.held if held is None else held
         each = self._mean / self._rate_of(worker, now)
         silence = now - worker.mark if worker.held else 0.0
         ready = self._ready(worker, now)
-        # One that has been silent for long will be for about as long again, whatever it did before.
+        # A node that has been silent for long is expected to be for about as long again, whatever its rate was.
         backlog = max((held - min(silence / each, held / 2)) * each, silence / 2) if held else 0.0
         least = self._mean / worker.stream if worker.stream else each
         return NodeForecast(ready=ready, start=ready + backlog, each=each, least=least)
 
     def refresh(self) -> None:
-        """Reckon anew what is the middle of all nodes."""
+        """Compute the medians over all nodes again."""
         node_count = [worker for worker in self.workers.values() if worker.items]
         if not node_count:
             return
@@ -184,9 +186,10 @@ class Throughput:
         )
 
     def can_finish_in_time(self, node: str, now: float) -> bool:
-        """Whether what the node begins now can be handed in before it is too old.
+        """Whether an item that the node begins now can be handed in before its version is too old.
 
-        False only while a newer version is on its way to it, and what it runs will be refused before it could finish.
+        False only while a newer version is on its way to the node, and results under the version that it runs will be
+        refused before it could finish one.
         """
         worker = self.workers.get(node)
         if worker is None or worker.version is None or self.head is None or worker.version >= self.head:

@@ -1,7 +1,7 @@
-"""Results on their way in: judged by their heads before a byte is read, and never more at once than fits in memory.
+"""Receives results: it judges each by its head before it reads a byte, and bounds the bytes that are read at once.
 
-A result is a request's body, with `ResultHead` in a header. Who waits to be told (`Expect: 100-continue`) sends nothing
-that would be refused. Where there is no room the answer is 429 with Retry-After, and the claim stays.
+A result is a request's body, with `ResultHead` in a header. A client that sends `Expect: 100-continue` sends no body
+that would be refused. Where the bound is reached the answer is 429 with Retry-After, and the claim stays.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from p2psync.trainer.ledger.core import Ledger
 
 #: Bytes of results that may be on their way at once.
 MAX_UPLOADING = 64 << 20
-#: Every upload counts as at least so many.
+#: Every upload counts as at least so many bytes.
 _MIN_COUNTED_BYTES = 16 << 10
-#: When to come again, where there is no room (seconds).
+#: When a client may try again, where the bound is reached.
 RETRY_AFTER_SECONDS = 1.0
-#: A result must be here after this long, plus one second for each of so many bytes.
+#: A result must have arrived after this time, plus one second for each of so many bytes.
 _BASE_SECONDS = 20.0
 _MIN_BYTES_PER_SECOND = 64 << 10
 
 
 class ResultUploads:
-    """Serves POST /v1/work/result."""
+    """Serves POST /v1/work/result. size: bytes that are being read now."""
 
     def __init__(
         self,
@@ -49,7 +49,9 @@ class ResultUploads:
         on_result: Callable[[], None],
         limit: int,
     ) -> None:
-        """settled: waits until the ledger's changes are durable. told: called when a result came in."""
+        """now: the ledger's clock (seconds). settled: waits until the ledger's changes are durable. on_result: called
+        when a result was judged. limit: bytes that may be on their way at once.
+        """
         self._ledger = ledger
         self._now = now
         self._settled = settled
@@ -58,10 +60,10 @@ class ResultUploads:
         self.size = 0
 
     async def expected(self, _request: web.Request) -> None:
-        """Who asks whether to go on is told when the result's head was judged, in `serve`."""
+        """Do nothing: `serve` sends "100 Continue" once it has judged the result's head."""
 
     async def serve(self, request: web.Request) -> web.Response:
-        """A result and its head → `Receipt`."""
+        """A result and its head → `Receipt`. Raises `FormatError`, `TooLargeError`."""
         head = decode_head(request.headers.get(RESULT_HEADER, ""))
         size = request.content_length
         if size is None:

@@ -1,4 +1,4 @@
-"""Judges each checkpoint of a listing: which files are part of it, whether it is whole, and if not, why not."""
+"""Inspects each checkpoint of a listing: which files are part of it, whether it is whole, and if not, why not."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from p2psync.trainer.watch.locations import CheckpointLocation, CheckpointRules,
 
 #: (path, size, mtime) of each weights file: tells one state of the weights from another, cheaply.
 WeightStamps: TypeAlias = tuple[tuple[str, int, int], ...]
-#: What `ListingEntry.stat` says of everything in a checkpoint.
+#: The `ListingEntry.stat` of every file in a checkpoint.
 FileStates: TypeAlias = tuple[tuple[str, str, int, int, int, str], ...]
 
-#: How long a reason must hold before people are told (seconds). Work in progress is what every checkpoint goes
-#: through, so it is told only once it looks forgotten; a directory is empty for a moment after it was made.
+#: How long a fault must last before people are told (seconds). Every checkpoint is unfinished for a while, so that is
+#: told only once it looks forgotten; a directory is empty for a moment after it was made.
 UNFINISHED_SECONDS, EMPTY_SECONDS = 60.0, 2.0
 
 
@@ -26,8 +26,8 @@ UNFINISHED_SECONDS, EMPTY_SECONDS = 60.0, 2.0
 class CheckpointFault:
     """Why a checkpoint cannot be published as it is.
 
-    patience: seconds that it must last before people are told. passing: it is expected to end by itself. warning: it
-    asks for attention.
+    patience: seconds that it must last before people are told. passing: it is expected to end by itself. warning:
+    people should act.
     """
 
     reason: str
@@ -40,10 +40,11 @@ class CheckpointFault:
 class Candidate:
     """One checkpoint in one state.
 
-    path: relative to the watched directory, "" for that itself. files: the paths that are published, likewise.
-    weights: of its safetensors files and indices; stamps: the same, each with its ctime. state: of everything in it.
-    time: when its weights were last written (Unix ns). left_out: names of files and bytes that are not published.
-    marked: whether the marker is there and no older than the weights.
+    path: relative to the watched directory, "" for that itself. order: its place among checkpoints, by its name. lone:
+    whether it is a single file. files: the paths that are published, relative to the watched directory. weights: stamps
+    of its safetensors files and indices; stamps: the same, each with its ctime. state: of all its files. time: when its
+    weights were last written (Unix ns). fault: why it cannot be published as it is, None: it can. left_out: names and
+    bytes of files that are not published. marked: whether the marker is there and no older than the weights.
     """
 
     path: str
@@ -67,14 +68,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class FoundCandidates:
-    """All checkpoints of a listing. beside: models that are no checkpoint, by path, and why."""
+    """All checkpoints of a listing. excluded: models that are no checkpoint, by path, and why not."""
 
     candidates: list[Candidate]
     excluded: dict[str, str]
 
 
 def find_candidates(listing: Listing, rules: CheckpointRules) -> FoundCandidates:
-    """Every checkpoint of a listing, judged."""
+    """Returns every checkpoint of a listing, inspected."""
     layout = find_locations(listing, rules)
     others = frozenset(
         above for path in [*(p.path for p in layout.locations), *layout.excluded] for above in _ancestors(path)
@@ -96,7 +97,7 @@ class _CandidateInspector:
     unfinished: list[str] = field(default_factory=list)
 
     def candidate(self) -> Candidate:
-        """The checkpoint at this place."""
+        """Returns the checkpoint at this location."""
         path = self.location.path
         own = self.listing.entries.get(path)
         if own is not None and own.error:
@@ -141,7 +142,7 @@ class _CandidateInspector:
             if self.rules.ignores(entry.path):
                 continue
             if names.is_unfinished(entry.name):
-                # In the watched directory itself these are other checkpoints in the making.
+                # In the watched directory itself these are other, unfinished checkpoints.
                 if not (in_root and entry.kind is EntryKind.DIRECTORY):
                     self._unfinished(entry)
             elif names.is_hidden(entry.name):
@@ -163,7 +164,7 @@ class _CandidateInspector:
             self.left_out[self._inner(entry) + "/"] = self._bytes(entry.path)
             self._collect_unpublished(entry.path)
         elif names.is_step(entry.name) and not is_state and not self.location.includes_models_below:
-            return  # a step that holds no model yet: a checkpoint of its own in the making
+            return  # a step that holds no model yet: an unfinished checkpoint of its own
         elif entry.target is not None and not self.rules.follow_links:
             self._refuse(entry, "is a link to a directory: copy it there, or allow links with --follow-links")
         else:
@@ -185,7 +186,7 @@ class _CandidateInspector:
         self._check_links(entry)
 
     def _check_links(self, entry: ListingEntry) -> None:
-        """Refuse a file that may lie outside the watched directory, so that nobody's other files are published."""
+        """Refuse a file that may lie outside the watched directory, so that no private files are published."""
         if entry.identity in self.rules.secrets:
             self._refuse(entry, "is a key or token of this trainer: it is never published, remove it there")
         elif self.rules.follow_links:
@@ -316,7 +317,7 @@ class _CandidateInspector:
 
 
 def _sharded_sets(weights: list[ListingEntry]) -> dict[tuple[str, str, int], dict[int, str]]:
-    """The shards of each set, by number."""
+    """Returns the paths of the shards of each set (directory, stem, number of shards), by shard number."""
     sets: dict[tuple[str, str, int], dict[int, str]] = {}
     for entry in weights:
         shard: Shard | None = names.shard_of(entry.name)
@@ -326,7 +327,7 @@ def _sharded_sets(weights: list[ListingEntry]) -> dict[tuple[str, str, int], dic
 
 
 def _ancestors(path: str) -> list[str]:
-    """A path and every directory above it but the watched one."""
+    """Returns a path and every directory above it but the watched one."""
     parts = path.split("/")
     return ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
 

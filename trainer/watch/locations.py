@@ -1,7 +1,7 @@
-"""Finds where the checkpoints are in a listing: which directories (or lone files) hold a policy, one for each step.
+"""Finds the locations of checkpoints in a listing: the directories (or lone files) that hold a policy, one per step.
 
-The rules are those of the layouts that frameworks write (docs/checkpoints.md names them). A directory that holds
-safetensors files of a model is a checkpoint; a checkpoint within it is another one and never a part of it.
+It knows the layouts that frameworks write (docs/checkpoints.md names them). A directory that holds safetensors files of
+a model is a checkpoint; a checkpoint within it is another one and never a part of it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from p2psync.trainer.watch.listing import EntryKind, Listing, ListingEntry
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointRules:
-    """What the user says about checkpoints.
+    """The user's rules for finding and publishing checkpoints.
 
-    marker: the file that makes one complete. inside: the policy is in the directories that this glob matches, below
-    each checkpoint ("." is the checkpoint itself, with all in it). ignore: globs of paths and names to pass over.
-    training_state: publish it too. follow_links: publish what links outside the watched directory lead to.
+    marker: the file that makes a checkpoint complete. inside: a glob of the directories below each checkpoint that hold
+    the policy ("." is the checkpoint itself, with all in it). ignore: globs of paths and names to ignore.
+    training_state: publish it too. follow_links: publish the targets of links that lead outside the watched directory.
     secrets: identities (device, inode) of files that are never published.
     """
 
@@ -33,17 +33,18 @@ class CheckpointRules:
     secrets: frozenset[tuple[int, int]] = frozenset()
 
     def ignores(self, path: str) -> bool:
-        """Whether a path, or a name anywhere, is to be passed over."""
+        """Whether the rules ignore a path, by the path or by its last part."""
         name = path.rpartition("/")[2]
         return any(fnmatchcase(path, glob) or fnmatchcase(name, glob) for glob in self.ignore)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLocation:
-    """Where one checkpoint is.
+    """The location of one checkpoint.
 
-    path: the directory, "" for the watched one, or a lone file. weighted: whether a model's weights were seen in it.
-    whole: models in directories below it are its components. rivals: models in it among which none can be chosen.
+    path: the directory, "" for the watched one, or a lone file. has_weights: whether a model's weights are in it. lone:
+    whether it is a lone file. includes_models_below: whether models in directories below it are its components.
+    competing_models: models in it among which none can be chosen.
     """
 
     path: str
@@ -55,14 +56,14 @@ class CheckpointLocation:
 
 @dataclass
 class FoundLocations:
-    """places: all checkpoints. beside: directories and files of models that are no checkpoint, and why not."""
+    """locations: of all checkpoints. excluded: directories and files of models that are no checkpoint, and why not."""
 
     locations: list[CheckpointLocation]
     excluded: dict[str, str] = field(default_factory=dict)
 
 
 def find_locations(listing: Listing, rules: CheckpointRules) -> FoundLocations:
-    """Every checkpoint of a listing, complete or not."""
+    """Returns the location of every checkpoint of a listing, complete or not."""
     search = _LocationSearch(listing, rules)
     locations = search.matching() if rules.inside not in (None, ".") else search.below("")
     return FoundLocations(locations, search.excluded)
@@ -75,7 +76,7 @@ class _LocationSearch:
         self.excluded: dict[str, str] = {}
 
     def matching(self) -> list[CheckpointLocation]:
-        """The directories that `--inside` names."""
+        """Returns the directories that match `rules.inside`."""
         wanted = (self.rules.inside or "").strip("/").split("/")
         found = []
         for folder in self._all_folders(""):
@@ -86,7 +87,7 @@ class _LocationSearch:
         return found
 
     def below(self, folder: str) -> list[CheckpointLocation]:
-        """The checkpoints at and below a directory."""
+        """Returns the checkpoints at and below a directory."""
         inner = [location for sub in self._folders(folder) for location in self.below(sub.path)]
         steps = [location for location in inner if any(map(names.is_step, _parts(location.path, folder)))]
         others = [location for location in inner if location not in steps]
@@ -111,7 +112,7 @@ class _LocationSearch:
         return [CheckpointLocation(folder, has_weights=False)]
 
     def _one_of(self, step: str, models: list[CheckpointLocation]) -> list[CheckpointLocation]:
-        """The policy of a step that keeps its models in directories of their own."""
+        """Returns the policy of a step that keeps its models in directories of their own."""
         if self.rules.inside == ".":
             return [CheckpointLocation(step, bool(models), includes_models_below=True)]
         models = self._policies(models)
@@ -132,7 +133,7 @@ class _LocationSearch:
         return any(_join(folder, name) in self.listing.entries for name in names.PIPELINE_FILES)
 
     def _is_stray(self, folder: str, others: list[CheckpointLocation]) -> bool:
-        """Whether weights beside checkpoints are no model themselves: one has a config.json, or adapter_config.json."""
+        """Whether the weights in a directory with checkpoints are no model: there is no (adapter_)config.json."""
         config = any(_join(folder, name) in self.listing.entries for name in ("config.json", "adapter_config.json"))
         if folder and names.is_step(_name(folder)):
             return False
@@ -143,7 +144,7 @@ class _LocationSearch:
         return stray
 
     def _policies(self, models: list[CheckpointLocation]) -> list[CheckpointLocation]:
-        """Models without those that only train beside the policy, or are chosen for another reason than being new."""
+        """Returns the models without those that only train beside the policy, or are kept for their quality."""
         for is_other, why in (
             (names.is_not_policy, "trains beside the policy: --inside chooses it"),
             (names.is_best, "is chosen by quality, not by time: --inside chooses it"),
@@ -159,7 +160,7 @@ class _LocationSearch:
             self.excluded[location.path] = why
 
     def _lone_steps(self, folder: str) -> list[CheckpointLocation]:
-        """Files that are a checkpoint each, by their names: `policy-20.safetensors`."""
+        """Returns the files that are a checkpoint each, by their names: `policy-20.safetensors`."""
         named = frozenset[str]().union(*(entry.shards or () for entry in self.listing.children(folder)))
         return [
             CheckpointLocation(entry.path, lone=True)
@@ -172,7 +173,7 @@ class _LocationSearch:
         return any(entry.path not in without for entry in entries)
 
     def _weights(self, folder: str) -> list[ListingEntry]:
-        """Files of a model directly in a directory."""
+        """Returns the weights files of a model directly in a directory."""
         return [entry for entry in self._files(folder) if is_weights(entry.name) and not is_state(entry)]
 
     def _files(self, folder: str) -> list[ListingEntry]:

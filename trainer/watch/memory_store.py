@@ -1,4 +1,4 @@
-"""Where a watcher's memory is kept: one file in the trainer's store, replaced durably."""
+"""Keeps a watcher's memory in one file in the trainer's store, which is replaced durably."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from p2psync.engines.checkpoint.framework_names import order_of
 from p2psync.store.records import recover_record, save_record
 from p2psync.trainer.watch.memory import LiveCheckpoint, SeenCheckpoint, WatchMemory
 
-#: Names in the store: of today's memory, and of that of earlier releases, which is read where the first is missing.
+#: Files in the store: the memory, and the one of earlier releases, which is read where the first is missing.
 MEMORY, OLD_MEMORY = "checkpoints.json", "watched.json"
 #: Path, inode, size (bytes) and time of the last write (ns) of a file, as earlier releases remembered it.
 _OldFile: TypeAlias = tuple[str, int, int, int]
 
 
 def save_memory(store: Path, data: bytes) -> None:
-    """Make an encoded memory durable. Raises `StoreError`."""
+    """Write an encoded memory durably. Raises `StoreError`."""
     save_record(store / MEMORY, msgspec.Raw(data))
 
 
 def load_memory(store: Path, root: Path, tell: Callable[[str], None] = lambda line: None) -> WatchMemory:
-    """The memory in a store; a damaged one is moved away, which is told. root: the watched directory, resolved.
+    """Returns the memory in a store; an empty one if there is none. root: the watched directory, resolved.
 
-    Raises `StoreError` if it cannot be moved away.
+    A damaged file is moved away; tell: takes a line about that. Raises `StoreError` if it cannot be moved away.
     """
     loss = "of the checkpoints that are there only the newest is published"
     memory = recover_record(store / MEMORY, WatchMemory, tell, loss)
@@ -38,7 +38,7 @@ def load_memory(store: Path, root: Path, tell: Callable[[str], None] = lambda li
 
 
 def _from_old(old: Mapping[str, tuple[_OldFile, ...]], root: Path) -> WatchMemory:
-    """From the paths and files that earlier releases remembered."""
+    """Returns a memory made of the paths and files that earlier releases remembered."""
     memory, newest = WatchMemory(), None
     for text, files in old.items():
         path = Path(text).resolve()

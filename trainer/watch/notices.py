@@ -1,4 +1,4 @@
-"""What people are told of a watched directory, once each: what is left out, passed over or not complete, and why."""
+"""Notices about a watched directory, each made once: which checkpoints are left out or not complete, and why."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from p2psync.engines.checkpoint.framework_names import is_hidden, is_unfinished,
 from p2psync.trainer.watch.candidates import UNFINISHED_SECONDS, Candidate, FoundCandidates
 from p2psync.trainer.watch.listing import EntryKind, Listing
 
-#: Names listed of what is left out.
+#: Names listed in a notice about files that are left out.
 _LISTED = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that people are told once. warning: it asks for attention."""
+    """A line for people. warning: they should act."""
 
     text: str
     warning: bool = True
@@ -22,32 +22,32 @@ class Notice:
 
 @dataclass
 class NoticeLog:
-    """Remarks by what they are about; one with the same text as the last about it is not made again."""
+    """Collects notices by subject; one with the same text as the last on its subject is not made again."""
 
     _told: dict[str, str] = field(default_factory=dict)
     _made: list[Notice] = field(default_factory=list)
     _unfinished: dict[str, float] = field(default_factory=dict)
 
     def take(self) -> list[Notice]:
-        """What was made since the last call."""
+        """Returns the notices made since the last call."""
         made, self._made = self._made, []
         return made
 
     def forget(self, path: str) -> None:
-        """What was said of a path may be said again."""
+        """Forget the last notice about a path, so that it may be made again."""
         self._told.pop(path, None)
 
     def once(self, about: str, text: str) -> None:
-        """Say something that is said only once about this."""
+        """Make a notice, unless there was one on the subject `about` before."""
         if f"\0{about}" not in self._told:
             self._add(f"\0{about}", text, warning=False)
 
     def about(self, candidate: Candidate, text: str, *, warning: bool = True) -> None:
-        """Say something of a checkpoint."""
+        """Make a notice about a checkpoint. text: the rest of a sentence that begins with its path."""
         self._add(candidate.path, f"{shown(candidate.path) or 'the watched directory'} {text}", warning=warning)
 
     def observe(self, listing: Listing, found: FoundCandidates, now: float) -> None:
-        """Say what is no checkpoint in a listing, and forget what is gone from it."""
+        """Make notices about what is no checkpoint in a listing, and forget those about what is gone from it."""
         self._told = {key: text for key, text in self._told.items() if key[:1] in ("", "\0") or listing.may_exist(key)}
         for path, why in found.excluded.items():
             self._add(path, f"{shown(path)} is left out: it {why}", warning=False)
@@ -63,7 +63,11 @@ class NoticeLog:
                 self._add(path, text, warning=False)
 
     def overtaken(self, candidate: Candidate, live: str, newer: str | None, *, is_known: bool) -> None:
-        """Say why a whole checkpoint is not published. newer: what keeps it out; None: what was live and is gone."""
+        """Make a notice on why a whole checkpoint is not published.
+
+        live: path of the live checkpoint. newer: path of the checkpoint that is newer; None: it is gone. is_known:
+        whether its weights were published or overtaken before.
+        """
         if is_known:
             text = f"its weights were published or overtaken before, {_display(live)} is live"
         elif newer is None:
@@ -76,7 +80,7 @@ class NoticeLog:
         self.about(candidate, f"is left out: {text}", warning=not is_known)
 
     def left_out(self, candidate: Candidate) -> None:
-        """Say which training state of a checkpoint was not published; once for all checkpoints that have the like."""
+        """Make a notice on training state of a checkpoint that was not published; once for all similar checkpoints."""
         if not candidate.left_out:
             return
         listed = [shown(name) for name, _ in candidate.left_out]

@@ -1,6 +1,6 @@
-"""Looks at a watched directory on a real file system: listings of it, prints of weights, and checkpoints to publish.
+"""Scans a watched directory on a real file system: it lists it, takes fingerprints of weights, and opens checkpoints.
 
-Names are listed and headers read; a header is read again only when its file has changed. Nothing is followed out of
+A scan lists names and reads headers; it reads a header again only when its file has changed. It follows no link out of
 the directory unless that is allowed.
 """
 
@@ -25,15 +25,16 @@ from p2psync.trainer.watch.candidates import Candidate, FileStates, find_candida
 from p2psync.trainer.watch.listing import EntryKind, Listing, ListingEntry, TensorHeader
 from p2psync.trainer.watch.locations import CheckpointRules, leads_outside
 
-#: The sample of a print: so many pages of so many bytes, evenly spread over the weights, which are read whole if they
-#: are no larger, and the first page of so many tensors. A step of training changes elements everywhere: at 1 in
-#: 100,000, 1 million bf16 elements miss it once in 20,000 times. A sample only ever keeps an older checkpoint out.
+#: The sample of a fingerprint: so many pages of so many bytes, evenly spread over the weights, which are read whole if
+#: they are no larger, and the first page of so many tensors. A step of training changes elements everywhere: where it
+#: changes 1 in 100,000, a sample of 1 million bf16 elements misses it once in 20,000 times. A missed change only keeps
+#: an older checkpoint out.
 FINGERPRINT_PAGES, PAGE_BYTES, FINGERPRINT_TENSORS = 512, 4096, 4096
-#: An index of 100,000 tensors takes 10 MB; a larger file is none.
+#: An index of 100,000 tensors takes 10 MB; a larger file than this is taken for no index.
 MAX_INDEX_BYTES = 64 << 20
-#: Directories within directories that are listed; no framework nests deeper, and a look must end.
+#: Depth to which directories are listed; no framework nests deeper, and a scan must end.
 MAX_DEPTH = 32
-#: What a lone file is called within its checkpoint, so that actors keep one file whatever the step.
+#: Name of a lone file within its checkpoint, so that actors keep one file whatever the step.
 LONE_NAME = "model.safetensors"
 
 
@@ -42,7 +43,7 @@ class _Index(msgspec.Struct):
 
 
 class DirectoryScanner:
-    """Looks at one directory. skip: directories that are passed over, such as the trainer's store."""
+    """Scans one directory. skip: directories that are not listed, such as the trainer's store."""
 
     def __init__(self, root: Path, rules: CheckpointRules, skip: Iterable[Path] = ()) -> None:
         self.root = root.resolve()
@@ -51,7 +52,7 @@ class DirectoryScanner:
         self._known: dict[str, tuple[os.stat_result, ListingEntry]] = {}
 
     def listing(self) -> Listing:
-        """What is there now. Raises OSError only if the directory itself cannot be read."""
+        """Returns a listing of the directory now. Raises OSError only if the directory itself cannot be read."""
         wall = time.time_ns()
         owner = self.root.stat().st_uid
         found: list[ListingEntry] = []
@@ -67,7 +68,7 @@ class DirectoryScanner:
         return found.file_states if found is not None and found.fault is None else None
 
     def fingerprint_of(self, candidate: Candidate) -> str:
-        """A hash over a sample of the weights. Raises OSError."""
+        """Returns a hash over a sample of a checkpoint's weights (32 hex digits). Raises OSError."""
         files = sorted(path for path in candidate.files if is_weights(path))
         sizes = {name: size for name, size, _ in candidate.weights}
         total = sum(sizes[self._inner(candidate, path)] for path in files)
@@ -91,7 +92,7 @@ class DirectoryScanner:
         return hashed.hexdigest()[:32]
 
     def open(self, candidate: Candidate) -> Checkpoint:
-        """A checkpoint, to publish from. Raises `FormatError`, and OSError where reading failed."""
+        """Opens a checkpoint, to publish from. Raises `FormatError`, and OSError where reading failed."""
         root = self.root / candidate.path
         files = {self._inner(candidate, path): self.root / path for path in candidate.files}
         if candidate.lone:
@@ -106,7 +107,7 @@ class DirectoryScanner:
     # ---- listing ---------------------------------------------------------------------------------------------------
 
     def _walk(self, prefix: str, folder: str, found: list[ListingEntry], above: tuple[str, ...]) -> None:
-        """List a directory and those in it. above: real paths of the directories it lies in, to end at loops."""
+        """List a directory and those below it. above: real paths of it and its parents, to end at loops."""
         with os.scandir(folder) as listed:
             items = list(listed)
         for item in items:
@@ -145,7 +146,7 @@ class DirectoryScanner:
         return not names.is_hidden(entry.name) or entry.name == ".cache"
 
     def _entry(self, path: str, item: os.DirEntry[str]) -> ListingEntry | None:
-        """One entry; None if it has vanished. That of a file which has not changed is the same object as before."""
+        """Returns one entry; None if it has vanished. For an unchanged file it is the same object as before."""
         try:
             own = status = item.stat(follow_symlinks=False)
         except FileNotFoundError:
@@ -187,7 +188,7 @@ class DirectoryScanner:
         return real if not real.startswith(root + "/") else real[len(root) + 1 :]
 
     def _with_content(self, entry: ListingEntry, place: str) -> ListingEntry:
-        """With what its header or its index says, if it has one that may be read."""
+        """Returns the entry with its header or index, if it has one that may be read."""
         name = entry.name
         if entry.kind is not EntryKind.FILE or names.is_hidden(name) or not (is_weights(name) or names.is_index(name)):
             return entry
@@ -204,16 +205,16 @@ class DirectoryScanner:
 
 
 def _tensor_offsets(place: Path, name: str, most: int) -> list[int]:
-    """Where tensors begin in a file: all of them, or about `most`, evenly chosen. Raises OSError."""
+    """Returns the offsets of a file's tensors: all of them, or about `most`, evenly chosen. Raises OSError."""
     try:
         entries, _ = parse_header(read_header(place, name), name)
     except FormatError:
-        return []  # it changed after it was judged: so will its stamps have
+        return []  # it changed after it was inspected, and its stamps did too
     return [entry.offset for entry in entries][:: 1 + len(entries) // max(1, most)]
 
 
 def _unchanged(before: os.stat_result, now: os.stat_result) -> bool:
-    """Whether all that an entry is made of is as it was."""
+    """Whether the status of a file, as far as an entry holds it, is as it was."""
     same = before[:6] == now[:6] and before.st_size == now.st_size  # mode, inode, device, links, owner, group
     return same and (before.st_mtime_ns, before.st_ctime_ns) == (now.st_mtime_ns, now.st_ctime_ns)
 

@@ -1,9 +1,9 @@
 """Decides which checkpoint of a watched directory is to be published next: the newest whole policy, never an older one.
 
-A pure core over listings: the caller looks at the directory (`p2psync.trainer.watch.scanner`), hands in what it saw and
-the time, and publishes what `next` names. A checkpoint counts as a policy by its bits. Its *print* is a hash over a
-sample of its weights; what has been published, or overtaken by something newer, is remembered by path and by print,
-durably, so that no touch, copy, rename or restart brings it back. docs/checkpoints.md has every rule in plain words.
+A pure core over listings: the caller scans the directory (`p2psync.trainer.watch.scanner`), passes the listing and the
+time in, and publishes the checkpoint that `next` returns. A policy is told by its bits: its *fingerprint* is a hash
+over a sample of its weights. Checkpoints that were published, or overtaken by newer ones, are remembered by path and by
+fingerprint, durably, so that no touch, copy, rename or restart brings them back. docs/checkpoints.md has every rule.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ class _Backoff:
 
 @dataclass
 class CheckpointWatcher:
-    """The checkpoints of one directory. settle: seconds without a change, where there is no marker.
+    """Watches the checkpoints of one directory.
 
-    backlog: whether every checkpoint is published, oldest first, instead of only the newest. memory: of earlier lives.
+    settle: seconds without a change after which a checkpoint is complete, where there is no marker. backlog: publish
+    every checkpoint, oldest first, instead of only the newest. memory: of earlier lives of the trainer.
     """
 
     rules: CheckpointRules = field(default_factory=CheckpointRules)
@@ -67,10 +68,10 @@ class CheckpointWatcher:
     _backoffs: dict[str, _Backoff] = field(default_factory=dict)
     _notices: NoticeLog = field(default_factory=NoticeLog)
 
-    # ---- looking ---------------------------------------------------------------------------------------------------
+    # ---- observing ---------------------------------------------------------------------------------------------------
 
     def observe(self, listing: Listing, now: float) -> None:
-        """Take in one look at the directory. now: monotonic seconds."""
+        """Take in a listing of the directory. now: monotonic seconds."""
         if self._found is None or listing.entries != self._listing.entries or listing.owner != self._listing.owner:
             self._found = find_candidates(listing, self.rules)
         self._listing, self._now, found = listing, now, self._found
@@ -90,26 +91,26 @@ class CheckpointWatcher:
         self._whole = [candidate for candidate in self._candidates if self._is_whole(candidate)]
 
     def without_fingerprint(self) -> list[Candidate]:
-        """Whole checkpoints whose prints are needed before `next` can be asked."""
+        """Returns the whole checkpoints whose fingerprints the caller must `learn` before it calls `next`."""
         return [candidate for candidate in self._whole if self._fingerprint(candidate) is None]
 
     def learn(self, candidate: Candidate, fingerprint: str) -> None:
-        """The print of a whole checkpoint."""
+        """Take in the fingerprint of a whole checkpoint."""
         self._fingerprints[candidate.path] = (candidate.stamps, fingerprint)
 
     def unreadable(self, candidate: Candidate, reason: str) -> None:
-        """The print of a checkpoint could not be taken: it does not count as whole in this look."""
+        """Take in that a checkpoint's weights could not be read: it does not count as whole in this listing."""
         self._whole = [other for other in self._whole if other.path != candidate.path]
         self._notices.about(candidate, f"is not complete yet: {reason}")
 
     def notices(self) -> list[Notice]:
-        """What people are to be told since the last call."""
+        """Returns the notices for people since the last call."""
         return self._notices.take()
 
     # ---- choosing --------------------------------------------------------------------------------------------------
 
     def next(self) -> Candidate | None:
-        """The checkpoint to publish now; None: what is live is the newest, or nothing is whole."""
+        """Returns the checkpoint to publish now; None if the live one is the newest, or none is whole."""
         ready = [candidate for candidate in self._whole if self._is_free(candidate)]
         options = self._options(ready)
         self._note_overtaken(options)
@@ -124,12 +125,15 @@ class CheckpointWatcher:
         return chosen
 
     def begin(self, candidate: Candidate, version: int | None) -> None:
-        """A checkpoint is about to be published while `version` is live; to be made durable before it is."""
+        """Take in that a checkpoint is about to be published while `version` is live (None: none).
+
+        The caller saves `memory` before it publishes.
+        """
         live = self._as_live(candidate, -1)
         self.memory.pending = PendingPublish(live, version, self._overtaken_by(live))
 
     def published(self, candidate: Candidate, version: int) -> None:
-        """A checkpoint is live as `version`: all that is older has been overtaken."""
+        """Take in that a checkpoint is live as `version`: all older checkpoints have been overtaken."""
         live = self._as_live(candidate, version)
         self._take(PendingPublish(live, None, self._overtaken_by(live)))
         self._backoffs.pop(candidate.path, None)
@@ -137,7 +141,10 @@ class CheckpointWatcher:
         self._notices.left_out(candidate)
 
     def same(self, candidate: Candidate, version: int) -> None:
-        """A checkpoint holds the bits of `version`, which is live: a later step is live now, a copy changes nothing."""
+        """Take in that a checkpoint holds the bits of `version`, which is live.
+
+        A step of the live family becomes the live checkpoint; a copy of another family is only remembered.
+        """
         live = self.memory.live
         if live is None or candidate.order.family == live.family:
             self.published(candidate, version)
@@ -146,21 +153,22 @@ class CheckpointWatcher:
         self.memory.remember(candidate.path, SeenCheckpoint(self._fingerprint(candidate) or "", candidate.weights))
 
     def refused(self, candidate: Candidate) -> None:
-        """This state of a checkpoint can never be published; a later state may."""
+        """Take in that this state of a checkpoint can never be published; a later state may."""
         self._refused[candidate.path] = candidate.state
         self.memory.pending = None
 
     def failed(self, candidate: Candidate, now: float) -> None:
-        """A checkpoint could not be read this time: it is tried again after a pause, others meanwhile."""
+        """Take in that a checkpoint could not be read: it is tried again after a backoff, others meanwhile."""
         attempts = self._backoffs[candidate.path].attempts if candidate.path in self._backoffs else 0
         pause = min(RETRY_LAST, RETRY_FIRST * 2.0**attempts)
         self._backoffs[candidate.path] = _Backoff(attempts + 1, now + pause)
         self.memory.pending = None
 
     def resume(self, version: int | None) -> None:
-        """After a start with `version` live: whether what was being published when the last life ended became it.
+        """Begin after a start with `version` live (None: none): settle the publish that was under way before, if any.
 
-        A trainer without a version has lost its store: what was published before counts no more.
+        It counts as published if the live version is another one than before it. A trainer without a version has lost
+        its store, so it forgets all earlier publishes.
         """
         if version is None:
             self.memory = WatchMemory()
@@ -178,7 +186,7 @@ class CheckpointWatcher:
         self.memory.remember(done.live.path, SeenCheckpoint(done.live.fingerprint, done.live.weights))
 
     def _overtaken_by(self, live: LiveCheckpoint) -> dict[str, SeenCheckpoint]:
-        """What is never to come back once a checkpoint is live."""
+        """Returns the checkpoints that are overtaken once `live` is live, by path."""
         overtaken = {}
         whole = {candidate.path for candidate in self._whole}
         for other in self._candidates:
@@ -193,7 +201,7 @@ class CheckpointWatcher:
     # ---- whether a checkpoint is whole -----------------------------------------------------------------------------
 
     def _dated(self, candidate: Candidate) -> Candidate:
-        """With the time of its weights, which is never later than when they were first seen."""
+        """Returns the candidate with the time of its weights, at most the time when they were first seen."""
         known = self._times.get(candidate.path)
         if known is None or known[0] != candidate.weights:
             known = (candidate.weights, min(candidate.time, self._listing.wall))
@@ -221,7 +229,10 @@ class CheckpointWatcher:
         return True
 
     def _is_marked(self, candidate: Candidate, quiet: float) -> bool:
-        """A marker older than the weights was copied before them, or is left from an earlier policy: time decides."""
+        """Whether the marker is there; one older than the weights counts only once the candidate has settled.
+
+        Such a marker was copied before the weights, or is left from an earlier policy.
+        """
         marker = f"{candidate.path}/{self.rules.marker}" if candidate.path else str(self.rules.marker)
         there = marker in self._listing.entries
         return candidate.marked or (there and quiet >= self.settle)
@@ -237,7 +248,7 @@ class CheckpointWatcher:
     # ---- which is newest -------------------------------------------------------------------------------------------
 
     def _options(self, ready: list[Candidate]) -> list[Candidate]:
-        """What may be published, oldest first."""
+        """Returns the checkpoints that may be published, oldest first."""
         families: dict[str, list[Candidate]] = {}
         for candidate in ready:
             if not self._is_copy(candidate, ready):
@@ -252,7 +263,7 @@ class CheckpointWatcher:
         return [option[2] for option in options]
 
     def _may_follow(self, candidate: Candidate, latest: int) -> bool:
-        """Whether a checkpoint may become live after what is live. latest: when its family was last written to."""
+        """Whether a checkpoint may follow the live one. latest: when its family was last written to (Unix ns)."""
         live = self.memory.live
         if live is None:
             return True
@@ -268,7 +279,10 @@ class CheckpointWatcher:
         return self._is_newer(candidate, live) or self._replaces(candidate, live)
 
     def _is_known(self, candidate: Candidate, live: LiveCheckpoint) -> bool:
-        """Whether its weights were published or overtaken. Those of the live one are compared in full, once."""
+        """Whether its weights were published or overtaken; those of the live one count only at their own path.
+
+        So another path with the live fingerprint is offered once, and its bits are compared in full.
+        """
         fingerprint = self._fingerprint(candidate)
         seen = self.memory.paths.get(candidate.path)
         return fingerprint in self.memory.fingerprints and (
@@ -276,14 +290,17 @@ class CheckpointWatcher:
         )
 
     def _is_newer(self, candidate: Candidate, live: LiveCheckpoint, *, ties: bool = True) -> bool:
-        """By its number where the names are alike, else by time. ties: of the same time, one never seen is newer."""
+        """Whether a checkpoint is newer than the live one: by number within a family, else by time.
+
+        ties: whether one of the same time that was never seen is newer.
+        """
         if candidate.order.family == live.family and candidate.order.numbers != live.numbers:
             return candidate.order.numbers > live.numbers
         tie = ties and candidate.time == live.time and candidate.path not in self.memory.paths
         return candidate.time > live.time or tie
 
     def _replaces(self, candidate: Candidate, live: LiveCheckpoint) -> bool:
-        """Whether an older name holds the newest policy: its weights are new, and all that is newer is gone."""
+        """Whether an older name holds the newest policy: its weights are new, and all newer checkpoints are gone."""
         if self._exists(live.path) or any(self._precedes(candidate, other) for other in self._candidates):
             return False
         known = self.memory.paths.get(candidate.path)
@@ -304,14 +321,14 @@ class CheckpointWatcher:
         return self._listing.may_exist(path)
 
     def _is_copy(self, candidate: Candidate, ready: list[Candidate]) -> bool:
-        """Whether a numbered checkpoint holds the same policy, as beside a copy called `latest`."""
+        """Whether a candidate without a number is a copy of a numbered one, as `latest` is."""
         if candidate.order.numbers:
             return False
         fingerprint = self._fingerprint(candidate)
         return any(other.order.numbers and self._fingerprint(other) == fingerprint for other in ready)
 
     def _note_overtaken(self, options: list[Candidate]) -> None:
-        """Remember the bits of whole checkpoints that are older than what is live, and say that they are left out."""
+        """Remember the bits of whole checkpoints that are older than the live one, and make notices about them."""
         live = self.memory.live
         if live is None:
             return
@@ -331,7 +348,7 @@ class CheckpointWatcher:
                     self._notices.overtaken(candidate, live.path, self._newer(candidate, live), is_known=is_known)
 
     def _newer(self, candidate: Candidate, live: LiveCheckpoint) -> str | None:
-        """What keeps an older checkpoint out; None if nothing that is there does."""
+        """Returns the path of the newer checkpoint that keeps this one out; None if all newer ones are gone."""
         if self._exists(live.path):
             return live.path
         newer = [other for other in self._candidates if self._precedes(candidate, other)]
@@ -360,5 +377,5 @@ def _age(candidate: Candidate) -> tuple[tuple[int, ...], int]:
 
 
 def _is_remnant(candidate: Candidate, before: WeightStamps) -> bool:
-    """Whether some weights files are gone and the others are as they were: a removal that has not ended."""
+    """Whether some weights files are gone and the others unchanged: a removal that has not ended."""
     return set(candidate.weights) < set(before)
