@@ -37,7 +37,7 @@ def specs(shapes: list[tuple[str, str, tuple[int, ...]]]) -> list[TensorSpec]:
     shares=st.lists(st.sampled_from([0.0005, 0.02, 0.6, 1.0]), min_size=2, max_size=2),
     seed=st.integers(0, 99),
 )
-def test_any_shards_make_the_bytes_of_one_process(ranks: int, profile: str, shares: list[float], seed: int) -> None:
+def test_any_sharding_builds_the_bytes_of_one_process(ranks: int, profile: str, shares: list[float], seed: int) -> None:
     trained = Trained(specs(SHAPES), ranks, seed)
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
         patch.setattr(segments, "MIN_SEGMENT", 1 << 20)
@@ -105,7 +105,7 @@ def fail_at(bench: ShardedBench, rank: int, where: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("where", ["draft", "_encode", "_advance"])
-def test_what_fails_at_one_rank_is_published_by_none_and_can_be_tried_again(
+def test_a_failure_at_one_rank_fails_all_ranks_and_can_be_retried(
     bench: ShardedBench, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = ids(bench)
@@ -123,7 +123,7 @@ def test_what_fails_at_one_rank_is_published_by_none_and_can_be_tried_again(
 
 
 @pytest.mark.parametrize("where", ["draft", "_gather_reports", "_seal", "begin_change", "_advance", "end_change"])
-def test_a_rank_that_goes_at_any_step_leaves_no_version_behind(
+def test_a_rank_lost_at_any_step_leaves_no_version(
     bench: ShardedBench, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = ids(bench)
@@ -159,7 +159,7 @@ def test_a_restart_goes_on_with_deltas(bench: ShardedBench) -> None:
     assert {(pack.manifest.base, pack.manifest.version) for pack in bench.delta("tight")} == {(1, 2)}
 
 
-def test_a_store_that_is_lost_makes_the_next_version_whole(bench: ShardedBench) -> None:
+def test_a_lost_store_makes_the_next_version_an_anchor(bench: ShardedBench) -> None:
     bench.delta("tight")
     bench.close()
     (bench.place / "1" / "copy" / "state").unlink()
@@ -169,7 +169,7 @@ def test_a_store_that_is_lost_makes_the_next_version_whole(bench: ShardedBench) 
 
 
 @pytest.mark.parametrize("owned", [True, False])
-def test_a_bit_that_flips_in_a_copy_is_never_announced(bench: ShardedBench, owned: bool) -> None:
+def test_a_bit_flipped_in_a_rank_snapshot_is_never_announced(bench: ShardedBench, owned: bool) -> None:
     """Where a rank holds or owns what changes: what it finds, or decodes, is not what the others say."""
     layout, row = bench.layout, 0
     theirs = layout.delta.unit_ranges(layout.delta_owners, 1)
@@ -183,7 +183,7 @@ def test_a_bit_that_flips_in_a_copy_is_never_announced(bench: ShardedBench, owne
     assert parts[0].manifest.version == 2
 
 
-def test_no_rank_ever_touches_what_it_neither_holds_nor_owns(bench: ShardedBench) -> None:
+def test_no_rank_touches_units_that_it_neither_holds_nor_owns(bench: ShardedBench) -> None:
     bench.delta("tight")
     for rank, rank_builder in enumerate(bench.rank_builders):
         kept = bench.layout.kept(rank)

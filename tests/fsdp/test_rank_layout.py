@@ -21,7 +21,9 @@ def units_of(unit_ranges: UnitRanges) -> set[tuple[int, int]]:
 
 
 @given(SPANS, SPANS, st.integers(0, 40), st.integers(0, 40))
-def test_stretches_are_sets_of_units(one: list[tuple[int, int, int]], two: list[tuple[int, int, int]], a: int, b: int):
+def test_unit_ranges_are_sets_of_units(
+    one: list[tuple[int, int, int]], two: list[tuple[int, int, int]], a: int, b: int
+):
     left, right = UnitRanges.of(one), UnitRanges.of(two)
     assert units_of(left | right) == units_of(left) | units_of(right)
     assert units_of(left & right) == units_of(left) & units_of(right)
@@ -61,7 +63,7 @@ def tables(draw: st.DrawFn) -> tuple[list[TensorSpec], list[UnitRanges]]:
 
 @settings(max_examples=60, deadline=None)
 @given(tables())
-def test_every_unit_has_one_owner_who_keeps_it(table: tuple[list[TensorSpec], list[UnitRanges]]) -> None:
+def test_every_unit_has_one_owner_that_keeps_it(table: tuple[list[TensorSpec], list[UnitRanges]]) -> None:
     specs, held = table
     layout = RankLayout(specs, held)
     for grid, owners in ((layout.delta, layout.delta_owners), (layout.anchor, layout.anchor_owners)):
@@ -88,7 +90,7 @@ def test_owners_have_equal_loads_to_within_a_segment(table: tuple[list[TensorSpe
     assert max(loads) <= sum(sizes) / layout.ranks + max(sizes, default=0)
 
 
-def test_where_shards_are_large_owners_hold_most_of_what_they_own() -> None:
+def test_owners_hold_most_of_their_segments_where_shards_are_large() -> None:
     specs = [TensorSpec(int(Kind.TENSOR), f"t{i}", "BF16", (4 << 16, 1024)) for i in range(2)]
     units, quarter = specs[0].count, specs[0].count // 4
     held = [UnitRanges.of([(row, r * quarter, (r + 1) * quarter) for row in (0, 1)]) for r in range(4)]
@@ -100,7 +102,7 @@ def test_where_shards_are_large_owners_hold_most_of_what_they_own() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 99), st.integers(0, 99)), max_size=9))
-def test_what_is_brought_goes_in_rounds_that_lose_nothing(places: list[tuple[int, int, int, int]]) -> None:
+def test_batches_of_fetched_ranges_cover_every_unit_once(places: list[tuple[int, int, int, int]]) -> None:
     specs = [TensorSpec(int(Kind.TENSOR), name, dtype, (100,)) for name, dtype in (("a", "U8"), ("b", "F32"))]
     rounds = list(_batches(places, specs, 64))
     sizes = [sum((stop - start) * specs[row].width for _, row, start, stop in few) for few in rounds]

@@ -43,7 +43,7 @@ def wrapped() -> nn.Module:
     return torch.compile(fully_shard(module), backend="eager")  # type: ignore[return-value]
 
 
-def test_shards_have_the_names_of_the_inner_module_before_and_after_a_forward_pass() -> None:
+def test_shards_have_the_inner_modules_names_before_and_after_a_forward_pass() -> None:
     module, expected = wrapped(), module_specs(Layers())
     group = publishing_group(module)
     assert list(Shards(module, group, None, {}).specs) == expected

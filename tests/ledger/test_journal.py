@@ -88,7 +88,7 @@ def reopened(path: Path) -> SavedLedger:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_is_read_back_is_what_happened_after_every_batch(tmp_path: Path, seed: int) -> None:
+def test_the_journal_reads_back_the_state_after_every_batch(tmp_path: Path, seed: int) -> None:
     path, replay = tmp_path / "ledger.db", Replay()
     changes = history(seed)
     journal = Journal(path)
@@ -108,7 +108,7 @@ def test_the_histories_hold_every_kind_of_change() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_ledger_made_from_any_prefix_is_the_one_that_made_it(tmp_path: Path, seed: int) -> None:
+def test_a_ledger_restored_from_any_prefix_equals_the_original(tmp_path: Path, seed: int) -> None:
     """What was pooled, claimed, done and taken at the time is so again, once each."""
     changes = history(seed)
     replay = Replay()
@@ -127,7 +127,7 @@ def test_a_ledger_made_from_any_prefix_is_the_one_that_made_it(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_log_cut_off_anywhere_holds_whole_batches_from_the_first(tmp_path: Path, seed: int) -> None:
+def test_a_log_cut_anywhere_holds_a_prefix_of_whole_batches(tmp_path: Path, seed: int) -> None:
     """As a power cut leaves it: the file without what came last, at any byte."""
     path, replay = tmp_path / "ledger.db", Replay()
     reopened(path)
@@ -173,7 +173,7 @@ def test_damage_in_the_log_loses_no_batch_before_it(tmp_path: Path) -> None:
     assert reopened(tmp_path / "copy") == before
 
 
-def test_the_file_stays_small_while_much_goes_through(tmp_path: Path) -> None:
+def test_the_file_stays_small_under_a_long_load(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     journal = Journal(path, remembered=100)
     changes: list[LedgerChange] = []
@@ -195,7 +195,7 @@ def test_the_file_stays_small_while_much_goes_through(tmp_path: Path) -> None:
     assert largest < 40e6  # of the 96 MB of answers that went through: 60 steps of 8 answers of 200 kB
 
 
-def test_one_trainer_at_a_time(tmp_path: Path) -> None:
+def test_a_journal_in_use_is_refused(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "ledger.db")
     with pytest.raises(StoreError, match="in use by another"):
         Journal(tmp_path / "ledger.db")
@@ -203,7 +203,7 @@ def test_one_trainer_at_a_time(tmp_path: Path) -> None:
     Journal(tmp_path / "ledger.db").close()
 
 
-def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_bytes(b"not a database at all" * 1000)
     with pytest.raises(StoreError, match="damaged"):
         Journal(tmp_path / "ledger.db")
@@ -235,7 +235,7 @@ def test_a_full_disk_refuses_a_batch_whole_and_takes_it_later(tmp_path: Path) ->
     journal.close()
 
 
-async def test_what_comes_while_another_batch_is_written_is_waited_for_as_well(
+async def test_settled_waits_for_changes_that_come_during_a_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(tmp_path / "ledger.db")

@@ -99,7 +99,7 @@ async def status(reader: asyncio.StreamReader) -> int:
         return int((await reader.readline()).split()[1])
 
 
-async def test_what_would_be_refused_is_not_sent(place: Place, actor: HubClient) -> None:
+async def test_a_result_that_would_be_refused_is_not_sent(place: Place, actor: HubClient) -> None:
     work = await place.leased(actor, "a")
     for head, first in (
         (ResultHead(work=work, item="a", version=0, digest=DIGEST), 100),
@@ -111,7 +111,7 @@ async def test_what_would_be_refused_is_not_sent(place: Place, actor: HubClient)
     assert place.service.ledger.counts.refused == {"late": 1}
 
 
-async def test_large_results_go_out_only_once_they_are_wanted(place: Place, actor: HubClient) -> None:
+async def test_large_results_are_sent_only_after_100_continue(place: Place, actor: HubClient) -> None:
     work = await place.leased(actor, "a")
     whole = bytes(range(256)) * (MAX_RESULT_BYTES // 256)
     client = WorkClient(actor, pack=False)
@@ -132,7 +132,7 @@ async def test_packed_results_arrive_as_they_were(place: Place, actor: HubClient
     assert place.service.ledger.claimed == 1 and place.service.uploads.size == 0
 
 
-async def test_results_on_their_way_stay_within_their_bound(tmp_path: Path, clock: Clock) -> None:
+async def test_concurrent_uploads_stay_within_their_bound(tmp_path: Path, clock: Clock) -> None:
     place = Place(tmp_path / "other.db", clock)
     place.max_uploading = 3 << 20
     service = await place.start()
@@ -158,7 +158,7 @@ async def test_results_on_their_way_stay_within_their_bound(tmp_path: Path, cloc
     await place.stop()
 
 
-async def test_a_full_ledger_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+async def test_a_full_ledger_makes_uploads_wait(tmp_path: Path, clock: Clock) -> None:
     place = Place(tmp_path / "other.db", clock, max_done_bytes=10)
     service = await place.start()
     async with HubClient(f"http://127.0.0.1:{place.port}") as actor:
@@ -191,7 +191,7 @@ async def test_a_result_outlives_a_restart_of_the_trainer(place: Place, actor: H
     assert await client.complete(work, "a", b"A", version=0, digest=DIGEST) == "duplicate"
 
 
-async def test_nothing_is_acknowledged_that_the_disk_refused(
+async def test_a_result_that_the_disk_refused_is_not_acknowledged(
     place: Place, actor: HubClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = await place.leased(actor, "a")
@@ -213,7 +213,7 @@ async def test_nothing_is_acknowledged_that_the_disk_refused(
         assert [done.result for done in await place.service.take(1)] == [b"A"]
 
 
-async def test_a_take_that_is_given_up_loses_nothing(place: Place, actor: HubClient) -> None:
+async def test_a_cancelled_take_loses_no_result(place: Place, actor: HubClient) -> None:
     work = await place.leased(actor, "a")
     waiting = asyncio.create_task(place.service.take(1))
     await asyncio.sleep(0)
@@ -229,7 +229,7 @@ async def test_a_take_that_is_given_up_loses_nothing(place: Place, actor: HubCli
     assert [done.result for done in await place.service.take(1)] == [b"A"]
 
 
-async def test_who_loses_a_race_is_told_what_to_leave(tmp_path: Path, clock: Clock) -> None:
+async def test_the_loser_of_a_race_is_told_the_void_items(tmp_path: Path, clock: Clock) -> None:
     place = Place(tmp_path / "other.db", clock, allot=True, first_items=2, hedge_margin=1)
     service = await place.start()
     async with HubClient(f"http://127.0.0.1:{place.port}") as hub:
@@ -257,7 +257,7 @@ async def test_a_result_without_a_head_is_refused(place: Place, actor: HubClient
     assert answer.status == 400
 
 
-async def test_bodies_that_are_not_what_they_say_are_refused(place: Place, actor: HubClient) -> None:
+async def test_bodies_that_do_not_match_their_heads_are_refused(place: Place, actor: HubClient) -> None:
     work = await place.leased(actor, "a")
     head = ResultHead(work=work, item="a", version=0, digest=DIGEST)
     for length, code in ((MAX_RESULT_BYTES + 1, 413), (1 << 60, 413)):

@@ -57,7 +57,7 @@ async def test_an_engine_takes_work_and_its_result_counts_under_the_version_it_w
 
 
 @pytest.mark.parametrize("engine", [Engine(version=3), Engine(version=None, lease="1" * 32)])
-async def test_who_is_no_member_or_has_no_version_takes_no_work(
+async def test_an_engine_without_membership_or_version_takes_no_work(
     service: LedgerService, client: HubClient, engine: Engine
 ) -> None:
     async with EngineWork(engine, str(client.url)) as work:
@@ -72,7 +72,7 @@ def grant(head: int, put_for: int, bound: int = 1) -> tuple[WorkGrant, WorkItem]
     return WorkGrant(work="1" * 32, ttl=30, head=head, max_staleness=bound, items=[item]), item
 
 
-async def test_work_put_in_ahead_is_begun_under_a_version_that_will_do_when_it_is_used(client: HubClient) -> None:
+async def test_work_put_in_ahead_is_begun_under_an_admissible_version(client: HubClient) -> None:
     engine, asked = Engine(version=1), list[int | None]()
 
     def come() -> None:  # the third time it is asked, the engine has the newest version
@@ -88,7 +88,7 @@ async def test_work_put_in_ahead_is_begun_under_a_version_that_will_do_when_it_i
 
 
 @pytest.mark.parametrize(("head", "put_for", "bound"), [(2, 2, 1), (1, 9, 1), (1, 2, 3), (0, 1, 0)])
-async def test_work_waits_for_no_version_that_was_not_made_or_is_not_needed(
+async def test_work_waits_only_for_versions_that_exist_and_are_needed(
     client: HubClient, head: int, put_for: int, bound: int
 ) -> None:
     async with EngineWork(Engine(version=1), str(client.url)) as work, asyncio.timeout(10):
@@ -96,7 +96,7 @@ async def test_work_waits_for_no_version_that_was_not_made_or_is_not_needed(
     assert begun.position is not None and begun.position.version == 1
 
 
-async def test_what_an_engine_holds_is_read_with_its_commits_and_not_once_it_serves_no_more() -> None:
+async def test_an_engines_version_follows_its_commits_until_it_stops_serving() -> None:
     engine = Engine(version=5)
     engine.commits = 4
     live = EngineVersion(engine.status)
@@ -129,7 +129,7 @@ async def server() -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-async def test_a_server_that_conducts_itself_is_asked_over_http(server: str) -> None:
+async def test_a_self_conducting_server_is_asked_over_http(server: str) -> None:
     position = (await EngineVersion(server_status(server + "/")).read()).position
     assert position is not None and position.version == 6
     with pytest.raises(EngineError, match="404; is VLLM_PLUGINS=p2psync set there"):

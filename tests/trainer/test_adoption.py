@@ -14,7 +14,7 @@ def member(name: str, digest: bytes = b"", version: int | None = None, host: str
     return Member(info=info, version=version, digest=digest.hex())
 
 
-def test_actors_alone_are_counted_and_those_that_are_missing_are_named() -> None:
+def test_adoption_counts_actors_only_and_names_the_missing() -> None:
     found = adoption_of(
         [
             member("a", LIVE.digest, 7),
@@ -31,14 +31,14 @@ def test_actors_alone_are_counted_and_those_that_are_missing_are_named() -> None
     )
 
 
-def test_of_many_that_are_missing_only_some_are_named() -> None:
+def test_adoption_names_only_some_of_many_missing_actors() -> None:
     found = adoption_of([member(name) for name in "0123456789"], LIVE)
     assert str(found).count("(runs nothing)") == 5 and str(found).endswith(" and 5 more")
 
 
-def test_the_same_number_with_other_bits_is_missing() -> None:
+def test_an_actor_with_the_same_number_and_other_bits_is_missing() -> None:
     assert adoption_of([member("a", b"x" * 16, 7)], LIVE).running == 0
 
 
-def test_when_all_run_it_nobody_is_named() -> None:
+def test_adoption_names_no_actor_when_all_run_the_version() -> None:
     assert str(adoption_of([member("a", LIVE.digest, 7)], LIVE)) == "1 of 1 actors run version 7"

@@ -56,7 +56,7 @@ async def publish(node: TrainerNode, source: Arrays, versions: int) -> None:
 
 
 @pytest.mark.parametrize("bounds", [{"max_manifests": 6}, {"max_manifests": 2}, {"max_manifest_bytes": 3000}])
-async def test_a_version_is_announced_though_the_hub_is_full(tmp_path: Path, bounds: dict[str, int]) -> None:
+async def test_announcer_announces_a_version_at_a_full_hub(tmp_path: Path, bounds: dict[str, int]) -> None:
     async with hub_of(**bounds) as hub, trainer_at(hub, tmp_path, anchor_ratio=1e9, keep=1000) as (node, events):
         source = Arrays(a=4000)
         await publish(node, source, 12)
@@ -68,7 +68,7 @@ async def test_a_version_is_announced_though_the_hub_is_full(tmp_path: Path, bou
         assert hub.core.head == 13
 
 
-async def test_what_an_earlier_trainer_left_at_a_full_hub_makes_room(tmp_path: Path) -> None:
+async def test_announcer_retires_an_earlier_trainers_manifests_at_a_full_hub(tmp_path: Path) -> None:
     async with hub_of(max_manifests=4) as hub:
         async with trainer_at(hub, tmp_path / "one", anchor_ratio=1e9, keep=1000) as (node, _):
             source = Arrays(a=4000)
@@ -82,7 +82,7 @@ async def test_what_an_earlier_trainer_left_at_a_full_hub_makes_room(tmp_path: P
             assert {a.epoch for a in hub.core.view().lineage} == {node.versions.epoch}
 
 
-async def test_what_a_hub_never_heard_of_is_removed_while_it_is_away(tmp_path: Path) -> None:
+async def test_announcer_removes_unannounced_manifests_while_the_hub_is_away(tmp_path: Path) -> None:
     settings = {"anchor_ratio": 1e9, "anchor_deltas": 2, "keep": 0}
     async with hub_of() as hub, trainer_at(hub, tmp_path, **settings) as (node, _):
         source = Arrays(a=4000)

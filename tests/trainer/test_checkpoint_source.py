@@ -25,7 +25,7 @@ def opened(place: Path) -> CheckpointSource:
     return CheckpointSource(Checkpoint.open(place), signature(place))
 
 
-def test_every_file_is_read_whole(place: Path) -> None:
+def test_checkpoint_source_reads_every_file_whole(place: Path) -> None:
     source = opened(place)
     read = {spec.name: source.units(spec).tobytes() for spec in source.specs}
     assert read["a"] + read["b"] == bytes(range(16))
@@ -33,7 +33,7 @@ def test_every_file_is_read_whole(place: Path) -> None:
     assert source.unchanged()
 
 
-def test_a_file_that_was_cut_short_or_removed_is_an_error(place: Path) -> None:
+def test_checkpoint_source_raises_for_a_file_cut_short_or_removed(place: Path) -> None:
     source = opened(place)
     last = source.specs[-1]
     os.truncate(place / "m.safetensors", (place / "m.safetensors").stat().st_size - 3)
@@ -44,7 +44,7 @@ def test_a_file_that_was_cut_short_or_removed_is_an_error(place: Path) -> None:
         source.units(last)
 
 
-def test_a_read_that_fails_says_why_and_may_be_tried_again(place: Path) -> None:
+def test_a_failed_read_gives_its_reason_and_may_be_repeated(place: Path) -> None:
     source = opened(place)
     (place / "m.safetensors").unlink()
     (place / "m.safetensors").mkdir()
@@ -55,7 +55,7 @@ def test_a_read_that_fails_says_why_and_may_be_tried_again(place: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["new", "gone", "replaced", "written", "same time"])
-def test_any_change_of_the_files_is_seen(place: Path, change: str) -> None:
+def test_checkpoint_source_notices_any_change_of_the_files(place: Path, change: str) -> None:
     source = opened(place)
     config = place / "config.json"
     if change == "new":
@@ -75,7 +75,7 @@ def test_any_change_of_the_files_is_seen(place: Path, change: str) -> None:
     assert not source.unchanged()
 
 
-def test_a_change_between_the_look_and_the_opening_is_seen(place: Path) -> None:
+def test_checkpoint_source_notices_a_change_between_scan_and_opening(place: Path) -> None:
     before = signature(place)
     (place / "config.json").write_text("{ }")
     assert not CheckpointSource(Checkpoint.open(place), before).unchanged()

@@ -89,7 +89,7 @@ def content(made: BuiltVersion) -> tuple[bytes, list[bytes]]:
 
 
 @pytest.mark.parametrize("twin", [False, True])
-def test_a_module_on_a_device_gives_the_same_versions(tmp_path: Path, twin: bool) -> None:
+def test_device_path_builds_the_versions_of_a_full_scan(tmp_path: Path, twin: bool) -> None:
     path = DevicePath(twin=twin, everywhere=True)
     policy = Policy()
     plain, ours = BuilderAtPlace(tmp_path / "plain"), BuilderAtPlace(tmp_path / "ours")
@@ -110,7 +110,7 @@ def test_a_module_on_a_device_gives_the_same_versions(tmp_path: Path, twin: bool
     plain.close()
 
 
-def test_a_twin_that_missed_a_version_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_path_rebuilds_a_twin_that_missed_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = DevicePath(twin=True, everywhere=True)
     policy, ours = Policy(), BuilderAtPlace(tmp_path)
     ours.make(ModuleSource(policy, path=path))
@@ -148,7 +148,7 @@ def check(builder: BuilderAtPlace, source: TensorSource) -> None:
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_masters_give_the_versions_of_a_module_that_is_refreshed_from_them(tmp_path: Path, everywhere: bool) -> None:
+def test_master_source_builds_the_versions_of_a_refreshed_module(tmp_path: Path, everywhere: bool) -> None:
     policy = Policy()
     masters = masters_of(policy)
     path = DevicePath(everywhere=everywhere)
@@ -178,7 +178,7 @@ def resident(policy: Policy) -> Callable[[], PublishedState]:
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_a_modules_own_parameters_are_the_copy_and_are_refreshed_by_publishing(
+def test_resident_snapshot_keeps_published_bits_in_the_parameters_and_publishing_refreshes_them(
     tmp_path: Path, everywhere: bool
 ) -> None:
     policy, mirror = Policy(), Policy()
@@ -202,7 +202,7 @@ def test_a_modules_own_parameters_are_the_copy_and_are_refreshed_by_publishing(
     plain.close()
 
 
-def test_parameters_that_someone_else_refreshed_are_no_base(tmp_path: Path) -> None:
+def test_resident_snapshot_rebuilds_parameters_that_other_code_refreshed(tmp_path: Path) -> None:
     policy = Policy()
     masters = masters_of(policy)
     ours = BuilderAtPlace(tmp_path, resident(policy))
@@ -218,7 +218,7 @@ def test_parameters_that_someone_else_refreshed_are_no_base(tmp_path: Path) -> N
     ours.close()
 
 
-def test_after_a_crash_the_published_bits_come_from_the_store(tmp_path: Path) -> None:
+def test_resident_snapshot_is_rebuilt_from_the_store_after_a_crash(tmp_path: Path) -> None:
     policy = Policy()
     masters = masters_of(policy)
     ours = BuilderAtPlace(tmp_path, resident(policy))
@@ -242,7 +242,7 @@ def test_after_a_crash_the_published_bits_come_from_the_store(tmp_path: Path) ->
     ours.close()
 
 
-def test_a_version_that_could_not_be_made_leaves_the_parameters(
+def test_resident_snapshot_keeps_the_parameters_when_a_version_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = Policy()
@@ -260,7 +260,7 @@ def test_a_version_that_could_not_be_made_leaves_the_parameters(
     ours.close()
 
 
-def test_what_cannot_be_masters_is_refused() -> None:
+def test_master_source_refuses_tensors_that_cannot_be_masters() -> None:
     policy = Policy()
     good = masters_of(policy)
     with pytest.raises(UsageError, match="fp32"):
@@ -276,7 +276,7 @@ def test_what_cannot_be_masters_is_refused() -> None:
         Publisher(policy, None, resident=True)  # type: ignore[arg-type]
 
 
-def test_a_strided_or_empty_tensor_is_read_on_the_host(tmp_path: Path) -> None:
+def test_device_path_reads_strided_and_empty_tensors_on_the_host(tmp_path: Path) -> None:
     tensors = {
         TensorSpec(int(Kind.TENSOR), "a", "BF16", (30, 20)): torch.randn(20, 30).t(),
         TensorSpec(int(Kind.TENSOR), "b", "BF16", (0, 4)): torch.zeros(0, 4),

@@ -13,19 +13,19 @@ def member(run: str, version: int | None = 3, *, epoch: int = 1, role: Role = "a
     return Member(info=NodeInfo(node="a" * 32, role=role), version=version, digest=digest, run=run, epoch=epoch)
 
 
-def test_versions_of_an_older_run_count_for_nothing_and_who_is_at_a_newer_one_wants_none() -> None:
+def test_other_runs_hides_versions_of_older_runs_and_members_of_newer_ones() -> None:
     seen = OtherRuns(OWN, 2).without_other_runs(
         [member(OWN), member(OLDER), member(NEWER), member("", None), member("", 5)]
     )
     assert [(m.run, m.version) for m in seen] == [(OWN, 3), ("", None), ("", None), ("", 5)]
 
 
-def test_trainers_stay_whatever_they_told_last() -> None:
+def test_other_runs_keeps_trainers_of_any_run() -> None:
     (seen,) = OtherRuns(OWN, 2).without_other_runs([member(NEWER, role="trainer")])
     assert seen.version is None
 
 
-def test_actors_that_will_not_take_its_versions_are_told_of_once_and_when_they_are_twice_as_many() -> None:
+def test_other_runs_warns_of_actors_ahead_once_and_again_when_they_double() -> None:
     trainer = OtherRuns(OWN, 2)
     assert (
         trainer.warning([member(OWN), member(OLDER, epoch=9), member(NEWER, role="trainer"), member("", None)]) is None
@@ -41,7 +41,7 @@ def test_actors_that_will_not_take_its_versions_are_told_of_once_and_when_they_a
     )
 
 
-def test_a_later_epoch_of_its_own_run_shows_that_the_store_is_an_older_one() -> None:
+def test_other_runs_warns_of_a_later_epoch_of_the_same_run() -> None:
     event = OtherRuns(OWN, 2).warning([member(OWN, epoch=3), member(OWN, epoch=2)])
     assert event is not None and event.actors == 1
     assert "epoch 3 of this run, and this trainer is at 2, of an older store" in event.line()

@@ -62,7 +62,7 @@ def publisher(tmp_path: Path, policy: nn.Module) -> Iterator[Publisher]:
         yield made
 
 
-def test_modules_fit_whatever_wraps_either_side_and_compute_the_same(
+def test_wrapped_modules_on_either_side_compute_the_same(
     publisher: Publisher, policy: nn.Module, tmp_path: Path
 ) -> None:
     inner = [layers(), layers()]
@@ -84,7 +84,7 @@ def test_modules_fit_whatever_wraps_either_side_and_compute_the_same(
             publisher.publish(announced=True)
 
 
-def test_a_version_that_does_not_fit_raises_where_it_is_waited_for_and_is_logged_once(
+def test_an_unfit_version_raises_at_wait_for_and_is_logged_once(
     publisher: Publisher, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     line = r"version 0 does not fit the module: '0\.bias' is \(BF16, \[8\]\) in it, and \(BF16, \[4\]\) in the module"
@@ -98,7 +98,7 @@ def test_a_version_that_does_not_fit_raises_where_it_is_waited_for_and_is_logged
     assert "does not fit" in warnings[0].message
 
 
-def test_a_later_version_that_does_not_fit_leaves_the_live_one_served(tmp_path: Path) -> None:
+def test_a_later_unfit_version_leaves_the_live_one_served(tmp_path: Path) -> None:
     with publish_from(tmp_path, layers()) as publisher:
         publisher.publish(announced=True)
         port = publisher.hub_url.rsplit(":", 1)[1]
@@ -115,7 +115,7 @@ def test_a_later_version_that_does_not_fit_leaves_the_live_one_served(tmp_path: 
                     assert position.version == 0
 
 
-def test_a_module_that_changes_under_a_subscriber_is_told_of_where_it_is_waited_for(
+def test_a_module_changed_under_a_subscriber_raises_at_wait_for(
     publisher: Publisher, policy: nn.Module, tmp_path: Path
 ) -> None:
     module = layers()
@@ -128,15 +128,13 @@ def test_a_module_that_changes_under_a_subscriber_is_told_of_where_it_is_waited_
             subscriber.wait_for(1, LIMIT)
 
 
-def test_a_module_that_changes_under_a_publisher_is_refused(publisher: Publisher, policy: nn.Module) -> None:
+def test_publisher_refuses_a_module_whose_tensors_changed(publisher: Publisher, policy: nn.Module) -> None:
     policy.float()
     with pytest.raises(ModuleError, match="no longer those it had at first"):
         publisher.publish()
 
 
-def test_a_hub_that_does_not_answer_is_warned_of_and_said_to_who_waits(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_silent_hub_is_logged_and_named_at_wait_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with subscribe_to(NOWHERE, tmp_path, layers()) as subscriber:
         with pytest.raises(
             WaitTimeoutError, match=r"version 3 is not live after 0\.5 s: nothing is live yet; the hub at"
@@ -147,7 +145,7 @@ def test_a_hub_that_does_not_answer_is_warned_of_and_said_to_who_waits(
     assert [record.levelname for record in caplog.records if "cannot be reached" in record.message] == ["WARNING"]
 
 
-def test_what_an_actor_waits_for_follows_from_its_events() -> None:
+def test_a_timeout_says_what_the_actor_waits_for() -> None:
     obstacle, live = Obstacle("http://hub"), Position(run="0" * 32, epoch=1, version=4, digest=bytes(16))
     committed = Committed(5, "", 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
     assert obstacle.line(None) == "nothing is live yet; the hub at http://hub has not answered yet"
@@ -163,7 +161,7 @@ def test_what_an_actor_waits_for_follows_from_its_events() -> None:
     assert obstacle.line(live) == "version 4 is live; the hub at http://hub has announced nothing newer"
 
 
-def test_a_repeated_warning_is_logged_again_only_after_something_went_well(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_repeated_warning_is_logged_again_only_after_a_success(caplog: pytest.LogCaptureFixture) -> None:
     log = EventLog("p2psync.test")
     events: list[Event] = [Trouble("a"), Trouble("a"), Trouble("b"), HubJoined("u"), Trouble("a")]
     with caplog.at_level(logging.INFO):
@@ -215,7 +213,7 @@ def test_a_start_that_fails_leaves_no_thread(tmp_path: Path) -> None:
     assert not [t.name for t in threading.enumerate() if t.name in ("p2psync-trainer", "p2psync-actor")]
 
 
-def test_paths_and_keys_are_taken_as_people_have_them(tmp_path: Path) -> None:
+def test_paths_and_keys_may_be_text_or_objects(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(private_text(KEY))
     for key in (KEY, file, str(file), private_text(KEY)):
@@ -238,7 +236,7 @@ def test_paths_and_keys_are_taken_as_people_have_them(tmp_path: Path) -> None:
         ({"store": ""}, "store='': give a directory"),
     ],
 )
-def test_a_trainers_settings_that_are_none_are_refused(wrong: dict[str, Any], line: str) -> None:
+def test_invalid_trainer_settings_are_refused(wrong: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError, match=line) as caught:
         TrainerConfig(**({"store": "run", "key": KEY} | wrong))
     assert "\n" not in str(caught.value)
@@ -255,12 +253,12 @@ def test_a_trainers_settings_that_are_none_are_refused(wrong: dict[str, Any], li
         ({"hub_url": None}, "hub_url=None: give the hub's address"),
     ],
 )
-def test_an_actors_settings_that_are_none_are_refused(wrong: dict[str, Any], line: str) -> None:
+def test_invalid_actor_settings_are_refused(wrong: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError, match=line):
         ActorConfig(**({"hub_url": NOWHERE, "trusted": PUBLIC, "store": "run"} | wrong))
 
 
-def test_a_config_that_is_none_is_refused() -> None:
+def test_a_wrong_config_type_is_refused() -> None:
     with pytest.raises(UsageError, match="give a TrainerConfig"):
         Publisher(layers(), None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="give an ActorConfig"):
@@ -268,9 +266,7 @@ def test_a_config_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.parametrize("resident", [False, True])
-def test_masters_are_given_by_the_keys_of_the_module_as_it_is_wrapped_and_published_under_its_names(
-    tmp_path: Path, resident: bool
-) -> None:
+def test_masters_have_the_keys_of_the_wrapped_module_and_its_published_names(tmp_path: Path, resident: bool) -> None:
     policy, mirror = layers(), layers()
     wrapped = torch.compile(policy, backend="eager")
     masters = {key: weight.detach().float() for key, weight in wrapped.named_parameters()}

@@ -75,7 +75,7 @@ def subscribe(publisher: Publisher, place: Path, policy: nn.Module, heard: Heard
     return Subscriber(policy, actor, on_event=heard)
 
 
-def test_an_actor_generates_while_the_next_version_is_staged_and_its_results_count(
+def test_an_actor_generates_while_a_version_is_staged_and_its_results_count(
     publisher: Publisher, rollouts: Rollouts, tmp_path: Path
 ) -> None:
     policy, mirror, heard = publisher._module, module(seed=1), Heard()
@@ -116,7 +116,7 @@ def test_an_actor_generates_while_the_next_version_is_staged_and_its_results_cou
     ]
 
 
-def test_a_bound_of_none_admits_the_newest_only(tmp_path: Path) -> None:
+def test_max_staleness_0_admits_only_the_newest_version(tmp_path: Path) -> None:
     rollouts = Rollouts(max_staleness=0)
     policy, mirror = module(), module(seed=1)
     with Publisher(policy, config(tmp_path), rollouts=rollouts) as publisher:
@@ -132,7 +132,7 @@ def test_a_bound_of_none_admits_the_newest_only(tmp_path: Path) -> None:
             assert subscriber.complete_work(grant.work, "a", b"", old) == "stale"
 
 
-def test_a_loop_that_starts_anew_gets_what_it_had_not_saved(tmp_path: Path) -> None:
+def test_a_restarted_loop_gets_the_results_of_unsaved_steps_again(tmp_path: Path) -> None:
     policy = module()
     for life in range(3):
         rollouts = Rollouts(journal=tmp_path / "ledger.db")

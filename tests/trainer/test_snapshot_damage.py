@@ -72,7 +72,7 @@ def flip(bench: Bench, name: TensorSpec, unit: int, bit: int) -> None:
 
 @pytest.mark.parametrize("profile", ["fast", "tight"])
 @pytest.mark.parametrize("changes", [True, False])
-def test_a_flipped_bit_is_seen_before_the_next_version_is_signed(bench: Bench, profile: str, changes: bool) -> None:
+def test_a_flipped_bit_is_found_before_the_next_version_is_signed(bench: Bench, profile: str, changes: bool) -> None:
     """Whether or not the training changes that unit too."""
     source = Arrays(a=MANY, b=7)
     bench.builder.make(source)
@@ -110,7 +110,7 @@ def test_no_flips_of_any_dtype_reach_a_version(
         bench.store.close()
 
 
-def test_a_bit_that_flips_on_disk_is_seen_at_the_start(bench: Bench) -> None:
+def test_a_bit_flipped_on_disk_is_found_at_the_start(bench: Bench) -> None:
     source = Arrays(a=1000)
     bench.builder.make(source)
     bench.builder.make(source.step())
@@ -124,7 +124,7 @@ def test_a_bit_that_flips_on_disk_is_seen_at_the_start(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("state", [b"", b"\xc1 no state"])
-def test_a_broken_state_file_is_no_reason_to_stop(bench: Bench, state: bytes) -> None:
+def test_a_broken_state_file_rebuilds_the_snapshot(bench: Bench, state: bytes) -> None:
     source = Arrays(a=1000)
     bench.builder.make(source)
     bench.builder.make(source.step())
@@ -143,7 +143,7 @@ def undecodable(bench: Bench, source: Arrays, monkeypatch: pytest.MonkeyPatch, v
             bench.builder.make(source.step())
 
 
-def test_versions_that_nobody_can_decode_are_dropped_and_the_next_one_is_written_out_whole(
+def test_undecodable_versions_are_dropped_and_the_next_one_is_an_anchor(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Arrays(a=1000, b=3)
@@ -168,7 +168,7 @@ def test_versions_that_nobody_can_decode_are_dropped_and_the_next_one_is_written
     assert any("version 7 is written out whole" in line for line in bench.told)
 
 
-def test_a_store_that_leads_nowhere_is_gone_on_from_with_a_whole_version(bench: Bench) -> None:
+def test_a_store_without_a_path_goes_on_with_an_anchor(bench: Bench) -> None:
     source = Arrays(a=1000)
     bench.builder.make(source)
     bench.builder.make(source.step())
@@ -206,7 +206,7 @@ def test_an_anchor_that_does_not_decode_to_its_bits_is_not_announced(
     bench.holds(source, 1)
 
 
-def test_a_scan_that_misses_a_change_is_noticed(bench: Bench) -> None:
+def test_a_scan_that_misses_a_change_is_found(bench: Bench) -> None:
     source = Arrays(a=5000)
     bench.builder.make(source)
     scan = ScanSums(spec("a", 5000))
@@ -258,7 +258,7 @@ def test_the_scrub_agrees_with_every_version_as_it_comes(bench: Bench) -> None:
     assert not bench.told
 
 
-def test_a_snapshot_that_loses_what_is_written_to_it_is_an_error_that_says_so(
+def test_a_snapshot_that_loses_writes_raises_an_error_about_the_disk(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Arrays(a=1000)

@@ -140,7 +140,7 @@ def follow(packs: Sequence[Pack], bits: Bits) -> Bits:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_from_anywhere_to_anywhere_by_fewest_bytes_and_exactly(tmp_path: Path, seed: int) -> None:
+def test_random_histories_resolve_to_fewest_bytes_and_exact_bits(tmp_path: Path, seed: int) -> None:
     walk = Walk(tmp_path, seed)
     for _ in range(26):
         walk.step()

@@ -36,20 +36,20 @@ def steps(found: SquashPlan | None) -> tuple[int | None, int] | None:
     return None if found is None else (found.chain[0].base, found.chain[-1].version)
 
 
-def test_nothing_is_squashed_for_those_who_are_there_or_nearly() -> None:
+def test_no_squash_for_members_at_or_near_the_head() -> None:
     assert plan([], 3) is None
     assert plan(chain(10)) is None
     assert plan(chain(10), 10, 9, 8) is None
 
 
-def test_one_that_is_behind_gets_a_squash_from_where_it_is() -> None:
+def test_a_member_behind_gets_a_squash_from_its_version() -> None:
     found = plan(chain(10), 10, 4)
     assert steps(found) == (4, 10)
     assert found is not None and found.chain_bytes == 6 * SIZE
     assert found.expected_bytes < 0.8 * found.chain_bytes
 
 
-def test_many_that_are_behind_share_one_squash() -> None:
+def test_members_behind_share_one_squash() -> None:
     assert steps(plan(chain(12), 12, *[5] * 20, 4)) == (5, 12)
 
 
@@ -71,12 +71,12 @@ def test_no_second_squash_until_the_head_has_moved_on_far_enough() -> None:
     assert then(14) == (2, 14)
 
 
-def test_squashes_are_few() -> None:
+def test_the_number_of_squashes_is_bounded() -> None:
     lineage = [*chain(40), *[announcement(v, 1, 30 * SIZE) for v in range(20, 20 + MAX_SQUASHES)]]
     assert plan(lineage, 1) is None
 
 
-def test_the_planner_learns_how_much_steps_have_in_common() -> None:
+def test_the_planner_learns_how_much_steps_overlap() -> None:
     apart, alike = SquashPlanner(), SquashPlanner()
     for _ in range(6):
         apart.made(8, 8 * CHANGED, 8 * CHANGED)
@@ -85,7 +85,7 @@ def test_the_planner_learns_how_much_steps_have_in_common() -> None:
     assert alike.predict(few) < SquashPlanner().predict(few) < apart.predict(few) <= 4 * SIZE
 
 
-def test_a_squash_that_turned_out_large_is_not_worth_announcing() -> None:
+def test_a_squash_that_came_out_large_is_not_announced() -> None:
     found = plan(chain(10), 4)
     assert found is not None
     assert SquashPlanner().is_worth(found, found.chain_bytes // 2)
@@ -96,14 +96,14 @@ def test_a_squash_that_turned_out_large_is_not_worth_announcing() -> None:
 # ---- and what becomes of them ----
 
 
-def test_a_squash_goes_when_nobody_is_behind_it_any_more() -> None:
+def test_a_squash_is_retired_when_no_member_is_behind_it() -> None:
     squash = announcement(9, 2, 3 * SIZE)
     lineage = [*chain(9), squash]
     assert to_retire(lineage, [member(2), member(9)], 64) == []
     assert to_retire(lineage, [member(9)], 64) == [squash]
 
 
-def test_a_squash_stays_for_whoever_may_be_fetching_it_though_a_better_one_has_come() -> None:
+def test_a_squash_is_kept_while_a_member_may_fetch_it_though_a_better_one_exists() -> None:
     early, late = announcement(9, 2, 3 * SIZE), announcement(20, 2, 4 * SIZE)
     lineage = [*chain(20), early, late]
     assert to_retire(lineage, [member(2)], 64) == []
@@ -111,7 +111,7 @@ def test_a_squash_stays_for_whoever_may_be_fetching_it_though_a_better_one_has_c
     assert to_retire([*lineage, announcement(20, size=1000)], [member(2)], 0)[-2:] == [early, late]
 
 
-def test_squashes_bring_no_anchor_nearer_and_are_no_part_of_the_chain() -> None:
+def test_squashes_do_not_count_towards_an_anchor_or_the_chain() -> None:
     lineage = [*chain(5, anchor=10 * SIZE), announcement(5, 0, 4 * SIZE), announcement(4, 0, 4 * SIZE)]
     assert not anchor_due(lineage, 1.0)
     assert all(

@@ -125,7 +125,7 @@ def test_tensors_that_come_and_go_are_squashed_too(bench: Publishing, profile: s
 
 
 @pytest.mark.parametrize("other", [0, 2])
-def test_from_other_bits_than_the_chain_ends_at_nothing_comes(bench: Publishing, other: int) -> None:
+def test_a_squash_from_wrong_head_bits_is_refused(bench: Publishing, other: int) -> None:
     bench.publish()
     for _ in range(3):
         bench.publish("tight")
@@ -135,7 +135,7 @@ def test_from_other_bits_than_the_chain_ends_at_nothing_comes(bench: Publishing,
     assert len(bench.store.packs()) == 4 and not list((bench.place / "packs").glob("draft-*"))
 
 
-def test_a_publish_that_waits_has_a_squash_given_up(bench: Publishing) -> None:
+def test_a_waiting_publish_preempts_a_squash(bench: Publishing) -> None:
     bench.publish()
     for _ in range(3):
         bench.publish("tight")
@@ -197,7 +197,7 @@ def test_a_squash_that_saves_too_little_is_not_kept(bench: Publishing) -> None:
     assert len(bench.store.packs()) == 4 and not list((bench.place / "packs").glob("draft-*"))
 
 
-def test_what_was_coded_wrongly_is_never_signed(bench: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrongly_encoded_squash_is_never_signed(bench: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.publish()
     for _ in range(3):
         bench.publish()
@@ -213,7 +213,7 @@ def test_what_was_coded_wrongly_is_never_signed(bench: Publishing, monkeypatch: 
     assert len(bench.store.packs()) == 4
 
 
-def test_told_to_stop_it_leaves_nothing(bench: Publishing) -> None:
+def test_a_stopped_squash_leaves_no_files(bench: Publishing) -> None:
     bench.publish()
     for _ in range(3):
         bench.publish()
@@ -280,7 +280,7 @@ def test_killed_anywhere_in_a_squash_the_trainer_goes_on(tmp_path: Path, profile
     assert 0 < finished < limit
 
 
-def test_the_snapshot_can_be_made_anew_along_a_squash(bench: Publishing) -> None:
+def test_the_snapshot_is_rebuilt_through_a_squash(bench: Publishing) -> None:
     bench.publish()
     for _ in range(4):
         bench.publish("tight")

@@ -44,7 +44,7 @@ def make(
     return made
 
 
-def test_the_new_run_begins_where_the_old_one_was_with_an_anchor_and_deltas_from_it(tmp_path: Path) -> None:
+def test_a_superseding_run_begins_with_an_anchor_of_the_old_runs_newest_version(tmp_path: Path) -> None:
     source = Arrays(one=3000)
     make(tmp_path, source, versions=3).close()
     later = make(tmp_path, source, NEXT, 2, anchor=True)
@@ -61,7 +61,9 @@ def test_the_new_run_begins_where_the_old_one_was_with_an_anchor_and_deltas_from
 
 @pytest.mark.parametrize("lost", ["nothing", "snapshot", "packs before"])
 @pytest.mark.parametrize(("anchor", "versions"), [(False, 0), (True, 0), (True, 2)])
-def test_it_comes_back_after_a_crash_wherever_that_was(tmp_path: Path, lost: str, anchor: bool, versions: int) -> None:
+def test_a_superseding_run_survives_a_crash_at_any_point(
+    tmp_path: Path, lost: str, anchor: bool, versions: int
+) -> None:
     """anchor, versions: how far the new run got. lost: what is not there any more."""
     source = Arrays(one=3000)
     make(tmp_path, source, versions=3).close()
@@ -107,7 +109,7 @@ def test_a_store_that_lost_its_versions_goes_on_from_the_bits_that_were_publishe
     again.close()
 
 
-def test_superseding_a_run_is_done_once_and_whatever_the_clock_says() -> None:
+def test_superseding_happens_once_at_any_clock() -> None:
     state = RunState(RUN, 4, "ab" * 16)
     newer = "0" * 11 + "5"
     done = state.superseding(newer, 3, bytes(10))

@@ -50,9 +50,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 @damaged
-def test_a_run_whose_record_is_damaged_is_that_of_the_newest_version(
-    bench: Bench, damage: Callable[[Path], object]
-) -> None:
+def test_a_damaged_run_file_takes_the_run_of_the_newest_version(bench: Bench, damage: Callable[[Path], object]) -> None:
     bench.builder.make(Arrays(a=1000))
     path = bench.place / "run.json"
     save_run(path, RunState(RUN, 3, "0" * 32))
@@ -67,7 +65,7 @@ def test_a_run_whose_record_is_damaged_is_that_of_the_newest_version(
     assert len(told) == 1
 
 
-def test_a_store_without_versions_begins_a_run_without_a_word(tmp_path: Path) -> None:
+def test_an_empty_store_begins_a_run_without_a_warning(tmp_path: Path) -> None:
     with Store(tmp_path / "packs") as store:
         told: list[str] = []
         assert load_run(tmp_path / "run.json", store, told.append).epoch == 0
@@ -76,7 +74,7 @@ def test_a_store_without_versions_begins_a_run_without_a_word(tmp_path: Path) ->
 
 @damaged
 @pytest.mark.parametrize("name", ["state", "bits"])
-def test_a_snapshot_that_is_damaged_at_rest_is_made_anew_from_the_store(
+def test_a_snapshot_damaged_at_rest_is_rebuilt_from_the_store(
     bench: Bench, name: str, damage: Callable[[Path], object]
 ) -> None:
     source = Arrays(a=40_000, b=300)
@@ -92,7 +90,7 @@ def test_a_snapshot_that_is_damaged_at_rest_is_made_anew_from_the_store(
 
 @pytest.mark.parametrize("then", ["make", "make_anchor"])
 @pytest.mark.parametrize("damage", ["the bits cut", "the bits gone", "all of it gone"])
-def test_a_snapshot_that_is_damaged_while_the_trainer_runs_is_made_anew(bench: Bench, damage: str, then: str) -> None:
+def test_a_snapshot_damaged_while_the_trainer_runs_is_rebuilt(bench: Bench, damage: str, then: str) -> None:
     source = Arrays(a=40_000, b=300)
     for _ in range(2):
         bench.builder.make(source.step())
@@ -135,7 +133,7 @@ def test_a_snapshot_that_is_cut_whenever_a_version_is_made_publishes_nothing(ben
 
 
 @pytest.mark.parametrize("what", ["a directory in it", "a file", "a link to nothing"])
-def test_what_is_wrong_with_the_records_of_steps_keeps_nobody_from_starting(bench: Bench, what: str) -> None:
+def test_damaged_delta_records_do_not_prevent_a_start(bench: Bench, what: str) -> None:
     source = Arrays(a=40_000)
     bench.builder.make(source.step())
     steps = bench.place / "steps"

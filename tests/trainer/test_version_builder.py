@@ -79,7 +79,7 @@ def test_a_restart_goes_on_where_it_was(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("point", "structural"), POINTS)
-def test_a_crash_while_the_snapshot_moves_loses_no_durable_version(
+def test_a_crash_while_the_snapshot_changes_loses_no_durable_version(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, point: str, structural: bool
 ) -> None:
     source = Arrays(a=1000, b=10)
@@ -107,7 +107,7 @@ def test_a_crash_while_the_snapshot_moves_loses_no_durable_version(
 
 
 @pytest.mark.parametrize(("point", "structural"), POINTS)
-def test_an_error_while_the_snapshot_moves_leaves_the_version_before(
+def test_an_error_while_the_snapshot_changes_keeps_the_version_before(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, point: str, structural: bool
 ) -> None:
     source = Arrays(a=1000, b=10)
@@ -140,7 +140,7 @@ def test_a_source_that_changed_while_it_was_read_is_dropped(bench: Bench) -> Non
     assert bench.builder.make(source) is not None
 
 
-def test_giving_up_and_stopping_end_it_soon(bench: Bench) -> None:
+def test_giving_up_and_stopping_end_a_build_soon(bench: Bench) -> None:
     source = Arrays(a=1000, b=1000)
     with pytest.raises(StoreError, match="stopped"):
         bench.builder.make(source, given_up=lambda: True)
@@ -150,7 +150,7 @@ def test_giving_up_and_stopping_end_it_soon(bench: Bench) -> None:
     assert bench.builder.position is None
 
 
-def test_a_snapshot_that_was_lost_is_made_anew(bench: Bench) -> None:
+def test_a_lost_snapshot_is_rebuilt(bench: Bench) -> None:
     source = Arrays(a=1000)
     bench.builder.make(source)
     bench.builder.make(source.step())
@@ -159,7 +159,7 @@ def test_a_snapshot_that_was_lost_is_made_anew(bench: Bench) -> None:
     bench.holds(source, 1)
 
 
-def test_an_anchor_is_the_version_it_is_of(bench: Bench) -> None:
+def test_an_anchor_decodes_to_its_version(bench: Bench) -> None:
     source = Arrays(a=1000, b=3)
     bench.builder.make(source)
     made = bench.builder.make(source.step())
@@ -169,7 +169,7 @@ def test_an_anchor_is_the_version_it_is_of(bench: Bench) -> None:
     assert anchor.pack.manifest.base is None and anchor.pack.manifest.digest == source.digest
 
 
-def test_a_rotten_snapshot_is_not_signed_but_made_anew(bench: Bench) -> None:
+def test_a_damaged_snapshot_is_rebuilt_before_signing(bench: Bench) -> None:
     source = Arrays(a=1000)
     bench.builder.make(source)
     bench.builder.make(source.step())
@@ -184,14 +184,14 @@ def test_an_anchor_of_nothing_is_an_error(bench: Bench) -> None:
         bench.builder.make_anchor()
 
 
-def test_versions_of_another_key_are_not_gone_on_with(bench: Bench) -> None:
+def test_a_store_of_another_key_is_refused(bench: Bench) -> None:
     bench.builder.make(Arrays(a=10))
     stranger = Ed25519PrivateKey.from_private_bytes(bytes(32))
     with pytest.raises(StoreError, match="were signed with"):
         LocalVersionBuilder(bench.store, bench.place / "snapshot", stranger, RUN)
 
 
-def test_lost_versions_are_said_and_never_counted_anew(bench: Bench) -> None:
+def test_lost_versions_are_reported_and_their_numbers_never_reused(bench: Bench) -> None:
     source = Arrays(a=10)
     bench.builder.make(source)
     bench.store.remove(bench.store.packs()[0].signed.id)
@@ -202,7 +202,7 @@ def test_lost_versions_are_said_and_never_counted_anew(bench: Bench) -> None:
     assert (made.position.version, made.pack.manifest.base) == (1, None)
 
 
-def test_a_damaged_newest_pack_takes_nothing_back(bench: Bench) -> None:
+def test_a_damaged_newest_pack_does_not_roll_the_snapshot_back(bench: Bench) -> None:
     source = Arrays(a=1000)
     bench.builder.make(source)
     made = bench.builder.make(source.step())

@@ -180,7 +180,7 @@ HISTORIES = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(HISTORIES)
-def test_the_newest_whole_policy_is_live_and_none_comes_back(events: list[tuple[str, int, int]]) -> None:
+def test_random_histories_keep_the_newest_whole_policy_live(events: list[tuple[str, int, int]]) -> None:
     history, reference, skew = History(), Reference(), 0.0
     watched = Watched(history.disk, settle=SETTLE)
     for event, step, part in events:

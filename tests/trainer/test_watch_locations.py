@@ -8,11 +8,6 @@ from watch_parts import Disk, Watched
 from p2psync.trainer.watch.locations import CheckpointRules, find_locations
 
 
-@pytest.fixture
-def disk() -> Disk:
-    return Disk()
-
-
 def files(disk: Disk, **rules: object) -> dict[str, list[str]]:
     """The files of each checkpoint that is published, by its path, oldest first."""
     watched, found = Watched(disk, backlog=True, **rules), {}
@@ -60,7 +55,7 @@ def test_verl(disk: Disk) -> None:
     assert files(disk) == {f"run/global_step_{step}/actor/huggingface": HF for step in (9, 10)}
 
 
-def test_verl_without_a_policy_in_safetensors_is_said(disk: Disk) -> None:
+def test_verl_without_a_policy_in_safetensors_makes_a_notice(disk: Disk) -> None:
     write(disk, "global_step_1/actor", "model_world_size_8_rank_0.pt")
     watched = Watched(disk)
     assert watched.look() == [] and watched.look(60) == []
@@ -105,7 +100,7 @@ def test_one_directory_replaced_in_place(disk: Disk) -> None:
     assert files(disk) == {"": sorted([*HF, "notes.txt", "tokenizer/vocab.txt"])}
 
 
-def test_a_stray_file_beside_checkpoints_is_none(disk: Disk) -> None:
+def test_a_stray_file_beside_checkpoints_is_no_checkpoint(disk: Disk) -> None:
     write(disk, "", "reward.safetensors")
     write(disk, "checkpoint-5", *HF)
     write(disk, "run1/checkpoint-6", *HF)
@@ -151,7 +146,7 @@ def test_a_nested_model_is_never_part_of_its_parent(disk: Disk, nested: str) -> 
     assert files(disk) == {"checkpoint-9": HF}
 
 
-def test_several_models_in_one_step_ask_which(disk: Disk) -> None:
+def test_several_models_in_one_step_ask_the_user_to_choose(disk: Disk) -> None:
     for name in ("left", "right"):
         write(disk, f"step-1/{name}", *HF)
     watched = Watched(disk)
@@ -162,7 +157,7 @@ def test_several_models_in_one_step_ask_which(disk: Disk) -> None:
     assert len(files(disk, inside=".")["step-1"]) == 6
 
 
-def test_inside_takes_only_what_it_names(disk: Disk) -> None:
+def test_inside_takes_only_matching_directories(disk: Disk) -> None:
     write(disk, "global_step_1", *HF)
     write(disk, "global_step_1/critic/huggingface", *HF)
     assert list(files(disk, inside="critic/huggingface")) == ["global_step_1/critic/huggingface"]

@@ -38,7 +38,7 @@ def fault(scanner: DirectoryScanner, path: str) -> str:
     return found.reason if found else ""
 
 
-def test_headers_and_indices_are_read_again_only_when_they_change(tmp_path: Path) -> None:
+def test_scanner_reads_headers_and_indices_again_only_when_they_change(tmp_path: Path) -> None:
     place = model(tmp_path / "step-1")
     scanner = DirectoryScanner(tmp_path, CheckpointRules())
     assert fault(scanner, "step-1") == ""
@@ -54,7 +54,7 @@ def test_headers_and_indices_are_read_again_only_when_they_change(tmp_path: Path
     assert fault(scanner, "step-1") == "other.safetensors of its index is missing"
 
 
-def test_optimizer_state_is_known_by_its_tensors(tmp_path: Path) -> None:
+def test_scanner_tells_optimizer_state_by_its_tensors(tmp_path: Path) -> None:
     place = model(tmp_path / "step-1")
     (place / "adam.safetensors").write_bytes(shard(b"1234", "layers.0.weight.exp_avg_sq"))
     found = candidates(DirectoryScanner(tmp_path, CheckpointRules()))["step-1"]
@@ -62,7 +62,7 @@ def test_optimizer_state_is_known_by_its_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["step-1", "inner/../step-1", "link/step-1"])
-def test_the_watched_directory_is_one_however_its_path_is_spelled(tmp_path: Path, path: str) -> None:
+def test_scanner_resolves_the_path_of_the_watched_directory(tmp_path: Path, path: str) -> None:
     model(tmp_path / "step-1" / "checkpoint-1")
     (tmp_path / "inner").mkdir()
     (tmp_path / "link").symlink_to(tmp_path)
@@ -70,7 +70,7 @@ def test_the_watched_directory_is_one_however_its_path_is_spelled(tmp_path: Path
     assert scanner.root == tmp_path / "step-1" and list(candidates(scanner)) == ["checkpoint-1"]
 
 
-def test_bad_links_and_names_concern_only_their_checkpoint(tmp_path: Path) -> None:
+def test_bad_links_and_names_spoil_only_their_checkpoint(tmp_path: Path) -> None:
     model(tmp_path / "good-1")
     for name in ("loop-1", "dangling-1", "pipe-1", "text-1", "out-1"):
         model(tmp_path / name)
@@ -92,7 +92,7 @@ def test_bad_links_and_names_concern_only_their_checkpoint(tmp_path: Path) -> No
     assert "--follow-links" in fault(scanner, "out-1")
 
 
-def test_the_store_and_its_keys_are_never_part_whatever_links_to_them(tmp_path: Path) -> None:
+def test_scanner_never_publishes_the_store_or_its_keys_through_links(tmp_path: Path) -> None:
     place = model(tmp_path / "step-1")
     store = tmp_path / "store"
     model(store / "slots")
@@ -109,7 +109,7 @@ def test_the_store_and_its_keys_are_never_part_whatever_links_to_them(tmp_path: 
     assert "never published" in fault(scanner, "step-1")
 
 
-def test_a_hugging_face_cache_is_read_if_links_may_be_followed(tmp_path: Path) -> None:
+def test_scanner_reads_a_hugging_face_cache_with_follow_links(tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
@@ -126,7 +126,7 @@ def test_a_hugging_face_cache_is_read_if_links_may_be_followed(tmp_path: Path) -
     )  # watched as a whole, nothing leads out
 
 
-def test_directories_behind_links_are_read_if_they_may_be_followed_and_loops_end(tmp_path: Path) -> None:
+def test_scanner_follows_directory_links_with_follow_links_and_ends_at_loops(tmp_path: Path) -> None:
     root = tmp_path / "root"
     model(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "self").symlink_to(tmp_path / "elsewhere")
@@ -139,7 +139,7 @@ def test_directories_behind_links_are_read_if_they_may_be_followed_and_loops_end
     assert fault(scanner, "current") == ""
 
 
-def test_a_file_replaced_by_another_of_the_same_size_and_time_is_another_state(tmp_path: Path) -> None:
+def test_scanner_sees_a_file_replaced_by_one_of_the_same_size_and_time(tmp_path: Path) -> None:
     place = model(tmp_path / "step-1")
     scanner = DirectoryScanner(tmp_path, CheckpointRules())
     before = candidates(scanner)["step-1"].file_states
@@ -153,7 +153,7 @@ def test_a_file_replaced_by_another_of_the_same_size_and_time_is_another_state(t
     assert scanner.state_of("step-1") is None
 
 
-def test_a_file_that_cannot_be_read_is_told_with_the_real_reason(tmp_path: Path) -> None:
+def test_scanner_gives_the_reason_why_a_file_cannot_be_read(tmp_path: Path) -> None:
     place = model(tmp_path / "step-1")
     (place / "model.safetensors").unlink()
     (place / "model.safetensors").symlink_to("/proc/self/mem")  # reading its first byte is an I/O error
@@ -162,7 +162,7 @@ def test_a_file_that_cannot_be_read_is_told_with_the_real_reason(tmp_path: Path)
     )
 
 
-def test_directories_too_deep_and_indices_of_no_sense_concern_only_their_checkpoint(tmp_path: Path) -> None:
+def test_deep_directories_and_invalid_indices_spoil_only_their_checkpoint(tmp_path: Path) -> None:
     for name in ("good-1", "deep-1", "bytes-1", "nested-1"):
         model(tmp_path / name)
     (tmp_path / "deep-1" / Path(*["d"] * 600)).mkdir(parents=True)
@@ -175,12 +175,12 @@ def test_directories_too_deep_and_indices_of_no_sense_concern_only_their_checkpo
         assert "it is no index of shards" in fault(scanner, name)
 
 
-def test_a_directory_that_is_gone_is_the_callers_matter(tmp_path: Path) -> None:
+def test_scanner_raises_if_the_watched_directory_is_gone(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         DirectoryScanner(tmp_path / "gone", CheckpointRules()).listing()
 
 
-def test_ignored_and_hidden_directories_are_not_walked(tmp_path: Path) -> None:
+def test_scanner_lists_no_ignored_or_hidden_directories(tmp_path: Path) -> None:
     model(tmp_path / "step-1" / "deep")
     model(tmp_path / ".hidden")
     entries = DirectoryScanner(tmp_path, CheckpointRules(ignore=("deep",))).listing().entries
@@ -199,9 +199,7 @@ def test_a_lone_file_is_a_checkpoint_under_one_name(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 8 << 20), st.integers(0, 1 << 30))
-def test_a_print_follows_the_bits_and_nothing_else(
-    tmp_path_factory: pytest.TempPathFactory, size: int, seed: int
-) -> None:
+def test_fingerprint_depends_on_the_bits_alone(tmp_path_factory: pytest.TempPathFactory, size: int, seed: int) -> None:
     """A small model is read whole; of a large one a page in every 16 KiB or so is read."""
     root = tmp_path_factory.mktemp("prints")
     place = model(root / "step-1", bytes(size))

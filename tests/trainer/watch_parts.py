@@ -16,6 +16,11 @@ from p2psync.trainer.watch.watcher import CheckpointWatcher
 SECOND = 1_000_000_000
 
 
+def shard_names(total: int) -> list[str]:
+    """Names of the files of a model in `total` shards."""
+    return [f"model-{i:05d}-of-{total:05d}.safetensors" for i in range(1, total + 1)]
+
+
 class Disk:
     """A directory in memory: files with contents, times and faults. `now` is its clock (seconds)."""
 
@@ -59,7 +64,7 @@ class Disk:
         if not shards:
             self.write(f"{prefix}model.safetensors", bits)
             return
-        names = [f"model-{i:05d}-of-{shards:05d}.safetensors" for i in range(1, shards + 1)]
+        names = shard_names(shards)
         for name in names:
             self.write(f"{prefix}{name}", bits)
         self.index(f"{prefix}model.safetensors.index.json", *names)
