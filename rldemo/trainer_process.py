@@ -28,9 +28,9 @@ from p2psync.rldemo.grpo import Learner
 from p2psync.rldemo.lines import Final, Learned, Ready, peak_memory, tell, weights_sha256
 from p2psync.rldemo.model import load_warm_start
 from p2psync.rldemo.rollout import RolloutResult, make_items, show
-from p2psync.trainer.ledger.core import Done, Ledger, LedgerConfig
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.ledger.core import Ledger, LedgerConfig, LedgerResult
 from p2psync.trainer.ledger.service import LedgerService, mount
-from p2psync.trainer.node import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 
 
@@ -125,7 +125,7 @@ class Loop:
         # In the order of their items, so that the same rollouts give the same step whoever answered first.
         return sorted(results, key=lambda result: result.item_id)
 
-    def _take(self, version: int) -> list[Done]:
+    def _take(self, version: int) -> list[LedgerResult]:
         assert self.service is not None
         taken = self.publisher.wait(self.service.take(64, version, wait=600))
         if not taken:

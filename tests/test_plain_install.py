@@ -53,7 +53,7 @@ PUBLISH = """
 from pathlib import Path
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 
 for on_device in (False, True):

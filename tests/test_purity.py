@@ -25,7 +25,7 @@ OUTER = {"trainer", "actor", "topology", "rldemo", "bench"}
 PURE_CORES = [
     *(f"trainer/ledger/{name}.py" for name in ("core", "config", "records", "admission", "allotment")),
     *(f"trainer/ledger/{name}.py" for name in ("claims", "grants", "items", "throughput", "pool", "results")),
-    *(f"trainer/watch/{name}.py" for name in ("watcher", "memory", "remarks", "candidates", "layouts", "listing")),
+    *(f"trainer/watch/{name}.py" for name in ("watcher", "memory", "notices", "candidates", "locations", "listing")),
     *(f"p2psync/engines/checkpoint/{name}.py" for name in ("file_names", "framework_names")),
     *(f"actor/{name}.py" for name in ("demand", "stream_trailer")),
 ]  # fmt: skip

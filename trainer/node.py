@@ -1,7 +1,7 @@
-"""The trainer in the swarm: the hub beside it, the store, the versions, and the announcements that must get through.
+"""The trainer in the swarm: store, versions, hub, announcements, and the swarm node that serves the chunks.
 
-A version is durable before anyone hears of it; the `Announcer` tells the hub. At a start everything that can fail on
-this machine (store, versions, ports) comes before the claim, which fences the trainer that had the run.
+A version is durable before the trainer tells anyone of it; the `Announcer` tells the hub. At a start, everything that
+can fail on this machine (store, versions, ports) comes before the claim, which fences the trainer that had the run.
 """
 
 from __future__ import annotations
@@ -12,109 +12,49 @@ import os
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from p2psync.arguments import as_directory, as_private_key
-from p2psync.errors import FencedError, HubError, P2PSyncError, StoreError
+from p2psync.errors import FencedError, P2PSyncError, StoreError
 from p2psync.membership.acceptance import Acceptance
 from p2psync.membership.epochs import DRAWN_BITS
-from p2psync.membership.hub import HubConfig
-from p2psync.membership.planning import Planner
 from p2psync.membership.records import HUB_HOST, Member, NodeInfo, View
-from p2psync.membership.runs import run_name
-from p2psync.net.addresses import advertised_hosts, listen_host, url_of
+from p2psync.net.addresses import advertised_hosts, listen_host
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
-from p2psync.net.listening import announce, local_host, reachable_host
+from p2psync.net.listening import announce
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
-from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
-from p2psync.observe.events import Event, HubAway, Note, ProfileChosen, Published, Trouble, Unlike
-from p2psync.parallel import thread_count
-from p2psync.protocol.lineage import is_squash
+from p2psync.net.tcp import choose_congestion
+from p2psync.observe.events import Event, Published, Trouble
 from p2psync.protocol.versions import Position
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
 from p2psync.swarm.node import NodeConfig, NodeCore
-from p2psync.trainer.announcer import RETRY_FIRST, RETRY_LAST, Announcer
-from p2psync.trainer.other_runs import Elsewhere
-from p2psync.trainer.run_state import load_run, save_run
-from p2psync.trainer.squash.on_demand import CatchUp
+from p2psync.trainer.adoption import Adoption
+from p2psync.trainer.adoption_watch import AdoptionWatch
+from p2psync.trainer.anchor_writer import AnchorWriter
+from p2psync.trainer.announcer import Announcer
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.hub_access import ask_hub, embedded_hub, embedded_hub_urls
+from p2psync.trainer.other_runs import OtherRuns
+from p2psync.trainer.run_state import RunState, load_run, save_run
 from p2psync.trainer.squash.planner import SquashPlanner
+from p2psync.trainer.squash.scheduler import SquashScheduler
 from p2psync.trainer.squash.squasher import Squasher
-from p2psync.trainer.standing import Standing, standing
-from p2psync.trainer.versions.builder import Made, Maker, VersionMaker
-from p2psync.trainer.versions.profile_choice import AUTO, Choice, ProfileChooser, slowest_link
-from p2psync.trainer.versions.replacement import Replacing
-from p2psync.trainer.versions.retention import ANCHOR_DELTAS, ANCHOR_SECONDS, anchor_due, newest_anchor
-from p2psync.trainer.versions.scrubber import Scrubber
-from p2psync.trainer.versions.snapshot import Keeper
+from p2psync.trainer.version_events import published_event, unlike_event
+from p2psync.trainer.versions.builder import BuiltVersion, LocalVersionBuilder, VersionBuilder
+from p2psync.trainer.versions.profile_selection import ProfileSelection
+from p2psync.trainer.versions.replacement import Replacement
+from p2psync.trainer.versions.run_succession import remove_other_runs, write_first_version
+from p2psync.trainer.versions.scrubber import SnapshotScrubber
+from p2psync.trainer.versions.snapshot import PublishedState
 from p2psync.trainer.versions.source import Source
-
-#: How often `until_running` asks the hub, and tells who is waited for (seconds).
-ASK_EVERY, SAY_EVERY = 0.2, 10.0
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
-    """Settings of a trainer.
-
-    store: directory of versions and snapshot, a path or text. key: a private key, or a key file or its text.
-    hub_url: an external hub; None: one is embedded at (host, hub_port).
-    host, port: where peers connect ("": every address, of IPv4 and IPv6; 0: any port). advertise: addresses told to
-    peers, separated by commas; "" lets the hub see one.
-    streams: connections to each peer, 0: as measurements say. congestion: of these connections, see
-    `p2psync.net.tcp.choose_congestion`. probe: measure links with short bursts.
-    profile: of deltas, or "auto": see `p2psync.trainer.versions.profile_choice`. link_mbps: what the slowest link
-    gives, 0: as members measure it. squash: make squashes for members that are behind. anchor_ratio, anchor_deltas,
-    anchor_seconds, keep: see `p2psync.trainer.versions.retention`. ttl: seconds of a lease at the embedded hub. plan:
-    whether that hub makes plans. wait_for_hub: where an external hub cannot be reached at the start, try again until it
-    can. take_over: take an external hub from another run on purpose. supersede: go on under a new run, newer than the
-    one of which this begins the id, unless the store's run is; see `p2psync.membership.runs`.
-    """
-
-    store: Path
-    key: Ed25519PrivateKey
-    hub_url: str | None = None
-    host: str = ""
-    hub_port: int = 7070
-    port: int = 7071
-    advertise: str = ""
-    region: str = ""
-    token: str | None = None
-    streams: int = 0
-    congestion: str = AUTO_CONGESTION
-    probe: bool = True
-    profile: str = AUTO
-    link_mbps: float = 0.0
-    squash: bool = True
-    anchor_ratio: float = 1.0
-    anchor_deltas: int = ANCHOR_DELTAS
-    anchor_seconds: float = ANCHOR_SECONDS
-    keep: int = 64
-    ttl: float = 10.0
-    plan: bool = True
-    wait_for_hub: bool = False
-    take_over: bool = False
-    supersede: str = ""
-
-    def __post_init__(self) -> None:
-        """Raises `UsageError` for a store or key that is none."""
-        object.__setattr__(self, "store", as_directory(self.store, "store"))
-        object.__setattr__(self, "key", as_private_key(self.key, "key"))
 
 
 class TrainerNode:
-    """One trainer. `start`, any number of `publish`, `stop`; all on one loop."""
+    """One trainer. Call `start`, then `publish` any number of times, then `stop`; all on one loop."""
 
     def __init__(
         self,
@@ -122,40 +62,42 @@ class TrainerNode:
         on_event: Callable[[Event], None] = lambda event: None,
         on_hub: Callable[[HubService], None] = lambda hub: None,
         *,
-        keeper: Callable[[], Keeper] | None = None,
-        maker: Callable[[Store, str], Maker] | None = None,
+        published_state: Callable[[], PublishedState] | None = None,
+        version_builder: Callable[[Store, str], VersionBuilder] | None = None,
     ) -> None:
-        """on_hub: may add routes to the embedded hub before it serves. keeper: see `VersionMaker`. maker: makes what
-        makes the versions of a run (hex) instead of it."""
+        """on_hub: may add routes to the embedded hub before it serves. published_state: see `LocalVersionBuilder`.
+
+        version_builder: makes the builder of a run's versions from the store and the run (32 hex digits), in place of a
+        `LocalVersionBuilder`. Raises `UsageError` for an unknown profile.
+        """
         self.config = config
         self.hub: HubService | None = None
         #: Where actors join, and where this machine reaches the same hub.
         self.hub_url = self.local_hub_url = ""
         self._emit = on_event
         self._on_hub = on_hub
-        self._keeper = keeper
-        self._maker = maker
+        self._published_state = published_state
+        self._version_builder = version_builder
+        #: Held while a version is made, and by whatever reads the store or the snapshot and must not meet that.
         self._publishing = asyncio.Lock()
         self._stopping = False
-        self._anchoring: asyncio.Task[None] | None = None
         self._client: HubClient | None = None
         self._store: Store | None = None
-        self._versions: Maker | None = None
+        self._versions: VersionBuilder | None = None
         self._runner: NodeRunner | None = None
         self._announcer: Announcer | None = None
-        self._catch_up: CatchUp | None = None
+        self._anchors: AnchorWriter | None = None
+        self._squash_scheduler: SquashScheduler | None = None
+        self._replacement: Replacement | None = None
         self._view: View | None = None
-        self._chooser = ProfileChooser(config.profile, cores=thread_count())
-        self._profile = ""
+        self._profiles = ProfileSelection(config.profile, config.link_mbps, on_event)
         self._acceptance = Acceptance()
-        self._replacing: Replacing | None = None
-        #: Who runs the newest version, as `until_running` saw it last.
-        self.standing = Standing(-1, 0, ())
+        self._adoption_watch = AdoptionWatch(self._members, lambda: self.position, on_event)
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the store, start or find the hub, claim the run, announce what there is. Raises `P2PSyncError`."""
+        """Open the store, find the hub or start one, claim the run, announce its versions. Raises `P2PSyncError`."""
         try:
             await self._start()
         except BaseException:
@@ -171,21 +113,58 @@ class TrainerNode:
             self.hub_url = self.local_hub_url = config.hub_url
         self._store = store = await asyncio.to_thread(Store, config.store / "packs")
         run_file = config.store / "run.json"
-        found = load_run(run_file, store, self._tell)
-        for remark in store.diagnostics:
-            self._tell(remark)
-        if config.supersede:
-            found = found.superseding(config.supersede, int(time.time() * 1000), os.urandom(10))
-        self._versions = versions = await asyncio.to_thread(self._maker or self._own_maker, store, found.run)
+        found = self._load_run(run_file, store)
+        builder = self._version_builder or self._local_builder
+        self._versions = versions = await asyncio.to_thread(builder, store, found.run)
         trusted = frozenset({config.key.public_key().public_bytes_raw()})
         if config.hub_url is None:
             await self._embed_hub(trusted, host, advertised)
         self._client = client = self._client or HubClient(self.local_hub_url, config.token)
+        self._runner = runner = self._make_runner(found.node, client, store, trusted, host, advertised)
+        await runner.listen(host, config.port)
+        self._view = await ask_hub(client.view, wait=config.wait_for_hub, on_event=self._emit)
+        state = found.next_epoch(self._view, time.time(), random.SystemRandom().getrandbits(DRAWN_BITS))
+        # Durable before it is used: a restart must not use the same epoch for something else.
+        await asyncio.to_thread(save_run, run_file, state)
+        await self._claim_run(client, store, versions, state)
+        self._profiles.learn_from_store(self.announcer.lineage(), store)
+        if config.squash and isinstance(versions, LocalVersionBuilder):
+            self._squash_scheduler = self._make_squash_scheduler(store, versions)
+        runner.start()
+        if versions.position is not None:
+            runner.running(versions.position)
+            self._acceptance.published(versions.position, time.monotonic())
+            self._anchor_if_due()
+        self._run_tasks(runner, store, versions)
+
+    def _load_run(self, path: Path, store: Store) -> RunState:
+        """Returns the run to go on with: the one in the file or the store, or one that supersedes it."""
+        found = load_run(path, store, self._tell)
+        for remark in store.diagnostics:
+            self._tell(remark)
+        if self.config.supersede:
+            found = found.superseding(self.config.supersede, int(time.time() * 1000), os.urandom(10))
+        return found
+
+    async def _embed_hub(self, trusted: frozenset[bytes], host: str, advertised: tuple[str, ...]) -> None:
+        self.hub = embedded_hub(self.config, trusted, self._emit)
+        self._on_hub(self.hub)
+        port = await self.hub.start(host, self.config.hub_port)
+        self.hub_url, self.local_hub_url = embedded_hub_urls(host, advertised, port)
+
+    def _make_runner(
+        self,
+        node: str,
+        client: HubClient,
+        store: Store,
+        trusted: frozenset[bytes],
+        host: str,
+        advertised: tuple[str, ...],
+    ) -> NodeRunner:
+        config = self.config
         first, further = announce(host, advertised, HUB_HOST if self.hub is not None else "")
-        info = NodeInfo(
-            node=found.node, role="trainer", region=config.region, host=first, port=config.port, further=further
-        )
-        self._runner = runner = NodeRunner(
+        info = NodeInfo(node=node, role="trainer", region=config.region, host=first, port=config.port, further=further)
+        return NodeRunner(
             NodeCore(info, NodeConfig(), random.Random(os.urandom(16))),
             client,
             store,
@@ -198,52 +177,61 @@ class TrainerNode:
             on_view=self._on_view,
             on_lost=self._lost,
         )
-        await runner.listen(host, config.port)
-        self._view = await self._from_hub(client.view)
-        state = found.next_epoch(self._view, time.time(), random.SystemRandom().getrandbits(DRAWN_BITS))
-        # Durable before it is used: a restart must not use the same epoch for something else.
-        await asyncio.to_thread(save_run, run_file, state)
-        self._elsewhere = Elsewhere(state.run, state.epoch)
+
+    async def _claim_run(self, client: HubClient, store: Store, versions: VersionBuilder, state: RunState) -> None:
+        """Claim the run at its new epoch. A run that goes on from another one writes its first version before that."""
+        self._other_runs = OtherRuns(state.run, state.epoch)
         self._announcer = announcer = Announcer(
             client,
-            config.key,
+            self.config.key,
             state,
             store,
-            keep=config.keep,
-            withdraw=runner.withdraw,
+            keep=self.config.keep,
+            withdraw=self.runner.withdraw,
             own_nonce=self.hub.own_nonce if self.hub is not None else lambda: "",
             on_event=self._emit,
         )
+        self._anchors = AnchorWriter(
+            self.config,
+            announcer,
+            self._publishing,
+            make_anchor=lambda: self.versions.make_anchor(self._planned_rate()),
+            offer=self._offer,
+            on_event=self._emit,
+        )
         versions.epoch = state.epoch
-        if isinstance(versions, VersionMaker) and versions.begins_from_another_run:
-            await asyncio.to_thread(self._begin_run, versions, state.run)
-        await self._from_hub(lambda: announcer.claim(take_over=config.take_over))
+        if isinstance(versions, LocalVersionBuilder) and versions.begins_from_another_run:
+            self._emit(await asyncio.to_thread(write_first_version, versions, state.run))
+        await ask_hub(
+            lambda: announcer.claim(take_over=self.config.take_over),
+            wait=self.config.wait_for_hub,
+            on_event=self._emit,
+        )
         if announcer.lineage():
-            await asyncio.to_thread(self._remove_other_runs, store, state.run)
-        self._look_back(store)
-        if config.squash and isinstance(versions, VersionMaker):
-            self._catch_up = self._catching_up(store, versions)
-        runner.start()
-        if versions.position is not None:
-            runner.running(versions.position)
-            self._acceptance.published(versions.position, time.monotonic())
-            self._anchor_if_due()
-        runner.run_beside(self._announcer.run())
-        self._replacing = Replacing(self, store, self._acceptance, self._members, self._emit)
-        runner.run_beside(self._replacing.run())
+            trouble = await asyncio.to_thread(remove_other_runs, store, state.run)
+            if trouble is not None:
+                self._emit(trouble)
+
+    def _run_tasks(self, runner: NodeRunner, store: Store, versions: VersionBuilder) -> None:
+        """Start what runs as long as the node: announcing, replacing and scrubbing."""
+        runner.run_beside(self.announcer.run())
+        self._replacement = Replacement(self, store, self._acceptance, self._members, self._emit)
+        runner.run_beside(self._replacement.run())
         for pack in store.packs():
             if not pack.complete:
-                self._replacing.lost(pack.signed.id)
-        if isinstance(versions, VersionMaker):
-            runner.run_beside(Scrubber(versions, self._publishing, self._mended, self._emit).run())
+                self._replacement.lost(pack.signed.id)
+        if isinstance(versions, LocalVersionBuilder):
+            runner.run_beside(SnapshotScrubber(versions, self._publishing, self._rebuilt, self._emit).run())
 
     async def stop(self) -> None:
-        """Give up what is being made, leave, and close everything."""
+        """Give up what is being made, leave the swarm, and close everything."""
         self._stopping = True
         if self._versions is not None:
             self._versions.stop()
-        if self._catch_up is not None:
-            await self._catch_up.stop()
+        if self._anchors is not None:
+            self._anchors.stop()
+        if self._squash_scheduler is not None:
+            await self._squash_scheduler.stop()
         async with self._publishing:  # a version that was being made reads the store and the snapshot
             if self._runner is not None:
                 await self._runner.stop()
@@ -257,7 +245,7 @@ class TrainerNode:
                 self._store.close()
 
     async def until_broken(self) -> None:
-        """Never returns; raises what this trainer cannot go on after, `FencedError` once it was replaced."""
+        """Never returns. Raises the error after which this trainer cannot go on; `FencedError` once it was replaced."""
         await self.runner.until_broken()
 
     # ---- publishing ------------------------------------------------------------------------------------------------
@@ -267,7 +255,7 @@ class TrainerNode:
     ) -> Published | None:
         """Make the next version from `source`, durably, and have it announced. None if no bit differs.
 
-        checkpoint: where it was read from, for people.
+        settled: see `VersionBuilder.make`. checkpoint: where it was read from, for people.
 
         Returns once it is durable; the announcement follows as soon as the hub can be reached (`announced` waits for
         it). Raises `FencedError` once another trainer has taken the run over, and `P2PSyncError` for a bad source or
@@ -275,12 +263,12 @@ class TrainerNode:
         """
         await self.runner.warmed()
         given_up = threading.Event()
-        making = asyncio.create_task(self._publish(source, settled, given_up, checkpoint))
+        task = asyncio.create_task(self._publish(source, settled, given_up, checkpoint))
         try:
-            return await asyncio.shield(making)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
             given_up.set()
-            await asyncio.gather(making, return_exceptions=True)
+            await asyncio.gather(task, return_exceptions=True)
             raise
 
     async def announced(self) -> None:
@@ -289,41 +277,46 @@ class TrainerNode:
 
     async def anchored(self) -> None:
         """Wait until an anchor that is being made is durable."""
-        if self._anchoring is not None:
-            await asyncio.shield(self._anchoring)
+        if self._anchors is not None:
+            await self._anchors.written()
 
-    async def until_running(self, actors: int, patience: float = math.inf) -> Standing:
-        """Wait until at least so many actors, and every one that the hub knows, run the newest version.
+    async def until_running(self, actors: int, patience: float = math.inf) -> Adoption:
+        """Wait until at least `actors` actors, and all others that the hub knows, run the newest version.
 
-        patience: seconds that the others are waited for once so many run it. Returns who runs it and who does not. Who
-        is waited for is told now and then; actors at a newer run, which do not take it, are not waited for. A hub that
-        is away is waited for.
+        patience: seconds to wait for the others once `actors` of them run it. Returns which actors run it and which do
+        not. Now and then an event tells which ones are missing. Actors at a newer run do not take the version and are
+        not waited for. While the hub is away it goes on waiting. Raises what `until_broken` raises.
         """
-        await self.runner.unless_broken(self._until_running(actors, patience))
-        return self.standing
+        await self.runner.unless_broken(self._adoption_watch.until_running(actors, patience))
+        return self.adoption
 
-    async def write_out(self) -> None:
-        """Have the newest version written out whole, or the next one if it is that already, from verified bits.
+    async def write_whole(self) -> None:
+        """Write the newest version out whole, from verified bits; if there is an anchor of it, the next version.
 
-        What goes wrong is told.
+        A failure is told and not raised.
         """
         live = self.position
         if live is None or self._stopping:
             return
         if not any(a.base is None and a.digest == live.digest.hex() for a in self.announcer.lineage()):
-            await self._make_anchor("actors refuse it")
+            await self.anchors.write("actors refuse it")
             return
         try:
             async with self._publishing:
                 await asyncio.to_thread(self.versions.write_whole)
         except P2PSyncError as error:
             self._emit(Trouble(f"the published bits cannot be verified: {error}"))
-        self._mended()
+        self._rebuilt()
 
-    def take_back(self, id: bytes) -> None:
-        """A manifest cannot be had from here any more: it is retired, and what it led to written out, if need be."""
+    def withdraw(self, id: bytes) -> None:
+        """Retire a manifest (32 bytes) whose chunks are lost, and write an anchor if nothing leads to the head now."""
         self.announcer.give_up(id)
         self._anchor_if_due()
+
+    @property
+    def adoption(self) -> Adoption:
+        """Which actors run the newest version, as `until_running` saw it last."""
+        return self._adoption_watch.latest
 
     @property
     def fenced(self) -> FencedError | None:
@@ -336,8 +329,8 @@ class TrainerNode:
         return self.versions.position
 
     @property
-    def versions(self) -> Maker:
-        """What makes the versions; after `start`."""
+    def versions(self) -> VersionBuilder:
+        """The builder of the versions; after `start`."""
         assert self._versions is not None, "not started"
         return self._versions
 
@@ -349,24 +342,30 @@ class TrainerNode:
 
     @property
     def announcer(self) -> Announcer:
-        """What tells the hub; after `start`."""
+        """Announces the versions to the hub; after `start`."""
         assert self._announcer is not None, "not started"
         return self._announcer
+
+    @property
+    def anchors(self) -> AnchorWriter:
+        """Writes the anchors; after `start`."""
+        assert self._anchors is not None, "not started"
+        return self._anchors
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     async def _publish(
         self, source: Source, settled: Callable[[], bool], given_up: threading.Event, checkpoint: str
     ) -> Published | None:
-        if self._catch_up is not None:
-            self._catch_up.make_way()
+        if self._squash_scheduler is not None:
+            self._squash_scheduler.preempt()
         async with self._publishing:
             if self.fenced is not None:
                 raise self.fenced
             if self._stopping:
                 raise StoreError("this trainer is stopping: publish again once it is started")
             self.runner.measuring.version_comes()
-            choice = self._choose(source)
+            choice = self._profiles.choose(source, self._view.members if self._view is not None else ())
             made = await asyncio.to_thread(
                 self.versions.make,
                 source,
@@ -377,94 +376,62 @@ class TrainerNode:
             )
             if made is None:
                 return None
-            self._learn(made, choice)
-            self._compare(made)
+            if (remark := self._profiles.learn(made, choice)) is not None:
+                self.announcer.remark = remark
+            if (unlike := unlike_event(made)) is not None:
+                self._emit(unlike)
             event = self._offer(made, checkpoint)
         self._anchor_if_due()
         return event
 
-    def _tell(self, trouble: str) -> None:
-        self._emit(Trouble(trouble))
-
-    def _choose(self, source: Source) -> Choice:
-        link = self.config.link_mbps / 8e-6 or slowest_link(self._view.members if self._view is not None else ())
-        return self._chooser.choose(sum(spec.count for spec in source.specs), link)
+    def _offer(self, made: BuiltVersion, checkpoint: str = "") -> Published:
+        """Serve a version, tell people of it, and have it announced."""
+        self.runner.offer(made.pack)
+        self.runner.running(made.position)
+        self._acceptance.published(made.position, time.monotonic())
+        event = published_event(made, checkpoint)
+        self._emit(event)
+        self.announcer.wake()
+        return event
 
     def _planned_rate(self) -> float:
-        """Bytes a second that the plan spreads versions at; 0 without a plan."""
+        """Bytes a second at which the plan spreads versions; 0 without a plan."""
         plan = self.runner.core.plan
         return plan.rate / 8e-6 if plan is not None else 0.0
 
-    def _look_back(self, store: Store) -> None:
-        """What the newest delta of an earlier life tells of the next one."""
-        deltas = {a.version: a.id for a in self.announcer.lineage() if a.base is not None and not is_squash(a)}
-        pack = store.get(bytes.fromhex(deltas[max(deltas)])) if deltas else None
-        if pack is not None:
-            m = pack.manifest
-            self._chooser.seen(m.profile, m.total, m.changed, m.payload_bytes)
+    def _anchor_if_due(self) -> None:
+        self.anchors.start_if_due(self.position)
 
-    def _compare(self, made: Made) -> None:
-        """Tell people of a version that has little to do with the one before: that of another model, most likely."""
-        manifest = made.pack.manifest
-        if manifest.base is None:
-            return
-        rows = manifest.rows()
-        after = [row.spec for row in rows if row.after]
-        shared = [row.spec for row in rows if row.after and row.before]
-        nbytes, kept = sum(spec.nbytes for spec in after), sum(spec.nbytes for spec in shared)
-        if kept * 2 < nbytes:
-            self._emit(Unlike(manifest.version, manifest.base, len(shared), len(after), kept, nbytes))
+    def _rebuilt(self) -> None:
+        """Serve the position that the published bits have after they were rebuilt from the store.
 
-    def _learn(self, made: Made, choice: Choice) -> None:
-        """Take in what a delta took, and tell people when its profile is another one than that of the last."""
-        manifest = made.pack.manifest
-        if manifest.base is None:
-            return
-        self._chooser.made(
-            manifest.profile,
-            manifest.total,
-            manifest.changed,
-            manifest.payload_bytes,
-            made.encode_seconds,
-            made.apply_seconds,
-        )
-        self.announcer.remark = f"profile {choice.profile}: {choice.why}"
-        if choice.profile != self._profile:
-            self._profile = choice.profile
-            self._emit(ProfileChosen(choice.profile, choice.why, {f.profile: f.seconds for f in choice.forecasts}))
+        It is an earlier one where the store does not lead to the newest version.
+        """
+        if self.position is not None:
+            self.runner.running(self.position)
+        self._anchor_if_due()
+        self.announcer.wake()
 
-    def _begin_run(self, versions: Maker, run: str) -> None:
-        """Write out the version that a run begins with, which is another run's."""
-        made = versions.make_anchor()
-        self._emit(Note(f"{run_name(run)} goes on from version {made.position.version} of the run before"))
-
-    def _remove_other_runs(self, store: Store, run: str) -> None:
-        """Remove the packs of the run that this one goes on from."""
-        try:
-            for pack in store.packs():
-                if pack.manifest.run != run:
-                    store.remove(pack.signed.id)
-        except StoreError as error:
-            self._emit(Trouble(f"versions of the run before are still on the disk: {error}"))
-
-    def _own_maker(self, store: Store, run: str) -> VersionMaker:
+    def _local_builder(self, store: Store, run: str) -> LocalVersionBuilder:
         loop = self._loop
 
         def tell(message: str) -> None:
             loop.call_soon_threadsafe(self._emit, Trouble(message))
 
         root = self.config.store / "snapshot"
-        return VersionMaker(store, root, self.config.key, run, keeper=self._keeper, on_trouble=tell)
+        return LocalVersionBuilder(
+            store, root, self.config.key, run, published_state=self._published_state, on_trouble=tell
+        )
 
-    def _catching_up(self, store: Store, versions: VersionMaker) -> CatchUp:
+    def _make_squash_scheduler(self, store: Store, versions: LocalVersionBuilder) -> SquashScheduler:
         def offer(pack: Pack) -> None:
             self.runner.offer(pack)
             self.announcer.wake()
 
         planner = SquashPlanner()
-        return CatchUp(
+        return SquashScheduler(
             store,
-            Squasher(store, versions.steps, self.config.key, planner),
+            Squasher(store, versions.delta_records, self.config.key, planner),
             planner,
             versions=versions,
             publishing=self._publishing,
@@ -473,137 +440,21 @@ class TrainerNode:
             on_event=self._emit,
         )
 
-    def _anchor_if_due(self) -> None:
-        if self._anchoring is not None:
-            return
-        config, lineage = self.config, self.announcer.lineage()
-        why = anchor_due(
-            lineage,
-            config.anchor_ratio,
-            deltas=config.anchor_deltas,
-            seconds=config.anchor_seconds,
-            age=self.announcer.age(newest_anchor(lineage)),
-        )
-        if not lineage and self.position is not None:
-            why = "none of the versions is here any more"
-        if why:
-            # Beside the training, which need not wait for it.
-            self._anchoring = asyncio.create_task(self._make_anchor(why))
-
-    async def _make_anchor(self, why: str) -> None:
-        try:
-            async with self._publishing:
-                if not self._stopping:
-                    self._emit(Note(f"writing the newest version out whole: {why}"))
-                    self._offer(await asyncio.to_thread(self.versions.make_anchor, self._planned_rate()))
-        except P2PSyncError as error:
-            if not self._stopping:
-                self._emit(Trouble(f"no new anchor yet: {error}"))
-        finally:
-            self._anchoring = None
-
-    def _offer(self, made: Made, checkpoint: str = "") -> Published:
-        self.runner.offer(made.pack)
-        self.runner.running(made.position)
-        self._acceptance.published(made.position, time.monotonic())
-        event = published(made, checkpoint)
-        self._emit(event)
-        self.announcer.wake()
-        return event
+    def _tell(self, trouble: str) -> None:
+        self._emit(Trouble(trouble))
 
     def _lost(self, id: bytes) -> None:
-        if self._replacing is not None:
-            self._replacing.lost(id)
+        if self._replacement is not None:
+            self._replacement.lost(id)
 
     async def _members(self) -> Sequence[Member]:
         assert self._client is not None
-        return self._elsewhere.as_seen_here((await self._client.status()).view.members)
-
-    def _mended(self) -> None:
-        """The published bits were made anew: from an earlier version, if the store did not lead to the newest one."""
-        if self.position is not None:
-            self.runner.running(self.position)
-        self._anchor_if_due()
-        self.announcer.wake()
-
-    async def _until_running(self, actors: int, patience: float) -> None:
-        """Acknowledgements raise no revision to wait for: the hub is asked now and then."""
-        clock = asyncio.get_running_loop().time
-        say_at, give_up_at = clock() + SAY_EVERY, math.inf
-        while True:
-            await self._look_around()
-            if self.standing.reached(actors):
-                give_up_at = min(give_up_at, clock() + patience)
-                if not self.standing.waiting or clock() >= give_up_at:
-                    return
-            if clock() >= say_at:
-                say_at = clock() + SAY_EVERY
-                self._emit(Note(f"waiting: {self.standing}"))
-            await asyncio.sleep(ASK_EVERY)
-
-    async def _look_around(self) -> None:
-        with suppress(HubError):
-            self.standing = standing(await self._members(), self.position)
-
-    async def _from_hub(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask the hub; where the trainer was told to wait for it, until it answers."""
-        pause, told = RETRY_FIRST, False
-        while True:
-            try:
-                return await ask()
-            except HubError as error:
-                if not self.config.wait_for_hub:
-                    raise
-                if not told:
-                    self._emit(HubAway(f"{error}; waiting for it"))
-                told = True
-            await asyncio.sleep(pause)
-            pause = min(RETRY_LAST, pause * 2)
-
-    async def _embed_hub(self, trusted: frozenset[bytes], host: str, advertised: tuple[str, ...]) -> None:
-        self.hub = HubService(
-            HubConfig(trusted=trusted, ttl=self.config.ttl, embedded=True),
-            token=self.config.token,
-            planner=_hub_planner() if self.config.plan else None,
-            on_trouble=lambda message: self._emit(Trouble(message)),
-            port_option="--hub-port",
-        )
-        self._on_hub(self.hub)
-        port = await self.hub.start(host, self.config.hub_port)
-        self.local_hub_url = url_of(local_host(host), port)
-        reached = reachable_host(host, advertised)
-        self.hub_url = url_of(reached, port) if reached else self.local_hub_url
+        return self._other_runs.without_other_runs((await self._client.status()).view.members)
 
     def _on_view(self, view: View) -> None:
-        if (event := self._elsewhere.news(view.members)) is not None:
+        if (event := self._other_runs.warning(view.members)) is not None:
             self._emit(event)
-        self._view = view = msgspec.structs.replace(view, members=self._elsewhere.as_seen_here(view.members))
+        self._view = view = msgspec.structs.replace(view, members=self._other_runs.without_other_runs(view.members))
         self.announcer.viewed(view)
-        if self._catch_up is not None:
-            self._catch_up.viewed(view)
-
-
-def _hub_planner() -> Planner:
-    from p2psync.topology.plan_process import PlanProcess
-
-    # Above the revisions of an earlier life of this hub, which nodes may still follow.
-    return PlanProcess(int(time.time()))
-
-
-def published(made: Made, checkpoint: str = "") -> Published:
-    """What people are told of a version. checkpoint: where it was read from."""
-    manifest = made.pack.manifest
-    return Published(
-        version=manifest.version,
-        digest=manifest.digest.hex(),
-        anchor=manifest.base is None,
-        changed=manifest.changed,
-        total=manifest.total,
-        payload_bytes=manifest.payload_bytes,
-        full_bytes=sum(row.spec.nbytes for row in manifest.rows() if row.after),
-        chunks=manifest.chunks,
-        seconds=made.seconds,
-        at=time.time(),
-        profile=manifest.profile,
-        checkpoint=checkpoint,
-    )
+        if self._squash_scheduler is not None:
+            self._squash_scheduler.viewed(view)

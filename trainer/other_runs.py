@@ -10,19 +10,21 @@ from p2psync.membership.records import Member
 from p2psync.observe.events import ActorsElsewhere
 
 
-class Elsewhere:
-    """What one trainer makes of its members' runs. Versions of two runs have nothing to do with each other."""
+class OtherRuns:
+    """The members of a hub whose versions are not of one trainer's run. Versions of two runs are unrelated."""
 
     def __init__(self, run: str, epoch: int) -> None:
         """run, epoch: the trainer's."""
         self._run = run
         self._epoch = epoch
-        # Members that were told of, by the run and epoch that the most of them are at.
+        # How many members the last warning named, by the newest run and epoch among them.
         self._told: dict[tuple[str, int], int] = {}
 
-    def as_seen_here(self, members: Iterable[Member]) -> list[Member]:
-        """The members without versions of other runs: who is at an older run has none of this one's yet, and who is at
-        a newer one wants none."""
+    def without_other_runs(self, members: Iterable[Member]) -> list[Member]:
+        """Returns the members of this run, and those of older runs as members without a version.
+
+        Members at a newer run do not take this trainer's versions and are left out, except for trainers.
+        """
         seen = []
         for member in members:
             if member.run in ("", self._run):
@@ -31,9 +33,11 @@ class Elsewhere:
                 seen.append(msgspec.structs.replace(member, version=None, digest="", run="", epoch=0))
         return seen
 
-    def news(self, members: Iterable[Member]) -> ActorsElsewhere | None:
-        """What people must be told of members that will not take this trainer's versions: once, and again whenever
-        twice as many are there."""
+    def warning(self, members: Iterable[Member]) -> ActorsElsewhere | None:
+        """Returns a warning about members that will not take this trainer's versions, being at a newer run or epoch.
+
+        It comes once, and again whenever there are twice as many of them; None otherwise.
+        """
         ahead = [(member.run, member.epoch) for member in members if member.info.role != "trainer"]
         ahead = [place for place in ahead if place > (self._run, self._epoch)]
         if not ahead:

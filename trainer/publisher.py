@@ -38,12 +38,13 @@ from p2psync.observe.events import Event, Published
 from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.rollouts import Rollouts
-from p2psync.trainer.versions.builder import Maker
+from p2psync.trainer.versions.builder import VersionBuilder
 from p2psync.trainer.versions.device_path import DevicePath
 from p2psync.trainer.versions.resident import ResidentSnapshot
-from p2psync.trainer.versions.snapshot import Keeper
+from p2psync.trainer.versions.snapshot import PublishedState
 from p2psync.trainer.versions.tensors import MasterSource, TensorSource
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class Publisher:
         on_event: Callable[[Event], None] | None = None,
         on_hub: Callable[[HubService], None] = lambda hub: None,
         rollouts: Rollouts | None = None,
-        maker: Callable[[Store, str], Maker] | None = None,
+        version_builder: Callable[[Store, str], VersionBuilder] | None = None,
     ) -> None:
         """names: published names by state_dict keys, a mapping or a function, with wrappers looked through; None leaves
         a tensor out (docs/modules.md). files: a directory whose files other than weights go along. masters: fp32
@@ -101,7 +102,7 @@ class Publisher:
         self._rollouts = rollouts
         self._on_event = on_event if on_event is not None else EventLog("p2psync.publisher")
         self._on_hub = on_hub
-        self._maker = maker
+        self._version_builder = version_builder
         self._loop: BackgroundLoop | None = None
         self._node: TrainerNode | None = None
 
@@ -113,7 +114,7 @@ class Publisher:
             raise UsageError("this publisher was started already: make another one")
         self._loop = loop = BackgroundLoop("p2psync-trainer")
         try:
-            self._node = node = loop.call(_called(self._make_node))
+            self._node = node = loop.call(_call_on_loop(self._make_node))
             loop.call(node.start())
             if self._rollouts is not None and (live := self.position) is not None:
                 self._rollouts.admit(live)
@@ -173,7 +174,7 @@ class Publisher:
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the node's loop (for routes that `on_hub` added)."""
-        return self._running()[0].call(_called(function))
+        return self._running()[0].call(_call_on_loop(function))
 
     def wait(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the node's loop and wait for it."""
@@ -188,7 +189,7 @@ class Publisher:
         try:
             loop.call(node.until_running(actors), timeout)
         except TimeoutError:
-            raise UsageError(f"after {timeout:.0f} s {self.node.standing}") from None
+            raise UsageError(f"after {timeout:.0f} s {self.node.adoption}") from None
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -198,20 +199,26 @@ class Publisher:
         return self._loop, self._node
 
     def _make_node(self) -> TrainerNode:
-        keeper = self._keeper if self._resident else None
-        return TrainerNode(self._config, self._hear, self._serve_beside, keeper=keeper, maker=self._maker)
+        published_state = self._resident_state if self._resident else None
+        return TrainerNode(
+            self._config,
+            self._on_node_event,
+            self._serve_rollouts,
+            published_state=published_state,
+            version_builder=self._version_builder,
+        )
 
-    def _serve_beside(self, hub: HubService) -> None:
+    def _serve_rollouts(self, hub: HubService) -> None:
         if self._rollouts is not None and self._loop is not None:
             self._rollouts.mount(hub, self._loop)
         self._on_hub(hub)
 
-    def _hear(self, event: Event) -> None:
+    def _on_node_event(self, event: Event) -> None:
         if self._rollouts is not None and isinstance(event, Published):
             self._rollouts.published(event)  # before it is announced: no result of it must come sooner
         self._on_event(event)
 
-    def _keeper(self) -> Keeper:
+    def _resident_state(self) -> PublishedState:
         def parameters() -> ModuleTable:
             table = self._table()
             if table is not seen[0]:
@@ -247,5 +254,5 @@ def _master_keys(table: ModuleTable, masters: Mapping[str, torch.Tensor]) -> dic
     return keys
 
 
-async def _called(function: Callable[[], T]) -> T:
+async def _call_on_loop(function: Callable[[], T]) -> T:
     return function()

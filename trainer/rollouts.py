@@ -45,7 +45,7 @@ from p2psync.net.hub_wire import decode_error
 from p2psync.observe.events import Published
 from p2psync.protocol.versions import Position
 from p2psync.protocol.wire import decode_msgpack, encode_msgpack
-from p2psync.trainer.ledger.core import Done, LedgerConfig
+from p2psync.trainer.ledger.core import LedgerConfig, LedgerResult
 from p2psync.trainer.ledger.journal import Journal
 from p2psync.trainer.ledger.routes import MAX_PUT_BODY, MAX_TAKE_BYTES, MEDIA_TYPE, TOKEN_HEADER
 from p2psync.trainer.ledger.service import LedgerService, mount
@@ -55,13 +55,13 @@ __all__ = ["RemoteRollouts", "Rollouts"]
 T = TypeVar("T")
 
 
-class _Taking(Protocol):
-    def take(self, max_items: int, version: int | None = None, timeout: float = math.inf) -> list[Done]: ...
+class _ResultSource(Protocol):
+    def take(self, max_items: int, version: int | None = None, timeout: float = math.inf) -> list[LedgerResult]: ...
 
 
-def _collect(source: _Taking, version: int, count: int, timeout: float) -> list[Done]:
+def _collect(source: _ResultSource, version: int, count: int, timeout: float) -> list[LedgerResult]:
     deadline = time.monotonic() + timeout
-    results: list[Done] = []
+    results: list[LedgerResult] = []
     while len(results) < count:
         taken = source.take(count - len(results), version, max(0.0, deadline - time.monotonic()))
         if not taken:
@@ -111,14 +111,14 @@ class Rollouts:
         `StoreError`."""
         return self._call(self.service.put(version, items, skip_known=True))
 
-    def take(self, max_items: int, version: int | None = None, timeout: float = math.inf) -> list[Done]:
+    def take(self, max_items: int, version: int | None = None, timeout: float = math.inf) -> list[LedgerResult]:
         """Take up to `max_items` results for the step in hand, of work put in for `version` (None: any).
 
         Waits for the first, `timeout` seconds at most. Raises `StoreError`.
         """
         return self._call(self.service.take(max_items, version, wait=timeout))
 
-    def collect(self, version: int, count: int, timeout: float = math.inf) -> list[Done]:
+    def collect(self, version: int, count: int, timeout: float = math.inf) -> list[LedgerResult]:
         """Take `count` results of work put in for `version`, sorted by their items. `UsageError` after `timeout` s."""
         return _collect(self, version, count, timeout)
 
@@ -200,7 +200,7 @@ class RemoteRollouts:
             size += len(payload)
         return new + self._put(version, batch)
 
-    def take(self, max_items: int, version: int | None = None, timeout: float = math.inf) -> list[Done]:
+    def take(self, max_items: int, version: int | None = None, timeout: float = math.inf) -> list[LedgerResult]:
         """See `Rollouts.take`. Raises `HubError`; what an answer that was lost held comes again after `resume`."""
         deadline = time.monotonic() + timeout
         while True:
@@ -209,7 +209,7 @@ class RemoteRollouts:
             if reply.results or time.monotonic() >= deadline:
                 return [_done(result) for result in reply.results]
 
-    def collect(self, version: int, count: int, timeout: float = math.inf) -> list[Done]:
+    def collect(self, version: int, count: int, timeout: float = math.inf) -> list[LedgerResult]:
         """See `Rollouts.collect`."""
         return _collect(self, version, count, timeout)
 
@@ -240,6 +240,6 @@ class RemoteRollouts:
         return self._loop.call(post())
 
 
-def _done(taken: Taken) -> Done:
+def _done(taken: Taken) -> LedgerResult:
     item = WorkItem(item=taken.item, version=taken.put_for, payload=taken.payload)
-    return Done(item=item, node=taken.node, version=taken.version, result=taken.result, tokens=taken.tokens)
+    return LedgerResult(item=item, node=taken.node, version=taken.version, result=taken.result, tokens=taken.tokens)

@@ -1,4 +1,4 @@
-"""What a trainer must remember over restarts: its run, its epoch, its name in the swarm."""
+"""The state that a trainer keeps over restarts: its run, its epoch, its name in the swarm."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class RunState(msgspec.Struct, frozen=True):
     node: str
 
     def superseding(self, than: str, unix_ms: int, randomness: bytes) -> RunState:
-        """This, if its run is newer than the one of which `than` begins the id; else a new run, which is.
+        """Returns this state if its run is newer than the run whose id begins with `than`; else one of a newer run.
 
-        The new run goes on from what the store holds. randomness: 10 bytes. Raises `UsageError`: see `later_run`.
+        The new run goes on from the store's versions. randomness: 10 bytes. Raises `UsageError`: see `later_run`.
         """
         if is_newer(self.run, than):
             return self
         return msgspec.structs.replace(self, run=later_run(max(self.run, than), unix_ms, randomness))
 
     def next_epoch(self, view: View, unix_seconds: float, drawn: int) -> RunState:
-        """The same run, at an epoch above every one that this store or the hub knows, and never one of before.
+        """Returns the same run, at an epoch that was never used: above every one that this store or the hub knows.
 
         See `membership.epochs`. unix_seconds: the time; drawn: random bits.
         """
@@ -42,10 +42,10 @@ class RunState(msgspec.Struct, frozen=True):
 
 
 def load_run(path: Path, store: Store, tell: Callable[[str], None]) -> RunState:
-    """The run that `path` remembers, or a new one at epoch 0, which is not written yet. Raises `StoreError`.
+    """Returns the run in the file at `path`, or a new one at epoch 0, which is not written yet. Raises `StoreError`.
 
-    Where the file is damaged or gone, which is told, the run is that of the newest version in `store`: its manifests
-    name it, and the last epoch that was used there. Later epochs are known to the hub, see `next_epoch`.
+    Where the file is damaged or gone, the run and epoch are those of the newest version in `store`. tell: takes a line
+    about that. The hub knows later epochs, see `next_epoch`.
     """
     damage: list[str] = []
     state = recover_record(path, RunState, damage.append, "the run is taken from the versions in the store")
@@ -63,5 +63,5 @@ def load_run(path: Path, store: Store, tell: Callable[[str], None]) -> RunState:
 
 
 def save_run(path: Path, state: RunState) -> None:
-    """Durable once it returns. Raises `StoreError`."""
+    """Write the state to `path`, durably. Raises `StoreError`."""
     save_record(path, state)

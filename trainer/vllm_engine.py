@@ -32,7 +32,8 @@ from p2psync.errors import UsageError
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Published
 from p2psync.protocol.keys import parse_private, public_text
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.versions.tensors import TensorSource
 
 __all__ = ["P2PSyncTrainerEngine", "P2PSyncTrainerInitInfo"]
@@ -141,7 +142,7 @@ class P2PSyncTrainerEngine(TrainerWeightTransferEngine[P2PSyncTrainerInitInfo]):
         )
         self._loop = BackgroundLoop("p2psync-trainer")
         try:
-            self._node = self._loop.call(_made(config))
+            self._node = self._loop.call(_make_node(config))
             self._loop.call(self._node.start())
             join = {
                 "hub_url": info.reach_hub or self._node.hub_url,
@@ -178,7 +179,7 @@ class P2PSyncTrainerEngine(TrainerWeightTransferEngine[P2PSyncTrainerInitInfo]):
         return TensorSource(module_rows(tensors), files)
 
 
-async def _made(config: TrainerConfig) -> TrainerNode:
+async def _make_node(config: TrainerConfig) -> TrainerNode:
     return TrainerNode(config)
 
 

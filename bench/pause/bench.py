@@ -25,7 +25,8 @@ from p2psync.engines.checkpoint.files import Checkpoint, files_signature
 from p2psync.engines.vllm.conductor import ConductedCommit, LLMControls, conducted
 from p2psync.net.background import BackgroundLoop
 from p2psync.protocol.keys import public_text
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.versions.source import CheckpointSource
 
 #: What vLLM needs to run on CPUs without a network.

@@ -25,8 +25,8 @@ from p2psync.bench.swarm.jsonl import say
 from p2psync.delta.warm import warm
 from p2psync.observe.events import Event, Published, Trouble
 from p2psync.protocol.keys import public_text
-from p2psync.trainer.ledger.core import Done
-from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.ledger.core import LedgerResult
 from p2psync.trainer.publisher import Publisher
 
 
@@ -104,7 +104,7 @@ class Learner:
             config,
             rollouts=self._rollouts,
             on_event=_hear,
-            maker=(lambda store, run: WholeMaker(store, config.store / "snapshot", key, run))
+            version_builder=(lambda store, run: WholeMaker(store, config.store / "snapshot", key, run))
             if task.way == FULL
             else None,
         ) as publisher:
@@ -168,7 +168,7 @@ def _items(step: int, prompts: list[int]) -> list[tuple[str, bytes]]:
     return [(f"{step}/{i}", msgspec.msgpack.encode(tokens)) for i, tokens in enumerate(prompts)]
 
 
-def _lags(step: int, results: list[Done]) -> dict[int, int]:
+def _lags(step: int, results: list[LedgerResult]) -> dict[int, int]:
     """The policy that learns in a step is the version of that number."""
     lags: dict[int, int] = {}
     for done in results:

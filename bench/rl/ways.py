@@ -21,7 +21,7 @@ from p2psync.protocol.versions import Position
 from p2psync.trainer.ledger.core import Ledger
 from p2psync.trainer.ledger.service import mount
 from p2psync.trainer.rollouts import Rollouts
-from p2psync.trainer.versions.builder import Made, VersionMaker
+from p2psync.trainer.versions.builder import BuiltVersion, LocalVersionBuilder
 from p2psync.trainer.versions.source import Source
 
 _NUMBER = struct.Struct("<q")
@@ -81,7 +81,7 @@ def rollouts_of(free: bool, journal: Path, staleness: int) -> Rollouts:
     return FreeRollouts(max_staleness=staleness) if free else Rollouts(journal=journal, max_staleness=staleness)
 
 
-class WholeMaker(VersionMaker):
+class WholeMaker(LocalVersionBuilder):
     """Makes every version an anchor."""
 
     def make(
@@ -92,7 +92,7 @@ class WholeMaker(VersionMaker):
         rate: float = 0.0,
         settled: Callable[[], bool] = lambda: True,
         given_up: Callable[[], bool] = lambda: False,
-    ) -> Made | None:
-        """See `VersionMaker`."""
-        self._whole = True
+    ) -> BuiltVersion | None:
+        """See `LocalVersionBuilder`."""
+        self._write_whole = True
         return super().make(source, profile=profile, rate=rate, settled=settled, given_up=given_up)

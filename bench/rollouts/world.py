@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from p2psync.bench.rollouts.replay import Replay
 from p2psync.membership.work import Verdict, WorkItem
-from p2psync.trainer.ledger.core import Done, Ledger, LedgerConfig
-from p2psync.trainer.ledger.records import Change
+from p2psync.trainer.ledger.core import Ledger, LedgerConfig, LedgerResult
+from p2psync.trainer.ledger.records import LedgerChange
 
 TTL = 5.0
 Reply = Callable[[object], None]
@@ -67,7 +67,7 @@ class Trainer:
         self.restarts = 0
         self.verdicts: dict[str, int] = {}
         self.hedged = 0
-        self._pending: list[Change] = []
+        self._pending: list[LedgerChange] = []
         self._replies: list[Callable[[], None]] = []
         self._batch: dict[str, bytes] = {}
 
@@ -106,7 +106,7 @@ class Trainer:
         life = self.life
         self.clock.after(delay, lambda: call() if self.life == life else None)
 
-    def _record(self, change: Change) -> None:
+    def _record(self, change: LedgerChange) -> None:
         self._pending.append(change)
         if len(self._pending) == 1:
             self._later(self.rng.uniform(0.001, self._disk), self._flush)
@@ -141,7 +141,7 @@ class Trainer:
         taken = self.ledger.take(self.rng.randint(1, 8), step)
         self._when_durable(lambda: self._use(step, taken))
 
-    def _use(self, step: int, taken: list[Done]) -> None:
+    def _use(self, step: int, taken: list[LedgerResult]) -> None:
         for done in taken:
             if done.item.item in self._batch:
                 raise Broken(f"{done.item.item} was given out twice in step {step}")

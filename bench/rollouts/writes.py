@@ -17,7 +17,7 @@ from pathlib import Path
 
 from p2psync.membership.work import WorkItem
 from p2psync.trainer.ledger.journal import Journal
-from p2psync.trainer.ledger.records import Accepted, Change, HandedOut, Put, StepCommitted
+from p2psync.trainer.ledger.records import ItemsPut, LedgerChange, ResultAccepted, ResultsTaken, StepCommitted
 
 Spent = tuple[float, float]
 
@@ -28,15 +28,15 @@ def journaled(place: Path, size: int, batch: int, batches: int) -> Spent:
     journal = Journal(path)
     data = os.urandom(size)
     count = batch * batches
-    journal.write([Put(first=0, items=[WorkItem(item=str(n), version=0, payload=b"") for n in range(count)])])
+    journal.write([ItemsPut(first=0, items=[WorkItem(item=str(n), version=0, payload=b"") for n in range(count)])])
 
     def write() -> None:
         for first in range(0, count, batch):
             numbers = range(first, first + batch)
-            changes: list[Change] = [
-                Accepted(item=n, order=n, node="n", version=0, tokens=1, result=data) for n in numbers
+            changes: list[LedgerChange] = [
+                ResultAccepted(item=n, order=n, node="n", version=0, tokens=1, result=data) for n in numbers
             ]
-            changes += [HandedOut(step=0, items=list(numbers)), StepCommitted(step=first)]
+            changes += [ResultsTaken(step=0, items=list(numbers)), StepCommitted(step=first)]
             journal.write(changes)
 
     try:

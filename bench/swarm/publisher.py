@@ -26,8 +26,9 @@ from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.delta.warm import warm
 from p2psync.observe.events import Event, PeerDown, PeerUp, Published, Trouble
 from p2psync.protocol.keys import public_text
-from p2psync.trainer.node import TrainerConfig, TrainerNode
-from p2psync.trainer.versions.builder import Made
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.node import TrainerNode
+from p2psync.trainer.versions.builder import BuiltVersion
 
 #: Units of one tensor.
 _TENSOR = 1 << 22
@@ -94,10 +95,10 @@ class Weights:
 class Trainer(TrainerNode):
     """A trainer that notes when a version was ready."""
 
-    made: Made | None = None
+    made: BuiltVersion | None = None
     offered = 0.0
 
-    def _offer(self, made: Made, checkpoint: str = "") -> Published:
+    def _offer(self, made: BuiltVersion, checkpoint: str = "") -> Published:
         event = super()._offer(made, checkpoint)
         self.made, self.offered = made, time.monotonic()
         return event

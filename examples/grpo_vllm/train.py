@@ -28,8 +28,8 @@ from wire import Prompt, Rollout
 
 from p2psync.cli.keys import read_key
 from p2psync.observe.events import Published
-from p2psync.trainer.ledger.core import Done
-from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.ledger.core import LedgerResult
 from p2psync.trainer.publisher import Publisher
 from p2psync.trainer.rollouts import Rollouts
 
@@ -88,7 +88,7 @@ class Loop:
         prompts = self.task.prompts(step).items()
         self.rollouts.put(step, [(item, msgspec.msgpack.encode(prompt)) for item, prompt in prompts])
 
-    def collect(self, step: int) -> list[Done]:
+    def collect(self, step: int) -> list[LedgerResult]:
         """A step's answers, sorted by their ids."""
         wanted = sorted(self.task.prompts(step))
         done = self.rollouts.collect(step, len(wanted), self.args.patience)
@@ -96,14 +96,20 @@ class Loop:
             raise SystemExit(f"step {step}: not every prompt was answered once")
         return done
 
-    def group(self, done: Done) -> Group:
+    def group(self, done: LedgerResult) -> Group:
         """An answered prompt with its rewards."""
         rollout = msgspec.msgpack.decode(done.result, type=Rollout)
         rewards = [self.task.reward(done.item.item, sample.tokens) for sample in rollout.samples]
         return Group(msgspec.msgpack.decode(done.item.payload, type=Prompt).tokens, rollout.samples, rewards)
 
     def tell(
-        self, step: int, live: int, done: list[Done], groups: list[Group], event: Published | None, seconds: float
+        self,
+        step: int,
+        live: int,
+        done: list[LedgerResult],
+        groups: list[Group],
+        event: Published | None,
+        seconds: float,
     ) -> None:
         """A line of the table."""
         rollouts = [msgspec.msgpack.decode(one.result, type=Rollout) for one in done]

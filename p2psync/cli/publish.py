@@ -62,9 +62,10 @@ def publish(
     superseded = parse_run(supersede, "--supersede") if supersede else ""
 
     async def build() -> None:
+        from p2psync.trainer.config import TrainerConfig
         from p2psync.trainer.daemon import publish_checkpoint
-        from p2psync.trainer.node import TrainerConfig, TrainerNode
-        from p2psync.trainer.watch.layouts import Rules
+        from p2psync.trainer.node import TrainerNode
+        from p2psync.trainer.watch.locations import CheckpointRules
 
         config = TrainerConfig(
             store=store,
@@ -81,7 +82,7 @@ def publish(
             supersede=superseded,
         )
         node = TrainerNode(config, show)
-        rules = Rules(
+        rules = CheckpointRules(
             inside=inside, ignore=tuple(ignore or ()), training_state=training_state, follow_links=follow_links
         )
 
@@ -96,7 +97,7 @@ def publish(
                     announced = True
                     left = await node.until_running(actors, patience)
             except TimeoutError:
-                raise P2PSyncError(node.standing.out_of_time(actors, timeout, announced=announced)) from None
+                raise P2PSyncError(node.adoption.out_of_time(actors, timeout, announced=announced)) from None
             if left.waiting:
                 show(Trouble(f"not waiting any longer: {left}; the others get it from those that have it"))
 

@@ -100,10 +100,11 @@ def trainer(
     async def build() -> None:
         from p2psync.net.addresses import advertised_hosts, listen_host
         from p2psync.net.listening import printed_hub_url
+        from p2psync.trainer.config import TrainerConfig
         from p2psync.trainer.daemon import WatchConfig, WatchDaemon
         from p2psync.trainer.ledger.daemon import DaemonLedger
-        from p2psync.trainer.node import TrainerConfig, TrainerNode
-        from p2psync.trainer.watch.layouts import Rules
+        from p2psync.trainer.node import TrainerNode
+        from p2psync.trainer.watch.locations import CheckpointRules
 
         key_file = key or store / "trainer.key"
         signing = read_key(key_file) if key_file.exists() else make_key(key_file)
@@ -134,8 +135,8 @@ def trainer(
             supersede=superseded,
         )
         work = DaemonLedger(store, max_staleness) if rollouts else None
-        node = TrainerNode(config, show) if work is None else TrainerNode(config, work.hears(show), work.mount)
-        rules = Rules(
+        node = TrainerNode(config, show) if work is None else TrainerNode(config, work.admit_before(show), work.mount)
+        rules = CheckpointRules(
             marker=marker,
             inside=inside,
             ignore=tuple(ignore or ()),

@@ -19,8 +19,9 @@ from p2psync.membership.records import Member, Status
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.observe.events import Committed, Event
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.daemon import publish_checkpoint
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.node import TrainerNode
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 TRUSTED = frozenset({KEY.public_key().public_bytes_raw()})

@@ -33,7 +33,7 @@ from p2psync.errors import DigestMismatchError, P2PSyncError, StoreError
 from p2psync.store.packs import Store
 from p2psync.store.records import clear
 from p2psync.trainer.run_state import RunState, load_run, save_run
-from p2psync.trainer.versions.builder import VersionMaker
+from p2psync.trainer.versions.builder import LocalVersionBuilder
 
 #: One case that takes longer (seconds) is a hang: the process is ended with a trace.
 HANG = 120
@@ -160,41 +160,41 @@ class Case:
     def _run_trainer(self) -> None:
         dice = self.dice
         source = Arrays(a=40_000, b=300, c=1)
-        store, maker = self._open_trainer()
+        store, builder = self._open_trainer()
         try:
             for _ in range(dice.randrange(1, 4)):
-                maker.make(source.step())
+                builder.make(source.step())
             if dice.random() < 0.7:
-                maker.close()
+                builder.close()
                 store.close()
                 for _ in range(dice.choice([1, 1, 3])):
                     self._damage_trainer("at rest")
-                store, maker = self._open_trainer()
+                store, builder = self._open_trainer()
             else:
                 self._damage_trainer("idle")
             for _ in range(2):
-                made = maker.make(source.step(), profile=dice.choice(["fast", "tight"]))
+                made = builder.make(source.step(), profile=dice.choice(["fast", "tight"]))
                 assert made is not None
-            _check_versions(store, maker, source, self.root)
+            _check_versions(store, builder, source, self.root)
         except (StoreError, DigestMismatchError) as error:
             self._refuse(str(error))
         finally:
-            maker.close()
+            builder.close()
             store.close()
 
-    def _open_trainer(self) -> tuple[Store, VersionMaker]:
+    def _open_trainer(self) -> tuple[Store, LocalVersionBuilder]:
         told: list[str] = []
         store = Store(self.root / "packs")
         try:
             found = load_run(self.root / "run.json", store, told.append)
             run = found.run if store.packs() else RUN
             save_run(self.root / "run.json", RunState(run, found.epoch + 1, found.node))
-            maker = VersionMaker(store, self.root / "snapshot", KEY, run, found.epoch + 1)
+            builder = LocalVersionBuilder(store, self.root / "snapshot", KEY, run, found.epoch + 1)
         except BaseException:
             store.close()
             raise
         one_line(told + store.remarks)
-        return store, maker
+        return store, builder
 
     def _damage_trainer(self, when: str) -> None:
         what = damage_one(self.root, self.dice, _spared, unseen=lambda path: path.name.startswith("bits-"))
@@ -205,16 +205,16 @@ def _spared(path: Path) -> bool:
     return path.name == "lock"
 
 
-def _check_versions(store: Store, maker: VersionMaker, source: Arrays, root: Path) -> None:
+def _check_versions(store: Store, builder: LocalVersionBuilder, source: Arrays, root: Path) -> None:
     """The newest version is the source, and the packs alone lead there."""
-    assert maker.position is not None
-    assert maker.position.digest == source.digest
-    other = VersionMaker(store, root / "other" / "snapshot", KEY, maker.position.run, 9)
+    assert builder.position is not None
+    assert builder.position.digest == source.digest
+    other = LocalVersionBuilder(store, root / "other" / "snapshot", KEY, builder.position.run, 9)
     if other.position is None or other.position.digest != source.digest:
         # The packs lead there no more, as after a damaged one was forgotten: a trainer then writes an anchor.
         other.close()
-        maker.make_anchor()
-        other = VersionMaker(store, root / "another" / "snapshot", KEY, maker.position.run, 9)
+        builder.make_anchor()
+        other = LocalVersionBuilder(store, root / "another" / "snapshot", KEY, builder.position.run, 9)
     assert other.position is not None
     assert other.position.digest == source.digest
     for name, bits in source.bits.items():

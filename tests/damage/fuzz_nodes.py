@@ -27,8 +27,9 @@ from p2psync.actor.node import ActorConfig, ActorNode, make_relay
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.records import clear
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.daemon import publish_checkpoint
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.node import TrainerNode
 
 #: How long a node may take to be at the newest version again (seconds): its pauses after failures double.
 LIMIT = 60.0

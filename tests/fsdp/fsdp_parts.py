@@ -17,11 +17,10 @@ from typing import Any, TextIO, cast
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from p2psync.protocol.manifest import Manifest
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
-from p2psync.trainer.versions.builder import VersionMaker
+from p2psync.trainer.versions.builder import LocalVersionBuilder
 from p2psync.trainer.versions.tensors import MasterSource
 
 HERE = Path(__file__).parent
@@ -128,7 +127,7 @@ class OneProcess:
 
     def __init__(self, place: Path, run: str, epoch: int, profile: str, files: Path | None = None) -> None:
         self.store = Store(place / "packs")
-        self.maker = VersionMaker(self.store, place / "snapshot", KEY, run, epoch)
+        self.builder = LocalVersionBuilder(self.store, place / "snapshot", KEY, run, epoch)
         self.profile, self.files = profile, files
 
     def publish(self, full: dict[str, torch.Tensor]) -> Pack:
@@ -136,13 +135,13 @@ class OneProcess:
         untied = {name: tensor for name, tensor in full.items() if name != "head.weight"}
         masters = {name: tensor for name, tensor in untied.items() if tensor.dtype == torch.float32}
         others = {name: tensor for name, tensor in untied.items() if name not in masters}
-        made = self.maker.make(MasterSource(masters, others, self.files), profile=self.profile)
+        made = self.builder.make(MasterSource(masters, others, self.files), profile=self.profile)
         assert made is not None
         return made.pack
 
     def close(self) -> None:
         """Let go."""
-        self.maker.close()
+        self.builder.close()
         self.store.close()
 
 

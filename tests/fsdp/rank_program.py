@@ -30,8 +30,8 @@ from torch.distributed.tensor import DTensor
 import p2psync.topology.hub_planner  # noqa: F401 (what a hub imports when it starts)
 from p2psync.delta.warm import warm
 from p2psync.errors import P2PSyncError
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.fsdp.publisher import FsdpPublisher
-from p2psync.trainer.node import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 
 KEY_BYTES = bytes(range(32))
@@ -137,7 +137,7 @@ class Program:
         began = time.monotonic()
         event = self.publisher.publish(announced=self.options.rank == 0)
         after = resource.getrusage(resource.RUSAGE_SELF)
-        made = self._making()
+        made = self._rank_builder()
         return {
             "version": None if event is None else event.version,
             "moved": made.moved_bytes if made else 0,
@@ -161,16 +161,18 @@ class Program:
 
     def die_when(self, step: str) -> dict[str, Any]:
         """End this process, as kill -9 does, when it comes to a step of the next version."""
-        making = self._making()
-        assert making is not None
+        rank_builder = self._rank_builder()
+        assert rank_builder is not None
 
         def die(*_: object, **__: object) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
         if step == "sealed":
-            making.copy.begin = die
+            rank_builder.snapshot.begin_change = die
         else:
-            setattr(making, {"encoding": "_encode", "signing": "_describe", "applying": "_advance"}[step], die)
+            setattr(
+                rank_builder, {"encoding": "_encode", "signing": "_gather_reports", "applying": "_advance"}[step], die
+            )
         return {}
 
     def close(self) -> dict[str, Any]:
@@ -218,11 +220,11 @@ class Program:
         FsdpPublisher(module, self._config(), dtype=dtype)
         return {}
 
-    def _making(self) -> Any:
+    def _rank_builder(self) -> Any:
         publisher = self.publisher
         if publisher is None or publisher._group.rank is None:
             return None
-        return publisher._maker.making if publisher._maker is not None else publisher._follower.making
+        return publisher._builder.rank_builder if publisher._builder is not None else publisher._follower.rank_builder
 
     def do(self, line: str) -> dict[str, Any]:
         """One command."""

@@ -20,7 +20,7 @@ def versions(packs: list[Pack]) -> list[tuple[int | None, int]]:
 
 
 @pytest.mark.parametrize("step", ["signing", "sealed"])
-def test_a_rank_killed_while_a_version_is_made_leaves_it_announced_nowhere(tmp_path: Path, step: str) -> None:
+def test_a_rank_killed_during_a_build_leaves_no_announced_version(tmp_path: Path, step: str) -> None:
     place = tmp_path / "run"
     with RankProcesses(place, 4, *SMALL) as training:
         hub = training.fine("open")[0]["hub"]
@@ -64,7 +64,7 @@ def test_a_rank_killed_while_a_version_is_made_leaves_it_announced_nowhere(tmp_p
         holds(tmp_path / "actor", full)
 
 
-def test_other_ranks_go_on_where_these_stopped_with_a_version_written_out_whole(tmp_path: Path) -> None:
+def test_a_different_number_of_ranks_goes_on_with_an_anchor(tmp_path: Path) -> None:
     place = tmp_path / "run"
     with RankProcesses(place, 2, *SMALL) as training:
         training.fine("open")
@@ -90,7 +90,7 @@ def test_other_ranks_go_on_where_these_stopped_with_a_version_written_out_whole(
         assert [versions(theirs) for theirs in packs_of(place, 3)] == [[(None, 3), (3, 4)]] * 3
 
 
-def test_an_anchor_that_is_due_is_made_beside_the_training_and_is_that_of_one_process(tmp_path: Path) -> None:
+def test_a_due_anchor_equals_that_of_one_process(tmp_path: Path) -> None:
     place = tmp_path / "run"
     with RankProcesses(place, 2, *SMALL, "--anchor-ratio", "0.0001") as training:
         training.fine("open")

@@ -7,7 +7,7 @@ from pathlib import Path
 from fsdp_parts import OneProcess, RankProcesses, packs_of, same_chunks, same_manifest
 
 
-def test_of_replicas_one_publishes(tmp_path: Path) -> None:
+def test_one_of_several_replicas_publishes(tmp_path: Path) -> None:
     place = tmp_path / "run"
     with RankProcesses(place, 4, "--replicas", "2", "--width", "500") as training:
         training.fine("open")
@@ -32,7 +32,7 @@ def test_of_replicas_one_publishes(tmp_path: Path) -> None:
     assert not (place / "store" / "rank-2").exists()
 
 
-def test_modules_trained_in_their_own_dtype_are_published_as_they_are(tmp_path: Path) -> None:
+def test_modules_without_a_dtype_are_published_as_they_are(tmp_path: Path) -> None:
     place = tmp_path / "run"
     with RankProcesses(place, 2, "--dtype", "plain", "--width", "300") as training:
         training.fine("open")
@@ -58,14 +58,14 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_published_is_refused_in_one_line_at_the_start(tmp_path: Path) -> None:
+def test_an_unsupported_module_is_refused_in_one_line_at_the_start(tmp_path: Path) -> None:
     with RankProcesses(tmp_path / "run", 2, "--width", "64") as training:
         for what, line in REFUSED.items():
             answers = training.tell(f"refused {what}")
             assert all(line in answer["error"] and "\n" not in answer["error"] for answer in answers), (what, answers)
 
 
-def test_a_store_that_is_in_use_at_one_rank_is_told_at_all(tmp_path: Path) -> None:
+def test_a_store_in_use_at_one_rank_fails_all_ranks(tmp_path: Path) -> None:
     from p2psync.store.packs import Store
 
     place = tmp_path / "run"
@@ -75,7 +75,7 @@ def test_a_store_that_is_in_use_at_one_rank_is_told_at_all(tmp_path: Path) -> No
             assert all("in use by another process" in answer["error"] for answer in answers), answers
 
 
-def test_publishing_takes_memory_for_what_changed_and_not_for_whole_tensors(tmp_path: Path) -> None:
+def test_publishing_takes_memory_for_changes_and_not_for_whole_tensors(tmp_path: Path) -> None:
     """The model is 64 MB in bf16. What is mapped counts too: a part of the published bits is at each rank."""
     with RankProcesses(tmp_path / "run", 4, "--width", "1800", "--profile", "fast") as training:
         for command in ("warm", "open", "nudge 0", "publish", "nudge 1", "publish", "nudge 2", "reset_peak"):

@@ -9,7 +9,7 @@ from fsdp_parts import OneProcess, RankProcesses, packs_of, same_chunks, same_ma
 
 
 @pytest.mark.parametrize(("ranks", "profile"), [(2, "tight"), (4, "fast")])
-def test_ranks_make_the_versions_that_one_process_makes(tmp_path: Path, ranks: int, profile: str) -> None:
+def test_ranks_build_the_versions_of_one_process(tmp_path: Path, ranks: int, profile: str) -> None:
     place = tmp_path / "run"
     (place / "files").mkdir(parents=True)
     (place / "files" / "config.json").write_text('{"width": 1024}')

@@ -10,16 +10,15 @@ from typing import TypeVar
 
 import numpy as np
 from fsdp_parts import KEY
-
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.errors import RanksError
 from p2psync.protocol.versions import Position
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
-from p2psync.trainer.fsdp.copy import Copy
-from p2psync.trainer.fsdp.layout import Layout
-from p2psync.trainer.fsdp.making import Making
-from p2psync.trainer.fsdp.stretches import Stretches
+from p2psync.trainer.fsdp.rank_builder import RankBuilder
+from p2psync.trainer.fsdp.rank_layout import RankLayout
+from p2psync.trainer.fsdp.rank_snapshot import RankSnapshot
+from p2psync.trainer.fsdp.unit_ranges import UnitRanges
 
 T = TypeVar("T")
 
@@ -33,21 +32,21 @@ class Meeting:
 
 
 class ThreadRanks:
-    """`Ranks` of one thread."""
+    """`RankGroup` of one thread."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting, self.rank, self.size = meeting, rank, len(meeting.board)
 
     def broadcast(self, data: bytes = b"") -> bytes:
-        """See `Ranks`."""
+        """See `RankGroup`."""
         return self._meet([data])[0][0]
 
     def gather(self, data: bytes) -> list[bytes]:
-        """See `Ranks`."""
+        """See `RankGroup`."""
         return [one[0] for one in self._meet([data])]
 
     def exchange(self, data: Sequence[bytes]) -> list[bytes]:
-        """See `Ranks`."""
+        """See `RankGroup`."""
         return [one[self.rank] for one in self._meet(data)]
 
     def hang_up(self) -> None:
@@ -75,7 +74,7 @@ class Trained:
         for spec in self.specs:
             top = 1 << 8 * spec.width
             self.bits[spec] = self.rng.integers(0, top, spec.count, spec.unit.newbyteorder("="))
-        self.held = [Stretches.of(self._places(rank, ranks)) for rank in range(ranks)]
+        self.held = [UnitRanges.of(self._places(rank, ranks)) for rank in range(ranks)]
 
     def _places(self, rank: int, ranks: int) -> list[tuple[int, int, int]]:
         places = []
@@ -102,7 +101,7 @@ class ShardedBench:
 
     def __init__(self, place: Path, trained: Trained) -> None:
         self.place, self.trained = place, trained
-        self.layout = Layout(trained.specs, trained.held)
+        self.layout = RankLayout(trained.specs, trained.held)
         self.open()
 
     def open(self) -> None:
@@ -110,12 +109,12 @@ class ShardedBench:
         size = self.layout.ranks
         self.meeting = Meeting(size)
         self.stores = [Store(self.place / str(rank) / "packs") for rank in range(size)]
-        self.makings = [
-            Making(
+        self.rank_builders = [
+            RankBuilder(
                 ThreadRanks(self.meeting, rank),
                 self.layout,
                 self.stores[rank],
-                Copy(self.place / str(rank) / "copy", self.layout.specs, self.layout.kept(rank)),
+                RankSnapshot(self.place / str(rank) / "copy", self.layout.specs, self.layout.kept(rank)),
                 KEY if rank == 0 else None,
             )
             for rank in range(size)
@@ -123,21 +122,21 @@ class ShardedBench:
 
     def close(self) -> None:
         """Close them."""
-        for making, store in zip(self.makings, self.stores, strict=True):
-            making.copy.close()
+        for rank_builder, store in zip(self.rank_builders, self.stores, strict=True):
+            rank_builder.snapshot.close()
             store.close()
 
-    def everywhere(self, work: Callable[[Making], T]) -> list[T | Exception]:
+    def everywhere(self, work: Callable[[RankBuilder], T]) -> list[T | Exception]:
         """Do something at all ranks at once; what came of it, or what was raised."""
 
-        def guarded(making: Making) -> T | Exception:
+        def guarded(rank_builder: RankBuilder) -> T | Exception:
             try:
-                return work(making)
+                return work(rank_builder)
             except Exception as error:
                 return error
 
-        with ThreadPoolExecutor(len(self.makings)) as pool:
-            return list(pool.map(guarded, self.makings))
+        with ThreadPoolExecutor(len(self.rank_builders)) as pool:
+            return list(pool.map(guarded, self.rank_builders))
 
     def part(self, rank: int) -> Callable[[int, int, int], Units]:
         """Reads a rank's shards, and nothing else."""
@@ -156,10 +155,10 @@ class ShardedBench:
     def delta(self, profile: str) -> list[Pack]:
         """A delta."""
 
-        def make(making: Making) -> Pack | None:
-            base = making.copy.position
+        def make(rank_builder: RankBuilder) -> Pack | None:
+            base = rank_builder.snapshot.position
             assert base is not None
-            made = making.delta(self.part(making.ranks.rank), base, profile=profile, epoch=1)
+            made = rank_builder.delta(self.part(rank_builder.ranks.rank), base, profile=profile, epoch=1)
             return made[0] if made is not None else None
 
         return self._packs(make)
@@ -168,7 +167,7 @@ class ShardedBench:
         """The copies written out whole."""
         return self._packs(lambda m: m.anchor(position))
 
-    def _packs(self, work: Callable[[Making], Pack | None]) -> list[Pack]:
+    def _packs(self, work: Callable[[RankBuilder], Pack | None]) -> list[Pack]:
         made = self.everywhere(work)
         for one in made:
             if isinstance(one, Exception):

@@ -71,7 +71,7 @@ def test_shares_follow_measured_speed() -> None:
     assert shares[0] == pytest.approx(3 * shares[1], rel=0.05)
 
 
-def test_tokens_and_not_items_are_what_counts() -> None:
+def test_shares_are_measured_in_tokens_not_items() -> None:
     made = ledger(300)
     work(made, "long", 20, 0.0, 1.5, tokens=150)  # as fast as the other: its items were longer
     work(made, "short", 30, 0.0, 1.0, tokens=100)
@@ -80,7 +80,7 @@ def test_tokens_and_not_items_are_what_counts() -> None:
 
 
 @pytest.mark.parametrize("claimed", [10**4, 10**9])
-def test_a_node_that_claims_more_than_can_be_gains_twofold_at_most(claimed: int) -> None:
+def test_a_node_that_overstates_tokens_gains_twofold_at_most(claimed: int) -> None:
     made = ledger(400)
     for node in ("a", "b"):
         work(made, node, 20, 0.0, 1.0)
@@ -98,7 +98,7 @@ def test_a_liar_does_not_make_steps_longer() -> None:
     assert lying.total < 1.1 * honest.total
 
 
-def test_the_last_item_waits_for_who_is_through_with_it_first() -> None:
+def test_the_last_item_waits_for_the_node_that_finishes_it_first() -> None:
     made = ledger(21)
     end = work(made, "slow", 2, 0.0, 10.0)
     work(made, "fast", 18, 0.0, 1.0)
@@ -109,7 +109,7 @@ def test_the_last_item_waits_for_who_is_through_with_it_first() -> None:
     assert names(made.lease("fast", "w2", 1, end + 1)) == ["last"]
 
 
-def test_who_is_silent_for_long_is_not_waited_for() -> None:
+def test_a_long_silent_node_is_not_waited_for() -> None:
     made = ledger(21, hedge_margin=0)
     end = work(made, "slow", 2, 0.0, 10.0)
     work(made, "fast", 18, 0.0, 1.0)
@@ -119,7 +119,7 @@ def test_who_is_silent_for_long_is_not_waited_for() -> None:
     assert names(made.lease("slow", "w", 1, end + 30)) == ["last"]
 
 
-def test_one_of_whom_nothing_is_known_gets_half_of_an_equal_part() -> None:
+def test_an_unmeasured_node_gets_half_of_an_equal_part() -> None:
     made = ledger(120)
     work(made, "known", 20, 0.0, 1.0)
     assert len(made.lease("new", "w", 256, 20.0)) == 100 // 4
@@ -128,7 +128,7 @@ def test_one_of_whom_nothing_is_known_gets_half_of_an_equal_part() -> None:
     assert len(small.lease("new", "w", 256, 0.0)) == 4  # but always so many that its speed can be seen
 
 
-def test_who_has_too_old_a_version_gets_nothing_until_it_has_a_newer_one() -> None:
+def test_a_node_with_a_stale_version_gets_no_items_until_it_has_a_newer_one() -> None:
     made = ledger(8, max_staleness=1)
     made.admit(1, digest(1), 10.0)
     made.admit(2, digest(2), 20.0)
@@ -137,7 +137,7 @@ def test_who_has_too_old_a_version_gets_nothing_until_it_has_a_newer_one() -> No
     assert len(made.lease("late", "w", 1, 22.0)) == 1
 
 
-def test_one_whose_result_would_come_too_late_waits_for_the_newer_version() -> None:
+def test_a_node_whose_result_would_be_stale_waits_for_the_newer_version() -> None:
     made = ledger(60, max_staleness=1)
     for version in range(1, 5):
         made.admit(version, digest(version), 10.0 * version)
@@ -152,7 +152,7 @@ def test_one_whose_result_would_come_too_late_waits_for_the_newer_version() -> N
     assert len(made.lease("node", "w2", 1, 61.0, version=4)) == 1
 
 
-def test_who_gets_versions_late_gets_less() -> None:
+def test_a_node_that_gets_versions_late_gets_fewer_items() -> None:
     made = ledger(0, max_staleness=0)
     for version in range(1, 4):
         made.admit(version, digest(version), 100.0 * version)
@@ -183,7 +183,7 @@ def test_the_last_items_of_a_slow_node_are_offered_again_and_one_result_counts()
         made._pool.remove(
             made._items.numbers[item]
         )  # only four are left, and the slow one got them all when nobody else was
-    made.pace.workers["fast"].seen = -100.0
+    made.throughput.workers["fast"].seen = -100.0
     assert names(made.lease("slow", "s", 4, end)) == held[:4]
     assert names(made.lease("fast", "f", 4, end + 0.1)) == [held[3]]
     assert names(made.lease("fast", "f2", 4, end + 0.2)) == [held[2]]
@@ -196,7 +196,7 @@ def test_the_last_items_of_a_slow_node_are_offered_again_and_one_result_counts()
     assert [done.result for done in made.take(99)[-2:]] == [b"mine", b"yours"]
 
 
-def test_nothing_is_hedged_that_would_not_be_sooner() -> None:
+def test_an_item_is_hedged_only_if_that_is_sooner() -> None:
     made = ledger(20)
     end = work(made, "slow", 2, 0.0, 10.0)
     work(made, "fast", 17, 0.0, 1.0)
@@ -205,11 +205,11 @@ def test_nothing_is_hedged_that_would_not_be_sooner() -> None:
     assert made.counts.hedged == 0
 
 
-def test_an_item_that_two_hold_returns_to_the_pool_once_both_are_gone() -> None:
+def test_an_item_held_twice_returns_to_the_pool_once_both_claims_end() -> None:
     made = ledger(20)
     end = work(made, "slow", 2, 0.0, 10.0)
     work(made, "fast", 17, 0.0, 1.0)
-    made.pace.workers["fast"].seen = -100.0
+    made.throughput.workers["fast"].seen = -100.0
     (item,) = made.lease("slow", "s", 1, end)
     assert made.lease("fast", "f", 1, end + 0.1) == [item]
     assert (made.pooled, made.claimed) == (0, 1)
@@ -222,7 +222,7 @@ def test_the_step_in_hand_is_hedged_before_the_next_one_is_begun() -> None:
     made = ledger(20)
     end = work(made, "slow", 2, 0.0, 10.0)
     work(made, "fast", 17, 0.0, 1.0)
-    made.pace.workers["fast"].seen = -100.0
+    made.throughput.workers["fast"].seen = -100.0
     made.put(1, [(f"1/{index}", b"") for index in range(8)])
     slow = made.lease("slow", "s", 1, end)
     assert names(slow) == ["0/19"]
@@ -230,7 +230,7 @@ def test_the_step_in_hand_is_hedged_before_the_next_one_is_begun() -> None:
     assert [item.version for item in made.lease("fast", "f2", 4, end + 0.1)][:1] == [1]
 
 
-def test_early_results_of_the_next_step_leave_room_for_this_one() -> None:
+def test_early_results_of_the_next_step_leave_space_for_this_one() -> None:
     made = ledger(2, allot=False, max_done_bytes=2 * MAX_RESULT_BYTES)
     made.put(1, [(f"1/{index}", b"") for index in range(4)])
     made.lease("node", "w", 6, 0.0)

@@ -16,19 +16,27 @@ from p2psync.bench.rollouts.replay import Replay
 from p2psync.bench.rollouts.world import digest_of
 from p2psync.errors import StoreError
 from p2psync.trainer.ledger.core import Ledger, LedgerConfig
-from p2psync.trainer.ledger.durability import Durability
 from p2psync.trainer.ledger.journal import Journal
-from p2psync.trainer.ledger.records import Change, Put, Saved
+from p2psync.trainer.ledger.journal_writer import JournalWriter
+from p2psync.trainer.ledger.records import ItemsPut, LedgerChange, SavedLedger
 
 KINDS = {
-    "Admitted", "Put", "Claimed", "Unclaimed", "Accepted", "HandedOut", "HandedBack", "StepCommitted", "Dropped",
-}  # fmt: skip
+    "VersionAdmitted",
+    "ItemsPut",
+    "ItemsClaimed",
+    "ClaimsEnded",
+    "ResultAccepted",
+    "ResultsTaken",
+    "ResultsReturned",
+    "StepCommitted",
+    "ItemsDropped",
+}
 
 
-def history(seed: int, turns: int = 120) -> list[Change]:
+def history(seed: int, turns: int = 120) -> list[LedgerChange]:
     """All changes of a ledger that three nodes and a trainer use at random."""
     rng = random.Random(seed)
-    changes: list[Change] = []
+    changes: list[LedgerChange] = []
     ledger = Ledger(LedgerConfig(claim_ttl=5, max_hold=20), record=changes.append)
     leases: list[tuple[str, str]] = []
     for turn in range(turns):
@@ -61,7 +69,7 @@ def history(seed: int, turns: int = 120) -> list[Change]:
     return changes
 
 
-def batches(seed: int, changes: list[Change]) -> list[list[Change]]:
+def batches(seed: int, changes: list[LedgerChange]) -> list[list[LedgerChange]]:
     rng = random.Random(seed)
     parts = []
     while changes:
@@ -71,7 +79,7 @@ def batches(seed: int, changes: list[Change]) -> list[list[Change]]:
     return parts
 
 
-def reopened(path: Path) -> Saved:
+def reopened(path: Path) -> SavedLedger:
     journal = Journal(path)
     try:
         return journal.read()
@@ -80,7 +88,7 @@ def reopened(path: Path) -> Saved:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_is_read_back_is_what_happened_after_every_batch(tmp_path: Path, seed: int) -> None:
+def test_the_journal_reads_back_the_state_after_every_batch(tmp_path: Path, seed: int) -> None:
     path, replay = tmp_path / "ledger.db", Replay()
     changes = history(seed)
     journal = Journal(path)
@@ -100,7 +108,7 @@ def test_the_histories_hold_every_kind_of_change() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_ledger_made_from_any_prefix_is_the_one_that_made_it(tmp_path: Path, seed: int) -> None:
+def test_a_ledger_restored_from_any_prefix_equals_the_original(tmp_path: Path, seed: int) -> None:
     """What was pooled, claimed, done and taken at the time is so again, once each."""
     changes = history(seed)
     replay = Replay()
@@ -119,7 +127,7 @@ def test_a_ledger_made_from_any_prefix_is_the_one_that_made_it(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_log_cut_off_anywhere_holds_whole_batches_from_the_first(tmp_path: Path, seed: int) -> None:
+def test_a_log_cut_anywhere_holds_a_prefix_of_whole_batches(tmp_path: Path, seed: int) -> None:
     """As a power cut leaves it: the file without what came last, at any byte."""
     path, replay = tmp_path / "ledger.db", Replay()
     reopened(path)
@@ -150,7 +158,7 @@ def test_a_log_cut_off_anywhere_holds_whole_batches_from_the_first(tmp_path: Pat
 def test_damage_in_the_log_loses_no_batch_before_it(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     journal = Journal(path)
-    journal.write([Put(first=0, items=[])])
+    journal.write([ItemsPut(first=0, items=[])])
     journal.write(history(1)[:1])
     before = journal.read()
     size = Path(f"{path}-wal").stat().st_size
@@ -165,10 +173,10 @@ def test_damage_in_the_log_loses_no_batch_before_it(tmp_path: Path) -> None:
     assert reopened(tmp_path / "copy") == before
 
 
-def test_the_file_stays_small_while_much_goes_through(tmp_path: Path) -> None:
+def test_the_file_stays_small_under_a_long_load(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     journal = Journal(path, remembered=100)
-    changes: list[Change] = []
+    changes: list[LedgerChange] = []
     ledger = Ledger(LedgerConfig(allot=False, remembered=100, max_items=100), record=changes.append)
     largest = 0
     for step in range(60):
@@ -187,7 +195,7 @@ def test_the_file_stays_small_while_much_goes_through(tmp_path: Path) -> None:
     assert largest < 40e6  # of the 96 MB of answers that went through: 60 steps of 8 answers of 200 kB
 
 
-def test_one_trainer_at_a_time(tmp_path: Path) -> None:
+def test_a_journal_in_use_is_refused(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "ledger.db")
     with pytest.raises(StoreError, match="in use by another"):
         Journal(tmp_path / "ledger.db")
@@ -195,7 +203,7 @@ def test_one_trainer_at_a_time(tmp_path: Path) -> None:
     Journal(tmp_path / "ledger.db").close()
 
 
-def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_bytes(b"not a database at all" * 1000)
     with pytest.raises(StoreError, match="damaged"):
         Journal(tmp_path / "ledger.db")
@@ -209,7 +217,7 @@ def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_refuses_a_batch_whole_and_takes_it_later(tmp_path: Path) -> None:
-    changes: list[Change] = []
+    changes: list[LedgerChange] = []
     ledger = Ledger(LedgerConfig(), record=changes.append)
     journal = Journal(tmp_path / "ledger.db")
     before = journal.read()
@@ -227,20 +235,20 @@ def test_a_full_disk_refuses_a_batch_whole_and_takes_it_later(tmp_path: Path) ->
     journal.close()
 
 
-async def test_what_comes_while_another_batch_is_written_is_waited_for_as_well(
+async def test_settled_waits_for_changes_that_come_during_a_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(tmp_path / "ledger.db")
     write, allowed, written = journal.write, threading.Semaphore(0), []
 
-    def slowly(changes: list[Change]) -> None:
+    def slowly(changes: list[LedgerChange]) -> None:
         assert allowed.acquire(timeout=10)
         write(changes)
         written.extend(changes)
 
     monkeypatch.setattr(journal, "write", slowly)
-    durable = Durability(journal)
-    changes = [Put(first=number, items=[]) for number in range(3)]
+    durable = JournalWriter(journal)
+    changes = [ItemsPut(first=number, items=[]) for number in range(3)]
     durable.record(changes[0])
     first = asyncio.create_task(durable.settled())
     await asyncio.sleep(0.01)  # time for it to begin

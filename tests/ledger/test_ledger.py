@@ -79,7 +79,7 @@ def test_the_work_of_a_node_whose_membership_ends_returns_at_once() -> None:
     assert complete(ledger, "w1", "a") == "late"
 
 
-def test_a_late_result_is_refused_even_if_nobody_has_the_item() -> None:
+def test_a_late_result_is_refused_even_if_no_node_has_the_item() -> None:
     ledger = make("a")
     ledger.lease("n", "w1", 1, now=0)
     assert complete(ledger, "w1", "a", now=30) == "late"
@@ -163,7 +163,7 @@ def test_a_grant_is_bounded_in_bytes() -> None:
     assert len(ledger.lease("n", "w", 20, now=0)) == MAX_GRANT_BYTES // MAX_PAYLOAD_BYTES
 
 
-def test_results_that_nobody_takes_stop_the_work() -> None:
+def test_untaken_results_stop_the_leasing() -> None:
     ledger = make("a", "b", "c", max_done_bytes=10)
     ledger.lease("n", "w", 2, now=0)
     assert complete(ledger, "w", "a", result=bytes(10)) == "accepted"
@@ -174,7 +174,7 @@ def test_results_that_nobody_takes_stop_the_work() -> None:
     assert names(ledger.lease("m", "w2", 1, now=0)) == ["c"]
 
 
-def test_work_of_old_versions_is_dropped_wherever_it_is() -> None:
+def test_work_of_old_versions_is_dropped_whether_claimed_or_not() -> None:
     ledger = make("a", "b", "c")
     ledger.lease("n", "w", 2, now=0)
     ledger.put(1, [("d", b"")])
@@ -198,7 +198,7 @@ def test_work_of_old_versions_is_dropped_wherever_it_is() -> None:
         [("new", bytes(60)), ("newer", bytes(60))],
     ],
 )
-def test_work_that_cannot_be_put_in_is_refused_whole(items: list[tuple[str, bytes]]) -> None:
+def test_invalid_work_is_refused_as_a_whole(items: list[tuple[str, bytes]]) -> None:
     ledger = make("done", "a", max_items=10, max_payload_bytes=100)
     ledger.lease("n", "w", 1, now=0)
     complete(ledger, "w", "done")

@@ -9,7 +9,7 @@ from p2psync.bench.rollouts.world import Trainer
 from p2psync.trainer.ledger.core import Ledger
 
 
-def test_every_prompt_is_answered_once_per_step_whatever_happens() -> None:
+def test_every_prompt_is_answered_once_per_step_under_faults() -> None:
     told: list[str] = []
     swept = sweep(range(80), told.append)
     assert not told
@@ -30,7 +30,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, instead: obje
     return told
 
 
-def test_a_ledger_that_takes_what_is_stale_or_forged_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_that_accepts_stale_or_forged_results_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def judge(self: Ledger, lease: str, item: str, *_rest: object) -> str:
         claim = self._claims.by_lease.get(lease)
         return "accepted" if claim is not None and self._items.numbers.get(item) in claim.items else "duplicate"
@@ -38,9 +38,9 @@ def test_a_ledger_that_takes_what_is_stale_or_forged_is_found_out(monkeypatch: p
     assert broken(monkeypatch, Ledger, "_judge", judge)
 
 
-def test_a_trainer_that_forgets_which_steps_it_holds_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_that_forgets_its_steps_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert broken(monkeypatch, Ledger, "resume", lambda self, committed=None: self.hand_back())
 
 
-def test_an_acknowledgement_before_it_is_durable_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_acknowledgement_before_durability_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert broken(monkeypatch, Trainer, "_when_durable", lambda self, call: call())

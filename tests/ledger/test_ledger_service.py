@@ -29,7 +29,9 @@ async def other(client: HubClient) -> str:
     return (await client.join(NodeInfo(node="2" * 32, role="actor"))).lease
 
 
-async def test_work_goes_out_and_comes_back(service: LedgerService, client: HubClient, lease: str) -> None:
+async def test_work_is_leased_and_its_results_are_taken_over_http(
+    service: LedgerService, client: HubClient, lease: str
+) -> None:
     service.admit(4, DIGEST)
     await service.put(4, [("a", b"\x00prompt"), ("b", b"")])
     actor = WorkClient(client)
@@ -59,7 +61,9 @@ async def test_actors_wait_for_work_and_the_trainer_for_results(
         assert (await taken)[0].result == b"done"
 
 
-async def test_without_work_the_grant_is_empty(service: LedgerService, client: HubClient, lease: str) -> None:
+async def test_a_lease_request_without_work_returns_an_empty_grant(
+    service: LedgerService, client: HubClient, lease: str
+) -> None:
     assert (await WorkClient(client).lease(lease, wait=0.01)).items == []
     assert (await WorkClient(client).lease(lease, wait=0)).items == []
 
@@ -149,7 +153,7 @@ async def test_a_large_grant_arrives(service: LedgerService, client: HubClient, 
     "body",
     ['{"max_items":0}', '{"wait":-1}', '{"work":"short"}', '{"wait":1e999}', "garbage"],
 )
-async def test_requests_that_make_no_sense_are_refused(client: HubClient, lease: str, body: str) -> None:
+async def test_invalid_requests_are_refused(client: HubClient, lease: str, body: str) -> None:
     whole = body.replace("{", f'{{"lease":"{lease}",', 1)
     if "work" not in whole:
         whole = whole.replace("{", '{"work":"' + "ab" * 16 + '",', 1)
@@ -171,7 +175,7 @@ async def test_the_ledger_is_among_the_metrics(service: LedgerService, client: H
     assert 'p2psync_work_refused_total{reason="late"} 1.0' in text
 
 
-async def test_stopping_answers_those_who_wait(
+async def test_stopping_answers_waiting_requests(
     hub: HubService, service: LedgerService, client: HubClient, lease: str
 ) -> None:
     asked = asyncio.create_task(WorkClient(client).lease(lease, wait=20))

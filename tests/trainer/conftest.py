@@ -1,8 +1,17 @@
-"""Parts of the tests of the store and of membership serve here too."""
+"""Shared parts: those of the tests of the store and of membership are importable here too."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent.parent / room) for room in ("store", "membership")]
+import pytest
+from watch_parts import Disk
+
+sys.path[:0] = [str(Path(__file__).parent.parent / package) for package in ("store", "membership")]
+
+
+@pytest.fixture
+def disk() -> Disk:
+    """An empty watched directory."""
+    return Disk()

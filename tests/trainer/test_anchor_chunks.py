@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trainer_parts import KEY, Arrays
-
 from p2psync.protocol.plan import NodePlan, TreePlace
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.node import TrainerNode
+from trainer_parts import KEY, Arrays
 
 #: Of 32 MiB.
 UNITS = 16 << 20
@@ -19,7 +19,7 @@ def plan(mbps: float) -> NodePlan:
 
 
 @pytest.mark.parametrize(("mbps", "chunk"), [(None, 64 << 10), (100, 64 << 10), (1000, 128 << 10)])
-async def test_a_small_anchors_chunks_are_larger_where_the_plan_is_fast(
+async def test_anchor_has_larger_chunks_where_the_planned_rate_is_high(
     tmp_path: Path, mbps: float | None, chunk: int
 ) -> None:
     config = TrainerConfig(store=tmp_path, key=KEY, host="127.0.0.1", hub_port=0, port=0, plan=False)

@@ -19,10 +19,10 @@ from p2psync.errors import StoreError, UsageError
 from p2psync.store.draft import Draft
 from p2psync.store.packs import Store
 from p2psync.trainer.publisher import Publisher
-from p2psync.trainer.versions.builder import Made, VersionMaker
+from p2psync.trainer.versions.builder import BuiltVersion, LocalVersionBuilder
 from p2psync.trainer.versions.device_path import DevicePath
 from p2psync.trainer.versions.resident import ResidentSnapshot
-from p2psync.trainer.versions.snapshot import Keeper
+from p2psync.trainer.versions.snapshot import PublishedState
 from p2psync.trainer.versions.tensors import MasterSource, ModuleSource, TensorSource
 
 
@@ -59,39 +59,41 @@ def others(policy: Policy) -> dict[str, torch.Tensor]:
     return {spec.name: tensor for spec, tensor in module_rows(policy).items() if tensor.dtype != torch.bfloat16}
 
 
-class Maker:
+class BuilderAtPlace:
     """A store and its version maker, with the manifests and chunks of what it made."""
 
-    def __init__(self, place: Path, keeper: Callable[[], Keeper] | None = None) -> None:
-        self.place, self.keeper = place, keeper
+    def __init__(self, place: Path, published_state: Callable[[], PublishedState] | None = None) -> None:
+        self.place, self.published_state = place, published_state
         self.open()
 
     def open(self) -> None:
         """As a start does."""
         self.store = Store(self.place / "packs")
-        self.maker = VersionMaker(self.store, self.place / "snapshot", KEY, RUN, 1, keeper=self.keeper)
+        self.builder = LocalVersionBuilder(
+            self.store, self.place / "snapshot", KEY, RUN, 1, published_state=self.published_state
+        )
 
     def make(self, source: TensorSource) -> tuple[bytes, list[bytes]] | None:
         """The digest and the chunks of the next version."""
-        made = self.maker.make(source)
+        made = self.builder.make(source)
         return None if made is None else content(made)
 
     def close(self) -> None:
         """As an end does."""
-        self.maker.snapshot.close()
+        self.builder.snapshot.close()
         self.store.close()
 
 
-def content(made: Made) -> tuple[bytes, list[bytes]]:
+def content(made: BuiltVersion) -> tuple[bytes, list[bytes]]:
     chunks = [made.pack.read(index) for index in range(made.pack.manifest.chunks)]
     return made.position.digest, [chunk for chunk in chunks if chunk is not None]
 
 
 @pytest.mark.parametrize("twin", [False, True])
-def test_a_module_on_a_device_gives_the_same_versions(tmp_path: Path, twin: bool) -> None:
+def test_device_path_builds_the_versions_of_a_full_scan(tmp_path: Path, twin: bool) -> None:
     path = DevicePath(twin=twin, everywhere=True)
     policy = Policy()
-    plain, ours = Maker(tmp_path / "plain"), Maker(tmp_path / "ours")
+    plain, ours = BuilderAtPlace(tmp_path / "plain"), BuilderAtPlace(tmp_path / "ours")
     for number in range(5):
         if number != 3:
             with torch.no_grad():
@@ -99,19 +101,19 @@ def test_a_module_on_a_device_gives_the_same_versions(tmp_path: Path, twin: bool
                 policy.scale[number] = -0.0
                 policy.steps += 1
         made = ours.make(ModuleSource(policy, path=path))
-        path.published(ours.maker.position)
+        path.published(ours.builder.position)
         assert made == plain.make(ModuleSource(policy))
         assert (made is None) == (number == 3)
     assert bool(path._twin) == twin
     for spec, bits in path._twin.items():
-        assert host_units(bits).tobytes() == ours.maker.snapshot.units(spec).tobytes()
+        assert host_units(bits).tobytes() == ours.builder.snapshot.units(spec).tobytes()
     ours.close()
     plain.close()
 
 
-def test_a_twin_that_missed_a_version_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_path_rebuilds_a_twin_that_missed_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = DevicePath(twin=True, everywhere=True)
-    policy, ours = Policy(), Maker(tmp_path)
+    policy, ours = Policy(), BuilderAtPlace(tmp_path)
     ours.make(ModuleSource(policy, path=path))
     for number in range(5):
         with torch.no_grad():
@@ -125,7 +127,7 @@ def test_a_twin_that_missed_a_version_is_made_anew(tmp_path: Path, monkeypatch: 
             ours.make(ModuleSource(policy))
         else:
             assert ours.make(ModuleSource(policy, path=path)) is not None
-            path.published(ours.maker.position)
+            path.published(ours.builder.position)
         if number != 1:
             check(ours, ModuleSource(policy))
     ours.close()
@@ -135,23 +137,23 @@ def full(*args: object) -> None:
     raise StoreError("the disk is full")
 
 
-def check(maker: Maker, source: TensorSource) -> None:
+def check(builder: BuilderAtPlace, source: TensorSource) -> None:
     """The snapshot is the source, and its position says so."""
-    position = maker.maker.position
+    position = builder.builder.position
     assert position is not None
-    assert list(maker.maker.snapshot.specs) == list(source.specs)
+    assert list(builder.builder.snapshot.specs) == list(source.specs)
     for spec in source.specs:
-        np.testing.assert_array_equal(maker.maker.snapshot.units(spec), source.units(spec))
+        np.testing.assert_array_equal(builder.builder.snapshot.units(spec), source.units(spec))
     total = sum(digest_units(spec, source.units(spec)) for spec in source.specs)
     assert digest_bytes(total % MODULUS) == position.digest
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_masters_give_the_versions_of_a_module_that_is_refreshed_from_them(tmp_path: Path, everywhere: bool) -> None:
+def test_master_source_builds_the_versions_of_a_refreshed_module(tmp_path: Path, everywhere: bool) -> None:
     policy = Policy()
     masters = masters_of(policy)
     path = DevicePath(everywhere=everywhere)
-    plain, ours = Maker(tmp_path / "plain"), Maker(tmp_path / "ours")
+    plain, ours = BuilderAtPlace(tmp_path / "plain"), BuilderAtPlace(tmp_path / "ours")
     for number in range(4):
         learn(policy, masters, number)
         source = MasterSource(masters, others(policy), path=path)
@@ -171,29 +173,29 @@ def refresh(policy: Policy, masters: Mapping[str, torch.Tensor]) -> None:
             policy.get_parameter(name).copy_(master)
 
 
-def resident(policy: Policy) -> Callable[[], Keeper]:
+def resident(policy: Policy) -> Callable[[], PublishedState]:
     names = masters_of(policy)
     return lambda: ResidentSnapshot({name: policy.get_parameter(name) for name in names}, others(policy))
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_a_modules_own_parameters_are_the_copy_and_are_refreshed_by_publishing(
+def test_resident_snapshot_keeps_published_bits_in_the_parameters_and_publishing_refreshes_them(
     tmp_path: Path, everywhere: bool
 ) -> None:
     policy, mirror = Policy(), Policy()
     masters = masters_of(policy)
     path = DevicePath(twin=True, everywhere=everywhere)
-    plain, ours = Maker(tmp_path / "plain"), Maker(tmp_path / "ours", resident(policy))
+    plain, ours = BuilderAtPlace(tmp_path / "plain"), BuilderAtPlace(tmp_path / "ours", resident(policy))
     for number in range(4):
         learn(policy, masters, number)
         made = ours.make(MasterSource(masters, others(policy), path=path))
-        path.published(ours.maker.position)
+        path.published(ours.builder.position)
         mirror.load_state_dict(policy.state_dict())
         refresh(mirror, masters)
         assert made is not None and made == plain.make(ModuleSource(mirror))
         assert all(torch.equal(bits, policy.state_dict()[name]) for name, bits in mirror.state_dict().items())
         assert ours.make(MasterSource(masters, others(policy), path=path)) is None
-        path.published(ours.maker.position)
+        path.published(ours.builder.position)
         check(ours, ModuleSource(policy))
     assert not (tmp_path / "ours" / "snapshot").exists(), "no copy is kept on disk"
     assert all(spec.name not in masters for spec in path._twin), "nor on the device"
@@ -201,10 +203,10 @@ def test_a_modules_own_parameters_are_the_copy_and_are_refreshed_by_publishing(
     plain.close()
 
 
-def test_parameters_that_someone_else_refreshed_are_no_base(tmp_path: Path) -> None:
+def test_resident_snapshot_rebuilds_parameters_that_other_code_refreshed(tmp_path: Path) -> None:
     policy = Policy()
     masters = masters_of(policy)
-    ours = Maker(tmp_path, resident(policy))
+    ours = BuilderAtPlace(tmp_path, resident(policy))
     ours.make(MasterSource(masters, others(policy)))
     for number in range(3):
         learn(policy, masters, number)
@@ -212,15 +214,15 @@ def test_parameters_that_someone_else_refreshed_are_no_base(tmp_path: Path) -> N
             refresh(policy, masters)  # the very mistake: now nothing seems to have changed
         made = ours.make(MasterSource(masters, others(policy)))
         assert made is not None
-        assert ours.maker.position is not None and ours.maker.position.version == number + 1
+        assert ours.builder.position is not None and ours.builder.position.version == number + 1
         check(ours, ModuleSource(policy))
     ours.close()
 
 
-def test_after_a_crash_the_published_bits_come_from_the_store(tmp_path: Path) -> None:
+def test_resident_snapshot_is_rebuilt_from_the_store_after_a_crash(tmp_path: Path) -> None:
     policy = Policy()
     masters = masters_of(policy)
-    ours = Maker(tmp_path, resident(policy))
+    ours = BuilderAtPlace(tmp_path, resident(policy))
     for number in range(3):
         learn(policy, masters, number)
         ours.make(MasterSource(masters, others(policy)))
@@ -229,8 +231,8 @@ def test_after_a_crash_the_published_bits_come_from_the_store(tmp_path: Path) ->
     # Another process, which has an earlier checkpoint of the training.
     policy = Policy()
     masters = masters_of(policy)
-    ours = Maker(tmp_path, resident(policy))
-    assert ours.maker.position is not None and ours.maker.position.version == 2
+    ours = BuilderAtPlace(tmp_path, resident(policy))
+    assert ours.builder.position is not None and ours.builder.position.version == 2
     for name in masters:
         assert torch.equal(policy.state_dict()[name], published[name])
     learn(policy, masters, 9)
@@ -241,12 +243,12 @@ def test_after_a_crash_the_published_bits_come_from_the_store(tmp_path: Path) ->
     ours.close()
 
 
-def test_a_version_that_could_not_be_made_leaves_the_parameters(
+def test_resident_snapshot_keeps_the_parameters_when_a_version_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = Policy()
     masters = masters_of(policy)
-    ours = Maker(tmp_path, resident(policy))
+    ours = BuilderAtPlace(tmp_path, resident(policy))
     ours.make(MasterSource(masters, others(policy)))
     before = {name: bits.clone() for name, bits in policy.state_dict().items()}
     learn(policy, masters, 1)
@@ -259,7 +261,7 @@ def test_a_version_that_could_not_be_made_leaves_the_parameters(
     ours.close()
 
 
-def test_what_cannot_be_masters_is_refused() -> None:
+def test_master_source_refuses_tensors_that_cannot_be_masters() -> None:
     policy = Policy()
     good = masters_of(policy)
     with pytest.raises(UsageError, match="fp32"):
@@ -275,13 +277,13 @@ def test_what_cannot_be_masters_is_refused() -> None:
         Publisher(policy, None, resident=True)  # type: ignore[arg-type]
 
 
-def test_a_strided_or_empty_tensor_is_read_on_the_host(tmp_path: Path) -> None:
+def test_device_path_reads_strided_and_empty_tensors_on_the_host(tmp_path: Path) -> None:
     tensors = {
         TensorSpec(int(Kind.TENSOR), "a", "BF16", (30, 20)): torch.randn(20, 30).t(),
         TensorSpec(int(Kind.TENSOR), "b", "BF16", (0, 4)): torch.zeros(0, 4),
         TensorSpec(int(Kind.TENSOR), "c", "F32", (70, 3)): torch.randn(3, 70).t(),
     }
-    ours = Maker(tmp_path)
+    ours = BuilderAtPlace(tmp_path)
     path = DevicePath(everywhere=True)
     for _ in range(3):
         for tensor in tensors.values():

@@ -24,15 +24,15 @@ def chooser(share: float = 0.01, profile: str = "auto", cores: int = 1) -> Profi
 
 
 @pytest.mark.parametrize(("mbps", "profile"), [(5, "tight"), (30, "tight"), (300, "fast"), (100_000, "fast")])
-def test_a_slow_link_wants_few_bytes_and_a_fast_one_little_work(mbps: int, profile: str) -> None:
+def test_a_slow_link_chooses_tight_and_a_fast_link_chooses_fast(mbps: int, profile: str) -> None:
     assert chooser().choose(UNITS, mbps * MBIT).profile == profile
 
 
-def test_where_no_link_was_ever_busy_work_alone_counts() -> None:
+def test_without_a_measured_link_the_cheaper_coding_is_chosen() -> None:
     assert chooser().choose(UNITS, None).profile == "fast"
 
 
-def test_slow_cores_turn_the_choice_at_a_link_where_fast_ones_would_not() -> None:
+def test_slow_cores_choose_fast_at_a_link_where_fast_cores_choose_tight() -> None:
     link = 40 * MBIT
     quick, slow = chooser(), chooser()
     for _ in range(8):
@@ -41,13 +41,13 @@ def test_slow_cores_turn_the_choice_at_a_link_where_fast_ones_would_not() -> Non
     assert slow.choose(UNITS, link).profile == "fast"
 
 
-def test_more_cores_favour_the_profile_of_more_work() -> None:
+def test_more_cores_choose_tight() -> None:
     link = 2000 * MBIT
     assert ProfileChooser(cores=1).choose(UNITS, link).profile == "fast"
     assert ProfileChooser(cores=64).choose(UNITS, link).profile == "tight"
 
 
-def test_from_a_slower_link_to_a_faster_one_the_choice_changes_once() -> None:
+def test_the_choice_changes_once_as_the_link_gets_faster() -> None:
     chosen = [
         chooser().choose(UNITS, mbps * MBIT).profile for mbps in (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000)
     ]
@@ -84,7 +84,7 @@ def test_a_tie_goes_to_fewer_bytes() -> None:
     assert one.choose(UNITS, 1e30).profile == "tight"
 
 
-def test_what_was_measured_counts_more_than_the_calibration() -> None:
+def test_measurements_outweigh_the_calibration() -> None:
     one = chooser()
     assert one.choose(UNITS, 30 * MBIT).profile == "tight"
     for _ in range(8):  # tight turns out to save next to nothing on these weights
@@ -92,14 +92,14 @@ def test_what_was_measured_counts_more_than_the_calibration() -> None:
     assert one.choose(UNITS, 30 * MBIT).profile == "fast"
 
 
-def test_a_profile_that_was_told_is_taken_whatever_the_link() -> None:
+def test_a_forced_profile_is_taken_at_any_link() -> None:
     assert chooser(profile="tight").choose(UNITS, None).profile == "tight"
     assert chooser(profile="fast").choose(UNITS, MBIT).profile == "fast"
     with pytest.raises(UsageError, match="fast, tight or auto"):
         ProfileChooser("thin")
 
 
-def test_the_choice_says_why() -> None:
+def test_the_choice_gives_its_reason() -> None:
     choice = chooser().choose(UNITS, 30 * MBIT)
     assert "30 Mbit/s" in choice.why and "in fast" in choice.why
     assert {f.profile for f in choice.forecasts} == {"fast", "tight"}
@@ -114,7 +114,7 @@ def test_the_slowest_link_is_that_of_the_actor_that_fetched_most_slowly() -> Non
     assert slowest_link([at(5000), at(700), at(0), at(1, "trainer")]) == 700
 
 
-def test_a_delta_of_an_earlier_life_tells_how_much_will_change() -> None:
+def test_a_delta_of_an_earlier_life_predicts_the_share_that_changes() -> None:
     one, other = ProfileChooser(), ProfileChooser()
     one.seen("fast", UNITS, UNITS // 1000, UNITS // 1000 * 12 // 8)
     assert one.forecast("fast", UNITS, MBIT).nbytes == pytest.approx(UNITS / 1000 * 1.5)

@@ -21,7 +21,7 @@ from p2psync.errors import TrustError, UsageError
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Committed, Event
 from p2psync.store.packs import Store
-from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 
 LIMIT = 30.0
@@ -69,7 +69,7 @@ def subscribe(publisher: Publisher, place: Path, policy: nn.Module, heard: Calla
     return Subscriber(policy, config, on_event=heard)
 
 
-def test_a_subscriber_has_every_version_bit_for_bit_and_serving_holds_it_still(
+def test_a_subscriber_gets_every_version_bit_for_bit_and_serving_blocks_commits(
     publisher: Publisher, policy: nn.Module, tmp_path: Path
 ) -> None:
     mirror = module(seed=9)
@@ -96,7 +96,7 @@ def test_a_subscriber_has_every_version_bit_for_bit_and_serving_holds_it_still(
         pass
 
 
-def test_before_a_version_is_made_the_swarm_is_told_that_one_comes(
+def test_the_swarm_is_told_of_a_version_before_it_is_made(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -197,7 +197,7 @@ def test_a_directory_gets_a_file_that_holds_the_modules_state(
     assert (into / "current" / "config.json").read_text() == '{"hidden_size": 64}'
 
 
-def test_a_loop_may_not_wait_for_itself_and_ends_what_its_caller_gave_up() -> None:
+def test_a_background_loop_refuses_calls_to_itself_and_cancels_abandoned_ones() -> None:
     loop = BackgroundLoop("test")
     ended = threading.Event()
 
@@ -221,7 +221,7 @@ def test_a_loop_may_not_wait_for_itself_and_ends_what_its_caller_gave_up() -> No
         loop.call(long())
 
 
-def test_a_subscriber_that_cannot_go_on_says_so_to_who_waits(publisher: Publisher, tmp_path: Path) -> None:
+def test_a_broken_subscriber_raises_at_wait_for(publisher: Publisher, tmp_path: Path) -> None:
     publisher.publish(announced=True)
     config = ActorConfig(
         hub_url=publisher.hub_url, trusted=frozenset({bytes(32)}), store=tmp_path / "actor", host="127.0.0.1"

@@ -11,7 +11,7 @@ from trainer_parts import KEY
 from p2psync.actor.node import ActorConfig
 from p2psync.actor.subscriber import Subscriber
 from p2psync.observe.events import Committed, Event, Fetching
-from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 
 LIMIT = 30.0
@@ -39,7 +39,7 @@ def same(one: nn.Module, two: nn.Module) -> bool:
     )
 
 
-def test_a_module_follows_tight_deltas_one_by_one_and_a_chain_of_them_at_once(tmp_path: Path) -> None:
+def test_a_module_follows_tight_deltas_one_by_one_and_as_a_chain(tmp_path: Path) -> None:
     policy, mirror = module(1), module(2)
     config = TrainerConfig(
         store=tmp_path / "trainer", key=KEY, host="127.0.0.1", hub_port=0, port=0, profile="tight", squash=False

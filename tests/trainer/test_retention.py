@@ -27,7 +27,7 @@ def kept(lineage: list[Announcement], retired: list[Announcement]) -> list[Annou
     return [a for a in lineage if a.id not in gone]
 
 
-def test_nothing_is_due_before_the_first_version() -> None:
+def test_no_anchor_is_due_before_the_first_version() -> None:
     assert not anchor_due([], 1.0)
     assert to_retire([], [member(3)], 5) == []
 
@@ -47,7 +47,7 @@ def test_a_new_anchor_retires_the_old_one_and_what_leads_to_it() -> None:
     assert names(to_retire(lineage, [member(101)], 0)) == names(chain(100))
 
 
-def test_deltas_stay_for_members_that_are_behind_and_for_those_who_were_away() -> None:
+def test_deltas_are_kept_for_members_behind_and_for_absent_members() -> None:
     lineage = [*chain(100), announcement(100, size=1000), announcement(101, 100)]
     left = [a for a in lineage if a not in to_retire(lineage, [member(90), member(101)], 0)]
     assert names(left) == names([announcement(v, v - 1) for v in range(91, 102)] + [announcement(100, size=1000)])
@@ -55,14 +55,14 @@ def test_deltas_stay_for_members_that_are_behind_and_for_those_who_were_away() -
     assert min(a.version for a in left) == 101 - 64 + 1
 
 
-def test_a_member_that_stays_far_behind_does_not_hold_more_than_an_anchor_would_cost_it() -> None:
+def test_a_member_far_behind_holds_no_more_bytes_than_an_anchor() -> None:
     lineage = [*chain(500), announcement(500, size=1000)]
     left = [a for a in lineage if a not in to_retire(lineage, [member(3), member(500)], keep=10_000)]
     assert sum(a.payload_bytes for a in left if a.base is not None) == 1000
     assert resolve(left, (3, "3"), (500, "500")) == [announcement(500, size=1000)]
 
 
-def test_who_starts_from_nothing_may_finish_the_anchor_that_it_began() -> None:
+def test_the_previous_anchor_is_kept_while_a_joiner_may_fetch_it() -> None:
     lineage = [*chain(5), announcement(5, size=1000), announcement(6, 5)]
     left = [a for a in lineage if a not in to_retire(lineage, [member(None), member(6)], 0)]
     assert names(left) == names(lineage)
@@ -71,14 +71,14 @@ def test_who_starts_from_nothing_may_finish_the_anchor_that_it_began() -> None:
     assert names(left) == names([announcement(5, size=1000), announcement(6, size=1000), announcement(6, 5)])
 
 
-def test_what_a_fork_left_behind_goes() -> None:
+def test_manifests_of_an_abandoned_fork_are_retired() -> None:
     lost = [announcement(3, 2, fork="x"), announcement(4, 3, fork="x", base_fork="x")]
     taken_over = [announcement(3, 2, epoch=2, fork="y")]
     lineage = [*chain(2), *lost, *taken_over]
     assert to_retire(lineage, [member(2)], 64) == lost
 
 
-def test_whatever_is_retired_everyone_still_gets_there_as_cheaply() -> None:
+def test_retiring_never_makes_a_members_path_dearer() -> None:
     lineage = [*chain(40, size=7), announcement(20, size=1000), *[announcement(40, size=900)]]
     for keep in (0, 1, 5, 64):
         for versions in ([None], [0], [15, 39], [40], [None, 30]):
@@ -90,7 +90,7 @@ def test_whatever_is_retired_everyone_still_gets_there_as_cheaply() -> None:
                 assert sum(a.payload_bytes for a in after) == sum(a.payload_bytes for a in before)
 
 
-def test_a_delta_larger_than_the_anchor_after_it_stays_while_somebody_may_be_fetching_it() -> None:
+def test_a_delta_larger_than_the_next_anchor_is_kept_while_a_member_may_fetch_it() -> None:
     delta, anchor = announcement(1, 0, 1200), announcement(1, size=1000)
     lineage = [announcement(0, size=1000), delta, anchor]
     assert delta not in to_retire(lineage, [member(0), member(1)], 0)
@@ -98,11 +98,11 @@ def test_a_delta_larger_than_the_anchor_after_it_stays_while_somebody_may_be_fet
 
 
 @pytest.mark.parametrize(("deltas", "due"), [(256, False), (257, True), (5000, True)])
-def test_an_anchor_is_due_after_so_many_deltas_however_small(deltas: int, due: bool) -> None:
+def test_an_anchor_is_due_after_too_many_small_deltas(deltas: int, due: bool) -> None:
     assert bool(anchor_due(chain(deltas, size=1, anchor=1 << 30), 1.0)) is due
 
 
-def test_an_anchor_is_due_once_the_last_one_is_old_unless_nothing_was_published_since() -> None:
+def test_an_anchor_is_due_once_the_last_one_is_old_and_versions_followed() -> None:
     assert not anchor_due(chain(1), 1.0, seconds=3600, age=3600)
     assert "2 hours old" in anchor_due(chain(1), 1.0, seconds=3600, age=7200)
     assert not anchor_due(chain(0), 1.0, seconds=3600, age=7200)
@@ -118,18 +118,18 @@ def test_an_anchor_is_due_once_the_last_one_is_old_unless_nothing_was_published_
         ([announcement(0, size=1000), announcement(2, 1)], {}, "no anchor leads"),
     ],
 )
-def test_why_an_anchor_is_due_is_said(lineage: list[Announcement], settings: dict[str, float], why: str) -> None:
+def test_anchor_due_gives_the_reason(lineage: list[Announcement], settings: dict[str, float], why: str) -> None:
     assert why in anchor_due(lineage, 1.0, **settings)
 
 
-def test_a_member_that_stays_far_behind_small_deltas_holds_a_bounded_number_of_them() -> None:
+def test_a_member_far_behind_holds_a_bounded_number_of_small_deltas() -> None:
     lineage = [*chain(5000, size=1, anchor=1 << 30), announcement(5000, size=1 << 30)]
     left = kept(lineage, to_retire(lineage, [member(0), member(5000)], keep=64))
     assert len(left) == 1 + ANCHOR_DELTAS
     assert resolve(left, (5000 - ANCHOR_DELTAS, str(5000 - ANCHOR_DELTAS)), (5000, "5000")) is not None
 
 
-def test_whatever_should_be_kept_a_new_version_has_room() -> None:
+def test_retiring_always_leaves_space_for_a_new_version() -> None:
     lineage = chain(5000, size=1, anchor=1 << 30)  # an anchor is long due, and cannot be made
     left = kept(lineage, to_retire(lineage, [member(None), member(0), member(4999)], keep=10_000))
     assert len(left) == MOST_ANNOUNCED
@@ -145,7 +145,7 @@ def test_whatever_should_be_kept_a_new_version_has_room() -> None:
     most=st.integers(1, 50),
     manifest_bytes=st.integers(1, 100),
 )
-def test_what_is_left_fits_and_holds_the_newest_version(
+def test_kept_manifests_stay_within_bounds_and_include_the_newest_version(
     deltas: list[int], anchors: set[int], members: list[int | None], keep: int, most: int, manifest_bytes: int
 ) -> None:
     lineage = [announcement(v, v - 1, size) for v, size in enumerate(deltas, 1)]

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer_parts import KEY, RUN, Arrays, Bench, spec
-
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
@@ -20,9 +18,10 @@ from p2psync.errors import DigestMismatchError
 from p2psync.observe.events import Event
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
-from p2psync.trainer.versions.builder import VersionMaker, announcement_of
-from p2psync.trainer.versions.scrubber import Scrubber
+from p2psync.trainer.versions.builder import LocalVersionBuilder, announcement_of
+from p2psync.trainer.versions.scrubber import SnapshotScrubber
 from p2psync.trainer.versions.snapshot import Snapshot
+from trainer_parts import KEY, RUN, Arrays, Bench, spec
 
 #: Units of more than one block, so that the last one is short.
 MANY = (1 << 20) + 12_345
@@ -67,20 +66,20 @@ def everyone_gets(bench: Bench, source: Arrays) -> None:
 
 def flip(bench: Bench, name: TensorSpec, unit: int, bit: int) -> None:
     """Flip a bit of the snapshot in memory."""
-    units = bench.maker.snapshot.units(name)
+    units = bench.builder.snapshot.units(name)
     units[unit] ^= np.array(1 << bit, units.dtype)
 
 
 @pytest.mark.parametrize("profile", ["fast", "tight"])
 @pytest.mark.parametrize("changes", [True, False])
-def test_a_flipped_bit_is_seen_before_the_next_version_is_signed(bench: Bench, profile: str, changes: bool) -> None:
+def test_a_flipped_bit_is_found_before_the_next_version_is_signed(bench: Bench, profile: str, changes: bool) -> None:
     """Whether or not the training changes that unit too."""
     source = Arrays(a=MANY, b=7)
-    bench.maker.make(source)
+    bench.builder.make(source)
     flip(bench, spec("a", MANY), MANY - 1, 9)
     source.step()
     source.bits[spec("a", MANY)][MANY - 1] += changes
-    made = bench.maker.make(source, profile=profile)
+    made = bench.builder.make(source, profile=profile)
     assert made is not None and (made.position.version, made.position.digest) == (1, source.digest)
     bench.holds(source, 1)
     everyone_gets(bench, source)
@@ -101,21 +100,21 @@ def test_no_flips_of_any_dtype_reach_a_version(
         odd = TensorSpec(int(Kind.TENSOR), "odd", dtype, (30_000,))
         source = Arrays(a=10)
         source.bits[odd] = source.rng.integers(0, 256, 30_000 * odd.width, np.uint8).view(odd.unit)
-        bench.maker.make(source)
+        bench.builder.make(source)
         for unit, bit in where:
             flip(bench, odd, unit, bit % (8 * odd.width))
-        bench.maker.make(source.step())
+        bench.builder.make(source.step())
         bench.holds(source, 1)
         everyone_gets(bench, source)
     finally:
         bench.store.close()
 
 
-def test_a_bit_that_flips_on_disk_is_seen_at_the_start(bench: Bench) -> None:
+def test_a_bit_flipped_on_disk_is_found_at_the_start(bench: Bench) -> None:
     source = Arrays(a=1000)
-    bench.maker.make(source)
-    bench.maker.make(source.step())
-    bench.maker.snapshot.close()
+    bench.builder.make(source)
+    bench.builder.make(source.step())
+    bench.builder.snapshot.close()
     bits = next((bench.place / "snapshot").glob("bits-*"))
     damaged = bytearray(bits.read_bytes())
     damaged[100] ^= 1
@@ -125,10 +124,10 @@ def test_a_bit_that_flips_on_disk_is_seen_at_the_start(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("state", [b"", b"\xc1 no state"])
-def test_a_broken_state_file_is_no_reason_to_stop(bench: Bench, state: bytes) -> None:
+def test_a_broken_state_file_rebuilds_the_snapshot(bench: Bench, state: bytes) -> None:
     source = Arrays(a=1000)
-    bench.maker.make(source)
-    bench.maker.make(source.step())
+    bench.builder.make(source)
+    bench.builder.make(source.step())
     (bench.place / "snapshot" / "state").write_bytes(state)
     bench.again()
     bench.holds(source, 1)
@@ -141,14 +140,14 @@ def undecodable(bench: Bench, source: Arrays, monkeypatch: pytest.MonkeyPatch, v
         flip(bench, spec("a", 1000), 500, 3)
         for _ in range(versions):
             source.bits[spec("a", 1000)][500] += 1
-            bench.maker.make(source.step())
+            bench.builder.make(source.step())
 
 
-def test_versions_that_nobody_can_decode_are_dropped_and_the_next_one_is_written_out_whole(
+def test_undecodable_versions_are_dropped_and_the_next_one_is_an_anchor(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Arrays(a=1000, b=3)
-    bench.maker.make(source)
+    bench.builder.make(source)
     good = source.digest
     undecodable(bench, source, monkeypatch, 6)
     with pytest.raises(AssertionError):
@@ -157,30 +156,30 @@ def test_versions_that_nobody_can_decode_are_dropped_and_the_next_one_is_written
     bits = next((bench.place / "snapshot").glob("bits-*"))
     bits.write_bytes(bytes(bits.stat().st_size))
     bench.again()
-    position = bench.maker.position
+    position = bench.builder.position
     assert position is not None and (position.version, position.digest) == (0, good)
     assert [pack.manifest.version for pack in bench.store.packs()] == [0]
-    made = bench.maker.make(source)
+    made = bench.builder.make(source)
     assert made is not None
     assert (made.position.version, made.pack.manifest.base, made.position.digest) == (7, None, source.digest)
     everyone_gets(bench, source)
-    bench.maker.make(source.step())
+    bench.builder.make(source.step())
     everyone_gets(bench, source)
     assert any("version 7 is written out whole" in line for line in bench.told)
 
 
-def test_a_store_that_leads_nowhere_is_gone_on_from_with_a_whole_version(bench: Bench) -> None:
+def test_a_store_without_a_path_goes_on_with_an_anchor(bench: Bench) -> None:
     source = Arrays(a=1000)
-    bench.maker.make(source)
-    bench.maker.make(source.step())
+    bench.builder.make(source)
+    bench.builder.make(source.step())
     for pack in bench.store.packs():
         payload = pack.path / "payload"
         payload.write_bytes(bytes(payload.stat().st_size))
-    bench.maker.snapshot.close()
+    bench.builder.snapshot.close()
     (bench.place / "snapshot" / "state").unlink()
     bench.again()
-    assert bench.maker.position is None
-    made = bench.maker.make(source)
+    assert bench.builder.position is None
+    made = bench.builder.make(source)
     assert made is not None and (made.position.version, made.pack.manifest.base) == (2, None)
     everyone_gets(bench, source)
 
@@ -189,29 +188,29 @@ def test_an_anchor_that_does_not_decode_to_its_bits_is_not_announced(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Arrays(a=100_000)
-    bench.maker.make(source)
+    bench.builder.make(source)
     original = Pack.read
 
     def rotten(self: Pack, index: int) -> bytes | None:
         data = original(self, index)
         return data[:-1] + bytes([data[-1] ^ 1]) if data is not None and self.manifest.version == 1 else data
 
-    bench.maker.make(source.step())
+    bench.builder.make(source.step())
     with monkeypatch.context() as patch:
         patch.setattr(Pack, "read", rotten)
         with pytest.raises(Exception, match=r".") as raised:
-            bench.maker.make_anchor()
+            bench.builder.make_anchor()
     assert raised.value is not None
     assert [pack.manifest.base for pack in bench.store.packs()] == [None, 0]
-    bench.maker.make_anchor()
+    bench.builder.make_anchor()
     bench.holds(source, 1)
 
 
-def test_a_scan_that_misses_a_change_is_noticed(bench: Bench) -> None:
+def test_a_scan_that_misses_a_change_is_found(bench: Bench) -> None:
     source = Arrays(a=5000)
-    bench.maker.make(source)
+    bench.builder.make(source)
     scan = ScanSums(spec("a", 5000))
-    record = bench.maker.snapshot
+    record = bench.builder.snapshot
     assert isinstance(record, Snapshot)
     from p2psync.delta.extract import Extraction
 
@@ -227,7 +226,7 @@ def test_a_scan_that_misses_a_change_is_noticed(bench: Bench) -> None:
 
 async def test_the_scrub_finds_a_flipped_bit_while_nothing_is_published(bench: Bench) -> None:
     source = Arrays(a=MANY, b=7)
-    bench.maker.make(source)
+    bench.builder.make(source)
     flip(bench, spec("a", MANY), 3, 0)
     rounds = 0
     mended: list[bool] = []
@@ -239,7 +238,7 @@ async def test_the_scrub_finds_a_flipped_bit_while_nothing_is_published(bench: B
         if rounds == 2:
             raise asyncio.CancelledError
 
-    scrubber = Scrubber(bench.maker, asyncio.Lock(), lambda: mended.append(True), events.append)
+    scrubber = SnapshotScrubber(bench.builder, asyncio.Lock(), lambda: mended.append(True), events.append)
     with pytest.raises(asyncio.CancelledError):
         await scrubber.run(sleep)
     bench.holds(source, 0)
@@ -250,19 +249,19 @@ async def test_the_scrub_finds_a_flipped_bit_while_nothing_is_published(bench: B
 def test_the_scrub_agrees_with_every_version_as_it_comes(bench: Bench) -> None:
     source = Arrays(a=MANY, b=7)
     for version in range(3):
-        bench.maker.make(source, profile="tight")
+        bench.builder.make(source, profile="tight")
         for _ in range(version + 1):
-            bench.maker.scrub()
+            bench.builder.scrub()
         source.step()
-    while bench.maker.scrub():
+    while bench.builder.scrub():
         pass
     assert not bench.told
 
 
-def test_a_snapshot_that_loses_what_is_written_to_it_is_an_error_that_says_so(
+def test_a_snapshot_that_loses_writes_raises_an_error_about_the_disk(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Arrays(a=1000)
-    bench.maker.make(source)
-    assert VersionMaker(bench.store, bench.place / "other", KEY, RUN).position == bench.maker.position
+    bench.builder.make(source)
+    assert LocalVersionBuilder(bench.store, bench.place / "other", KEY, RUN).position == bench.builder.position
     assert announcement_of(bench.store.packs()[0].signed, bench.store.packs()[0].manifest).version == 0

@@ -19,8 +19,8 @@ from p2psync.errors import DigestMismatchError, FormatError, P2PSyncError, Store
 from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.pack import Pack
 from p2psync.trainer.squash import squasher as module
-from p2psync.trainer.squash.planner import Plan, SquashPlanner
-from p2psync.trainer.squash.squasher import MadeSquash, Overtaken, Squasher
+from p2psync.trainer.squash.planner import SquashPlan, SquashPlanner
+from p2psync.trainer.squash.squasher import BuiltSquash, Squasher, SquashPreempted
 from p2psync.trainer.versions.builder import announcement_of
 
 Version = dict[TensorSpec, Units]
@@ -49,25 +49,25 @@ class Publishing(Bench):
 
     def keep(self, profile: str) -> Pack:
         """Publish the source as it is."""
-        made = self.maker.make(self.source, profile=profile)
+        made = self.builder.make(self.source, profile=profile)
         assert made is not None
         self.versions.append({name: bits.copy() for name, bits in self.source.bits.items()})
         return made.pack
 
-    def plan(self, base: int, head: int) -> Plan:
+    def plan(self, base: int, head: int) -> SquashPlan:
         """The squash from one version to another."""
         packs = {p.manifest.version: p for p in self.store.packs() if p.manifest.base == p.manifest.version - 1}
         chain = [packs[version] for version in range(base + 1, head + 1)]
-        return Plan(tuple(announcement_of(p.signed, p.manifest) for p in chain), 0.0)
+        return SquashPlan(tuple(announcement_of(p.signed, p.manifest) for p in chain), 0.0)
 
-    def squash(self, base: int, head: int, least_bytes: int = 0, profile: str = "fast") -> MadeSquash | None:
+    def squash(self, base: int, head: int, least_bytes: int = 0, profile: str = "fast") -> BuiltSquash | None:
         """Make it."""
-        bits = self.maker.snapshot.units if profile == "tight" else None
+        bits = self.builder.snapshot.units if profile == "tight" else None
         return self.squasher(least_bytes).make(self.plan(base, head), bits)
 
     def squasher(self, least_bytes: int = 0) -> Squasher:
         """What makes it."""
-        return Squasher(self.store, self.maker.steps, KEY, SquashPlanner(least_bytes))
+        return Squasher(self.store, self.builder.delta_records, KEY, SquashPlanner(least_bytes))
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_tensors_that_come_and_go_are_squashed_too(bench: Publishing, profile: s
 
 
 @pytest.mark.parametrize("other", [0, 2])
-def test_from_other_bits_than_the_chain_ends_at_nothing_comes(bench: Publishing, other: int) -> None:
+def test_a_squash_from_wrong_head_bits_is_refused(bench: Publishing, other: int) -> None:
     bench.publish()
     for _ in range(3):
         bench.publish("tight")
@@ -135,13 +135,13 @@ def test_from_other_bits_than_the_chain_ends_at_nothing_comes(bench: Publishing,
     assert len(bench.store.packs()) == 4 and not list((bench.place / "packs").glob("draft-*"))
 
 
-def test_a_publish_that_waits_has_a_squash_given_up(bench: Publishing) -> None:
+def test_a_waiting_publish_preempts_a_squash(bench: Publishing) -> None:
     bench.publish()
     for _ in range(3):
         bench.publish("tight")
     asked = iter([False, True])
-    with pytest.raises(Overtaken):
-        bench.squasher().make(bench.plan(0, 3), bench.maker.snapshot.units, lambda: next(asked))
+    with pytest.raises(SquashPreempted):
+        bench.squasher().make(bench.plan(0, 3), bench.builder.snapshot.units, lambda: next(asked))
     assert len(bench.store.packs()) == 4 and not list((bench.place / "packs").glob("draft-*"))
     bench.publish("tight")
 
@@ -197,7 +197,7 @@ def test_a_squash_that_saves_too_little_is_not_kept(bench: Publishing) -> None:
     assert len(bench.store.packs()) == 4 and not list((bench.place / "packs").glob("draft-*"))
 
 
-def test_what_was_coded_wrongly_is_never_signed(bench: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrongly_encoded_squash_is_never_signed(bench: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.publish()
     for _ in range(3):
         bench.publish()
@@ -213,7 +213,7 @@ def test_what_was_coded_wrongly_is_never_signed(bench: Publishing, monkeypatch: 
     assert len(bench.store.packs()) == 4
 
 
-def test_told_to_stop_it_leaves_nothing(bench: Publishing) -> None:
+def test_a_stopped_squash_leaves_no_files(bench: Publishing) -> None:
     bench.publish()
     for _ in range(3):
         bench.publish()
@@ -247,7 +247,7 @@ def test_killed_anywhere_in_a_squash_the_trainer_goes_on(tmp_path: Path, profile
     bench.publish()
     for published in ("tight", "fast", "tight"):
         bench.publish(published)
-    bench.maker.snapshot.close()
+    bench.builder.snapshot.close()
     bench.store.close()
 
     def work(place: Path) -> Callable[[Callable[[str], None]], None]:
@@ -273,14 +273,14 @@ def test_killed_anywhere_in_a_squash_the_trainer_goes_on(tmp_path: Path, profile
         assert all(read(p) == chunks_of(bench.versions[0], bench.versions[3], profile) for p in squashes)
         if not squashes:
             assert bench.squash(0, 3, profile=profile) is not None
-        bench.maker.snapshot.close()
+        bench.builder.snapshot.close()
         bench.store.close()
         shutil.rmtree(place)
     assert limit > 8
     assert 0 < finished < limit
 
 
-def test_the_snapshot_can_be_made_anew_along_a_squash(bench: Publishing) -> None:
+def test_the_snapshot_is_rebuilt_through_a_squash(bench: Publishing) -> None:
     bench.publish()
     for _ in range(4):
         bench.publish("tight")

@@ -17,7 +17,7 @@ MOST_DESCRIPTORS = 4 * MAX_OPEN_PAYLOADS + 64
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the kernel does not tell what is open")
-async def test_over_many_small_versions_nothing_grows(tmp_path: Path) -> None:
+async def test_many_small_versions_leave_no_growing_state(tmp_path: Path) -> None:
     readings: list[Reading] = []
     told: set[bytes] = set()
     others = open_files()  # what earlier tests of this process left open

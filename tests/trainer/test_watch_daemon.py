@@ -17,12 +17,13 @@ from trainer_parts import KEY
 
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.observe.events import Event, Note, Published, Trouble, Watching
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.daemon import WatchConfig, WatchDaemon, publish_checkpoint
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.versions.source import CheckpointReadError
-from p2psync.trainer.watch.layouts import Rules
-from p2psync.trainer.watch.memory import Memory, Pending
-from p2psync.trainer.watch.store import load_memory, save_memory
+from p2psync.trainer.watch.locations import CheckpointRules
+from p2psync.trainer.watch.memory import PendingPublish, WatchMemory
+from p2psync.trainer.watch.memory_store import load_memory, save_memory
 
 #: No test waits longer for an event (seconds).
 LIMIT = 60.0
@@ -49,7 +50,7 @@ class Trainer:
         self.events: list[Event] = []
         self.heard = asyncio.Event()
         self.node = TrainerNode(config, self.hear)
-        self.rules = Rules(**rules)  # type: ignore[arg-type]
+        self.rules = CheckpointRules(**rules)  # type: ignore[arg-type]
 
     def hear(self, event: Event) -> None:
         self.events.append(event)
@@ -102,7 +103,7 @@ def versions(events: list[Event]) -> list[tuple[str, int]]:
     return [(Path(e.checkpoint).name, e.version) for e in events if isinstance(e, Published) and e.checkpoint]
 
 
-def test_what_is_live_is_said_with_its_version_also_after_a_restart(tmp_path: Path) -> None:
+def test_daemon_names_the_live_checkpoint_and_version_also_after_a_restart(tmp_path: Path) -> None:
     async def first(trainer: Trainer) -> None:
         write(trainer.watched / "step-1", 1)
         assert "published version 0 from" in (await trainer.published("step-1")).line()
@@ -167,7 +168,7 @@ def test_a_link_out_of_the_directory_is_refused_by_name_and_blocks_nothing(tmp_p
     assert versions(run(tmp_path, script)) == [("step-1", 0)]
 
 
-def test_names_that_are_no_text_stop_nothing_also_at_the_next_start(tmp_path: Path) -> None:
+def test_undecodable_names_do_not_stop_the_daemon_or_its_restart(tmp_path: Path) -> None:
     bad = write(Path(os.fsdecode(os.fsencode(tmp_path / "watched") + b"/step-0\xff")), 0)
     (bad / os.fsdecode(b"\xfe.json")).write_text("{}")
     for number in (1, 2):
@@ -180,7 +181,7 @@ def test_names_that_are_no_text_stop_nothing_also_at_the_next_start(tmp_path: Pa
         run(tmp_path, script)
 
 
-def test_a_checkpoint_that_is_no_policy_is_refused_and_the_one_before_it_published(tmp_path: Path) -> None:
+def test_an_invalid_checkpoint_is_refused_and_the_one_before_published(tmp_path: Path) -> None:
     async def script(trainer: Trainer) -> None:
         place = write(trainer.watched / ".new", 2)
         (place / "a").mkdir()
@@ -239,7 +240,7 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_never_published_half(tmp_
     assert versions(run(tmp_path, script)) == [("step-2" if change == "removed" else "step-1", 0)]
 
 
-def test_what_was_published_as_it_was_stopped_is_not_published_again(tmp_path: Path) -> None:
+def test_a_checkpoint_published_while_stopping_is_not_published_again(tmp_path: Path) -> None:
     async def script(trainer: Trainer) -> None:
         write(trainer.watched / "step-1", 1)
         await trainer.published("step-1")
@@ -249,7 +250,7 @@ def test_what_was_published_as_it_was_stopped_is_not_published_again(tmp_path: P
     assert live is not None and (live.path, live.version) == ("step-1", 0)
 
 
-def test_a_process_that_ended_between_a_version_and_its_memory_goes_on_from_that_version(tmp_path: Path) -> None:
+def test_a_crash_between_a_version_and_its_memory_counts_the_version(tmp_path: Path) -> None:
     async def first(trainer: Trainer) -> None:
         write(trainer.watched / "step-2", 2)
         await trainer.published("step-2")
@@ -261,7 +262,7 @@ def test_a_process_that_ended_between_a_version_and_its_memory_goes_on_from_that
     run(tmp_path, first)
     memory = load_memory(tmp_path / "store", tmp_path / "watched")
     assert memory.live is not None
-    cut = Memory(pending=Pending(memory.live, None, {}))
+    cut = WatchMemory(pending=PendingPublish(memory.live, None, {}))
     save_memory(tmp_path / "store", msgspec.json.encode(cut))
     (tmp_path / "watched" / "step-2").rename(tmp_path / ".gone")
     write(tmp_path / "watched" / "step-1", 1)
@@ -271,7 +272,7 @@ def test_a_process_that_ended_between_a_version_and_its_memory_goes_on_from_that
     assert Watching(str(tmp_path / "watched"), "step-2", 0) in events and not versions(events)
 
 
-def test_a_read_that_fails_once_is_tried_again_and_said_with_its_reason(tmp_path: Path) -> None:
+def test_a_failed_read_is_repeated_and_told_with_its_reason(tmp_path: Path) -> None:
     failures = [OSError(errno.ESTALE, "Stale file handle"), OSError(errno.EIO, "Input/output error")]
 
     async def script(trainer: Trainer) -> None:
@@ -292,7 +293,7 @@ def test_a_read_that_fails_once_is_tried_again_and_said_with_its_reason(tmp_path
     assert versions(run(tmp_path, script)) == [("step-1", 0)]
 
 
-def test_the_memory_of_an_earlier_release_is_taken_over(tmp_path: Path) -> None:
+def test_the_memory_file_of_an_earlier_release_is_read(tmp_path: Path) -> None:
     for step in (1, 2):
         write(tmp_path / "watched" / f"step-{step}", step)
     (tmp_path / "store").mkdir()
@@ -305,7 +306,7 @@ def test_the_memory_of_an_earlier_release_is_taken_over(tmp_path: Path) -> None:
     assert memory.live is not None and memory.live.path == "step-2" and set(memory.paths) == {"step-1", "step-2"}
 
 
-def test_one_publish_takes_the_policy_of_a_directory_and_asks_where_there_are_several(tmp_path: Path) -> None:
+def test_publish_checkpoint_takes_the_only_policy_and_refuses_several(tmp_path: Path) -> None:
     async def main() -> None:
         trainer = Trainer(tmp_path)
         await trainer.node.start()
@@ -322,7 +323,7 @@ def test_one_publish_takes_the_policy_of_a_directory_and_asks_where_there_are_se
     asyncio.run(main())
 
 
-def test_a_damaged_memory_is_said_and_only_the_newest_checkpoint_is_published(tmp_path: Path) -> None:
+def test_a_damaged_memory_file_is_told_and_only_the_newest_checkpoint_published(tmp_path: Path) -> None:
     """Earlier ones were published before, and would lead every actor back."""
     for step in range(3):
         write(tmp_path / "watched" / f"step-{step}", step)

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from watch_parts import Disk, Watched
 
-from p2psync.trainer.watch.listing import Entry
-from p2psync.trainer.watch.memory import Memory
+from p2psync.trainer.watch.listing import ListingEntry
+from p2psync.trainer.watch.memory import WatchMemory
 
 SETTLE = 2.0
 SHARDS = 2
@@ -38,7 +38,7 @@ class Reference:
     retired: set[str] = field(default_factory=set)
     seen: set[int] = field(default_factory=set)
     unfit: set[int] = field(default_factory=set)
-    looked_at: dict[int, tuple[list[Entry], float]] = field(default_factory=dict)
+    looked_at: dict[int, tuple[list[ListingEntry], float]] = field(default_factory=dict)
 
     def look(self, disk: Disk, now: float) -> None:
         """One look at the directory."""
@@ -180,7 +180,7 @@ HISTORIES = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(HISTORIES)
-def test_the_newest_whole_policy_is_live_and_none_comes_back(events: list[tuple[str, int, int]]) -> None:
+def test_random_histories_keep_the_newest_whole_policy_live(events: list[tuple[str, int, int]]) -> None:
     history, reference, skew = History(), Reference(), 0.0
     watched = Watched(history.disk, settle=SETTLE)
     for event, step, part in events:
@@ -191,7 +191,7 @@ def test_the_newest_whole_policy_is_live_and_none_comes_back(events: list[tuple[
             disk.remove(to)
             (disk.copy if event == "copy" else disk.move)(place(step), to)
         if event == "restart":
-            watched.restart(msgspec.json.decode(msgspec.json.encode(watched.watcher.memory), type=Memory))
+            watched.restart(msgspec.json.decode(msgspec.json.encode(watched.watcher.memory), type=WatchMemory))
             reference.looked_at.clear()
         if event == "jump":
             skew += (step - 3) * 50.0

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-from trainer_parts import KEY
-
 from p2psync.actor.node import ActorConfig
 from p2psync.actor.subscriber import Subscriber
 from p2psync.actor.work_queue import ClaimedItem, WorkQueue, items_ahead
 from p2psync.observe.events import Committed, Event, Fetching, Note
-from p2psync.trainer.node import TrainerConfig
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 from p2psync.trainer.rollouts import Rollouts
+from torch import nn
+from trainer_parts import KEY
 
 LIMIT = 30.0
 
@@ -67,7 +66,7 @@ def taken(queue: WorkQueue) -> ClaimedItem:
     return work
 
 
-def test_as_much_is_held_ahead_as_slots_become_free_during_a_lease() -> None:
+def test_work_queue_holds_as_many_items_as_slots_free_during_a_lease() -> None:
     assert items_ahead(8, deque(), deque()) == 1
     ten_a_second = deque(i / 10 for i in range(16))
     assert items_ahead(8, ten_a_second, deque([0.5, 0.15, 3.0])) == 1 + 3  # the slow leases waited for work
@@ -75,7 +74,9 @@ def test_as_much_is_held_ahead_as_slots_become_free_during_a_lease() -> None:
     assert items_ahead(8, deque([1.0, 1.0]), deque([0.1])) == 1
 
 
-def test_the_next_item_is_at_hand_before_the_last_result_is_told(subscriber: Subscriber, rollouts: Rollouts) -> None:
+def test_the_next_item_is_there_before_the_last_result_is_acknowledged(
+    subscriber: Subscriber, rollouts: Rollouts
+) -> None:
     rollouts.put(0, [(f"{i}", b"") for i in range(4)])
     with subscriber.work_queue(slots=1) as queue:
         first = taken(queue)
@@ -91,9 +92,7 @@ def test_the_next_item_is_at_hand_before_the_last_result_is_told(subscriber: Sub
     assert {done.item.item: done.result for done in rollouts.collect(0, 4, LIMIT)}["0"] == b"1"
 
 
-def test_what_need_not_be_done_any_more_is_told(
-    subscriber: Subscriber, publisher: Publisher, rollouts: Rollouts
-) -> None:
+def test_void_items_are_reported(subscriber: Subscriber, publisher: Publisher, rollouts: Rollouts) -> None:
     rollouts.put(0, [("a", b""), ("b", b"")])
     rollouts.put(1, [("c", b"")])
     with subscriber.work_queue(slots=3) as queue, subscriber.serving() as position:
@@ -107,14 +106,14 @@ def test_what_need_not_be_done_any_more_is_told(
     assert queue.outcomes == {"accepted": 1, "late": 1}
 
 
-def test_without_work_nothing_is_given_and_later_work_is_heard_of(subscriber: Subscriber, rollouts: Rollouts) -> None:
+def test_work_queue_is_empty_without_work_and_fills_when_work_comes(subscriber: Subscriber, rollouts: Rollouts) -> None:
     with subscriber.work_queue(slots=2) as queue:
         assert queue.take(timeout=0) is None
         rollouts.put(0, [("a", b"x")])
         assert taken(queue).item.payload == b"x"
 
 
-def test_weights_that_are_a_version_already_are_not_fetched(publisher: Publisher, tmp_path: Path) -> None:
+def test_weights_that_match_a_version_are_not_fetched(publisher: Publisher, tmp_path: Path) -> None:
     heard: list[Event] = []
     with subscribe(publisher, tmp_path / "same", module(), heard) as subscriber:
         subscriber.wait_for(0, LIMIT)

@@ -12,7 +12,7 @@ from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.membership.records import Announcement, Member, NodeInfo
 from p2psync.store.packs import Store
-from p2psync.trainer.versions.builder import VersionMaker
+from p2psync.trainer.versions.builder import LocalVersionBuilder
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 RUN = "0" * 11 + "1" + "a" * 20
@@ -72,25 +72,25 @@ class Bench:
         self.store = Store(self.place / "packs")
         try:
             place = self.place / "snapshot"
-            self.maker = VersionMaker(self.store, place, KEY, RUN, 1, on_trouble=self.told.append)
+            self.builder = LocalVersionBuilder(self.store, place, KEY, RUN, 1, on_trouble=self.told.append)
         except BaseException:
             self.store.close()
             raise
 
     def again(self) -> None:
         """What a restart does."""
-        self.maker.snapshot.close()
+        self.builder.snapshot.close()
         self.store.close()
         self.open()
 
     def holds(self, source: Arrays, version: int) -> None:
         """Check that the snapshot is `source`, as `version`."""
-        position = self.maker.position
+        position = self.builder.position
         assert position is not None
         assert (position.version, position.digest) == (version, source.digest)
-        assert list(self.maker.snapshot.specs) == list(source.specs)
+        assert list(self.builder.snapshot.specs) == list(source.specs)
         for name, bits in source.bits.items():
-            np.testing.assert_array_equal(self.maker.snapshot.units(name), bits)
+            np.testing.assert_array_equal(self.builder.snapshot.units(name), bits)
 
 
 def announcement(

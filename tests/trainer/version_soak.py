@@ -29,7 +29,8 @@ from p2psync.delta.tensors import Kind, TensorSpec
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Store
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.versions.tensors import TensorSource
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

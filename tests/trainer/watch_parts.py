@@ -8,12 +8,17 @@ from dataclasses import replace
 import msgspec
 
 from p2psync.trainer.watch.candidates import Candidate
-from p2psync.trainer.watch.layouts import Rules
-from p2psync.trainer.watch.listing import Entry, Kind, Listing, Tensors
-from p2psync.trainer.watch.memory import Memory
-from p2psync.trainer.watch.watcher import Watcher
+from p2psync.trainer.watch.listing import EntryKind, Listing, ListingEntry, TensorHeader
+from p2psync.trainer.watch.locations import CheckpointRules
+from p2psync.trainer.watch.memory import WatchMemory
+from p2psync.trainer.watch.watcher import CheckpointWatcher
 
 SECOND = 1_000_000_000
+
+
+def shard_names(total: int) -> list[str]:
+    """Names of the files of a model in `total` shards."""
+    return [f"model-{i:05d}-of-{total:05d}.safetensors" for i in range(1, total + 1)]
 
 
 class Disk:
@@ -21,7 +26,7 @@ class Disk:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, ListingEntry] = {}
         self.bits: dict[str, str] = {}
         self._inodes = itertools.count(1)
 
@@ -30,9 +35,9 @@ class Disk:
         for depth in range(1, len(path.split("/"))):
             self.folder("/".join(path.split("/")[:depth]))
         time = int(self.now * SECOND)
-        entry = Entry(path, size=size, mtime=time, ctime=time, identity=(1, next(self._inodes)))
+        entry = ListingEntry(path, size=size, mtime=time, ctime=time, identity=(1, next(self._inodes)))
         if path.endswith(".safetensors"):
-            entry = replace(entry, tensors=Tensors(size))
+            entry = replace(entry, tensors=TensorHeader(size))
         self.entries[path] = replace(entry, **fields)  # type: ignore[arg-type]
         self.bits[path] = bits
 
@@ -42,13 +47,13 @@ class Disk:
 
     def folder(self, path: str, **fields: object) -> None:
         """Make a directory."""
-        made = Entry(path, Kind.DIRECTORY, identity=(1, next(self._inodes)))
+        made = ListingEntry(path, EntryKind.DIRECTORY, identity=(1, next(self._inodes)))
         self.entries.setdefault(path, made)
         self.entries[path] = replace(self.entries[path], **fields)  # type: ignore[arg-type]
 
-    def link(self, path: str, target: str, kind: Kind = Kind.DIRECTORY) -> None:
+    def link(self, path: str, target: str, kind: EntryKind = EntryKind.DIRECTORY) -> None:
         """Make a link that leads to `target`."""
-        self.entries[path] = Entry(path, kind, target=target)
+        self.entries[path] = ListingEntry(path, kind, target=target)
 
     def model(self, path: str, bits: str, shards: int = 0) -> None:
         """Write a checkpoint: one file, or so many shards with their index, and a configuration."""
@@ -59,7 +64,7 @@ class Disk:
         if not shards:
             self.write(f"{prefix}model.safetensors", bits)
             return
-        names = [f"model-{i:05d}-of-{shards:05d}.safetensors" for i in range(1, shards + 1)]
+        names = shard_names(shards)
         for name in names:
             self.write(f"{prefix}{name}", bits)
         self.index(f"{prefix}model.safetensors.index.json", *names)
@@ -109,7 +114,7 @@ class Disk:
         """What a look sees now."""
         return Listing.of(self.entries.values(), int(self.now * SECOND))
 
-    def print_of(self, candidate: Candidate) -> str:
+    def fingerprint_of(self, candidate: Candidate) -> str:
         """The bits of its weights."""
         weights = [path for path in candidate.files if path.endswith(".safetensors")]
         prefix = f"{candidate.path}/" if candidate.path and not candidate.lone else ""
@@ -121,11 +126,11 @@ class Watched:
 
     def __init__(self, disk: Disk, *, settle: float = 0.0, backlog: bool = False, **rules: object) -> None:
         self.disk = disk
-        self.rules = Rules(**rules)  # type: ignore[arg-type]
+        self.rules = CheckpointRules(**rules)  # type: ignore[arg-type]
         self.settle, self.backlog = settle, backlog
-        self.watcher = Watcher(self.rules, settle, backlog)
+        self.watcher = CheckpointWatcher(self.rules, settle, backlog)
         self.history: list[tuple[str, str]] = []
-        self.remarks: list[str] = []
+        self.notices: list[str] = []
 
     @property
     def live(self) -> str | None:
@@ -140,10 +145,10 @@ class Watched:
     def offered(self, now: float | None = None) -> Candidate | None:
         """Look once, at `now` by the watcher's clock; what is to be published."""
         self.watcher.observe(self.disk.listing(), self.disk.now if now is None else now)
-        for candidate in self.watcher.unprinted():
-            self.watcher.learn(candidate, self.disk.print_of(candidate))
+        for candidate in self.watcher.without_fingerprint():
+            self.watcher.learn(candidate, self.disk.fingerprint_of(candidate))
         candidate = self.watcher.next()
-        self.remarks += [remark.text for remark in self.watcher.remarks()]
+        self.notices += [notice.text for notice in self.watcher.notices()]
         return candidate
 
     def look(self, seconds: float = 0.0) -> list[str]:
@@ -161,18 +166,18 @@ class Watched:
         bits: what was read; by default what is there now. crash: the process ends as soon as the version is durable,
         and starts again.
         """
-        bits = bits or self.disk.print_of(candidate)
+        bits = bits or self.disk.fingerprint_of(candidate)
         if self.history and self.history[-1][1] == bits:
             self.watcher.same(candidate, len(self.history) - 1)
             return
         self.watcher.begin(candidate, len(self.history) - 1 if self.history else None)
         self.history.append((candidate.path, bits))
         if crash:
-            self.restart(msgspec.json.decode(msgspec.json.encode(self.watcher.memory), type=Memory))
+            self.restart(msgspec.json.decode(msgspec.json.encode(self.watcher.memory), type=WatchMemory))
         else:
             self.watcher.published(candidate, len(self.history) - 1)
 
-    def restart(self, memory: Memory | None = None) -> None:
+    def restart(self, memory: WatchMemory | None = None) -> None:
         """Another watcher, with the memory of this one."""
-        self.watcher = Watcher(self.rules, self.settle, self.backlog, memory or self.watcher.memory)
+        self.watcher = CheckpointWatcher(self.rules, self.settle, self.backlog, memory or self.watcher.memory)
         self.watcher.resume(len(self.history) - 1 if self.history else None)

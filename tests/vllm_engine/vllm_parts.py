@@ -24,7 +24,8 @@ from p2psync.engines.checkpoint.files import Checkpoint, files_signature
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Published
 from p2psync.protocol.keys import public_text
-from p2psync.trainer.node import TrainerConfig, TrainerNode
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.versions.source import CheckpointSource
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

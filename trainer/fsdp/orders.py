@@ -1,7 +1,7 @@
-"""What rank 0 tells the others to do, one thing after another, and where all stand when they start.
+"""The orders that rank 0 sends to the other ranks, and the agreement of all ranks on a version at a start.
 
-The ranks above 0 do nothing of their own accord: whether there is a delta or an anchor, and when, only rank 0 decides,
-which knows the hub. Their training loops hand over the shards; the orders say what becomes of them.
+Only rank 0, which knows the hub, decides whether and when a delta or an anchor is made. The training loops of the other
+ranks hand over their shards; the orders say what is done with them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import msgspec
 
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
-from p2psync.trainer.fsdp.copy import Copy
-from p2psync.trainer.fsdp.ranks import Ranks, together
+from p2psync.trainer.fsdp.rank_snapshot import RankSnapshot
+from p2psync.trainer.fsdp.ranks import RankGroup, run_collectively
 
 
-class Agree(msgspec.Struct, frozen=True, tag=True):
-    """Tell where you stand in this run."""
+class AgreeOrder(msgspec.Struct, frozen=True, tag="Agree"):
+    """Tell which version and which packs of this run you have."""
 
     run: str
 
 
-class Serve(msgspec.Struct, frozen=True, tag=True):
+class ServeOrder(msgspec.Struct, frozen=True, tag="Serve"):
     """Join the swarm of this hub. key: 32 bytes, of rank 0. run: of the versions."""
 
     hub: str
@@ -30,14 +30,14 @@ class Serve(msgspec.Struct, frozen=True, tag=True):
     run: str
 
 
-class Delta(msgspec.Struct, frozen=True, tag=True):
+class DeltaOrder(msgspec.Struct, frozen=True, tag="Delta"):
     """Make a delta of the shards that are handed over."""
 
     profile: str
     epoch: int
 
 
-class First(msgspec.Struct, frozen=True, tag=True):
+class FirstVersionOrder(msgspec.Struct, frozen=True, tag="First"):
     """Write the shards that are handed over out whole."""
 
     run: str
@@ -45,60 +45,63 @@ class First(msgspec.Struct, frozen=True, tag=True):
     version: int
 
 
-class Anchor(msgspec.Struct, frozen=True, tag=True):
-    """Write the version of the copies out whole."""
+class AnchorOrder(msgspec.Struct, frozen=True, tag="Anchor"):
+    """Write the version of the snapshots out whole."""
 
 
-class Keep(msgspec.Struct, frozen=True, tag=True):
+class KeepOrder(msgspec.Struct, frozen=True, tag="Keep"):
     """Remove all packs but these (ids)."""
 
     packs: list[bytes]
 
 
-class Refuse(msgspec.Struct, frozen=True, tag=True):
-    """The shards that are handed over are not published, because of this."""
+class RefuseOrder(msgspec.Struct, frozen=True, tag="Refuse"):
+    """The shards that are handed over are not published. message: why."""
 
     message: str
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
-    """There will be no more orders. message: why, if something went wrong."""
+class StopOrder(msgspec.Struct, frozen=True, tag="Stop"):
+    """No more orders follow. message: why, if something went wrong."""
 
     message: str = ""
 
 
-Order: TypeAlias = Agree | Serve | Delta | First | Anchor | Keep | Refuse | Stop
+Order: TypeAlias = (
+    AgreeOrder | ServeOrder | DeltaOrder | FirstVersionOrder | AnchorOrder | KeepOrder | RefuseOrder | StopOrder
+)
 
 
-def give(ranks: Ranks, order: Order) -> None:
-    """Rank 0: tell the others. Raises `RanksError`."""
+def send_order(ranks: RankGroup, order: Order) -> None:
+    """Send an order from rank 0 to the others. Raises `RanksError`."""
     ranks.broadcast(msgspec.msgpack.encode(order))
 
 
-def take(ranks: Ranks) -> Order:
-    """The others: the next order. Raises `RanksError`."""
+def receive_order(ranks: RankGroup) -> Order:
+    """Returns the next order, at a rank above 0. Raises `RanksError`."""
     order: Order = msgspec.msgpack.decode(ranks.broadcast(), type=Order)
     return order
 
 
-class _Standing(msgspec.Struct, frozen=True, array_like=True):
-    """position: of the copy. newest: number of the newest version ever begun. packs: ids of sealed packs of the run, by
-    rising version."""
+class _RankState(msgspec.Struct, frozen=True, array_like=True):
+    """position: of the snapshot. newest: number of the newest version ever begun. packs: ids of sealed packs of the
+    run, by rising version."""
 
     position: Position | None
     newest: int
     packs: list[bytes]
 
 
-def agree(ranks: Ranks, store: Store, copy: Copy, run: str) -> tuple[Position | None, int]:
-    """(the version that every rank's copy is, None: there is none; number of the newest version that any rank began).
+def agree_on_version(ranks: RankGroup, store: Store, snapshot: RankSnapshot, run: str) -> tuple[Position | None, int]:
+    """Returns the version of all ranks' snapshots, and the number of the newest version that any rank began (-1: none).
 
-    A version that is not sealed at every rank, or is later than that of the copies, was never announced: its packs
-    go. Where copies are of no one version, all packs go, and the next version is written out whole.
+    Removes the packs of versions that are not sealed at every rank, or are later than that of the snapshots: they were
+    never announced. Where the snapshots are not of one version, it returns None for it and removes all packs; the next
+    version is then written out whole. All ranks call this together. Raises `RanksError`, `StoreError`.
     """
     sealed = [pack for pack in store.packs() if pack.manifest.run == run and pack.sealed]
-    mine = _Standing(copy.position, copy.newest, [pack.signed.id for pack in sealed])
-    told = [msgspec.msgpack.decode(data, type=_Standing) for data in ranks.gather(msgspec.msgpack.encode(mine))]
+    mine = _RankState(snapshot.position, snapshot.newest, [pack.signed.id for pack in sealed])
+    told = [msgspec.msgpack.decode(data, type=_RankState) for data in ranks.gather(msgspec.msgpack.encode(mine))]
     first = told[0].position
     same = first is not None and first.run == run and all(one.position == first for one in told)
     position = first if same else None
@@ -111,10 +114,10 @@ def agree(ranks: Ranks, store: Store, copy: Copy, run: str) -> tuple[Position | 
 
     def clear() -> None:
         if position is None:
-            copy.forget()
+            snapshot.invalidate()
         remove_all_but(store, keep)
 
-    together(ranks, clear)
+    run_collectively(ranks, clear)
     return position, max(one.newest for one in told)
 
 

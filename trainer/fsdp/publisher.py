@@ -39,15 +39,18 @@ from p2psync.observe.events import Event, Published
 from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.fsdp import orders
-from p2psync.trainer.fsdp.layout import Layout
-from p2psync.trainer.fsdp.member import Follower, Maker
-from p2psync.trainer.fsdp.ranks import GlooRanks, together
-from p2psync.trainer.fsdp.seed import SeedNode
-from p2psync.trainer.fsdp.shards import Shards, group_of
-from p2psync.trainer.fsdp.stretches import Stretches
-from p2psync.trainer.node import TrainerConfig, TrainerNode, published
-from p2psync.trainer.versions.builder import Made, position_of
+from p2psync.trainer.fsdp.follower import RankFollower
+from p2psync.trainer.fsdp.rank_layout import RankLayout
+from p2psync.trainer.fsdp.ranks import GlooRankGroup, run_collectively
+from p2psync.trainer.fsdp.seed_node import SeedNode
+from p2psync.trainer.fsdp.shards import Shards, publishing_group
+from p2psync.trainer.fsdp.unit_ranges import UnitRanges
+from p2psync.trainer.fsdp.version_builder import ShardedVersionBuilder
+from p2psync.trainer.node import TrainerNode
+from p2psync.trainer.version_events import published_event
+from p2psync.trainer.versions.builder import BuiltVersion, position_of
 from p2psync.trainer.versions.tensors import blobs_beside
 
 T = TypeVar("T")
@@ -81,22 +84,22 @@ class FsdpPublisher:
             raise UsageError(f"{dtype}: fp32 shards are published as they are, or as torch.bfloat16")
         self._module, self._dtype, self._names = module, dtype, names
         self._emit = on_event if on_event is not None else EventLog("p2psync.publisher")
-        self._group = group_of(module, names)
-        self.ranks = GlooRanks(self._group.members, timeout)
-        self._maker: Maker | None = None
+        self._group = publishing_group(module, names)
+        self.ranks = GlooRankGroup(self._group.members, timeout)
+        self._builder: ShardedVersionBuilder | None = None
         self._node: TrainerNode | None = None
         self._loop: BackgroundLoop | None = None
         self._seed: SeedNode | None = None
-        self._follower: Follower | None = None
+        self._follower: RankFollower | None = None
         if self._group.rank is None:
             return
-        self._config = _of_rank(config, self._group.rank)
+        self._config = _rank_config(config, self._group.rank)
         self.layout = self._agree_on_layout(files)
 
-    def _agree_on_layout(self, files: Path | None) -> Layout:
+    def _agree_on_layout(self, files: Path | None) -> RankLayout:
         """All ranks have the same table, and hold every unit of it once. Raises `UsageError`."""
-        bare = together(self.ranks, lambda: Shards(self._module, self._group, self._dtype, {}, self._names))
-        blobs = together(self.ranks, lambda: blobs_beside(bare.tensors, files) if self.ranks.rank == 0 else {})
+        bare = run_collectively(self.ranks, lambda: Shards(self._module, self._group, self._dtype, {}, self._names))
+        blobs = run_collectively(self.ranks, lambda: blobs_beside(bare.tensors, files) if self.ranks.rank == 0 else {})
         told = self.ranks.broadcast(msgspec.msgpack.encode(list(blobs)))
         specs = msgspec.msgpack.decode(told, type=list[TensorSpec])
         self._blobs = blobs or {spec: np.empty(0, spec.unit) for spec in specs}
@@ -109,7 +112,7 @@ class FsdpPublisher:
         if any(theirs != tables[0][0] for theirs, _ in tables):
             raise UsageError("ranks have different tensors: the module must be the same at all of them")
         try:
-            return Layout(tables[0][0], [Stretches.of(held) for _, held in tables])
+            return RankLayout(tables[0][0], [UnitRanges.of(held) for _, held in tables])
         except ValueError as error:
             raise UsageError(str(error)) from None
 
@@ -121,9 +124,9 @@ class FsdpPublisher:
             return self
         try:
             if self._group.rank == 0:
-                self._lead()
+                self._start_leading()
             else:
-                self._follow()
+                self._start_following()
         except BaseException as error:
             self.close(f"{type(error).__name__}: {error}")
             raise
@@ -145,22 +148,26 @@ class FsdpPublisher:
             self._stop_following(trouble)
         self.ranks.close()
 
-    def _lead(self) -> None:
-        def maker(store: Store, run: str) -> Maker:
-            self._maker = Maker(self.ranks, self.layout, store, self._config.store / "copy", self._config.key, run)
-            return self._maker
+    def _start_leading(self) -> None:
+        def version_builder(store: Store, run: str) -> ShardedVersionBuilder:
+            self._builder = ShardedVersionBuilder(
+                self.ranks, self.layout, store, self._config.store / "copy", self._config.key, run
+            )
+            return self._builder
 
         self._loop = BackgroundLoop("p2psync-trainer")
-        self._node = self._loop.call(_called(lambda: TrainerNode(self._config, self._emit, maker=maker)))
+        self._node = self._loop.call(
+            _call_on_loop(lambda: TrainerNode(self._config, self._emit, version_builder=version_builder))
+        )
         self._loop.call(self._node.start())
-        assert self._maker is not None
+        assert self._builder is not None
         key = self._config.key.public_key().public_bytes_raw()
-        beside = self._maker.serve(_as_seen_from_afar(self._node.local_hub_url), key)
-        self._loop.call(_called(lambda: self._trainer.announcer.publish_with(beside)))
+        beside = self._builder.serve(_reachable_hub_url(self._node.local_hub_url), key)
+        self._loop.call(_call_on_loop(lambda: self._trainer.announcer.set_co_publishers(beside)))
 
-    def _follow(self) -> None:
+    def _start_following(self) -> None:
         self._seed = SeedNode(self._config, self._emit)
-        self._follower = Follower(self.ranks, self.layout, self._config.store, self._seed)
+        self._follower = RankFollower(self.ranks, self.layout, self._config.store, self._seed)
         self._follower.start()
         self._follower.serving.result()
 
@@ -168,10 +175,10 @@ class FsdpPublisher:
         if self._loop is None:
             return
         with suppress(RanksError):
-            if self._maker is not None:
-                self._maker.end(trouble)
+            if self._builder is not None:
+                self._builder.end(trouble)
             else:
-                orders.give(self.ranks, orders.Stop(trouble))
+                orders.send_order(self.ranks, orders.StopOrder(trouble))
         try:
             if self._node is not None:
                 self._loop.call(self._node.stop())
@@ -200,7 +207,7 @@ class FsdpPublisher:
         """The newest version that this rank made; None before the first."""
         if self._group.rank == 0:
             return self._trainer.position
-        return self._follower.making.copy.position if self._follower is not None else None
+        return self._follower.rank_builder.snapshot.position if self._follower is not None else None
 
     def publish(self, *, announced: bool = False) -> Published | None:
         """Publish the module as it is now; None if no bit differs from the last version, and at ranks of other
@@ -211,7 +218,7 @@ class FsdpPublisher:
         """
         if self._group.rank is None:
             return None
-        if self._maker is None and self._follower is None:
+        if self._builder is None and self._follower is None:
             raise UsageError(
                 "the publisher is not started: use it as `with FsdpPublisher(...) as publisher`, or start()"
             )
@@ -220,17 +227,17 @@ class FsdpPublisher:
             raise UsageError("the module's tensors are not those that it had when the publisher was made: make another")
         if self._follower is not None:
             pack = self._follower.publish(shards)
-            return published(Made(pack, position_of(pack.manifest), 0.0)) if pack is not None else None
+            return published_event(BuiltVersion(pack, position_of(pack.manifest), 0.0)) if pack is not None else None
         return self._publish(shards, announced)
 
     def _publish(self, shards: Shards, announced: bool) -> Published | None:
-        assert self._maker is not None and self._loop is not None
-        answered = self._maker.answered
+        assert self._builder is not None and self._loop is not None
+        answered = self._builder.answered
         try:
             event = self._loop.call(self._trainer.publish(shards))
         except P2PSyncError as error:
-            if self._maker.answered == answered:
-                self._maker.refuse(str(error))
+            if self._builder.answered == answered:
+                self._builder.refuse(str(error))
             raise
         if announced:
             self._loop.call(self._trainer.announced())
@@ -256,13 +263,13 @@ class FsdpPublisher:
         return Shards(self._module, self._group, self._dtype, self._blobs, self._names)
 
 
-def _of_rank(config: TrainerConfig, rank: int) -> TrainerConfig:
+def _rank_config(config: TrainerConfig, rank: int) -> TrainerConfig:
     """The settings of one rank: a store and a port of its own. Squashing needs all chunks at one place."""
     port = config.port + rank if config.port else 0
     return replace(config, store=config.store / f"rank-{rank}", port=port, squash=False)
 
 
-def _as_seen_from_afar(hub_url: str) -> str:
+def _reachable_hub_url(hub_url: str) -> str:
     """The URL of a hub beside rank 0, for the other ranks: at the address at which they found rank 0."""
     url = urlsplit(hub_url)
     host = os.environ.get("MASTER_ADDR", "")
@@ -271,5 +278,5 @@ def _as_seen_from_afar(hub_url: str) -> str:
     return url_of(plain_host(host, "MASTER_ADDR"), url.port or 0, url.scheme)
 
 
-async def _called(function: Callable[[], T]) -> T:
+async def _call_on_loop(function: Callable[[], T]) -> T:
     return function()

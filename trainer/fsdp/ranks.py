@@ -1,7 +1,7 @@
-"""What ranks say to each other: bytes, over a process group of their own.
+"""The group of ranks that publish together, and the collectives between them, which carry bytes.
 
-The group is of gloo, on the CPU, whatever the training uses: its calls may run in a thread beside the training, and
-wait for no stream of a device.
+The process group is one of gloo, on the CPU, whatever the training uses: its calls may run in a thread beside the
+training, and wait for no stream of a device.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from p2psync.errors import P2PSyncError, RanksError
 T = TypeVar("T")
 
 
-class Ranks(Protocol):
+class RankGroup(Protocol):
     """The ranks that publish together, numbered from 0. Every call is made by all of them, in the same order.
 
-    Raises `RanksError` once one of them has gone.
+    Every method raises `RanksError` once one of them is lost.
     """
 
     @property
@@ -30,19 +30,19 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def broadcast(self, data: bytes = b"") -> bytes:
-        """What rank 0 gave."""
+        """Returns the bytes that rank 0 gave. data: ignored at the other ranks."""
 
     def gather(self, data: bytes) -> list[bytes]:
-        """What each rank gave."""
+        """Returns the bytes that each rank gave, by rank."""
 
     def exchange(self, data: Sequence[bytes]) -> list[bytes]:
-        """What each rank gave for this one. data: for each rank."""
+        """Returns the bytes that each rank gave for this one. data: for each rank, the bytes to send to it."""
 
 
-def together(ranks: Ranks, work: Callable[[], T]) -> T:
-    """Do this rank's part of something; returns once all ranks have done theirs.
+def run_collectively(ranks: RankGroup, work: Callable[[], T]) -> T:
+    """Call `work` at every rank; returns its result here once all ranks have done theirs.
 
-    Raises what it raised here, or `RanksError` if it failed elsewhere: so all ranks go on, or none.
+    Raises what `work` raised here, or `RanksError` if it failed at another rank: so all ranks go on, or none does.
     """
     failed: Exception | None = None
     try:
@@ -64,8 +64,8 @@ def _line(error: Exception) -> str:
     return " ".join(text.split())[:500]
 
 
-class GlooRanks:
-    """`Ranks` of torch.distributed."""
+class GlooRankGroup:
+    """`RankGroup` of torch.distributed."""
 
     def __init__(self, members: Sequence[int], timeout: float) -> None:
         """members: global ranks. To be called by every rank of the default group, also by those that are no members.
@@ -77,7 +77,7 @@ class GlooRanks:
         self.size = len(members)
 
     def broadcast(self, data: bytes = b"") -> bytes:
-        """See `Ranks`."""
+        """See `RankGroup`."""
 
         def call(group: dist.ProcessGroup) -> bytes:
             size = torch.tensor([len(data)], dtype=torch.int64)
@@ -89,7 +89,7 @@ class GlooRanks:
         return self._call(call)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """See `Ranks`."""
+        """See `RankGroup`."""
 
         def call(group: dist.ProcessGroup) -> list[bytes]:
             sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
@@ -106,7 +106,7 @@ class GlooRanks:
         return self._call(call)
 
     def exchange(self, data: Sequence[bytes]) -> list[bytes]:
-        """See `Ranks`."""
+        """See `RankGroup`."""
 
         def call(group: dist.ProcessGroup) -> list[bytes]:
             mine = [len(part) for part in data]
@@ -120,7 +120,7 @@ class GlooRanks:
         return self._call(call)
 
     def close(self) -> None:
-        """Hang up on all ranks; what waits for this one ends there with `RanksError`. Again: no effect."""
+        """Close the connections to all ranks: calls that wait for this one there raise `RanksError`. Idempotent."""
         group, self._group = self._group, None
         if group is not None and self.rank >= 0 and dist.is_initialized():
             dist.destroy_process_group(group)
@@ -132,8 +132,8 @@ class GlooRanks:
             return work(self._group)
         except RuntimeError as error:
             line = " ".join(str(error).split())[:200]
-        # Ranks that are no neighbours of the lost one hear of it only if everybody hangs up; and connections are closed
-        # once nothing refers to the group, so that also the error, whose frames do, must be gone by here.
+        # Ranks that are no neighbours of the lost one notice it only if every rank closes its connections; and these
+        # are closed once no object refers to the group, so the error, whose frames do, must be gone by here.
         self.close()
         raise RanksError(f"a rank is gone, or took too long: nothing was published ({line})")
 

@@ -1,7 +1,8 @@
-"""What a module that `fully_shard` has taken apart is to a publisher: its table, and the bits of this rank's shards.
+"""The shards of a module that `fully_shard` has sharded: its table, and the bits of this rank's shards.
 
 Sharded parameters are cut along their first dimension, as `torch.chunk` cuts: ranks hold runs of whole rows, unequal or
-none at all where rows do not divide. Whatever is not sharded, and the files beside the weights, rank 0 holds.
+none at all where rows do not divide. Tensors that are not sharded, and the files beside the weights, are held by rank
+0.
 """
 
 from __future__ import annotations
@@ -20,20 +21,26 @@ from p2psync.engines.module.masters import round_to_units
 from p2psync.engines.module.table import Names, module_table
 from p2psync.engines.module.table_rows import TableEntry
 from p2psync.errors import UsageError
-from p2psync.trainer.fsdp.stretches import Stretches
+from p2psync.trainer.fsdp.unit_ranges import UnitRanges
 
 
 @dataclass(frozen=True)
-class Group:
-    """The ranks that publish. members: global ranks, in the order of their shards. rank: this one's place among them,
-    None: it holds another replica of the same shards, and publishes nothing."""
+class PublishingGroup:
+    """The ranks that publish.
+
+    members: global ranks, in the order of their shards. rank: this one's index among them; None: it holds another
+    replica of the same shards, and publishes nothing.
+    """
 
     members: tuple[int, ...]
     rank: int | None
 
 
-def group_of(module: nn.Module, names: Names | None = None) -> Group:
-    """The ranks that hold one replica of the module's shards. Raises `UsageError` for what cannot be published."""
+def publishing_group(module: nn.Module, names: Names | None = None) -> PublishingGroup:
+    """Returns the ranks that hold one replica of the module's shards.
+
+    Raises `UsageError` for a module or mesh that cannot be published.
+    """
     entries = module_table(module, names, local=_local).entries.values()
     meshes = {entry.name: entry.tensor.device_mesh for entry in entries if isinstance(entry.tensor, DTensor)}
     if not meshes:
@@ -48,22 +55,24 @@ def group_of(module: nn.Module, names: Names | None = None) -> Group:
     if coordinate is None:
         raise UsageError("this rank is not in the mesh that the module is sharded over")
     members = tuple(int(rank) for rank in (mesh.mesh if mesh.ndim == 1 else mesh.mesh[0]))
-    return Group(members, coordinate[-1] if mesh.ndim == 1 or coordinate[0] == 0 else None)
+    return PublishingGroup(members, coordinate[-1] if mesh.ndim == 1 or coordinate[0] == 0 else None)
 
 
 class Shards:
-    """One state of a module's shards at one rank, which must not change while it is read."""
+    """The shards of a module at one rank: a source. They must not change while it is read."""
 
     def __init__(
         self,
         module: nn.Module,
-        group: Group,
+        group: PublishingGroup,
         dtype: torch.dtype | None,
         blobs: Mapping[TensorSpec, Units],
         names: Names | None = None,
     ) -> None:
-        """dtype: bf16, where sharded fp32 parameters are published rounded to it. blobs: bytes beside the weights, of
-        which rank 0 has the contents. names: see `module_table`. Raises `UsageError` for what cannot be published."""
+        """dtype: bf16, where sharded fp32 parameters are published rounded to it; else None. blobs: files beside the
+        weights, whose contents only rank 0 has. names: see `module_table`. Raises `UsageError` for a tensor that cannot
+        be published.
+        """
         assert group.rank is not None
         self._rank, self._ranks = group.rank, len(group.members)
         self._local: dict[TensorSpec, torch.Tensor] = {}
@@ -77,22 +86,22 @@ class Shards:
 
     @property
     def tensors(self) -> Sequence[TensorSpec]:
-        """Those that are weights."""
+        """The tensors that are weights, sorted."""
         return sorted(self._local)
 
     @property
-    def held(self) -> Stretches:
-        """What this rank holds."""
-        return Stretches.of(self._places())
+    def held(self) -> UnitRanges:
+        """The units that this rank holds."""
+        return UnitRanges.of(self._places())
 
     def units(self, spec: TensorSpec) -> Units:
-        """What of a tensor is held here, flat."""
+        """Returns the units of a tensor that are held here, flat."""
         row = self.specs.index(spec)
         span = next(iter(self.held.row(row)), (0, 0))
         return self.part(row, *span) if span[1] else np.empty(0, spec.unit)
 
     def part(self, row: int, start: int, stop: int) -> Units:
-        """The bits of units [start, stop) of a row that are held here: a view of CPU memory, or a copy."""
+        """Returns units [start, stop) of a row, which must be held here: a view of CPU memory, or a copy."""
         spec = self.specs[row]
         blob = self._blobs.get(spec)
         if blob is not None:
@@ -123,7 +132,7 @@ class Shards:
         self._local[spec], self._first[spec] = local, first
 
     def _shard(self, name: str, tensor: DTensor, local: torch.Tensor) -> int:
-        """The flat index of the shard's first unit."""
+        """Returns the flat index of the shard's first unit. Raises `UsageError` for a shard of an unexpected shape."""
         rows = tensor.shape[0] if tensor.ndim else 1
         each = -(-rows // self._ranks)
         first, last = min(rows, self._rank * each), min(rows, (self._rank + 1) * each)
@@ -135,7 +144,7 @@ class Shards:
 
 
 def _local(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """What of a tensor is held here. Raises `UsageError` for placements that are not supported."""
+    """Returns this rank's part of a tensor. Raises `UsageError` for placements that are not supported."""
     if not isinstance(tensor, DTensor):
         return tensor
     *outer, inner = tensor.placements

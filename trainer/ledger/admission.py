@@ -1,4 +1,4 @@
-"""Under which versions results are made: the newest, and those within the staleness bound, each with its digest."""
+"""The versions under which results count: the newest, and those within the staleness bound, each with its digest."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from p2psync.errors import UsageError
 from p2psync.membership.work import Verdict
 
 
-class Admission:
-    """head: the newest version, None before the first."""
+class VersionAdmission:
+    """The admitted versions. head: the newest one, None before the first."""
 
     def __init__(self, max_staleness: int) -> None:
         self.head: int | None = None
@@ -19,18 +19,18 @@ class Admission:
 
     @property
     def oldest(self) -> int:
-        """The oldest version that is within the bound; there is a newest one."""
+        """The oldest version that is within the bound. Only after the first version was admitted."""
         assert self.head is not None
         return self.head - self._staleness
 
     def restore(self, versions: Iterable[tuple[int, str]]) -> None:
-        """Begin with these, ascending."""
+        """Begin with these (version, digest), ascending."""
         self._digests = OrderedDict(versions)
         if self._digests:
             self.head = next(reversed(self._digests))
 
     def admit(self, version: int, digest: str) -> bool:
-        """Take `version` as the newest; False if it is that already. Raises `UsageError` unless versions rise."""
+        """Admit `version` as the newest; returns False if it is that. Raises `UsageError` unless versions rise."""
         if self.head is not None and version <= self.head:
             if self._digests.get(version) == digest:
                 return False
@@ -42,7 +42,7 @@ class Admission:
         return True
 
     def objection(self, version: int, digest: str) -> Verdict | None:
-        """What is wrong with a result that was made under `version` with `digest`; None if nothing is."""
+        """Returns why a result made under `version` with `digest` does not count; None if it counts."""
         if self.head is not None and version < self.oldest:
             return "stale"
         if version not in self._digests:

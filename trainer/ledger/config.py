@@ -51,9 +51,12 @@ class LedgerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
-    """Since the start. leased counts grants of items; of these re-leased had been leased before, and hedged were held
-    by another node at the time."""
+class LedgerCounts:
+    """Counters of items since the start.
+
+    leased: grants of items; of these re_leased had been leased before, and hedged were held by another node at the
+    time.
+    """
 
     put: int
     leased: int

@@ -1,4 +1,4 @@
-"""The ledger of a trainer daemon: beside its hub, journaled in its store, used by a framework over HTTP."""
+"""The ledger of a trainer daemon: on its embedded hub, with a journal in its store, used by a framework over HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2psync.trainer.ledger.journal import Journal
 from p2psync.trainer.ledger.routes import LedgerRoutes, work_token
 from p2psync.trainer.ledger.service import LedgerService, mount
 
-#: In the store: the journal, and the token that the framework bears.
+#: Files in the store: the journal, and the token that the framework sends.
 JOURNAL, TOKEN = "ledger.db", "rollouts.token"
 
 
@@ -26,14 +26,17 @@ class DaemonLedger:
         self._service: LedgerService | None = None
 
     def mount(self, hub: HubService) -> None:
-        """Serve it on the embedded hub, before that serves. Raises `StoreError`."""
+        """Add the ledger to the embedded hub, before that starts to serve. Raises `StoreError`."""
         token = work_token(self._store / TOKEN)
         journal = Journal(self._store / JOURNAL, self._config.remembered)
         self._service = mount(hub.build_app(), hub, self._config, journal=journal)
         LedgerRoutes(self._service, token).add(hub.build_app())
 
-    def hears(self, show: Callable[[Event], None]) -> Callable[[Event], None]:
-        """`show`, with every version admitted before it is announced."""
+    def admit_before(self, show: Callable[[Event], None]) -> Callable[[Event], None]:
+        """Returns a handler that admits every published version to the ledger, and passes all events to `show`.
+
+        The node calls it before it announces the version.
+        """
 
         def hear(event: Event) -> None:
             if isinstance(event, Published) and self._service is not None:
@@ -43,6 +46,6 @@ class DaemonLedger:
         return hear
 
     def started(self, position: Position | None) -> None:
-        """The node has started with this version."""
+        """Admit the version that the node has started with; None: it has none."""
         if position is not None and self._service is not None:
             self._service.admit(position.version, position.digest.hex())

@@ -1,4 +1,4 @@
-"""All items of work that are open, by id, and which ids were completed: each stands for one piece of work."""
+"""The open items of work by id, and the ids that were completed: each id stands for one piece of work."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from p2psync.membership.work import MAX_ITEM_ID, MAX_PAYLOAD_BYTES, WorkItem
 from p2psync.trainer.ledger.config import LedgerConfig
 
 
-class Items:
-    """numbers: of what is pooled or claimed, by id. next: the number of the next new item."""
+class OpenItems:
+    """The items that are pooled or claimed. numbers: their numbers, by id. next: the number of the next new item."""
 
     def __init__(self, config: LedgerConfig) -> None:
         self.numbers: dict[str, int] = {}
@@ -21,9 +21,9 @@ class Items:
         self._completed: OrderedDict[str, None] = OrderedDict()
 
     def new(self, version: int, items: Iterable[tuple[str, bytes]], others: int, *, skip_known: bool) -> list[WorkItem]:
-        """Items that may be put in; see `Ledger.put`. others: items that take room and are not open. Changes nothing.
+        """Returns the items that may be put in, and changes nothing; see `Ledger.put`.
 
-        Raises `UsageError`.
+        others: how many further items count towards `max_items`. Raises `UsageError`.
         """
         new = [WorkItem(item=item, version=version, payload=payload) for item, payload in items]
         if skip_known:
@@ -42,21 +42,21 @@ class Items:
         return new
 
     def open(self, number: int, work: WorkItem) -> None:
-        """An item is there."""
+        """Add an item."""
         self.numbers[work.item] = number
         self._bytes += len(work.payload)
 
     def close(self, work: WorkItem) -> None:
-        """An item is completed or dropped."""
+        """Remove an item that is completed or dropped."""
         del self.numbers[work.item]
         self._bytes -= len(work.payload)
 
     def completed(self, item: str) -> bool:
-        """Whether an item has a result, as far as is remembered."""
+        """Whether an item was completed, as far as ids are remembered."""
         return item in self._completed
 
     def remember(self, item: str) -> None:
-        """An item has a result."""
+        """Remember that an item was completed; the oldest id beyond the bound is forgotten."""
         self._completed[item] = None
         if len(self._completed) > self._config.remembered:
             self._completed.popitem(last=False)

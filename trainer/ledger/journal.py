@@ -1,9 +1,9 @@
-"""A ledger's changes on disk: an SQLite file, so that what was acknowledged outlives the process and the machine.
+"""A ledger's changes on disk: an SQLite file, so that acknowledged changes outlive the process and the machine.
 
-SQLite in WAL mode with synchronous=FULL is what an append-only journal of our own would have to become: each batch of
-changes is one transaction, appended with checksums and synced once; a torn tail is left out at the next start; what is
-gone makes room for what comes, so the file stays about as large as what was alive at once. It costs that results are
-written twice (log and table), which a disk bears better than we would bear rewriting live results to compact a log.
+SQLite runs in WAL mode with synchronous=FULL: each batch of changes is one transaction, appended with checksums and
+synced once; a torn tail is left out at the next start; pages of removed rows are used again, so the file stays about as
+large as the most state alive at once. The cost is that results are written twice (log and table); an append-only
+journal of our own would have to rewrite live results instead, to compact itself.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pathlib import Path
 from p2psync.errors import StoreError
 from p2psync.membership.work import WorkItem
 from p2psync.trainer.ledger.records import (
-    Accepted,
-    Admitted,
-    Change,
-    Claimed,
-    Done,
-    Dropped,
-    HandedBack,
-    HandedOut,
-    Put,
-    Saved,
+    ClaimsEnded,
+    ItemsClaimed,
+    ItemsDropped,
+    ItemsPut,
+    LedgerChange,
+    LedgerResult,
+    ResultAccepted,
+    ResultsReturned,
+    ResultsTaken,
+    SavedLedger,
     StepCommitted,
-    Unclaimed,
+    VersionAdmitted,
 )
 
-#: Of the file's layout.
+#: Version of the file's layout.
 FORMAT = 1
-#: The write-ahead log is cut to this length when it was longer (bytes), and free pages beyond these are given back.
+#: The write-ahead log is cut to this length when it was longer (bytes); free pages beyond these go back to the disk.
 _LOG_BYTES = 16 << 20
 _FREE_PAGES = 4096
 _PAGE = 16384
@@ -52,7 +52,7 @@ class Journal:
     """One file. `write` and `close` from one thread at a time; the constructor's thread may be another."""
 
     def __init__(self, path: Path, remembered: int = 65536) -> None:
-        """Opens or makes the file at `path`, and locks it. remembered: ids of completed items that are kept.
+        """Opens or makes the file at `path`, and locks it. remembered: how many ids of completed items are kept.
 
         Raises `StoreError` if it is in use, unreadable, or of another layout.
         """
@@ -88,8 +88,8 @@ class Journal:
             run(f"PRAGMA user_version={FORMAT}")
         run("COMMIT")
 
-    def read(self) -> Saved:
-        """The state that was written. Raises `StoreError`."""
+    def read(self) -> SavedLedger:
+        """Returns the state that was written. Raises `StoreError`."""
         with self._errors():
             run = self._db.execute
             numbers = dict(run("SELECT name, value FROM number"))
@@ -97,10 +97,10 @@ class Journal:
                 number: WorkItem(item=item, version=version, payload=payload)
                 for number, item, version, payload in run("SELECT number, id, version, payload FROM item")
             }
-            results: list[list[Done]] = [[], []]
+            results: list[list[LedgerResult]] = [[], []]
             for place, item, node, version, tokens, taken, data in run("SELECT * FROM result ORDER BY place"):
                 results[taken].append(
-                    Done(
+                    LedgerResult(
                         item=work.pop(item),
                         node=node,
                         version=version,
@@ -110,7 +110,7 @@ class Journal:
                         order=place,
                     )
                 )
-            return Saved(
+            return SavedLedger(
                 step=numbers.get("step", 0),
                 next_number=numbers.get("next_number", 0),
                 next_order=numbers.get("next_order", 0),
@@ -122,7 +122,7 @@ class Journal:
                 remembered=[row[0] for row in run("SELECT id FROM remembered ORDER BY place")],
             )
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, changes: Sequence[LedgerChange]) -> None:
         """Make these changes durable, all or none. Raises `StoreError`; then nothing was written."""
         with self._errors():
             self._db.execute("BEGIN")
@@ -138,38 +138,38 @@ class Journal:
                 self._give_back()
 
     def close(self) -> None:
-        """Give the file up. Again: no effect."""
+        """Close the file. Idempotent."""
         self._db.close()
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: LedgerChange) -> None:
         run, many = self._db.execute, self._db.executemany
         match change:
-            case Admitted():
+            case VersionAdmitted():
                 run("INSERT OR REPLACE INTO version VALUES (?, ?)", (change.version, change.digest))
                 run("DELETE FROM version WHERE number < ?", (change.oldest,))
-            case Put():
+            case ItemsPut():
                 rows = enumerate(change.items, change.first)
                 many("INSERT INTO item VALUES (?, ?, ?, ?)", ((n, w.item, w.version, w.payload) for n, w in rows))
                 self._set("next_number", change.first + len(change.items))
-            case Claimed():
+            case ItemsClaimed():
                 many("INSERT INTO claim VALUES (?, ?, ?)", ((n, change.lease, change.node) for n in change.items))
-            case Unclaimed():
+            case ClaimsEnded():
                 many("DELETE FROM claim WHERE item = ? AND lease = ?", ((n, change.lease) for n in change.items))
-            case Accepted():
+            case ResultAccepted():
                 self._accept(change)
-            case HandedOut():
+            case ResultsTaken():
                 many("UPDATE result SET taken = 1 WHERE item = ?", _each(change.items))
-            case HandedBack():
+            case ResultsReturned():
                 many("UPDATE result SET taken = 0 WHERE item = ?", _each(change.items))
             case StepCommitted():
                 run("DELETE FROM item WHERE number IN (SELECT item FROM result WHERE taken = 1)")
                 run("DELETE FROM result WHERE taken = 1")
                 self._set("step", change.step)
-            case Dropped():
+            case ItemsDropped():
                 many("DELETE FROM claim WHERE item = ?", _each(change.items))
                 many("DELETE FROM item WHERE number = ?", _each(change.items))
 
-    def _accept(self, change: Accepted) -> None:
+    def _accept(self, change: ResultAccepted) -> None:
         run = self._db.execute
         run("DELETE FROM claim WHERE item = ?", (change.item,))
         row = (change.order, change.item, change.node, change.version, change.tokens, 0, change.result)

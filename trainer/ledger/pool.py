@@ -1,4 +1,4 @@
-"""Items that nobody works on, by the version they were put in for; those put in first come out first."""
+"""The items that no node has claimed, by the version they were put in for; those put in first come out first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from p2psync.membership.work import WorkItem
 
 
-class Pool:
+class ItemPool:
     """A set of numbered items; each operation is O(log n)."""
 
     def __init__(self) -> None:
@@ -20,26 +20,26 @@ class Pool:
         return len(self._items)
 
     def __iter__(self) -> Iterator[WorkItem]:
-        """In order of numbers."""
+        """Iterates over the items in order of their numbers."""
         return iter([self._items[number] for number in sorted(self._items)])
 
     def versions(self) -> list[tuple[int, int]]:
-        """Versions that there is work for, ascending, and how many items each."""
+        """Returns (version, number of its items), ascending."""
         return sorted(self._sizes.items())
 
     def add(self, number: int, item: WorkItem) -> None:
-        """Put an item in, or back."""
+        """Add an item, for the first time or again."""
         self._items[number] = item
         heapq.heappush(self._heaps.setdefault(item.version, []), number)
         self._sizes[item.version] = self._sizes.get(item.version, 0) + 1
 
     def in_order(self, version: int, count: int) -> list[tuple[int, WorkItem]]:
-        """The first `count` items of a version, or all that there are."""
+        """Returns the first `count` items of a version with their numbers, or all if there are fewer."""
         heap = self._heaps.get(version, [])
         found: list[int] = []
         while heap and len(found) < count:
             number = heapq.heappop(heap)
-            # What was taken out and put back again may be in the heap twice.
+            # An item that was taken out and put back may be in the heap twice.
             if number in self._items and number not in found[-1:]:
                 found.append(number)
         for number in found:

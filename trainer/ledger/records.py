@@ -1,4 +1,4 @@
-"""What happens in a ledger, as records that can be written down, and a ledger's state as it can be read back."""
+"""The changes of a ledger, as records for a journal, and a ledger's state as a journal holds it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 from p2psync.membership.work import WorkItem
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened. Applied in order, all changes give the state."""
+class LedgerChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of a ledger's state. Applied in order, all changes give the state."""
 
 
-class Admitted(Change, frozen=True, kw_only=True):
+class VersionAdmitted(LedgerChange, frozen=True, kw_only=True):
     """A version is the newest; versions below `oldest` are forgotten. digest: 32 hex digits."""
 
     version: int
@@ -22,14 +22,14 @@ class Admitted(Change, frozen=True, kw_only=True):
     oldest: int
 
 
-class Put(Change, frozen=True, kw_only=True):
+class ItemsPut(LedgerChange, frozen=True, kw_only=True):
     """Items were put in; they are numbered from `first` on."""
 
     first: int
     items: list[WorkItem]
 
 
-class Claimed(Change, frozen=True, kw_only=True):
+class ItemsClaimed(LedgerChange, frozen=True, kw_only=True):
     """A node claimed items, by number, under a work lease."""
 
     lease: str
@@ -37,15 +37,15 @@ class Claimed(Change, frozen=True, kw_only=True):
     items: list[int]
 
 
-class Unclaimed(Change, frozen=True, kw_only=True):
-    """Claims of a work lease on these items, by number, ended without a result that counts."""
+class ClaimsEnded(LedgerChange, frozen=True, kw_only=True):
+    """Claims of a work lease on these items, by number, ended without a result that counted."""
 
     lease: str
     items: list[int]
 
 
-class Accepted(Change, frozen=True, kw_only=True):
-    """An item's result counts; every claim on it has ended. order: results are given out in this order."""
+class ResultAccepted(LedgerChange, frozen=True, kw_only=True):
+    """An item's result was accepted; every claim on it has ended. order: results are handed out in this order."""
 
     item: int
     order: int
@@ -55,34 +55,38 @@ class Accepted(Change, frozen=True, kw_only=True):
     result: bytes
 
 
-class HandedOut(Change, frozen=True, kw_only=True):
+class ResultsTaken(LedgerChange, frozen=True, kw_only=True):
     """Results of these items were taken for a step."""
 
     step: int
     items: list[int]
 
 
-class HandedBack(Change, frozen=True, kw_only=True):
-    """What was handed out of these items waits to be taken again."""
+class ResultsReturned(LedgerChange, frozen=True, kw_only=True):
+    """Results of these items that were taken wait to be taken again."""
 
     items: list[int]
 
 
-class StepCommitted(Change, frozen=True, kw_only=True):
-    """What was handed out is gone; `step` is in hand now."""
+class StepCommitted(LedgerChange, frozen=True, kw_only=True):
+    """The results that were taken are dropped; `step` is in hand now."""
 
     step: int
 
 
-class Dropped(Change, frozen=True, kw_only=True):
-    """Unfinished items were given up."""
+class ItemsDropped(LedgerChange, frozen=True, kw_only=True):
+    """Unfinished items were dropped."""
 
     items: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
-    """An accepted result. item: as it was put in. version: the policy the result was made under."""
+class LedgerResult:
+    """An accepted result.
+
+    item: as it was put in. node: that made it. version: the policy that it was made under. result: bytes of the actor's
+    choice. tokens: how many it took, 0: unknown. number, order: the ledger's own, see `ItemsPut` and `ResultAccepted`.
+    """
 
     item: WorkItem
     node: str
@@ -94,11 +98,11 @@ class Done:
 
 
 @dataclass(kw_only=True)
-class Saved:
-    """A ledger's state as it was written down. Claims: (lease, node, item number).
+class SavedLedger:
+    """A ledger's state, as a journal holds it.
 
-    versions: (number, digest), ascending. open: (number, item), ascending. done, taken: in their order. remembered:
-    ids of items that were completed or dropped, oldest first.
+    versions: (number, digest), ascending. open: (number, item), ascending. claims: (lease, node, item number). done,
+    taken: results in their order. remembered: ids of items that were completed, oldest first.
     """
 
     step: int = 0
@@ -107,13 +111,13 @@ class Saved:
     versions: list[tuple[int, str]] = field(default_factory=list)
     open: list[tuple[int, WorkItem]] = field(default_factory=list)
     claims: list[tuple[str, str, int]] = field(default_factory=list)
-    done: list[Done] = field(default_factory=list)
-    taken: list[Done] = field(default_factory=list)
+    done: list[LedgerResult] = field(default_factory=list)
+    taken: list[LedgerResult] = field(default_factory=list)
     remembered: list[str] = field(default_factory=list)
 
 
-Recorder = Callable[[Change], None]
+Recorder = Callable[[LedgerChange], None]
 
 
-def keep_nothing(_change: Change) -> None:
-    """The recorder of a ledger that lives in memory only."""
+def discard_change(_change: LedgerChange) -> None:
+    """Discard a change: the recorder of a ledger in memory."""

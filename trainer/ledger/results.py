@@ -1,29 +1,29 @@
-"""Accepted results: those that wait to be taken, and those that were taken for the step in hand. In order."""
+"""The accepted results, in order: those that wait to be taken, and those that were taken for the step in hand."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from p2psync.trainer.ledger.records import Done
+from p2psync.trainer.ledger.records import LedgerResult
 
 
-class Results:
-    """size: bytes of the results that wait."""
+class ResultQueue:
+    """Results by their order. size: bytes of the results that wait."""
 
     def __init__(self) -> None:
-        self.waiting: OrderedDict[int, Done] = OrderedDict()  # by order
-        self.taken: dict[int, Done] = {}
+        self.waiting: OrderedDict[int, LedgerResult] = OrderedDict()  # by order
+        self.taken: dict[int, LedgerResult] = {}
         self.size = 0
 
-    def add(self, done: Done) -> None:
-        """One more waits."""
+    def add(self, done: LedgerResult) -> None:
+        """Add a result that waits to be taken."""
         self.waiting[done.order] = done
         self.size += len(done.result)
 
-    def take(self, most: int, version: int | None) -> list[Done]:
-        """Move up to so many to those that were taken, oldest first; of items put in for `version` (None: of any)."""
-        taken: list[Done] = []
+    def take(self, most: int, version: int | None) -> list[LedgerResult]:
+        """Take up to `most` results, oldest first, of items put in for `version` (None: of any)."""
+        taken: list[LedgerResult] = []
         for done in self.waiting.values():
             if len(taken) >= most:
                 break
@@ -35,8 +35,8 @@ class Results:
             self.taken[done.order] = done
         return taken
 
-    def hand_back(self, results: Iterable[Done] | None) -> list[Done]:
-        """Move these (None: all) back, where they were taken; they wait in their old order."""
+    def hand_back(self, results: Iterable[LedgerResult] | None) -> list[LedgerResult]:
+        """Return these results (None: all) that were taken; they wait again, in their old order."""
         back = list(self.taken.values()) if results is None else [done for done in results if done.order in self.taken]
         for done in back:
             del self.taken[done.order]
@@ -45,7 +45,7 @@ class Results:
         return back
 
     def forget_taken(self) -> int:
-        """What was taken is gone; returns how many."""
+        """Drop the results that were taken; returns how many."""
         gone = len(self.taken)
         self.taken.clear()
         return gone

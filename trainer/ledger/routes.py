@@ -1,6 +1,6 @@
-"""The trainer's side of the ledger over HTTP, for a framework that is another process than the one that holds it.
+"""The trainer's side of the ledger over HTTP, for a training framework in another process.
 
-Whoever bears the work token puts work in, takes results out and commits steps. Bodies and answers are MessagePack.
+A client with the work token puts work in, takes results and commits steps. Bodies and answers are MessagePack.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from p2psync.membership.work import (
 from p2psync.net.hub_wire import TokenError, TooLargeError, read_bounded
 from p2psync.protocol.wire import decode_msgpack, encode_msgpack
 from p2psync.store.disk import disk_errors, write_durably
-from p2psync.trainer.ledger.core import Done
+from p2psync.trainer.ledger.core import LedgerResult
 from p2psync.trainer.ledger.service import LedgerService
 
-#: The header that bears the work token.
+#: The header that carries the work token.
 TOKEN_HEADER = "P2PSync-Work-Token"
 MEDIA_TYPE = "application/msgpack"
-#: Of one request, and results in one answer: together, and each by itself is smaller.
+#: Bytes of one `put` request, and of the results in one answer to `take`, at most.
 MAX_PUT_BODY = 64 << 20
 MAX_TAKE_BYTES = 64 << 20
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class LedgerRoutes:
-    """Put on the hub's application with `add`, before it is started."""
+    """The routes of one ledger. Add them to the hub's application with `add`, before it is started."""
 
     def __init__(self, service: LedgerService, token: str) -> None:
         self._service = service
@@ -59,7 +59,7 @@ class LedgerRoutes:
         )
 
     async def put(self, request: web.Request) -> web.Response:
-        """`PutWork` → `PutReply`; ids that are known already are passed over, so that it may be asked again."""
+        """`PutWork` → `PutReply`. Known ids are skipped, so that a client may repeat the request."""
         asked = await self._read(request, PutWork, MAX_PUT_BODY)
         new = await self._service.put(asked.version, asked.items, skip_known=True)
         return _reply(PutReply(new=new))
@@ -76,7 +76,7 @@ class LedgerRoutes:
         fitting = _fitting(results)
         if len(fitting) < len(results):
             service.hand_back(results[len(fitting) :])
-        return _reply(TakeReply(step=service.ledger.step, results=[_taken(done) for done in fitting]))
+        return _reply(TakeReply(step=service.ledger.step, results=[_to_wire(done) for done in fitting]))
 
     async def commit(self, request: web.Request) -> web.Response:
         """`CommitStep` → `CommitReply`."""
@@ -98,7 +98,7 @@ class LedgerRoutes:
 
 
 def work_token(path: Path) -> str:
-    """The token in this file, drawn at random and written if there is none. Raises `StoreError`."""
+    """Returns the token in a file; draws one at random and writes it if there is no file. Raises `StoreError`."""
     with disk_errors(path):
         try:
             return path.read_text().strip()
@@ -111,7 +111,7 @@ def work_token(path: Path) -> str:
             return token
 
 
-def _fitting(results: list[Done]) -> list[Done]:
+def _fitting(results: list[LedgerResult]) -> list[LedgerResult]:
     room = MAX_TAKE_BYTES
     for index, done in enumerate(results):
         room -= len(done.result) + len(done.item.payload) + 1024
@@ -120,7 +120,7 @@ def _fitting(results: list[Done]) -> list[Done]:
     return results
 
 
-def _taken(done: Done) -> Taken:
+def _to_wire(done: LedgerResult) -> Taken:
     return Taken(
         item=done.item.item,
         put_for=done.item.version,

@@ -1,7 +1,7 @@
-"""The ledger's HTTP service, on the hub's application: leases of work for members, and their results.
+"""The ledger's HTTP service, on the hub's application: it leases work to members, and takes their results.
 
-A node must be a member to be given work. When its membership ends, its work returns at once; while it is renewed, so
-are its claims. Nothing is acknowledged before it is durable. Everything here runs on the loop that serves the hub.
+Only members get work. When a membership ends, its work returns to the pool at once; each renewal of a membership renews
+its claims. The service acknowledges a change only once it is durable. All of it runs on the loop that serves the hub.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from p2psync.membership.work import MAX_WORK_WAIT, LeaseWork, WorkGrant, WorkIte
 from p2psync.net.hub import HubService
 from p2psync.net.hub_routes import read_json, reply_json
 from p2psync.net.timer import Alarm
-from p2psync.trainer.ledger.core import Done, Ledger, LedgerConfig
-from p2psync.trainer.ledger.durability import Durability
+from p2psync.trainer.ledger.core import Ledger, LedgerConfig, LedgerResult
 from p2psync.trainer.ledger.journal import Journal
-from p2psync.trainer.ledger.uploads import MAX_UPLOADING, Uploads
+from p2psync.trainer.ledger.journal_writer import JournalWriter
+from p2psync.trainer.ledger.uploads import MAX_UPLOADING, ResultUploads
 
 __all__ = ["LedgerService", "mount"]
 
 #: Requests for work that may wait at once.
 _MAX_WAITING = 16384
-#: How often the shares of those who wait are looked at again while there is work, as time alone may change them.
-LOOK_EVERY = 0.25
+#: How often waiting requests are tried again while there is work (seconds), as time alone may change a node's share.
+WAKE_EVERY_SECONDS = 0.25
 
 
 class LedgerService:
     """A ledger that actors reach over the hub's address, and that the trainer uses in its own process.
 
-    Make it with `mount`. To be used on the hub's loop only.
+    Make it with `mount`. Use it on the hub's loop only.
     """
 
-    def __init__(self, hub: HubService, ledger: Ledger, durability: Durability, max_uploading: int) -> None:
+    def __init__(self, hub: HubService, ledger: Ledger, journal_writer: JournalWriter, max_uploading: int) -> None:
         self.ledger = ledger
         self._hub = hub
-        self._durable = durability
+        self._journal_writer = journal_writer
         self._alarm = Alarm(hub.now, self.tick)
         self._work = asyncio.Event()
         self._results = asyncio.Event()
-        self._looking: asyncio.TimerHandle | None = None
+        self._wake_timer: asyncio.TimerHandle | None = None
         self._waiting = 0
         self._closing = False
-        self.uploads = Uploads(ledger, hub.now, durability.settled, self.tick, max_uploading)
+        self.uploads = ResultUploads(ledger, hub.now, journal_writer.settled, self.tick, max_uploading)
 
     @property
     def waiting(self) -> int:
@@ -66,18 +66,18 @@ class LedgerService:
     async def put(self, version: int, items: Iterable[tuple[str, bytes]], *, skip_known: bool = False) -> int:
         """See `Ledger.put`; returns once it is durable. Wakes actors that wait for work. Raises `StoreError`, too."""
         count = self.ledger.put(version, items, skip_known=skip_known)
-        await self._durable.settled()
+        await self._journal_writer.settled()
         self.tick()
         return count
 
-    async def take(self, max_items: int, version: int | None = None, *, wait: float = math.inf) -> list[Done]:
+    async def take(self, max_items: int, version: int | None = None, *, wait: float = math.inf) -> list[LedgerResult]:
         """See `Ledger.take`; waits until there is a result, for `wait` seconds at most.
 
-        That they were handed out is durable when they are. Empty when the time is up, or the service has stopped.
+        Returns once it is durable that they were taken; an empty list when the time is up, or the service has stopped.
         Raises `StoreError`.
         """
         deadline = None if wait == math.inf else asyncio.get_running_loop().time() + wait
-        taken: list[Done] = []
+        taken: list[LedgerResult] = []
         try:
             async with asyncio.timeout_at(deadline):
                 while not (taken := self.ledger.take(max_items, version)) and not self._closing:
@@ -88,13 +88,13 @@ class LedgerService:
         if taken:
             self.tick()  # there may be room for work again
             try:
-                await self._durable.settled()
+                await self._journal_writer.settled()
             except BaseException:
                 self.hand_back(taken)
                 raise
         return taken
 
-    def hand_back(self, results: Iterable[Done] | None = None) -> int:
+    def hand_back(self, results: Iterable[LedgerResult] | None = None) -> int:
         """See `Ledger.hand_back`."""
         count = self.ledger.hand_back(results)
         self.tick()
@@ -103,15 +103,15 @@ class LedgerService:
     async def commit_step(self, step: int | None = None) -> int:
         """See `Ledger.commit_step`; returns once it is durable. Raises `StoreError`."""
         gone = self.ledger.commit_step(step)
-        await self._durable.settled()
+        await self._journal_writer.settled()
         return gone
 
     async def settled(self) -> None:
-        """Wait until all that happened so far is durable. Raises `StoreError`."""
-        await self._durable.settled()
+        """Wait until all changes so far are durable. Raises `StoreError`."""
+        await self._journal_writer.settled()
 
     def tick(self) -> None:
-        """Bring the ledger up to the hub's clock, and wake who waits. To be called after direct use of `ledger`."""
+        """Bring the ledger up to the hub's clock, and wake waiting requests. Call it after direct use of `ledger`."""
         self.ledger.expire(self._hub.now())
         if self._closing:
             return
@@ -148,8 +148,8 @@ class LedgerService:
         try:
             async with asyncio.timeout_at(deadline):
                 while not (items := self._try_lease(asked, version)) and not self._closing:
-                    version = None  # while it waits its acknowledgements tell what it runs
-                    self._look_again()
+                    version = None  # while it waits, its acknowledgements tell which version it runs
+                    self._schedule_wake()
                     await self._work.wait()
         except TimeoutError:
             items = []  # there was no work
@@ -158,7 +158,9 @@ class LedgerService:
         return items
 
     def _try_lease(self, asked: LeaseWork, version: int | None) -> list[WorkItem]:
-        node = self._hub.holder(asked.lease).member.info.node  # anew each time: it may end while its holder waits
+        node = self._hub.holder(
+            asked.lease
+        ).member.info.node  # looked up each time: the lease may end while its holder waits
         items = self.ledger.lease(node, asked.work, asked.max_items, self._hub.now(), version)
         self._alarm.set(self.ledger.next_expiry())
         return items
@@ -168,12 +170,12 @@ class LedgerService:
             work, self._work = self._work, asyncio.Event()
             work.set()
 
-    def _look_again(self) -> None:
-        if self._looking is None and (self.ledger.pooled or self.ledger.claimed):
-            self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY, self._look)
+    def _schedule_wake(self) -> None:
+        if self._wake_timer is None and (self.ledger.pooled or self.ledger.claimed):
+            self._wake_timer = asyncio.get_running_loop().call_later(WAKE_EVERY_SECONDS, self._timed_wake)
 
-    def _look(self) -> None:
-        self._looking = None
+    def _timed_wake(self) -> None:
+        self._wake_timer = None
         self._wake()
 
     def _ended(self, ended: Ended) -> None:
@@ -187,14 +189,14 @@ class LedgerService:
     async def _stop(self, _app: web.Application) -> None:
         self._closing = True
         self._alarm.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
         self._work.set()
         self._results.set()
 
     async def close(self, _app: web.Application | None = None) -> None:
-        """Write what is left to the journal and close it; the application does so when it is cleaned up."""
-        await self._durable.close()
+        """Write all changes to the journal and close it; the application does so when it is cleaned up."""
+        await self._journal_writer.close()
 
 
 class _LedgerMetrics(Collector):
@@ -236,16 +238,17 @@ def mount(
     journal: Journal | None = None,
     max_uploading: int = MAX_UPLOADING,
 ) -> LedgerService:
-    """Serve a ledger on the hub's application, `hub.build_app()`, before it is started; on the hub's loop.
+    """Add a ledger to the hub's application, `hub.build_app()`, before it is started; on the hub's loop.
 
-    With a journal the ledger is made from its configuration and what the journal holds, and is closed with the
-    application. Without one it lives in memory. max_uploading: bytes of results that may be on their way at once.
+    ledger: a ledger, or the settings of one to make. journal: the new ledger begins with its state and writes to it;
+    the application closes it. None: the ledger is in memory. max_uploading: bytes of results that may be on their way
+    at once. Raises `StoreError`.
     """
-    durability = Durability(journal)
+    journal_writer = JournalWriter(journal)
     if isinstance(ledger, LedgerConfig):
         saved = None if journal is None else journal.read()
-        ledger = Ledger(ledger, record=durability.record, saved=saved, now=hub.now())
-    service = LedgerService(hub, ledger, durability, max_uploading)
+        ledger = Ledger(ledger, record=journal_writer.record, saved=saved, now=hub.now())
+    service = LedgerService(hub, ledger, journal_writer, max_uploading)
     app.add_routes([web.post("/v1/work/lease", service.serve_lease)])
     app.router.add_post("/v1/work/result", service.uploads.serve, expect_handler=service.uploads.expected)
     hub.on_ended(service._ended)

@@ -1,10 +1,10 @@
-"""How fast each node works, and when it will have the newest version: what the ledger itself saw of it.
+"""Measures how fast each node works, and how soon it has the newest version, from what the ledger itself sees.
 
-A node's rate is tokens of accepted results over the time during which it held work, both fading with each result, so
+A node's rate is tokens of accepted results over the time during which it held work, both decaying with each result, so
 that about the last sixteen count whatever their length. Time is the ledger's own, from lease to result. Tokens are
 what the node claims, within what can be: no faster than `max_rate` while the item was held, and in the mean of its
-results no more than `TRUST` times what the middle one of all nodes claims. So a liar's rate is at most that much too
-high, for as long as it really delivers results that count.
+results no more than `MAX_CLAIM_RATIO` times what the middle one of all nodes claims. So a liar's rate is at most that
+much too high, for as long as it really delivers results that count.
 
 `stream` is the best rate of one item alone, fading too: a node that works on many items at once is fast in all, but
 none of its items takes less than its tokens over `stream`.
@@ -15,26 +15,28 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-#: What stays of the past with each result: about the last sixteen count.
-FADE = 1 - 1 / 16
-#: How many times the middle node's tokens per item a node may claim.
-TRUST = 2.0
-#: A node that holds nothing and did not ask for so long is not reckoned with (seconds).
-ABSENT = 10.0
-#: Nodes remembered; beyond it those unseen for longest are forgotten.
+#: Weight of the past with each result: about the last sixteen count.
+DECAY = 1 - 1 / 16
+#: How many times the median node's tokens per item a node may claim.
+MAX_CLAIM_RATIO = 2.0
+#: A node that holds no item and did not ask for work for so long does not count (seconds).
+ABSENT_SECONDS = 10.0
+#: Nodes remembered; beyond it the node unseen for longest is forgotten.
 MAX_NODES = 65536
-#: What a new sample counts in means of lags and intervals.
+#: Weight of a new sample in the means of lags and intervals.
 _NEW = 0.5
-_STREAM_FADE = 0.98
-#: No result is reckoned to have taken less time than this (seconds).
-_LEAST_HELD = 1e-3
+_STREAM_DECAY = 0.98
+#: A result counts as having taken this time at least.
+_MIN_HELD_SECONDS = 1e-3
 
 
 @dataclass(slots=True)
-class Worker:
-    """One node. tokens, busy (seconds), items: fading sums. mark: when it last finished, or began to be busy.
+class WorkerStats:
+    """The measurements of one node.
 
-    held: items it has claimed. lag: seconds from a version's admission to its acknowledgement, None: not known.
+    seen: when it last asked for work. held: items it has claimed. mark: when it last finished, or began to be busy.
+    tokens, busy (seconds), items: decaying sums. stream: tokens a second of one item alone. version: that it runs.
+    lag: seconds from a version's admission to its acknowledgement, None: not known.
     """
 
     seen: float = 0.0
@@ -49,11 +51,11 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
-    """What is expected of a node, in seconds from now.
+class NodeForecast:
+    """The expected finish times of a node, in seconds from now.
 
-    ready: when it can begin under a version that will do. start: when it will be through with what it holds. each:
-    how much later each further item is finished. least: what one item takes at least.
+    ready: when it can begin under an admissible version. start: when it will have finished the items that it holds.
+    each: how much later each further item is finished. least: the least time that one item takes.
     """
 
     ready: float
@@ -62,22 +64,22 @@ class Prospect:
     least: float
 
     def finish(self, items: int) -> float:
-        """When it would be through with so many items more."""
+        """Returns when it would have finished `items` items more."""
         return max(self.start + items * self.each, self.ready + self.least)
 
     def capacity(self, until: float) -> int:
-        """How many items more it would finish by then."""
+        """Returns how many items more it would finish by `until`."""
         if until < self.ready + self.least:
             return 0
         return max(0, int((until - self.start) / self.each + 1e-9))
 
 
-class Pace:
-    """All nodes' rates and lags. Times are seconds on the ledger's clock."""
+class Throughput:
+    """Measures the rates and lags of all nodes. Times are seconds on the ledger's clock."""
 
     def __init__(self, max_staleness: int, max_rate: float) -> None:
-        """max_rate: tokens a second that no node can pass."""
-        self.workers: dict[str, Worker] = {}
+        """max_staleness: see `LedgerConfig`. max_rate: tokens a second that no node can pass."""
+        self.workers: dict[str, WorkerStats] = {}
         self.head: int | None = None
         self._staleness = max_staleness
         self._max_rate = max_rate
@@ -87,20 +89,20 @@ class Pace:
         self._rate = 1.0
 
     def admitted(self, version: int, now: float) -> None:
-        """`version` is the newest from now on."""
+        """Take in that `version` is the newest from now on."""
         if self.head is not None and now > self._admitted_at:
             self._interval = _blend(self._interval, now - self._admitted_at)
         self.head, self._admitted_at = version, now
 
     def asked(self, node: str, version: int | None, now: float) -> None:
-        """A node asked for work. version: what it would use, if it said so."""
+        """Take in that a node asked for work. version: that it would use, None: unknown."""
         worker = self.workers.get(node) or self._new(node)
         worker.seen = now
         if version is not None:
             self.acknowledged(node, version, now)
 
     def acknowledged(self, node: str, version: int, now: float) -> None:
-        """A node runs `version`. One that never asked for work is passed over."""
+        """Take in that a node runs `version`. A node that never asked for work is ignored."""
         worker = self.workers.get(node)
         if worker is None:
             return
@@ -109,20 +111,20 @@ class Pace:
         worker.version = version
 
     def leased(self, node: str, items: int, now: float) -> None:
-        """A node claimed items."""
+        """Take in that a node claimed `items` items."""
         worker = self.workers.get(node) or self._new(node)
         if worker.held == 0:
             worker.mark = now
         worker.held += items
 
     def returned(self, node: str, items: int) -> None:
-        """Claims of a node ended without a result that counts."""
+        """Take in that claims of a node on `items` items ended without a result that counted."""
         worker = self.workers.get(node)
         if worker is not None:
             worker.held -= items
 
     def overtaken(self, node: str, now: float) -> None:
-        """Somebody else was sooner with an item of this node's, whose silence tells how fast it is at most."""
+        """Take in that another node finished an item of this node's first: its silence bounds its rate."""
         worker = self.workers.get(node)
         if worker is None:
             return
@@ -132,60 +134,62 @@ class Pace:
             self._add(worker, self._mean, silence, now)
 
     def completed(self, node: str, tokens: int, held_for: float, now: float) -> None:
-        """A result of a node counts. tokens: as claimed, 0: not told. held_for: seconds since the lease."""
+        """Take in a node's accepted result. tokens: as claimed, 0: unknown. held_for: seconds since the lease."""
         worker = self.workers.get(node)
         if worker is None:
             return
-        counted = min(float(tokens) or self._mean, self._max_rate * max(held_for, _LEAST_HELD))
-        worker.stream = max(_STREAM_FADE * worker.stream, counted / max(held_for, _LEAST_HELD))
+        counted = min(float(tokens) or self._mean, self._max_rate * max(held_for, _MIN_HELD_SECONDS))
+        worker.stream = max(_STREAM_DECAY * worker.stream, counted / max(held_for, _MIN_HELD_SECONDS))
         worker.held -= 1
         self._add(worker, counted, now - worker.mark, now)
 
     @property
-    def known(self) -> int:
+    def node_count(self) -> int:
         """How many nodes are remembered."""
         return len(self.workers)
 
-    def measured(self, node: str) -> bool:
-        """Whether anything is known of the node's rate."""
+    def is_measured(self, node: str) -> bool:
+        """Whether the node has finished an item, so that its rate is known."""
         worker = self.workers.get(node)
         return worker is not None and worker.items > 0
 
     def rate(self, node: str, now: float) -> float:
-        """Tokens a second; of a node that nothing is known of, the middle one's."""
+        """Returns tokens a second of a node; the median of all for a node that was not measured."""
         worker = self.workers.get(node)
         return self._rate if worker is None else self._rate_of(worker, now)
 
     def active(self, now: float) -> list[str]:
-        """Nodes that hold work or asked for it lately."""
-        return [node for node, w in self.workers.items() if w.held or now - w.seen <= ABSENT]
+        """Returns the nodes that hold work, or asked for it within `ABSENT_SECONDS`."""
+        return [node for node, w in self.workers.items() if w.held or now - w.seen <= ABSENT_SECONDS]
 
-    def prospect(self, node: str, now: float, held: int | None = None) -> Prospect:
-        """What is expected of a node, if it holds so many items (None: as many as it does)."""
-        worker = self.workers.get(node) or Worker(seen=now)
+    def forecast(self, node: str, now: float, held: int | None = None) -> NodeForecast:
+        """Returns the expected finish times of a node, if it holds `held` items (None: as many as it does)."""
+        worker = self.workers.get(node) or WorkerStats(seen=now)
         held = worker.held if held is None else held
         each = self._mean / self._rate_of(worker, now)
         silence = now - worker.mark if worker.held else 0.0
         ready = self._ready(worker, now)
-        # One that has been silent for long will be for about as long again, whatever it did before.
+        # A node that has been silent for long is expected to be for about as long again, whatever its rate was.
         backlog = max((held - min(silence / each, held / 2)) * each, silence / 2) if held else 0.0
         least = self._mean / worker.stream if worker.stream else each
-        return Prospect(ready=ready, start=ready + backlog, each=each, least=least)
+        return NodeForecast(ready=ready, start=ready + backlog, each=each, least=least)
 
     def refresh(self) -> None:
-        """Reckon anew what is the middle of all nodes."""
-        known = [worker for worker in self.workers.values() if worker.items]
-        if not known:
+        """Compute the medians over all nodes again."""
+        node_count = [worker for worker in self.workers.values() if worker.items]
+        if not node_count:
             return
-        self._mean = max(statistics.median_low(w.tokens / w.items for w in known), 1e-9)
+        self._mean = max(statistics.median_low(w.tokens / w.items for w in node_count), 1e-9)
         self._rate = statistics.median_low(
-            max(min(w.tokens, TRUST * self._mean * w.items), 1e-9) / max(w.busy, _LEAST_HELD) for w in known
+            max(min(w.tokens, MAX_CLAIM_RATIO * self._mean * w.items), 1e-9) / max(w.busy, _MIN_HELD_SECONDS)
+            for w in node_count
         )
 
-    def in_time(self, node: str, now: float) -> bool:
-        """Whether what the node begins now can be handed in before it is too old.
+    def can_finish_in_time(self, node: str, now: float) -> bool:
+        """Whether an item that the node begins now can be handed in before its version is too old.
 
-        False only while a newer version is on its way to it, and what it runs will be refused before it could finish.
+        False only while a newer version is on its way to the node, and results under the version that it runs will be
+        refused before it could finish one.
         """
         worker = self.workers.get(node)
         if worker is None or worker.version is None or self.head is None or worker.version >= self.head:
@@ -195,9 +199,9 @@ class Pace:
         if self._interval is None:
             return True
         until = self._admitted_at + (worker.version + self._staleness + 1 - self.head) * self._interval
-        return now > until or now + self.prospect(node, now).least <= until
+        return now > until or now + self.forecast(node, now).least <= until
 
-    def _ready(self, worker: Worker, now: float) -> float:
+    def _ready(self, worker: WorkerStats, now: float) -> float:
         if worker.version is None or self.head is None or worker.version >= self.head - self._staleness:
             return 0.0
         lags = [w.lag for w in self.workers.values() if w.lag is not None]
@@ -205,25 +209,25 @@ class Pace:
         waited = now - self._admitted_at
         return max(lag - waited, waited / 2)
 
-    def _rate_of(self, worker: Worker, now: float) -> float:
+    def _rate_of(self, worker: WorkerStats, now: float) -> float:
         if not worker.items:
             return self._rate
-        tokens = min(worker.tokens, TRUST * self._mean * worker.items)
+        tokens = min(worker.tokens, MAX_CLAIM_RATIO * self._mean * worker.items)
         silence = now - worker.mark if worker.held else 0.0
-        return max(tokens, 1e-9) / max(worker.busy + silence, _LEAST_HELD)
+        return max(tokens, 1e-9) / max(worker.busy + silence, _MIN_HELD_SECONDS)
 
-    def _add(self, worker: Worker, tokens: float, busy: float, now: float) -> None:
-        worker.tokens = FADE * worker.tokens + tokens
-        worker.busy = FADE * worker.busy + max(busy, 0.0)
-        worker.items = FADE * worker.items + 1
+    def _add(self, worker: WorkerStats, tokens: float, busy: float, now: float) -> None:
+        worker.tokens = DECAY * worker.tokens + tokens
+        worker.busy = DECAY * worker.busy + max(busy, 0.0)
+        worker.items = DECAY * worker.items + 1
         worker.mark = now
 
-    def _new(self, node: str) -> Worker:
+    def _new(self, node: str) -> WorkerStats:
         if len(self.workers) >= MAX_NODES:
             idle = [(worker.seen, name) for name, worker in self.workers.items() if not worker.held]
             if idle:
                 del self.workers[min(idle)[1]]
-        self.workers[node] = worker = Worker()
+        self.workers[node] = worker = WorkerStats()
         return worker
 
 

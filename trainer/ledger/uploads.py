@@ -1,7 +1,7 @@
-"""Results on their way in: judged by their heads before a byte is read, and never more at once than fits in memory.
+"""Receives results: it judges each by its head before it reads a byte, and bounds the bytes that are read at once.
 
-A result is a request's body, with `ResultHead` in a header. Who waits to be told (`Expect: 100-continue`) sends nothing
-that would be refused. Where there is no room the answer is 429 with Retry-After, and the claim stays.
+A result is a request's body, with `ResultHead` in a header. A client that sends `Expect: 100-continue` sends no body
+that would be refused. Where the bound is reached the answer is 429 with Retry-After, and the claim stays.
 """
 
 from __future__ import annotations
@@ -29,39 +29,41 @@ from p2psync.trainer.ledger.core import Ledger
 
 #: Bytes of results that may be on their way at once.
 MAX_UPLOADING = 64 << 20
-#: Every upload counts as at least so many.
-_LEAST = 16 << 10
-#: When to come again, where there is no room (seconds).
-RETRY_AFTER = 1.0
-#: A result must be here after this long, plus one second for each of so many bytes.
-_SECONDS = 20.0
-_RATE = 64 << 10
+#: Every upload counts as at least so many bytes.
+_MIN_COUNTED_BYTES = 16 << 10
+#: When a client may try again, where the bound is reached.
+RETRY_AFTER_SECONDS = 1.0
+#: A result must have arrived after this time, plus one second for each of so many bytes.
+_BASE_SECONDS = 20.0
+_MIN_BYTES_PER_SECOND = 64 << 10
 
 
-class Uploads:
-    """Serves POST /v1/work/result."""
+class ResultUploads:
+    """Serves POST /v1/work/result. size: bytes that are being read now."""
 
     def __init__(
         self,
         ledger: Ledger,
         now: Callable[[], float],
         settled: Callable[[], Awaitable[None]],
-        told: Callable[[], None],
+        on_result: Callable[[], None],
         limit: int,
     ) -> None:
-        """settled: waits until the ledger's changes are durable. told: called when a result came in."""
+        """now: the ledger's clock (seconds). settled: waits until the ledger's changes are durable. on_result: called
+        when a result was judged. limit: bytes that may be on their way at once.
+        """
         self._ledger = ledger
         self._now = now
         self._settled = settled
-        self._told = told
+        self._on_result = on_result
         self._limit = limit
         self.size = 0
 
     async def expected(self, _request: web.Request) -> None:
-        """Who asks whether to go on is told when the result's head was judged, in `serve`."""
+        """Do nothing: `serve` sends "100 Continue" once it has judged the result's head."""
 
     async def serve(self, request: web.Request) -> web.Response:
-        """A result and its head → `Receipt`."""
+        """A result and its head → `Receipt`. Raises `FormatError`, `TooLargeError`."""
         head = decode_head(request.headers.get(RESULT_HEADER, ""))
         size = request.content_length
         if size is None:
@@ -69,7 +71,7 @@ class Uploads:
         if size > MAX_RESULT_BYTES:
             raise TooLargeError(f"a result of {size} bytes; at most {MAX_RESULT_BYTES} are taken")
         verdict = self._ledger.judge(head.work, head.item, size, head.version, head.digest, self._now())
-        room = max(size, _LEAST)
+        room = max(size, _MIN_COUNTED_BYTES)
         if verdict == "accepted" and self.size + room > self._limit:
             return _busy("full")
         if verdict != "accepted":
@@ -88,7 +90,7 @@ class Uploads:
         return self._ledger.complete(head.work, head.item, result, head.version, head.digest, self._now(), head.tokens)
 
     async def _answer(self, verdict: Verdict, void: list[str]) -> web.Response:
-        self._told()
+        self._on_result()
         if verdict == "full":
             return _busy(verdict)
         try:
@@ -96,7 +98,7 @@ class Uploads:
             await self._settled()
         except StoreError as error:
             refusal = web.Response(body=encode_error(HubError(str(error))), status=503, content_type="application/json")
-            refusal.headers["Retry-After"] = f"{RETRY_AFTER:.0f}"
+            refusal.headers["Retry-After"] = f"{RETRY_AFTER_SECONDS:.0f}"
             return refusal
         return reply_json(Receipt(verdict=verdict, void=void))
 
@@ -106,7 +108,7 @@ class Uploads:
             request.writer.output_size = 0
         body = bytearray()
         try:
-            async with asyncio.timeout(_SECONDS + size / _RATE):
+            async with asyncio.timeout(_BASE_SECONDS + size / _MIN_BYTES_PER_SECOND):
                 async for part in request.content.iter_any():
                     body += part
         except TimeoutError:
@@ -126,5 +128,5 @@ def _unpacked(body: bytes) -> bytes:
 def _busy(verdict: Verdict) -> web.Response:
     body = encode_json(Receipt(verdict=verdict))
     answer = web.Response(body=body, status=HTTPStatus.TOO_MANY_REQUESTS, content_type="application/json")
-    answer.headers["Retry-After"] = f"{RETRY_AFTER:.0f}"
+    answer.headers["Retry-After"] = f"{RETRY_AFTER_SECONDS:.0f}"
     return answer

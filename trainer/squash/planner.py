@@ -1,6 +1,6 @@
-"""When to squash: which members are behind, and whether one delta to the head would spare them bytes. Pure.
+"""Plans squashes: which members are behind, and whether one delta to the head would save them bytes. Pure.
 
-What a squash will weigh is predicted from what is known of its chain. Each of k deltas changes n_i of N units; the same
+The bytes of a squash are predicted from its chain. Each of k deltas changes n_i of N units; the same
 units change again and again, so that their union is U = (n_1 + … + n_k) · k^−γ, with γ = 0.24 until squashes that were
 made tell better (GRPO: the union of 14 steps is 0.53 of their sum). More changes stand closer together, so each of them
 takes fewer bits: b + h(U/N) − h(n/N), h(d) being the entropy of "changed or not" for each changed unit.
@@ -17,14 +17,14 @@ from p2psync.membership.records import Announcement, Member
 from p2psync.protocol.lineage import VersionKey, is_squash, missing_bytes, newest_announcement, resolve, target_key
 from p2psync.protocol.manifest import Manifest
 
-#: A squash is made if it spares one member this share of the bytes of its way, and so many of them.
+#: A squash is made if it saves one member this share of the bytes of its path, and so many bytes.
 LEAST_SHARE = 0.2
 LEAST_BYTES = 64 << 10
-#: Deltas that it must take the place of: who is only two behind is about to commit.
+#: Deltas that it must replace, at least: a member that is only two behind is about to commit.
 LEAST_STEPS = 3
-#: So much longer than the longest squash from the same version the next one is: those who fetch that one keep it.
+#: The next squash from the same version spans so many times as many deltas: members that fetch the earlier one keep it.
 GROWTH = 1.5
-#: Squashes that stand at a time, and starting points that are looked at for one more.
+#: Squashes announced at a time, and starting points that are considered for one more.
 MAX_SQUASHES = 8
 MAX_STARTS = 8
 _RECURRENCE = 0.24
@@ -33,20 +33,20 @@ _NEW = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Make one delta of a chain, which ends at the head. expected_bytes: of its chunks."""
+class SquashPlan:
+    """A squash to be made: one delta for a chain that ends at the head. expected_bytes: of its chunks."""
 
     chain: tuple[Announcement, ...]
     expected_bytes: float
 
     @property
     def chain_bytes(self) -> int:
-        """Payload bytes of the chain."""
+        """The payload bytes of the chain."""
         return missing_bytes(self.chain, {})
 
 
 class SquashPlanner:
-    """Decides for one trainer; told how squashes turned out."""
+    """Plans the squashes of one trainer, and learns from those that were made."""
 
     def __init__(self, least_bytes: int = LEAST_BYTES) -> None:
         self._least_bytes = least_bytes
@@ -58,33 +58,33 @@ class SquashPlanner:
         members: Iterable[Member],
         manifest_of: Callable[[str], Manifest],
         bits_ratio: Callable[[str], float] = lambda profile: 1.0,
-    ) -> Plan | None:
-        """The squash that spares all members together the most, None if none is worth it.
+    ) -> SquashPlan | None:
+        """Returns the squash that saves all members together the most bytes; None if none is worth it.
 
-        manifest_of: a manifest by its id (hex). bits_ratio: bits for each change in the profile of squashes, relative
-        to those in the profile named. Members count where they say they are; those with nothing will come from the
-        newest anchor.
+        manifest_of: returns a manifest by its id (hex). bits_ratio: returns the bits for each change in the profile of
+        squashes, relative to those in the given profile. members: count at the version that they report; those without
+        one will fetch the newest anchor.
         """
         newest = newest_announcement(lineage)
         if newest is None or sum(is_squash(a) for a in lineage) >= MAX_SQUASHES:
             return None
         target = target_key(newest)
         starts = Counter((m.version, m.digest) if m.version is not None else None for m in members)
-        ways = {start: resolve(lineage, start, target) for start in starts}
+        paths = {start: resolve(lineage, start, target) for start in starts}
         chain = _chain_to(lineage, target)
-        best: tuple[float, Plan] | None = None
-        for base in _bases(ways, starts):
+        best: tuple[float, SquashPlan] | None = None
+        for base in _bases(paths, starts):
             longest = max((a.version - base[0] for a in lineage if is_squash(a) and a.base == base[0]), default=0)
             if base not in chain or len(chain[base]) < max(LEAST_STEPS, GROWTH * longest):
                 continue
-            plan = Plan(chain[base], self.predict([manifest_of(a.id) for a in chain[base]], bits_ratio))
-            spared = self._spared(lineage, starts, ways, target, plan)
-            if spared > 0 and (best is None or spared > best[0]):
-                best = spared, plan
+            plan = SquashPlan(chain[base], self.predict([manifest_of(a.id) for a in chain[base]], bits_ratio))
+            saved = self._saved_bytes(lineage, starts, paths, target, plan)
+            if saved > 0 and (best is None or saved > best[0]):
+                best = saved, plan
         return best[1] if best is not None else None
 
     def predict(self, chain: Sequence[Manifest], bits_ratio: Callable[[str], float] = lambda profile: 1.0) -> float:
-        """Payload bytes of the squash of a chain."""
+        """Returns the expected payload bytes of the squash of a chain. bits_ratio: see `plan`."""
         total, last = max(1, chain[-1].total), chain[-1]
         summed = sum(m.changed for m in chain)
         union = min(float(total), summed * math.exp(-self._recurrence * math.log(len(chain))))
@@ -94,25 +94,25 @@ class SquashPlanner:
         return union * max(_LEAST_BITS, bits) / 8 + 64.0 * len(last.sizes) / len(chain)
 
     def made(self, steps: int, summed: int, union: int) -> None:
-        """A squash of so many deltas changes `union` units, they `summed`."""
+        """Take in that a squash of `steps` deltas changes `union` units, and its deltas `summed` in all."""
         if steps > 1 and 0 < union <= summed:
             seen = math.log(summed / union) / math.log(steps)
             self._recurrence = (1 - _NEW) * self._recurrence + _NEW * min(1.0, seen)
 
-    def worth(self, plan: Plan, nbytes: int) -> bool:
-        """Whether a squash that was made is still to be announced, now that its size is known."""
-        spared = plan.chain_bytes - nbytes
-        return spared >= max(self._least_bytes, LEAST_SHARE * plan.chain_bytes)
+    def is_worth(self, plan: SquashPlan, nbytes: int) -> bool:
+        """Whether a squash that was made and takes `nbytes` is to be announced."""
+        saved = plan.chain_bytes - nbytes
+        return saved >= max(self._least_bytes, LEAST_SHARE * plan.chain_bytes)
 
-    def _spared(
+    def _saved_bytes(
         self,
         lineage: Sequence[Announcement],
         starts: Counter[VersionKey | None],
-        ways: dict[VersionKey | None, list[Announcement] | None],
+        paths: dict[VersionKey | None, list[Announcement] | None],
         target: VersionKey,
-        plan: Plan,
+        plan: SquashPlan,
     ) -> float:
-        """Bytes that all members together would fetch less; 0 unless it is worth it for one of them at least."""
+        """Returns the bytes that all members together would save; 0 unless it is worth it for one of them at least."""
         first, last = plan.chain[0], plan.chain[-1]
         edge = Announcement(
             id="",
@@ -124,21 +124,21 @@ class SquashPlanner:
             payload_bytes=math.ceil(plan.expected_bytes),
             manifest_bytes=0,
         )
-        total, worth = 0.0, False
+        total, is_worth = 0.0, False
         for start, count in starts.items():
-            way = ways[start]
+            path = paths[start]
             with_it = resolve([*lineage, edge], start, target)
-            if way is None or with_it is None:
+            if path is None or with_it is None:
                 continue
-            now = missing_bytes(way, {})
-            spared = now - missing_bytes(with_it, {})
-            total += count * spared
-            worth = worth or spared >= max(self._least_bytes, LEAST_SHARE * now)
-        return total if worth else 0.0
+            now = missing_bytes(path, {})
+            saved = now - missing_bytes(with_it, {})
+            total += count * saved
+            is_worth = is_worth or saved >= max(self._least_bytes, LEAST_SHARE * now)
+        return total if is_worth else 0.0
 
 
 def _chain_to(lineage: Sequence[Announcement], target: VersionKey) -> dict[VersionKey, tuple[Announcement, ...]]:
-    """For each place that leads to the target by published deltas: these, in order."""
+    """Returns, for each version that leads to the target by published deltas, these deltas in order."""
     leading = {target_key(a): a for a in lineage if a.base is not None and not is_squash(a)}
     chains: dict[VersionKey, tuple[Announcement, ...]] = {}
     place = target
@@ -150,21 +150,24 @@ def _chain_to(lineage: Sequence[Announcement], target: VersionKey) -> dict[Versi
 
 
 def _bases(
-    ways: dict[VersionKey | None, list[Announcement] | None], starts: Counter[VersionKey | None]
+    paths: dict[VersionKey | None, list[Announcement] | None], starts: Counter[VersionKey | None]
 ) -> list[VersionKey]:
-    """Where squashes may begin: where members are, most of them first, and at the anchors that others will come to."""
+    """Returns the versions where squashes may begin: those of members, and the anchors that joiners will fetch.
+
+    Versions of more members come first.
+    """
     found: Counter[VersionKey] = Counter()
     for start, count in starts.items():
-        way = ways[start]
-        if way and way[0].base is None:
-            found[target_key(way[0])] += count
+        path = paths[start]
+        if path and path[0].base is None:
+            found[target_key(path[0])] += count
         elif start is not None:
             found[start] += count
     return [place for place, _ in sorted(found.items(), key=lambda item: (-item[1], item[0]))][:MAX_STARTS]
 
 
 def _position_bits(density: float) -> float:
-    """Bits for each changed unit to tell where it is, if they are spread evenly."""
+    """Returns the bits that the position of each changed unit takes, if they are spread evenly."""
     if not 0 < density < 1:
         return 0.0
     return -math.log2(density) - (1 - density) / density * math.log2(1 - density)

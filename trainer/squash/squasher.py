@@ -1,12 +1,12 @@
-"""Making a squash: from the trainer's own deltas to one signed, durable pack, beside publishing.
+"""Makes squashes: from the trainer's own deltas to one signed, durable pack, beside publishing.
 
-In profile `fast` it reads the store and the records of `steps` alone, no weights, so that versions may be published
-meanwhile; when it is done the head may have moved on, and the squash leads to the version before, as good as any delta.
+In profile `fast` it reads only the store and the delta records, no weights, so that versions may be published
+meanwhile. When it is done the head may have moved on; the squash then leads to an earlier version, like any delta.
 
-In profile `tight` it needs the old weights too: those of the head less what the chain does, tensor by tensor. The head
-must not move meanwhile; a publish that waits for that says so, and has the squash given up at the next tensor.
+In profile `tight` it needs the old weights too: the head's, minus the chain's steps, tensor by tensor. The head must
+not move meanwhile; a publish that waits for that preempts the squash, which is given up at the next block.
 
-Each chunk is decoded again and compared with what the chain adds up to, before anything is signed.
+Each chunk is decoded again and compared with the sum of the chain before the manifest is signed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import TypeAlias
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from p2psync.delta.algebra import apply_block, invert
 from p2psync.delta.block import Block
 from p2psync.delta.container import decode_chunk
@@ -35,22 +34,22 @@ from p2psync.store.draft import Draft
 from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
-from p2psync.trainer.squash.planner import Plan, SquashPlanner
-from p2psync.trainer.versions.steps import Steps
+from p2psync.trainer.squash.planner import SquashPlan, SquashPlanner
+from p2psync.trainer.versions.delta_records import DeltaRecords
 
-#: Gives the bits of one tensor.
-Head: TypeAlias = Callable[[TensorSpec], Units]
+#: Returns the head's bits of one tensor.
+HeadUnits: TypeAlias = Callable[[TensorSpec], Units]
 
 
-class Overtaken(StoreError):
-    """A squash was given up because the head is to move."""
+class SquashPreempted(StoreError):
+    """A squash was given up because a version is to be published."""
 
 
 @dataclass(frozen=True, slots=True)
-class MadeSquash:
-    """A squash that is durable and not yet announced. steps, chain_bytes: deltas it takes the place of, their payload.
+class BuiltSquash:
+    """A squash that is durable and not yet announced.
 
-    seconds: of making it.
+    steps, chain_bytes: deltas that it replaces, and their payload bytes. seconds: to make it.
     """
 
     pack: Pack
@@ -60,9 +59,9 @@ class MadeSquash:
 
 
 class Squasher:
-    """Makes squashes of one run. Blocking: to be called from a worker thread, one at a time."""
+    """Makes squashes of one run. Blocking: call it from a worker thread, one squash at a time."""
 
-    def __init__(self, store: Store, steps: Steps, key: Ed25519PrivateKey, planner: SquashPlanner) -> None:
+    def __init__(self, store: Store, steps: DeltaRecords, key: Ed25519PrivateKey, planner: SquashPlanner) -> None:
         self._store = store
         self._steps = steps
         self._key = key
@@ -70,16 +69,17 @@ class Squasher:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Have what is being made given up soon, with `StoreError`; for any thread."""
+        """Make a squash in progress fail soon, with `StoreError`. May be called from any thread."""
         self._stopped.set()
 
     def make(
-        self, plan: Plan, head: Head | None = None, overtaken: Callable[[], bool] = lambda: False
-    ) -> MadeSquash | None:
-        """Carry out a plan; None if it turned out not to be worth it, or if some delta cannot be read without weights.
+        self, plan: SquashPlan, head: HeadUnits | None = None, preempted: Callable[[], bool] = lambda: False
+    ) -> BuiltSquash | None:
+        """Carry out a plan; returns None if it is not worth it after all, or if a delta cannot be read without weights.
 
-        head: the bits that the chain ends at, to make it in profile `tight`; they stay as they are until it returns.
-        overtaken: asked now and then; True ends it with `Overtaken`. Raises `P2PSyncError`; then nothing was made.
+        head: returns the bits that the chain ends at, to make it in profile `tight`; they must not change until it
+        returns. overtaken: asked now and then; True ends it with `SquashPreempted`. Raises `P2PSyncError`; then nothing
+        was made.
         """
         began = time.monotonic()
         packs = [self._store.get(bytes.fromhex(a.id)) for a in plan.chain]
@@ -90,21 +90,21 @@ class Squasher:
                 if delta is None:
                     return None
                 chain.append(stack.enter_context(closing(delta)))
-            pack = self._make(plan, chain, head, overtaken)
+            pack = self._make(plan, chain, head, preempted)
         if pack is None:
             return None
-        return MadeSquash(pack, len(chain), plan.chain_bytes, time.monotonic() - began)
+        return BuiltSquash(pack, len(chain), plan.chain_bytes, time.monotonic() - began)
 
     def _make(
-        self, plan: Plan, chain: Sequence[DeltaReader], head: Head | None, overtaken: Callable[[], bool]
+        self, plan: SquashPlan, chain: Sequence[DeltaReader], head: HeadUnits | None, preempted: Callable[[], bool]
     ) -> Pack | None:
         first, last = chain[0].manifest, chain[-1].manifest
         rows, blocks = compose_chain(chain)
         draft = self._store.draft()
         try:
-            sink = _Checked(draft, rows)
+            sink = _VerifyingSink(draft, rows)
             with Encoding(sink, rows, profile="fast" if head is None else "tight") as encoding:
-                coming = self._until_stopped(blocks, overtaken)
+                coming = self._until_stopped(blocks, preempted)
                 if head is None:
                     _compose(encoding, sink, coming)
                 else:
@@ -124,7 +124,7 @@ class Squasher:
                 created=time.time(),
             )
             self._planner.made(len(chain), sum(d.manifest.changed for d in chain), manifest.changed)
-            if self._planner.worth(plan, manifest.payload_bytes):
+            if self._planner.is_worth(plan, manifest.payload_bytes):
                 return draft.seal(sign(manifest, self._key), manifest)
             draft.abandon()
             return None
@@ -132,23 +132,23 @@ class Squasher:
             draft.abandon()
             raise
 
-    def _until_stopped(self, blocks: Iterator[Block], overtaken: Callable[[], bool]) -> Iterator[Block]:
+    def _until_stopped(self, blocks: Iterator[Block], preempted: Callable[[], bool]) -> Iterator[Block]:
         for block in blocks:
             if self._stopped.is_set():
                 raise StoreError("stopped while deltas were being squashed")
-            if overtaken():
-                raise Overtaken("a new version was to be published while deltas were being squashed")
+            if preempted():
+                raise SquashPreempted("a new version was to be published while deltas were being squashed")
             yield block
 
 
-def _compose(encoding: Encoding, sink: _Checked, blocks: Iterator[Block]) -> None:
+def _compose(encoding: Encoding, sink: _VerifyingSink, blocks: Iterator[Block]) -> None:
     for block in blocks:
         sink.expect(block)
         encoding.take_block(block)
 
 
-def _reconstruct(encoding: Encoding, sink: _Checked, blocks: Iterator[Block], head: Head) -> None:
-    """Encode from the head's bits and those before: the head's, less the blocks."""
+def _reconstruct(encoding: Encoding, sink: _VerifyingSink, blocks: Iterator[Block], head: HeadUnits) -> None:
+    """Encode from the head's bits and the old bits, which are the head's minus the blocks."""
     grouped = itertools.groupby(blocks, key=lambda block: block.row)
     ahead = next(grouped, None)
     for index, row in enumerate(list(encoding.rows)):
@@ -167,17 +167,17 @@ def _reconstruct(encoding: Encoding, sink: _Checked, blocks: Iterator[Block], he
         encoding.take(index, old if row.before else None, new if row.after else None)
 
 
-class _Checked:
-    """A sink that decodes each chunk again, and passes it on only if it holds just the blocks that were to be coded."""
+class _VerifyingSink:
+    """A sink that decodes each chunk again, and passes it on only if it holds exactly the blocks to be encoded."""
 
     def __init__(self, draft: Draft, rows: Sequence[Row]) -> None:
         self._draft, self._rows = draft, rows
         self._expected: deque[Block] = deque()
-        #: The old bits of rows, for profiles that need them; dropped once they were passed.
+        #: The old bits of rows, for profiles that need them; dropped once all blocks of a row have come.
         self.olds: dict[int, Units] = {}
 
     def expect(self, block: Block) -> None:
-        """The next block goes to the encoder."""
+        """Take in a block that goes to the encoder next."""
         self._expected.append(block)
 
     def append(self, data: bytes) -> None:
@@ -191,7 +191,7 @@ class _Checked:
         self._draft.append(data)
 
     def finish(self) -> None:
-        """Every block must have come. Raises `DigestMismatchError`."""
+        """Raise `DigestMismatchError` unless every expected block has come."""
         if self._expected:
             raise DigestMismatchError("a squash lacks steps of its chain: not announced")
 

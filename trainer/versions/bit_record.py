@@ -1,13 +1,13 @@
-"""What the bits of a snapshot must be, block by block: remembered apart from the bits, so that damage is seen.
+"""A record of what the bits of a snapshot must be, block by block, kept apart from them so that damage shows.
 
 Of each block of each tensor the record holds two fingerprints. The *sums* (`p2psync.delta.kernels.block_sums`) are
 compared at each publish, of every block, with those that the encoder's scan takes of the old bits on its way: no delta
 is signed whose old bits are not those that were published. The *digest* is compared by the scrub, a block at a time,
 whenever there is time; it also tells what the sums do not.
 
-By induction the record never rests on the snapshot's own bits. It is taken while their digest is compared with the
-signed one, sums first. From then on new sums are those of the source, as the scan read it, and digests follow the steps
-of the delta.
+The record never rests on the snapshot's bits alone. It is taken while their digest is compared with the signed one,
+sums first. From then on new sums are those of the source, as the scan read it, and digests follow the steps of the
+delta.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
-
 from p2psync.delta.block import MAX_BLOCK_UNITS, Block, block_count, block_range, block_span
 from p2psync.delta.digest import MODULUS, digest_units
 from p2psync.delta.kernels.block_sums import BlockSums, ScanSums, sum_blocks
@@ -24,11 +23,11 @@ from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.errors import DigestMismatchError
 from p2psync.parallel import in_parallel
 
-#: Blocks that one task reads while a record is taken: enough that a task costs nothing beside its reading.
+#: Blocks that one task reads while a record is taken: with so many, a task's overhead is lost in its reading.
 _TASK_BLOCKS = 8
-#: Gives the bits of one tensor.
+#: Returns the bits of one tensor.
 UnitsOf: TypeAlias = Callable[[TensorSpec], Units]
-#: What the scans of a publish summed up, by tensor.
+#: The sums that the scans of a publish took, by tensor.
 Scans: TypeAlias = Mapping[TensorSpec, ScanSums]
 
 
@@ -55,27 +54,27 @@ class BitRecord:
         return sum(sum(digests) for digests in self._digests.values()) % MODULUS
 
     def check(self, spec: TensorSpec, scan: ScanSums) -> None:
-        """Hold the old bits of a scan against the record, and the steps that it found against old and new bits.
+        """Compare a scan's old bits with the record, and the steps that it found with the sums of old and new bits.
 
-        Raises `DigestMismatchError`.
+        Raises `DigestMismatchError` for a damaged block, or a change that the scan missed.
         """
         self.compare(spec, scan.old)
         if missed := scan.missed():
             raise DigestMismatchError(f"{spec.name}: the scan of block {missed[0]} missed a change: not published")
 
     def compare(self, spec: TensorSpec, sums: BlockSums) -> None:
-        """Hold the sums of all blocks of a tensor against the record. Raises `DigestMismatchError`."""
+        """Compare the sums of all blocks of a tensor with the record. Raises `DigestMismatchError`."""
         wrong = np.flatnonzero((sums != self._sums[spec]).any(axis=(1, 2)))
         if wrong.size:
             raise _damaged(spec, int(wrong[0]))
 
-    def moved(self, spec: TensorSpec, block: Block, change: int) -> None:
-        """A block of a delta was applied, which adds `change` to the digest; the tensor's sums follow by `summed`."""
+    def block_applied(self, spec: TensorSpec, block: Block, change: int) -> None:
+        """Take in a block of a delta that was applied and adds `change` to the digest; `set_sums` follows."""
         span = block_span(spec.width, MAX_BLOCK_UNITS)
         self._digests[spec][block.start // span] += change
 
-    def summed(self, spec: TensorSpec, sums: BlockSums) -> None:
-        """These are a tensor's sums from now on."""
+    def set_sums(self, spec: TensorSpec, sums: BlockSums) -> None:
+        """Replace the sums of a tensor."""
         self._sums[spec] = sums.copy()
 
     def scrub(self, units_of: UnitsOf) -> int:
@@ -102,7 +101,7 @@ def _tasks(specs: Sequence[TensorSpec]) -> Iterator[tuple[TensorSpec, int, int]]
 
 
 def _read(spec: TensorSpec, first: int, stop: int, units_of: UnitsOf) -> tuple[TensorSpec, BlockSums, list[int]]:
-    """Sums first: what is damaged between both readings is in no digest that is right."""
+    """Returns sums and digests of some blocks. Sums come first: damage between both readings spoils the digest."""
     units, ranges = units_of(spec), [block_range(spec, MAX_BLOCK_UNITS, index) for index in range(first, stop)]
     end = ranges[-1][0] + ranges[-1][1]
     sums = sum_blocks(spec, units[ranges[0][0] : end])

@@ -1,14 +1,14 @@
-"""Making versions: from a source's bits to a durable, signed pack, streaming.
+"""Builds versions: from a source's bits to a durable, signed pack, streaming.
 
 extract → encode → hash → draft on disk, chunk by chunk, tensor by tensor; then the manifest, the signature, the seal;
-then the same chunks are decoded into the trainer's own snapshot, whose digest must come out as signed. Only then may
-anyone hear of the version.
+then the same chunks are decoded into the trainer's own snapshot, whose digest must come out as signed. Only then is the
+version announced.
 
-Nothing is signed that rests on the snapshot alone. The scan that finds the changes sums up both copies on its way: the
-old bits must have the sums that the source had at the publish before, and the steps found must make up the difference
-(`p2psync.trainer.versions.bit_record`). A snapshot that is found damaged is made anew from the store, and the version
-is made once more. What the store no longer leads to is dropped, and the next version is written out whole, from the
-source.
+No signature rests on the snapshot alone. The scan that finds the changes sums up both copies on its way: the old bits
+must have the sums that the source had at the publish before, and the steps found must make up the difference
+(`p2psync.trainer.versions.bit_record`). The builder rebuilds a damaged snapshot from the store and makes the version
+once more. Where the store does not lead to the newest version, later versions are dropped and the next one is written
+out whole, from the source.
 """
 
 from __future__ import annotations
@@ -42,18 +42,20 @@ from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
 from p2psync.trainer.versions.bit_record import Scans
-from p2psync.trainer.versions.pack_reading import UnreadableError, compare_whole, name_of, reader
-from p2psync.trainer.versions.snapshot import Keeper, Snapshot
-from p2psync.trainer.versions.source import FindingSource, Source
-from p2psync.trainer.versions.steps import Steps
+from p2psync.trainer.versions.delta_records import DeltaRecords
+from p2psync.trainer.versions.pack_reading import UnreadableError, chunk_reader, compare_whole, pack_name
+from p2psync.trainer.versions.snapshot import PublishedState, Snapshot
+from p2psync.trainer.versions.source import ChangeFindingSource, Source
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A version that is durable and not yet announced. seconds: of making it; of them coding took `encode_seconds`,
-    decoding and applying `apply_seconds`."""
+class BuiltVersion:
+    """A version that is durable and not yet announced.
+
+    seconds: to make it, of which encoding took `encode_seconds`, decoding and applying `apply_seconds`.
+    """
 
     pack: Pack
     position: Position
@@ -62,8 +64,8 @@ class Made:
     apply_seconds: float = 0.0
 
 
-class Maker(Protocol):
-    """What makes the versions of a run, one at a time: `VersionMaker`, or the ranks of a sharded model together."""
+class VersionBuilder(Protocol):
+    """Builds the versions of a run, one at a time: `LocalVersionBuilder`, or the ranks of a sharded model together."""
 
     epoch: int
 
@@ -77,15 +79,15 @@ class Maker(Protocol):
         rate: float = 0.0,
         settled: Callable[[], bool] = lambda: True,
         given_up: Callable[[], bool] = lambda: False,
-    ) -> Made | None: ...
-    def make_anchor(self, rate: float = 0.0) -> Made: ...
+    ) -> BuiltVersion | None: ...
+    def make_anchor(self, rate: float = 0.0) -> BuiltVersion: ...
     def write_whole(self) -> None: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
 
 
-class VersionMaker:
-    """Makes the versions of one run, one at a time. Blocking: to be called from a worker thread."""
+class LocalVersionBuilder:
+    """Builds the versions of one run in this process, one at a time. Blocking: call it from a worker thread."""
 
     def __init__(
         self,
@@ -95,15 +97,16 @@ class VersionMaker:
         run: str,
         epoch: int = 0,
         *,
-        keeper: Callable[[], Keeper] | None = None,
+        published_state: Callable[[], PublishedState] | None = None,
         on_trouble: Callable[[str], None] = lambda message: None,
     ) -> None:
-        """`root`: where the snapshot lives. epoch: of the versions to be made; may be set later. keeper: makes what
-        keeps the published bits instead. on_trouble: told, in a line, of damage and of what became of it; called in the
-        thread that calls here. Raises `StoreError`.
+        """root: directory of the snapshot. run: 32 hex digits. epoch: of the versions to be made; may be set later.
 
-        A snapshot that is behind the store, or cannot be vouched for, is brought up from the store's packs. Packs that
-        do not decode are dropped.
+        published_state: makes the keeper of the published bits, in place of a `Snapshot`. on_trouble: takes a line
+        about damage and what was done about it, in the thread that calls the builder. Raises `StoreError`.
+
+        A snapshot that is behind the store, or whose bits are not those that were signed, is brought up from the
+        store's packs. Packs that do not decode are dropped.
         """
         self.store = store
         self.epoch = epoch
@@ -112,17 +115,17 @@ class VersionMaker:
         self._run = run
         self._stopped = threading.Event()
         self._check_key()
-        self.steps = Steps(root.parent / "steps")
-        self.snapshot: Keeper = keeper() if keeper is not None else Snapshot(root)
+        self.delta_records = DeltaRecords(root.parent / "steps")
+        self.snapshot: PublishedState = published_state() if published_state is not None else Snapshot(root)
         self._tell = on_trouble
-        self._doubtful = True
-        #: How often the published bits were made anew.
-        self.mended = 0
-        # Number of the newest version that was ever seen here, -1: none. It is kept once versions were dropped.
+        self._must_recover = True
+        #: How often the published bits were rebuilt.
+        self.rebuilds = 0
+        # Number of the newest version that was ever in this store, -1: none. It stays when versions are dropped.
         self._newest_file = root.parent / "newest-version"
         self._newest = _load_number(self._newest_file)
-        #: Whether the next version is written out whole, since the store does not lead to the newest one.
-        self._whole = False
+        #: Whether the next version is written out whole: the store does not lead to the newest one.
+        self._write_whole = False
         self._recover()
 
     @property
@@ -143,11 +146,11 @@ class VersionMaker:
         return live is not None and live.run != self._run and all(p.manifest.run != self._run for p in self._packs())
 
     def stop(self) -> None:
-        """Have what is being made given up soon, with `StoreError`; for any thread."""
+        """Make a version in progress fail soon, with `StoreError`. May be called from any thread."""
         self._stopped.set()
 
     def close(self) -> None:
-        """Let go of the snapshot."""
+        """Close the snapshot."""
         self.snapshot.close()
 
     def make(
@@ -158,74 +161,74 @@ class VersionMaker:
         rate: float = 0.0,
         settled: Callable[[], bool] = lambda: True,
         given_up: Callable[[], bool] = lambda: False,
-    ) -> Made | None:
-        """The next version, from `source`: an anchor if it is the first, else a delta in `profile`.
+    ) -> BuiltVersion | None:
+        """Make the next version from `source`: an anchor if it is the first, else a delta in `profile`.
 
-        None if no bit differs. rate: bytes a second at which it is to be spread, 0: not known; see `block_and_chunk`.
+        Returns None if no bit differs. rate: bytes a second at which it will be spread, 0: not known; see
+        `block_and_chunk`. settled: called after everything was read; False drops the version, since the source changed
+        meanwhile. given_up: called now and then; True ends the call with `StoreError`, as `stop` does.
 
-        `settled` is asked after everything was read: False drops the version, since the source changed meanwhile.
-        `given_up` is asked now and then: True ends it with `StoreError`, as `stop` does. Whatever is raised, nothing
-        was made.
+        Raises `P2PSyncError`; then no version was made.
         """
-        if not self._doubtful and not self.snapshot.sound():
-            self._doubt("the published bits were changed or damaged here")
+        if not self._must_recover and not self.snapshot.is_sound():
+            self._distrust_snapshot("the published bits were changed or damaged here")
 
-        def once() -> Made | None:
+        def once() -> BuiltVersion | None:
             return self._make(source, profile, rate, settled, given_up)
 
-        return self._mending(once)
+        return self._with_recovery(once)
 
-    def make_anchor(self, rate: float = 0.0) -> Made:
-        """The newest version written out whole, for those who start from nothing. rate: see `make`.
+    def make_anchor(self, rate: float = 0.0) -> BuiltVersion:
+        """Write the newest version out whole, for actors that start from nothing. rate: see `make`.
 
-        Raises `StoreError` if there is no version. A snapshot that turns out to be damaged is made anew from the store.
+        Rebuilds a damaged snapshot from the store. Raises `StoreError` if there is no version.
         """
-        if not self._doubtful and not self.snapshot.whole():
-            self._doubt("the published bits were cut or replaced here")
-        return self._mending(lambda: self._make_anchor(rate))
+        if not self._must_recover and not self.snapshot.is_intact():
+            self._distrust_snapshot("the published bits were cut or replaced here")
+        return self._with_recovery(lambda: self._make_anchor(rate))
 
     def write_whole(self) -> None:
-        """Have the next version written out whole, whatever changed. Raises `StoreError`."""
+        """Write the next version out whole, whatever changes. Raises `StoreError`."""
         self.snapshot.verify()
         if self.snapshot.position is None:
-            self._doubt("the published bits are damaged here")
+            self._distrust_snapshot("the published bits are damaged here")
             self._recover()
-        self._whole = True
+        self._write_whole = True
 
     def scrub(self) -> int:
-        """Hold one more block of the snapshot against what was published; returns its bytes, 0 at the end of a round.
+        """Compare one more block of the snapshot with its record; returns the block's bytes, 0 at the end of a round.
 
-        A snapshot that is damaged is made anew from the store. Raises `StoreError`.
+        Rebuilds a damaged snapshot from the store. Raises `StoreError`.
         """
-        if self._doubtful:
+        if self._must_recover:
             self._recover()
         try:
             return self.snapshot.scrub()
         except DigestMismatchError as error:
-            self._doubt(str(error))
+            self._distrust_snapshot(str(error))
             self._recover()
             return 0
 
-    def _mending(self, make: Callable[[], T]) -> T:
-        """Make something; once more, if it turned out that the published bits are not to be trusted."""
-        if self._doubtful:
+    def _with_recovery(self, make: Callable[[], T]) -> T:
+        """Call `make`; if it finds the published bits damaged, rebuild them from the store and call it once more."""
+        if self._must_recover:
             self._recover()
         try:
             return make()
         except DigestMismatchError as error:
-            self._doubt(str(error))
+            self._distrust_snapshot(str(error))
             self._recover()
             try:
                 return make()
             except DigestMismatchError as again:
-                self._doubtful = True
+                self._must_recover = True
                 raise StoreError(f"{again}, and again after it was made anew: is its disk, or memory, sound?") from None
 
-    def _doubt(self, message: str) -> None:
+    def _distrust_snapshot(self, message: str) -> None:
         self._tell(f"{message}: making the published bits anew from the store")
         self.snapshot.distrust()
-        self._doubtful = True
-        self.mended += 1
+        self._must_recover = True
+        self.rebuilds += 1
 
     def _make(
         self,
@@ -234,15 +237,15 @@ class VersionMaker:
         rate: float,
         settled: Callable[[], bool],
         given_up: Callable[[], bool],
-    ) -> Made | None:
+    ) -> BuiltVersion | None:
         began = time.monotonic()
-        live = None if self._whole else self.snapshot.position
+        live = None if self._write_whole else self.snapshot.position
         rows = rows_between(self.snapshot.specs if live is not None else [], source.specs)
         draft = self.store.draft()
         try:
             encode, scans = self._encode(draft, rows, source, given_up, rate, profile=None if live is None else profile)
             encoded = time.monotonic()
-            if not self.snapshot.whole():
+            if not self.snapshot.is_intact():
                 raise DigestMismatchError(f"{self._root} was cut or replaced while a version was made")
             if not settled():
                 raise StoreError("the checkpoint changed while it was read: not published")
@@ -265,15 +268,15 @@ class VersionMaker:
             applying = self._advance(pack, scans)
         except BaseException:
             # The pack was never announced; without it the store leads to the version before.
-            self._doubtful = True
+            self._must_recover = True
             self.store.remove(pack.signed.id)
             raise
-        self._newest, self._whole = position.version, False
+        self._newest, self._write_whole = position.version, False
         with suppress(StoreError):
-            self.steps.prune(self.store)
-        return Made(pack, position, time.monotonic() - began, encoded - began, applying)
+            self.delta_records.prune(self.store)
+        return BuiltVersion(pack, position, time.monotonic() - began, encoded - began, applying)
 
-    def _make_anchor(self, rate: float) -> Made:
+    def _make_anchor(self, rate: float) -> BuiltVersion:
         began = time.monotonic()
         live = self.position
         if live is None:
@@ -294,8 +297,8 @@ class VersionMaker:
             self.store.remove(pack.signed.id)
             raise
         if self.snapshot.position != live:
-            self._doubtful = True  # whose position it is changed: some keepers learn that from the anchor alone
-        return Made(pack, live, time.monotonic() - began)
+            self._must_recover = True  # the bits are now of another run: some states learn that from the anchor alone
+        return BuiltVersion(pack, live, time.monotonic() - began)
 
     def _encode(
         self,
@@ -307,18 +310,21 @@ class VersionMaker:
         *,
         profile: str | None,
     ) -> tuple[Encoding, Scans]:
-        """profile: None makes an anchor. Also gives what was summed up of the rows that were scanned, which agrees with
-        what was published. Raises `DigestMismatchError`."""
-        finds = None
+        """Encode `rows`. profile: None makes an anchor.
+
+        Also returns the sums of the rows that were scanned, which agree with what was published. Raises
+        `DigestMismatchError`.
+        """
+        found_changes = None
         scans: dict[TensorSpec, ScanSums] = {}
         anchor = profile is None
         with Encoding(draft, rows, anchor=anchor, rate=rate, profile=profile or "fast", summed=True) as encode:
-            if isinstance(source, FindingSource) and profile is not None:
-                finds = source.find(rows, encode.block_units, self.snapshot)
+            if isinstance(source, ChangeFindingSource) and profile is not None:
+                found_changes = source.find(rows, encode.block_units, self.snapshot)
             for index, row in enumerate(rows):
                 if self._stopped.is_set() or given_up():
                     raise StoreError("stopped while a version was being made: not published")
-                found = finds.of(index) if finds is not None else None
+                found = found_changes.of(index) if found_changes is not None else None
                 if found is not None:
                     encode.take_found(index, found, partial(self.snapshot.units, row.spec))
                     continue
@@ -327,7 +333,7 @@ class VersionMaker:
             encode.finish()
         for index, row in enumerate(rows):
             if row.before and row.after:
-                scan = encode.sums.get(index) or (finds.sums(index) if finds is not None else None)
+                scan = encode.sums.get(index) or (found_changes.sums(index) if found_changes is not None else None)
                 self.snapshot.check(row.spec, scan)
                 if scan is not None:
                     scans[row.spec] = scan
@@ -346,54 +352,59 @@ class VersionMaker:
         return draft.seal(sign(manifest, self._key), manifest)
 
     def _advance(self, pack: Pack, scans: Scans | None = None) -> float:
-        """Take the snapshot along a pack; returns how long decoding and applying took (seconds)."""
+        """Apply a pack to the snapshot; returns how long decoding and applying took (seconds)."""
         began = time.monotonic()
-        keeping = self.steps.keep(pack)
+        record_writer = self.delta_records.start(pack)
         try:
-            take = keeping.take if keeping is not None else None
-            self.snapshot.advance(pack.manifest, reader(pack), position_of(pack.manifest), take, scans)
-            if keeping is not None:
-                keeping.finish()
+            take = record_writer.take if record_writer is not None else None
+            self.snapshot.advance(pack.manifest, chunk_reader(pack), position_of(pack.manifest), take, scans)
+            if record_writer is not None:
+                record_writer.finish()
         finally:
-            if keeping is not None:
-                keeping.abandon()
-        if not self.snapshot.whole():
+            if record_writer is not None:
+                record_writer.abandon()
+        if not self.snapshot.is_intact():
             raise StoreError(f"{self._root} was damaged while a version was made: not published; it is made anew")
-        return time.monotonic() - began - (keeping.seconds if keeping is not None else 0.0)
+        return time.monotonic() - began - (record_writer.seconds if record_writer is not None else 0.0)
 
     def _recover(self) -> None:
-        """Bring the snapshot to the newest version that the store leads to: of this run, or, before its first one, of
-        the run that it goes on from. Raises `StoreError`."""
+        """Bring the snapshot to the newest version that the store leads to. Raises `StoreError`.
+
+        The version is one of this run, or, before its first one, of the run that this one goes on from.
+        """
         self.snapshot.reopen()
         live, failed = self.snapshot.position, set[bytes]()
         self._newest = max(self._newest, *(pack.manifest.version for pack in self._all_packs()), -1)
         if live is not None:
             self._newest = max(self._newest, live.version)
-        while (bad := self._go_along(self._way(self._here()))) is not None:
-            # A second failure is not the memory's: the pack itself is what nobody can decode.
+        while (bad := self._apply_packs(self._path_from(self._snapshot_position()))) is not None:
+            # A second failure is not the memory's: nobody can decode this pack.
             if bad.signed.id in failed and bad.sealed:
                 self.store.remove(bad.signed.id)
             failed.add(bad.signed.id)
             self.snapshot.reopen()
         self._drop_unreachable()
-        self._doubtful = False
+        self._must_recover = False
 
-    def _go_along(self, way: list[Pack]) -> Pack | None:
-        """Take the snapshot along these packs; returns the first one that does not decode to what it says."""
-        for pack in way:
+    def _apply_packs(self, packs: list[Pack]) -> Pack | None:
+        """Apply these packs to the snapshot; returns the first one that does not decode to what it says."""
+        for pack in packs:
             try:
                 self._advance(pack)
             except (DigestMismatchError, FormatError, UnreadableError, ValueError) as error:
-                self._tell(f"{name_of(pack)} cannot be decoded here: {error}")
+                self._tell(f"{pack_name(pack)} cannot be decoded here: {error}")
                 return pack
-        if way:
+        if packs:
             self.snapshot.verify()
             if self.snapshot.position is None:
                 raise StoreError(f"{self._root} does not keep what is written to it: is its disk, or memory, sound?")
         return None
 
-    def _here(self) -> Position | None:
-        """What the snapshot holds, as a version of the run whose packs are gone along: of another's, the same bits."""
+    def _snapshot_position(self) -> Position | None:
+        """Returns the snapshot's version, as one of the run whose packs are applied.
+
+        Bits of another run count as the version of this run that has the same number and digest, if there is one.
+        """
         live, packs = self.snapshot.position, self._packs()
         if live is None or not packs or live.run == packs[0].manifest.run:
             return live
@@ -402,8 +413,8 @@ class VersionMaker:
             return position_of(max(same, key=lambda manifest: manifest.epoch))
         return msgspec.structs.replace(live, epoch=-1)
 
-    def _way(self, live: Position | None) -> list[Pack]:
-        """The packs that lead from `live` to the newest version that can be reached."""
+    def _path_from(self, live: Position | None) -> list[Pack]:
+        """Returns the packs that lead from `live` to the newest version that can be reached."""
         packs = self._packs()
         by_id = {pack.signed.id.hex(): pack for pack in packs}
         lineage = [announcement_of(pack.signed, pack.manifest) for pack in packs]
@@ -416,20 +427,20 @@ class VersionMaker:
         return [by_id[announced.id] for announced in path]
 
     def _drop_unreachable(self) -> None:
-        """Forget later versions than the snapshot's: nobody can decode them. The next one is written out whole."""
-        live = self._here()
+        """Remove versions later than the snapshot's: nobody can decode them. The next one is written out whole."""
+        live = self._snapshot_position()
         reached = (live.epoch, live.version) if live is not None else (-1, -1)
-        self._whole = self._newest > (live.version if live is not None else -1)
-        if self._whole:
+        self._write_whole = self._newest > (live.version if live is not None else -1)
+        if self._write_whole:
             with disk_errors(self._newest_file):
                 write_durably(self._newest_file, str(self._newest).encode())
         lost = [pack for pack in self._packs() if (pack.manifest.epoch, pack.manifest.version) > reached]
         for pack in lost:
             self.store.remove(pack.signed.id)
         if live is not None and not self._all_packs():
-            self._whole = True
+            self._write_whole = True
             self._tell(f"{self.store.root} lost its versions: the next one is written out whole")
-        elif self._whole:
+        elif self._write_whole:
             where = f"version {live.version}" if live is not None else "nothing"
             self._tell(
                 f"{self.store.root} leads to {where}, not to version {self._newest}:"
@@ -437,18 +448,18 @@ class VersionMaker:
             )
 
     def _packs(self) -> list[Pack]:
-        """Those that are whole, see `_all_packs`."""
+        """Returns the packs of `_all_packs` that are whole."""
         return [pack for pack in self._all_packs() if pack.sealed]
 
     def _all_packs(self) -> list[Pack]:
-        """Those of this run; before its first one, those of the newest run that the store has."""
+        """Returns the packs of this run; before its first one, those of the newest run in the store."""
         packs = self.store.packs()
         runs = {pack.manifest.run for pack in packs if pack.sealed}
         run = self._run if self._run in runs else max(runs, default=self._run)
         return [pack for pack in packs if pack.manifest.run == run]
 
     def _check_key(self) -> None:
-        """Actors trust one key: versions that another one signed cannot be announced beside ours."""
+        """Raise `StoreError` if the store's versions were signed with another key: actors trust one key only."""
         mine = self._key.public_key().public_bytes_raw()
         theirs = next((pack.signed.key for pack in self._packs() if pack.signed.key != mine), None)
         if theirs is not None:
@@ -459,7 +470,7 @@ class VersionMaker:
 
 
 def _load_number(path: Path) -> int:
-    """The number that a file holds; -1 if there is none."""
+    """Returns the number in a file; -1 if there is none."""
     try:
         return int(path.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -467,10 +478,10 @@ def _load_number(path: Path) -> int:
 
 
 def announcement_of(signed: SignedManifest, manifest: Manifest) -> Announcement:
-    """A manifest in short, as a hub would announce it."""
+    """Returns the announcement of a manifest, as a hub would make it."""
     return in_short(manifest, signed.id, len(signed.to_bytes()))
 
 
 def position_of(manifest: Manifest) -> Position:
-    """Where a manifest leads."""
+    """Returns the version that a manifest leads to."""
     return Position(run=manifest.run, epoch=manifest.epoch, version=manifest.version, digest=manifest.digest)

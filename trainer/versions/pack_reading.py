@@ -1,4 +1,4 @@
-"""Reading back the chunks of the trainer's own packs, and holding an anchor against the bits that it was made from."""
+"""Reads back the chunks of the trainer's own packs, and compares an anchor with the bits that it was made from."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class UnreadableError(StoreError):
     """A chunk that the store had is damaged or cannot be read."""
 
 
-def reader(pack: Pack) -> Callable[[int], bytes]:
-    """Gives the chunks of a pack; raises `UnreadableError`."""
+def chunk_reader(pack: Pack) -> Callable[[int], bytes]:
+    """Returns a function that reads chunk `index` of a pack and raises `UnreadableError` if it cannot."""
 
     def chunk(index: int) -> bytes:
         try:
@@ -51,7 +51,7 @@ def compare_whole(pack: Pack, units_of: Callable[[TensorSpec], Units]) -> None:
             seen.add((block.row, block.start))
         return seen
 
-    seen = set[tuple[int, int]]().union(*in_parallel(same, map(reader(pack), range(manifest.chunks))))
+    seen = set[tuple[int, int]]().union(*in_parallel(same, map(chunk_reader(pack), range(manifest.chunks))))
     for index, row in enumerate(rows):
         for number in range(block_count(row.spec, manifest.block_units)):
             start, count = block_range(row.spec, manifest.block_units, number)
@@ -59,7 +59,7 @@ def compare_whole(pack: Pack, units_of: Callable[[TensorSpec], Units]) -> None:
                 raise DigestMismatchError(f"{row.spec.name}: a block was not encoded: not announced")
 
 
-def name_of(pack: Pack) -> str:
-    """What a pack holds, in words."""
+def pack_name(pack: Pack) -> str:
+    """Returns what a pack holds, in words."""
     m = pack.manifest
     return f"the anchor of version {m.version}" if m.base is None else f"the delta {m.base} → {m.version}"

@@ -1,4 +1,4 @@
-"""Which profile makes the last actor commit soonest: a cost model, fed by what publishing measures. Pure: no clock.
+"""Chooses the profile with which the last actor commits soonest: a cost model, fed by measured publishes. Pure.
 
 For each profile, with N units in the model, C of them expected to change, b bits for each, and the slowest link of all
 members giving L bytes a second:
@@ -8,10 +8,10 @@ members giving L bytes a second:
     X = b · C / 8 / L                               every byte crosses every slow link about once; 0 if L is not known
     T = E + D + max(X, D) + min(X, D) / chunks
 
-A version is announced once it is whole and its own trainer has decoded it (E + D); from then on its transfer and its
-decoding are a pipeline: the slower stage rules, and the other one adds one chunk. C is what the last delta changed, b
-what the profile last took. Core seconds start from a calibration and are scaled by what publishes measure; a profile
-that was not measured yet is taken to be as much slower or faster than its calibration as the other one.
+A version is announced once it is whole and its own trainer has decoded it (E + D). From then on its transfer and its
+decoding are a pipeline: the slower stage sets the time, and the other one adds one chunk. C is the count that the last
+delta changed, b the bits that the profile last took. Core seconds start from a calibration and are scaled by measured
+publishes; a profile that was not measured yet gets the mean scale of the others.
 
 The profile with the smaller T is taken, at a tie the one of fewer bytes; once one is in use, another must be better by
 `HYSTERESIS` and `LEAST_GAIN` to take its place.
@@ -28,7 +28,7 @@ from p2psync.membership.records import Member
 from p2psync.store.encoding import MAX_DELTA_CHUNK_BYTES
 
 AUTO = "auto"
-#: By this share another profile must be faster than the one in use, and by so many seconds: less is noise.
+#: Another profile must be faster than the one in use by this share, and by so many seconds: smaller gains are noise.
 HYSTERESIS = 0.1
 LEAST_GAIN = 0.05
 #: Weight of the newest measurement.
@@ -38,28 +38,28 @@ _FIRST_SHARE = 0.04
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """Core seconds for each unit looked at, and for each that changed; and seconds of files, whatever is coded."""
+class CodecCost:
+    """unit: core seconds for each unit scanned. change: for each changed unit. fixed: for files, at any size."""
 
     unit: float
     change: float
     fixed: float = 0.02
 
     def seconds(self, units: int, changed: float) -> float:
-        """In all."""
+        """Returns the seconds in all, on one core."""
         return self.fixed + self.unit * units + self.change * changed
 
 
 #: One core that reads both arrays at 15 GB/s of model, through 1.06 and 4.1 % changed (`p2psync bench codec`).
-ENCODE = {"fast": Cost(0.18e-9, 5.6e-9), "tight": Cost(0.20e-9, 12.6e-9)}
-APPLY = {"fast": Cost(0.06e-9, 4.3e-9), "tight": Cost(0.12e-9, 11e-9)}
+ENCODE = {"fast": CodecCost(0.18e-9, 5.6e-9), "tight": CodecCost(0.20e-9, 12.6e-9)}
+APPLY = {"fast": CodecCost(0.06e-9, 4.3e-9), "tight": CodecCost(0.12e-9, 11e-9)}
 #: Bits for each changed unit at 1 % changed.
 BITS = {"fast": 9.9, "tight": 7.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """What a profile is expected to take. Seconds; seconds: until the last actor commits; nbytes: of its chunks."""
+class ProfileForecast:
+    """The expected cost of a profile, in seconds. seconds: until the last actor commits. nbytes: of its chunks."""
 
     profile: str
     seconds: float
@@ -70,21 +70,21 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ProfileChoice:
     """The profile to publish in, and why, in one line for people."""
 
     profile: str
     why: str
-    forecasts: tuple[Forecast, ...] = ()
+    forecasts: tuple[ProfileForecast, ...] = ()
 
 
 class ProfileChooser:
-    """Chooses a profile for each delta of one trainer; told of each delta that was made."""
+    """Chooses a profile for each delta of one trainer, and learns from each delta that was made."""
 
     def __init__(self, profile: str = AUTO, *, cores: int = 1) -> None:
         """profile: `AUTO`, or the one to take always. cores: that encoding and decoding each use.
 
-        Raises `UsageError` for a profile that there is not.
+        Raises `UsageError` for an unknown profile.
         """
         if profile not in (AUTO, *PROFILES):
             raise UsageError(f"--profile {profile}: choose {', '.join(PROFILES)} or {AUTO}")
@@ -96,20 +96,23 @@ class ProfileChooser:
         self._apply: dict[str, float] = {}
         self._current: str | None = None
 
-    def choose(self, units: int, link: float | None) -> Choice:
-        """For a delta of a model of `units` units. link: bytes a second of the slowest useful link, None: not known."""
+    def choose(self, units: int, link: float | None) -> ProfileChoice:
+        """Returns the profile for a delta of a model of `units` units.
+
+        link: bytes a second of the slowest useful link, None: not known.
+        """
         if self._forced is not None:
-            return Choice(self._forced, "as told")
+            return ProfileChoice(self._forced, "as told")
         found = [self.forecast(profile, units, link) for profile in PROFILES]
         best = min(found, key=lambda f: (f.seconds, f.nbytes))
         now = next((f for f in found if f.profile == self._current), None)
         if now is not None and best.seconds > min((1 - HYSTERESIS) * now.seconds, now.seconds - LEAST_GAIN):
             best = now
         self._current = best.profile
-        return Choice(best.profile, _why(best, found, link), tuple(found))
+        return ProfileChoice(best.profile, _why(best, found, link), tuple(found))
 
-    def forecast(self, profile: str, units: int, link: float | None) -> Forecast:
-        """What one profile is expected to take: see the module's formula."""
+    def forecast(self, profile: str, units: int, link: float | None) -> ProfileForecast:
+        """Returns the expected cost of one profile, by the module's formula. units, link: see `choose`."""
         changed = self._share * units
         nbytes = changed * self.bits(profile) / 8
         encode = ENCODE[profile].seconds(units, changed) * _scale(self._encode, profile) / self._cores
@@ -117,16 +120,16 @@ class ProfileChooser:
         transfer = nbytes / link if link else 0.0
         chunks = max(1.0, nbytes / MAX_DELTA_CHUNK_BYTES)
         total = encode + decode + max(transfer, decode) + min(transfer, decode) / chunks
-        return Forecast(profile, total, encode, transfer, decode, nbytes)
+        return ProfileForecast(profile, total, encode, transfer, decode, nbytes)
 
     def bits(self, profile: str) -> float:
-        """Bits for each changed unit: as last seen, or as the other profile's and the calibration say."""
+        """Returns bits for each changed unit: as last seen, else calibrated and scaled as the other profile's."""
         if profile in self._bits:
             return self._bits[profile]
         return BITS[profile] * _scale({p: bits / BITS[p] for p, bits in self._bits.items()}, profile)
 
     def seen(self, profile: str, units: int, changed: int, nbytes: int) -> None:
-        """There is a delta, made some time ago: what coding it took is not known."""
+        """Take in a delta whose coding times are not known. units, changed: of the model. nbytes: of its chunks."""
         if units and changed:
             self._share = changed / units
             _mix(self._bits, profile, 8 * nbytes / changed)
@@ -134,7 +137,7 @@ class ProfileChooser:
     def made(
         self, profile: str, units: int, changed: int, nbytes: int, encode_seconds: float, apply_seconds: float
     ) -> None:
-        """A delta was made: its units in all and changed, the bytes of its chunks, and what coding took."""
+        """Take in a delta that was made: as `seen`, and the seconds that encoding and applying took."""
         if not units or not changed:
             return
         self.seen(profile, units, changed, nbytes)
@@ -143,13 +146,13 @@ class ProfileChooser:
 
 
 def slowest_link(members: Iterable[Member]) -> float | None:
-    """Bytes a second of the actor that fetched most slowly, by their own measure; None if none has one."""
+    """Returns the lowest fetch rate that an actor measured (bytes a second); None if none measured one."""
     rates = [member.fetch_rate for member in members if member.info.role == "actor" and member.fetch_rate]
     return float(min(rates)) if rates else None
 
 
 def _scale(seen: dict[str, float], profile: str) -> float:
-    """Measured to calibrated: of this profile, else of the others, else 1."""
+    """Returns the ratio of measured to calibrated: of this profile, else the mean of the others, else 1."""
     if profile in seen:
         return seen[profile]
     return sum(seen.values()) / len(seen) if seen else 1.0
@@ -160,7 +163,7 @@ def _mix(seen: dict[str, float], profile: str, value: float) -> None:
     seen[profile] = value if before is None else (1 - _NEW) * before + _NEW * value
 
 
-def _why(best: Forecast, found: list[Forecast], link: float | None) -> str:
+def _why(best: ProfileForecast, found: list[ProfileForecast], link: float | None) -> str:
     slow = "no link was ever busy" if link is None else f"the slowest link gives {8e-6 * link:.4g} Mbit/s"
     others = ", ".join(f"{f.seconds:.3g} s in {f.profile}" for f in found if f is not best)
     return f"{slow}: the last commit is expected {best.seconds:.3g} s after the publish, {others}"

@@ -1,4 +1,4 @@
-"""What was published and nobody can get is replaced: versions that no actor runs, and packs with a damaged chunk."""
+"""Replaces what was published and cannot be used: versions that no actor runs, and packs with a damaged chunk."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from p2psync.membership.acceptance import Acceptance
 from p2psync.membership.records import Member
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Store
-from p2psync.trainer.versions.pack_reading import name_of
+from p2psync.trainer.versions.pack_reading import pack_name
 
-#: How often the hub is asked whether some actor runs the newest version, until one does (seconds).
+#: How often the hub is asked whether an actor runs the newest version, until one does (seconds).
 LOOK_EVERY = 3.0
-#: Peers have so long to bring a chunk that was found damaged here (seconds).
+#: How long peers have to send a chunk that was found damaged here (seconds).
 REPLACE_AFTER = 3.0
 
 
-class Beside(Protocol):
-    """What runs something as long as a node."""
+class TaskRunner(Protocol):
+    """Runs tasks as long as a node runs."""
 
     def run_beside(self, coroutine: Coroutine[object, object, None]) -> None: ...
 
 
-class Publishing(Protocol):
-    """A trainer's node."""
+class PublishingNode(Protocol):
+    """The trainer's node, as far as a replacement needs it."""
 
     @property
-    def runner(self) -> Beside: ...
-    async def write_out(self) -> None: ...
-    def take_back(self, id: bytes) -> None: ...
+    def runner(self) -> TaskRunner: ...
+    async def write_whole(self) -> None: ...
+    def withdraw(self, id: bytes) -> None: ...
 
 
-class Replacing:
+class Replacement:
     """Replaces what one trainer published; on its loop."""
 
     def __init__(
         self,
-        node: Publishing,
+        node: PublishingNode,
         store: Store,
         acceptance: Acceptance,
         members: Callable[[], Awaitable[Sequence[Member]]],
         on_event: Callable[[Event], None],
     ) -> None:
-        """members: asks the hub who is there; raises `P2PSyncError`."""
+        """members: asks the hub for the members; may raise `P2PSyncError`."""
         self._node = node
         self._store = store
         self._acceptance = acceptance
@@ -56,7 +56,7 @@ class Replacing:
         self._losses: set[bytes] = set()
 
     async def run(self) -> None:
-        """Watch for ever over what becomes of the newest version."""
+        """Watch for ever whether actors run the newest version, and replace it if they do not."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
             if not self._acceptance.settled:
@@ -67,10 +67,10 @@ class Replacing:
         reason = self._acceptance.look(await self._members(), time.monotonic())
         if reason is not None:
             self._emit(Trouble(f"{reason}: verifying the published bits, and writing them out whole"))
-            await self._node.write_out()
+            await self._node.write_whole()
 
     def lost(self, id: bytes) -> None:
-        """A chunk of this manifest is damaged here: peers may have it; else the manifest is taken back."""
+        """Take in that a chunk of this manifest is damaged here; withdraw the manifest if no peer sends it soon."""
         if id not in self._losses:
             self._losses.add(id)
             self._node.runner.run_beside(self._replace(id))
@@ -80,5 +80,5 @@ class Replacing:
         self._losses.discard(id)
         pack = self._store.get(id)
         if pack is not None and not pack.complete:
-            self._emit(Trouble(f"{name_of(pack)} has a damaged chunk that nobody else has: it is taken back"))
-            self._node.take_back(id)
+            self._emit(Trouble(f"{pack_name(pack)} has a damaged chunk that nobody else has: it is taken back"))
+            self._node.withdraw(id)

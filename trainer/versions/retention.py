@@ -1,8 +1,8 @@
-"""What the trainer keeps: enough for every live member and every joiner, and no more. Pure.
+"""Decides which manifests the trainer keeps: those that a live member or a joiner needs, and no more. Pure.
 
-The versions that lead to the head by deltas alone are its *chain*. A delta is of use only to who would rather go along
-the chain than take the newest anchor, which is whoever is so near the head that the way there is fewer bytes. So what
-members need is bounded by the size of a model, however far behind one of them stays.
+The versions that lead to the head by deltas alone are its *chain*. Only members near the head fetch deltas of the
+chain: for the others the newest anchor is fewer bytes. So the bytes that members need are bounded by the size of a
+model, however far behind one of them stays.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from p2psync.protocol.lineage import base_key, is_squash, newest_announcement, r
 #: An anchor is due after so many deltas, however small: every node is shown all of them with each new version, and a
 #: joiner fetches them one by one.
 ANCHOR_DELTAS = 256
-#: And so long after the last one (seconds), if anything was published since: no joiner should rest on old disks alone.
+#: And so long after the last one (seconds), if anything was published since: no joiner should depend on old disks
+#: alone.
 ANCHOR_SECONDS = 86400.0
-#: What a trainer has announced at a time: half of what a hub takes, which may hold what an earlier trainer announced.
+#: Manifests, and their bytes, that a trainer has announced at a time: half of what a hub takes, which may still hold
+#: those of an earlier trainer.
 MOST_ANNOUNCED, MOST_BYTES = MAX_MANIFESTS // 2, MAX_MANIFEST_BYTES // 2
 
 
@@ -30,11 +32,11 @@ def anchor_due(
     seconds: float = ANCHOR_SECONDS,
     age: float = 0.0,
 ) -> str:
-    """Why the newest version is to be written out whole, in words for people; "" if it is not.
+    """Returns why the newest version is to be written out whole, in words for people; "" if it is not.
 
-    It is where no way leads to it; where the deltas since the newest anchor have grown past `ratio` of it in bytes, so
-    that a joiner would fetch less by a fresh one; where they are more than `deltas`; and where that anchor's `age`
-    (seconds) is more than `seconds`.
+    An anchor is due if no path leads to the newest version; if the deltas since the newest anchor weigh more than
+    `ratio` of it in bytes, so that a joiner would fetch less by a fresh one; if they are more than `deltas`; and if
+    that anchor's `age` (seconds) is more than `seconds`.
     """
     newest = newest_announcement(lineage)
     if newest is None:
@@ -67,19 +69,19 @@ def to_retire(
     most: int = MOST_ANNOUNCED,
     most_bytes: int = MOST_BYTES,
 ) -> list[Announcement]:
-    """Manifests that nobody needs: older anchors, deltas before every use, squashes, and what a fork left behind.
+    """Returns the manifests that nobody needs: old anchors, deltas, squashes, and the leftovers of a fork.
 
-    A delta of the chain is kept for the live `members` that run its base or an earlier version and would use it; for
-    joiners, who fetch an anchor and go on from it; and, for `keep` versions back, for whoever was away. While a member
-    runs nothing yet, it may be fetching the anchor before the newest one, which is kept until it is done; and while one
-    runs the base of the newest delta, it may be fetching that, even if a new anchor is less.
+    A delta of the chain is kept for live `members` that run its base or an earlier version and would use it; for
+    joiners, which fetch an anchor and go on from it; and, for `keep` versions back, for members that were away. While a
+    member runs nothing yet, it may be fetching the anchor before the newest one, which is kept until then; and while
+    one runs the base of the newest delta, it may be fetching that, even if a new anchor is less.
 
-    A squash is kept while it is on the best way of some member; and while one may be fetching it, having been told of
-    it, as long as it leads past the newest anchor.
+    A squash is kept while it is on the best path of some member, and, as long as it leads past the newest anchor, while
+    a member may be fetching it.
 
     A member that stays behind holds at most `keep` or `ANCHOR_DELTAS` deltas, whatever they weigh. If more than `most`
-    manifests, or `most_bytes` of them, are left, the oldest go too: a new version is announced in any case, and who
-    needed them waits for the next anchor.
+    manifests, or `most_bytes` bytes of them, are left, the oldest go too: a new version is announced in any case, and
+    members that needed the old ones wait for the next anchor.
     """
     anchor = newest_anchor(lineage)
     if anchor is None:
@@ -102,8 +104,8 @@ def to_retire(
         bytes_left -= delta.payload_bytes
         base = -1 if delta.base is None else delta.base
         under_way = delta is chain[0] and base in wanted
-        is_way = bytes_left >= 0 and steps < max(keep, ANCHOR_DELTAS)
-        if base >= start or under_way or (base >= floor and is_way):
+        is_on_path = bytes_left >= 0 and steps < max(keep, ANCHOR_DELTAS)
+        if base >= start or under_way or (base >= floor and is_on_path):
             needed.add(delta.id)
     needed |= _squashes_in_use(lineage, members, anchor)
     over = {a.id for a in _oldest_over([a for a in lineage if a.id in needed], most, most_bytes)}
@@ -111,12 +113,12 @@ def to_retire(
 
 
 def newest_anchor(lineage: Sequence[Announcement]) -> Announcement | None:
-    """The anchor of the newest version that has one."""
+    """Returns the anchor of the newest version that has one; None if no version has."""
     return max((a for a in lineage if a.base is None), key=lambda a: (a.epoch, a.version), default=None)
 
 
 def _oldest_over(kept: Sequence[Announcement], most: int, most_bytes: int) -> list[Announcement]:
-    """The oldest manifests beyond these bounds; the newest anchor, and what leads to the newest version, are none."""
+    """Returns the oldest manifests beyond these bounds; never the newest anchor, nor one that leads to the head."""
     newest, anchor = newest_announcement(kept), newest_anchor(kept)
     over = []
     count, nbytes = len(kept), sum(a.manifest_bytes for a in kept)
@@ -135,14 +137,14 @@ def _squashes_in_use(lineage: Sequence[Announcement], members: Sequence[Member],
     if newest is None or not squashes:
         return set()
     starts = {(m.version, m.digest) if m.version is not None else None for m in members}
-    ways = [resolve(lineage, start, target_key(newest)) or [] for start in starts]
-    used = {a.id for way in ways for a in way}
+    paths = [resolve(lineage, start, target_key(newest)) or [] for start in starts]
+    used = {a.id for path in paths for a in path}
     first = min((place[0] if place is not None else anchor.version for place in starts), default=newest.version)
     return {a.id for a in squashes if a.id in used or (first <= (a.base or 0) and a.version > anchor.version)}
 
 
 def _chain(lineage: Sequence[Announcement]) -> list[Announcement]:
-    """The deltas that lead to the head, the last one first."""
+    """Returns the deltas that lead to the head, the last one first."""
     leading = {target_key(a): a for a in lineage if a.base is not None and not is_squash(a)}
     newest = newest_announcement(lineage)
     chain: list[Announcement] = []

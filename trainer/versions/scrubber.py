@@ -1,7 +1,7 @@
 """The trainer's background scrub: a block of the published bits at a time, whenever nothing is being published.
 
-A publish compares the sums of all blocks. What these do not tell, and what rots while nothing is published, is found
-here by its digest, and made anew from the store before the next version is made from it.
+A publish compares the sums of all blocks. The scrub compares digests, so it also finds damage that the sums miss, and
+damage while nothing is published; the bits are then rebuilt from the store before the next version is made from them.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections.abc import Awaitable, Callable
 
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event, Trouble
-from p2psync.trainer.versions.builder import VersionMaker
+from p2psync.trainer.versions.builder import LocalVersionBuilder
 
-#: The share of one core that scrubbing may take: a gigabyte is read in some 25 s.
+#: The share of one core that scrubbing may take. A gigabyte then takes some 25 s; a larger share slows the training.
 SHARE = 0.02
-#: Pauses after each block, at least, and after each round (seconds): small models are not read all the time.
+#: Least pause after each block, and pause after each round (seconds), so that small models are not read all the time.
 LEAST_PAUSE, ROUND_PAUSE = 0.05, 30.0
 
 
-class Scrubber:
-    """Scrubs the snapshot of one version maker; on one loop."""
+class SnapshotScrubber:
+    """Scrubs the snapshot of one version builder; on one loop."""
 
     def __init__(
         self,
-        versions: VersionMaker,
+        versions: LocalVersionBuilder,
         publishing: asyncio.Lock,
-        on_mended: Callable[[], None],
+        on_rebuilt: Callable[[], None],
         on_event: Callable[[Event], None],
     ) -> None:
-        """publishing: held while the snapshot changes. on_mended: called after the bits were made anew."""
+        """publishing: held while the snapshot changes. on_rebuilt: called after the bits were rebuilt."""
         self._versions = versions
         self._publishing = publishing
-        self._on_mended = on_mended
+        self._on_rebuilt = on_rebuilt
         self._emit = on_event
 
     async def run(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
@@ -42,11 +42,11 @@ class Scrubber:
             spent = 0.0
             try:
                 async with self._publishing:
-                    before, began = self._versions.mended, time.perf_counter()
+                    before, began = self._versions.rebuilds, time.perf_counter()
                     read = await asyncio.to_thread(self._versions.scrub)
                     spent = time.perf_counter() - began
-                if self._versions.mended != before:
-                    self._on_mended()
+                if self._versions.rebuilds != before:
+                    self._on_rebuilt()
             except P2PSyncError as error:
                 self._emit(Trouble(f"the published bits cannot be verified: {error}"))
                 read = 0

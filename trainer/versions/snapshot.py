@@ -4,9 +4,9 @@
     ROOT/bits-<n>         every tensor, one after the other, each at a multiple of 64 bytes
 
 A delta is applied in place once it is durable in the store. Nothing on disk says whether the bits are whole: whenever
-the snapshot is opened, every bit is digested, and only the digest that was signed vouches for them. So a crash in the
-middle of a change, a power loss and a flipped bit are one case: the snapshot is made anew from the store's anchor and
-deltas. While it is open, a `BitRecord` beside the bits tells damage before a version is made from them.
+the snapshot is opened, every bit is digested and the digest compared with the signed one. So a crash in the middle of a
+change, a power loss and a flipped bit are one case: the builder rebuilds the snapshot from the store's anchor and
+deltas. While it is open, a `BitRecord` beside the bits shows damage before a version is made from them.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from p2psync.store.records import clear, load_record, make_directory, save_recor
 from p2psync.trainer.versions.bit_record import BitRecord, Scans
 
 _ALIGN = 64
-#: Gives chunk `index` of the manifest being applied.
-Chunks = Callable[[int], bytes]
+#: Returns chunk `index` of the manifest being applied.
+ReadChunk = Callable[[int], bytes]
 
 
-class _State(msgspec.Struct, frozen=True):
-    """file: name of the bits, "" if there are none. position: what they were when this was written."""
+class _SnapshotState(msgspec.Struct, frozen=True):
+    """file: name of the bits, "" if there are none. position: the version that they were when this was written."""
 
     file: Annotated[str, msgspec.Meta(pattern=r"^(bits-[0-9]+)?$")]
     specs: list[TensorSpec]
     position: Position | None
 
 
-_NOTHING = _State("", [], None)
+_NOTHING = _SnapshotState("", [], None)
 
 
-class Keeper(Protocol):
-    """What keeps the bits that were published last: `Snapshot`, or the module itself (`trainer.versions.resident`)."""
+class PublishedState(Protocol):
+    """The bits that were published last: in a `Snapshot`, or in the module itself (`trainer.versions.resident`)."""
 
     @property
     def position(self) -> Position | None: ...
     @property
     def specs(self) -> Sequence[TensorSpec]: ...
     def units(self, spec: TensorSpec) -> Units: ...
-    def sound(self) -> bool: ...
-    def whole(self) -> bool: ...
+    def is_sound(self) -> bool: ...
+    def is_intact(self) -> bool: ...
     def check(self, spec: TensorSpec, scan: ScanSums | None) -> None: ...
     def scrub(self) -> int: ...
     def reopen(self) -> None: ...
@@ -68,16 +68,16 @@ class Keeper(Protocol):
     def advance(
         self,
         manifest: Manifest,
-        chunks: Chunks,
+        chunks: ReadChunk,
         position: Position,
-        take: Callable[[Block], None] | None = None,
+        on_block: Callable[[Block], None] | None = None,
         scans: Scans | None = None,
     ) -> None: ...
     def close(self) -> None: ...
 
 
 class Snapshot:
-    """The bits of the last published version. After `reopen` they are what `position` says."""
+    """The bits of the last published version, in a file. After `reopen`, `position` tells which version they are."""
 
     def __init__(self, root: Path) -> None:
         """A snapshot at `root`, empty before `reopen`."""
@@ -90,7 +90,7 @@ class Snapshot:
         self._record: BitRecord | None = None
 
     def reopen(self) -> None:
-        """Take what is on disk, and digest all of it; whatever an error left in memory is forgotten.
+        """Open the file on disk and digest all of it; state that an error left in memory is dropped.
 
         Raises `StoreError`.
         """
@@ -105,7 +105,7 @@ class Snapshot:
         self.verify()
 
     def verify(self) -> None:
-        """Digest all bits, and vouch for them only if the digest is the one that was signed."""
+        """Digest all bits; `position` is None from then on unless the digest is the signed one."""
         self.distrust()
         position = self._state.position
         if position is None:
@@ -114,12 +114,12 @@ class Snapshot:
         if digest_bytes(record.digest) == position.digest:
             self._vouched, self._record = True, record
 
-    def sound(self) -> bool:
-        """Whether the bits may be compared with: `check` tells when they were."""
-        return self.whole()
+    def is_sound(self) -> bool:
+        """Whether a version may be compared with the bits. Cheap: `check` finds damage while that is done."""
+        return self.is_intact()
 
-    def whole(self) -> bool:
-        """Whether the file is still there, and as long as it was. Cheap: to be asked before and after use."""
+    def is_intact(self) -> bool:
+        """Whether the file is still there and as long as it was. Cheap: call it before and after use."""
         if self._map is None:
             return True
         try:
@@ -129,7 +129,7 @@ class Snapshot:
         return found.st_ino == self._inode and found.st_size == len(self._map.map) and not self._map.torn
 
     def check(self, spec: TensorSpec, scan: ScanSums | None) -> None:
-        """Hold what a scan of a tensor saw against what was published; None: read the tensor for it.
+        """Compare the sums that a scan of a tensor took with the record; scan None: read the tensor for it.
 
         Raises `DigestMismatchError` if the snapshot is damaged there, or the scan missed a change.
         """
@@ -140,19 +140,19 @@ class Snapshot:
             record.compare(spec, sum_blocks(spec, self.units(spec)))
 
     def scrub(self) -> int:
-        """Digest one more block, and return its bytes; 0 at the end of a round, or if nothing is vouched for.
+        """Digest one more block and return its bytes; 0 at the end of a round, or if the bits were not verified.
 
-        Raises `DigestMismatchError` if it is damaged.
+        Raises `DigestMismatchError` if the block is damaged.
         """
         return self._recorded().scrub(self.units) if self.position is not None else 0
 
     def distrust(self) -> None:
-        """The bits turned out not to be what they should be: nothing is vouched for until `reopen`."""
+        """Take in that the bits are wrong: `position` is None until `reopen`."""
         self._vouched, self._record = False, None
 
     @property
     def position(self) -> Position | None:
-        """What the bits are; None if there are none or they cannot be vouched for."""
+        """The version that the bits are; None if there are none, or they were not verified."""
         return self._state.position if self._vouched else None
 
     @property
@@ -161,7 +161,7 @@ class Snapshot:
         return self._state.specs if self.position is not None else []
 
     def units(self, spec: TensorSpec) -> Units:
-        """The bits of one tensor; changed in place by `advance`."""
+        """Returns the bits of one tensor, flat, of dtype `spec.unit`; `advance` changes them in place."""
         if spec.count == 0 or self._map is None:
             return np.empty(0, spec.unit)
         return np.frombuffer(self._map.map, spec.unit, spec.count, self._offsets[spec])
@@ -169,26 +169,27 @@ class Snapshot:
     def advance(
         self,
         manifest: Manifest,
-        chunks: Chunks,
+        chunks: ReadChunk,
         position: Position,
-        take: Callable[[Block], None] | None = None,
+        on_block: Callable[[Block], None] | None = None,
         scans: Scans | None = None,
     ) -> None:
-        """Go along one manifest: an anchor replaces everything, a delta changes in place where the tensors stay.
+        """Apply one manifest: an anchor replaces everything, a delta changes in place where the tensors stay.
 
-        take: is given each block, in order. scans: what the scans that made the delta summed up, of tensors that were
-        scanned; None: it is an earlier delta, and `verify` comes before anything is compared with the bits. Raises
-        `DigestMismatchError` if the outcome is not what the manifest says; then nothing is vouched for.
+        chunks: returns chunk `index`. on_block: called with each block, in order. scans: the sums that the scans for
+        this delta took, of tensors that were scanned; None: it is an earlier delta, and `verify` must be called before
+        a version is compared with the bits. Raises `DigestMismatchError` if the outcome is not what the manifest says;
+        then `position` is None.
         """
         record = self._record if scans is not None else None
         self.distrust()
         rows = manifest.rows()
         after = [row.spec for row in rows if row.after]
         if manifest.base is None or any(row.before != row.after for row in rows):
-            self._rebuild(manifest, chunks, position, after, take)
+            self._rebuild(manifest, chunks, position, after, on_block)
             return
         with disk_errors(self._root):
-            change = self._apply(manifest, chunks, take, record)
+            change = self._apply(manifest, chunks, on_block, record)
         self._check(manifest, (digest_from_bytes(manifest.base_digest) + change) % MODULUS)
         self._save(msgspec.structs.replace(self._state, position=position))
         self._vouched = True
@@ -196,40 +197,40 @@ class Snapshot:
             return
         for spec in after:
             scan = scans.get(spec)
-            record.summed(spec, scan.new if scan is not None else sum_blocks(spec, self.units(spec)))
+            record.set_sums(spec, scan.new if scan is not None else sum_blocks(spec, self.units(spec)))
         self._record = record
 
     def close(self) -> None:
-        """Let go of the map."""
+        """Close the memory map."""
         self._map = None
 
     def _rebuild(
         self,
         manifest: Manifest,
-        chunks: Chunks,
+        chunks: ReadChunk,
         position: Position,
         after: list[TensorSpec],
-        take: Callable[[Block], None] | None,
+        on_block: Callable[[Block], None] | None,
     ) -> None:
-        """The tensors change: lay out a new file, take over what stays, apply, and only then let the old one go."""
+        """Lay out a new file for other tensors, copy those that stay, apply, and only then remove the old file."""
         old, kept = self._state, self._kept(manifest)
         number = int(old.file.removeprefix("bits-") or 0) + 1
         every = sorted({row.spec for row in manifest.rows()})
-        self._state = _State(f"bits-{number}", every, old.position)
+        self._state = _SnapshotState(f"bits-{number}", every, old.position)
         with disk_errors(self._root):
             self._create()
             for spec, units in kept.items():
                 self.units(spec)[:] = units
-            self._apply(manifest, chunks, take)
+            self._apply(manifest, chunks, on_block)
         removed = [row.spec for row in manifest.rows() if not row.after]
         if any(self.units(spec).any() for spec in removed):
             raise DigestMismatchError(f"version {manifest.version} removes a tensor that is not what it says")
         offsets = self._offsets
-        self._state = _State(self._state.file, every, position)
+        self._state = _SnapshotState(self._state.file, every, position)
         if removed:
             # Removed tensors were needed to apply; the file is laid out once more without them.
             self._compact(after, offsets)
-        # The last look is at the very bits that are kept.
+        # This last check reads the very bits that are kept.
         record = BitRecord(after, self.units)
         self._check(manifest, record.digest)
         self._save(self._state)
@@ -238,7 +239,7 @@ class Snapshot:
             (self._root / old.file).unlink(missing_ok=True)
 
     def _kept(self, manifest: Manifest) -> dict[TensorSpec, Units]:
-        """The bits from which a delta leads on."""
+        """Returns the bits that a delta starts from."""
         if manifest.base is None:
             return {}
         return {spec: self.units(spec) for spec in self._state.specs}
@@ -257,8 +258,8 @@ class Snapshot:
     def _apply(
         self,
         manifest: Manifest,
-        chunks: Chunks,
-        take: Callable[[Block], None] | None,
+        chunks: ReadChunk,
+        on_block: Callable[[Block], None] | None,
         record: BitRecord | None = None,
     ) -> int:
         rows = manifest.rows()
@@ -280,9 +281,9 @@ class Snapshot:
             for block, more in added:
                 change += more
                 if record is not None:
-                    record.moved(rows[block.row].spec, block, more)
-                if take is not None:
-                    take(block)
+                    record.block_applied(rows[block.row].spec, block, more)
+                if on_block is not None:
+                    on_block(block)
         return change
 
     def _check(self, manifest: Manifest, digest: int) -> None:
@@ -291,15 +292,15 @@ class Snapshot:
                 f"version {manifest.version} decodes to other bits than were encoded: not announced"
             )
 
-    def _load(self) -> _State:
-        """The state; none where it is damaged: then the bits are made anew from the store."""
+    def _load(self) -> _SnapshotState:
+        """Returns the state on disk; an empty one where it is damaged: then the bits are rebuilt from the store."""
         try:
-            return load_record(self._root / "state", _State) or _NOTHING
+            return load_record(self._root / "state", _SnapshotState) or _NOTHING
         except DamagedError:
             set_aside(self._root / "state")
             return _NOTHING
 
-    def _save(self, state: _State) -> None:
+    def _save(self, state: _SnapshotState) -> None:
         save_record(self._root / "state", state)
         self._state = state
 

@@ -1,4 +1,4 @@
-"""What a trainer publishes from: anything that can name its tensors and give their bits."""
+"""The sources that a trainer publishes from: they name their tensors and give their bits."""
 
 from __future__ import annotations
 
@@ -6,75 +6,83 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-
 from p2psync.delta.extract import FoundChanges
 from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint, files_signature
 from p2psync.errors import StoreError
 from p2psync.protocol.versions import Position
-from p2psync.trainer.watch.candidates import State
+from p2psync.trainer.watch.candidates import FileStates
 
-#: What `files_signature` gives: tells one state of a checkpoint's files from another.
+#: What `files_signature` returns: it tells one state of a checkpoint's files from another.
 Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 
 class Source(Protocol):
-    """A policy at rest: it must not change while it is published."""
+    """A policy that does not change while it is published."""
 
     @property
     def specs(self) -> Sequence[TensorSpec]:
-        """Every tensor of every kind, sorted."""
+        """All tensors of all kinds, sorted."""
 
     def units(self, spec: TensorSpec) -> Units:
-        """The bits of one tensor, flat and contiguous; good until the next call."""
+        """Returns the bits of one tensor: flat, contiguous, of `spec.count` elements of dtype `spec.unit`.
+
+        They are valid until the next call.
+        """
 
 
-class Finds(Protocol):
-    """Changes that a source found by itself."""
+class FoundChanges(Protocol):
+    """The changes that a source found by itself."""
 
     def of(self, row: int) -> Iterable[FoundChanges] | None:
-        """The changed blocks of a row, to be run through before the next row is asked for; None if it must be read."""
+        """Returns the changed blocks of a row; None if the row must be read.
+
+        The caller consumes them before it calls this for the next row.
+        """
 
     def sums(self, row: int) -> ScanSums | None:
-        """What was summed up of a row's old and new bits while its blocks were found; None if nothing was."""
+        """Returns the sums of a row's old and new bits, taken while its blocks were found; None if there are none."""
 
 
 @runtime_checkable
-class FindingSource(Protocol):
-    """A source that can find changes where its tensors are."""
+class ChangeFindingSource(Protocol):
+    """A source that can find changes where its tensors are, such as on a GPU."""
 
-    def find(self, rows: Sequence[Row], block_units: int, base: Base) -> Finds | None:
-        """The changes from `base` in the rows that exist before and after; None if all of them must be read."""
+    def find(self, rows: Sequence[Row], block_units: int, base: BaseVersion) -> FoundChanges | None:
+        """Returns the changes from `base` in the rows that exist before and after; None if all must be read.
+
+        block_units: units in a whole block; see `block_span`.
+        """
 
 
-class Base(Protocol):
-    """The version that is compared with: a snapshot."""
+class BaseVersion(Protocol):
+    """The version that a source is compared with: a snapshot."""
 
     @property
     def position(self) -> Position | None:
-        """Which it is."""
+        """Which version it is."""
 
     def units(self, spec: TensorSpec) -> Units:
-        """Its bits, on the host."""
+        """Returns the bits of one tensor, on the host."""
 
 
 class CheckpointReadError(StoreError):
-    """A checkpoint could not be read this time: another try may go well, as it may after a full disk."""
+    """A checkpoint could not be read this time; another try may succeed."""
 
 
 class CheckpointSource:
-    """A checkpoint that a framework wrote, and may rotate away or write over at any moment.
+    """A checkpoint that a framework wrote, and may remove or overwrite at any moment.
 
-    Tensors are read, not mapped: a file that is cut short under a memory map would end the process, a short read is
-    only an error. `unchanged` tells afterwards whether all reads saw the same files.
+    Tensors are read, not mapped: a file that is cut short under a memory map would end the process, a short read only
+    raises. `unchanged` tells afterwards whether all reads saw the same files.
     """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
-        before: Signature | State,
-        now: Callable[[], Signature | State | None] | None = None,
+        before: Signature | FileStates,
+        now: Callable[[], Signature | FileStates | None] | None = None,
     ) -> None:
         """before: the state of the files, taken before `checkpoint` was opened. now: takes it again
         (`files_signature`)."""

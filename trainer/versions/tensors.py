@@ -1,4 +1,4 @@
-"""Sources of torch tensors: those of a live module, or the fp32 masters of an optimizer."""
+"""Sources of torch tensors: of a live module, or of an optimizer's fp32 masters."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from p2psync.engines.module.masters import round_to_units
 from p2psync.engines.module.table import module_rows
 from p2psync.engines.module.tensor_refusals import tensor_refusal
 from p2psync.errors import UsageError
-from p2psync.trainer.versions.device_path import DevicePath, Finds
-from p2psync.trainer.versions.source import Base
+from p2psync.trainer.versions.device_path import DeviceChanges, DevicePath
+from p2psync.trainer.versions.source import BaseVersion
 
 #: The one weights file that an actor's directory gets.
 WEIGHTS_FILE = "model.safetensors"
 
 
 class TensorSource:
-    """Tensors, the header of a safetensors file that holds them, and the files that belong beside it."""
+    """A source of tensors, of the header of a safetensors file that holds them, and of files that go along."""
 
     def __init__(
         self, tensors: Mapping[TensorSpec, torch.Tensor], files: Path | None = None, path: DevicePath | None = None
     ) -> None:
-        """tensors: of the dtype and shape of their specs, or, of BF16 specs, fp32 masters. files: a directory whose
-        files other than weights (configuration, tokenizer) are carried along. path: how to find changes where the
-        tensors are; without it they are read on the host. Raises `FormatError`."""
+        """tensors: of the dtype and shape of their specs, or fp32 masters of BF16 specs. files: a directory whose files
+        other than weights (configuration, tokenizer) go along. path: finds changes where the tensors are; without it
+        they are read on the host. Raises `FormatError`.
+        """
         self._tensors = dict(tensors)
         self._path = path
         self._blobs = blobs_beside(self._tensors, files)
@@ -44,15 +45,15 @@ class TensorSource:
         return self._specs
 
     def units(self, spec: TensorSpec) -> Units:
-        """See `Source`: of a CPU tensor a view of its storage, of another one, or of masters, a copy."""
+        """Returns a view of a CPU tensor's storage; a copy of a device tensor, or of rounded masters. See `Source`."""
         blob = self._blobs.get(spec)
         if blob is not None:
             return blob
         tensor = self._tensors[spec]
         return round_to_units(tensor) if _masters(spec, tensor) else host_units(tensor)
 
-    def find(self, rows: Sequence[Row], block_units: int, base: Base) -> Finds | None:
-        """See `FindingSource`."""
+    def find(self, rows: Sequence[Row], block_units: int, base: BaseVersion) -> DeviceChanges | None:
+        """See `ChangeFindingSource`."""
         if self._path is None:
             return None
         wanted = [
@@ -64,7 +65,7 @@ class TensorSource:
 
 
 class ModuleSource(TensorSource):
-    """A live module: its tensors under their published names."""
+    """A source of a live module's tensors, under their published names."""
 
     def __init__(self, module: nn.Module, files: Path | None = None, path: DevicePath | None = None) -> None:
         """See `TensorSource`. Raises `ModuleError` for a module that cannot be published."""
@@ -72,7 +73,7 @@ class ModuleSource(TensorSource):
 
 
 class MasterSource(TensorSource):
-    """fp32 masters, published as bf16, and other tensors as they are.
+    """A source of fp32 masters, published as bf16, and of other tensors as they are.
 
     Masters are rounded while they are read, a block at a time where `path` finds the changes; no bf16 copy is made.
     """
@@ -85,7 +86,8 @@ class MasterSource(TensorSource):
         path: DevicePath | None = None,
     ) -> None:
         """masters: by the names under which they are published. others: tensors without masters (buffers, or parameters
-        that are trained in their own dtype). Raises `UsageError` for masters that are not fp32, or are also others."""
+        that are trained in their own dtype). Raises `UsageError` for masters that are not fp32, or are among `others`.
+        """
         tensors = master_rows(masters)
         for spec, tensor in module_rows(others or {}).items():
             if spec.name in masters:
@@ -95,9 +97,9 @@ class MasterSource(TensorSource):
 
 
 def blobs_beside(specs: Iterable[TensorSpec], files: Path | None) -> dict[TensorSpec, Units]:
-    """The header of a safetensors file of these tensors, and what of the directory `files` is no weights.
+    """Returns the header of a safetensors file of these tensors, and the files in `files` that are not weights.
 
-    Raises `FormatError`.
+    Each is a flat uint8 array. Raises `FormatError`.
     """
     header = canonical_header(specs, WEIGHTS_FILE)
     blobs: dict[TensorSpec, Units] = {
@@ -112,7 +114,7 @@ def blobs_beside(specs: Iterable[TensorSpec], files: Path | None) -> dict[Tensor
 
 
 def master_rows(masters: Mapping[str, torch.Tensor]) -> dict[TensorSpec, torch.Tensor]:
-    """Masters by the specs of what is published. Raises `UsageError` for masters that are not fp32."""
+    """Returns masters by the BF16 specs that they are published under. Raises `UsageError` unless they are fp32."""
     for name, tensor in masters.items():
         if tensor.dtype != torch.float32:
             raise UsageError(f"{name}: masters are fp32 tensors, not ones of {tensor.dtype}")

@@ -1,4 +1,4 @@
-"""Judges each checkpoint of a listing: which files are part of it, whether it is whole, and if not, why not."""
+"""Inspects each checkpoint of a listing: which files are part of it, whether it is whole, and if not, why not."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import p2psync.engines.checkpoint.framework_names as names
 from p2psync.engines.checkpoint.file_names import check_path, is_weights
 from p2psync.engines.checkpoint.framework_names import ShardName, StepOrder, printable
 from p2psync.errors import FormatError
-from p2psync.trainer.watch.layouts import Place, Rules, find_places, is_state, leads_outside
-from p2psync.trainer.watch.listing import Entry, Kind, Listing
+from p2psync.trainer.watch.listing import EntryKind, Listing, ListingEntry
+from p2psync.trainer.watch.locations import CheckpointLocation, CheckpointRules, find_locations, is_state, leads_outside
 
 #: (path, size, mtime) of each weights file: tells one state of the weights from another, cheaply.
-Weights: TypeAlias = tuple[tuple[str, int, int], ...]
-#: What `Entry.stat` says of everything in a checkpoint.
-State: TypeAlias = tuple[tuple[str, str, int, int, int, str], ...]
+WeightStamps: TypeAlias = tuple[tuple[str, int, int], ...]
+#: The `ListingEntry.stat` of every file in a checkpoint.
+FileStates: TypeAlias = tuple[tuple[str, str, int, int, int, str], ...]
 
-#: How long a reason must hold before people are told (seconds). Work in progress is what every checkpoint goes
-#: through, so it is told only once it looks forgotten; a directory is empty for a moment after it was made.
+#: How long a fault must last before people are told (seconds). Every checkpoint is unfinished for a while, so that is
+#: told only once it looks forgotten; a directory is empty for a moment after it was made.
 UNFINISHED_SECONDS, EMPTY_SECONDS = 60.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class CheckpointFault:
     """Why a checkpoint cannot be published as it is.
 
-    patience: seconds that it must last before people are told. passing: it is expected to end by itself. warning: it
-    asks for attention.
+    patience: seconds that it must last before people are told. passing: it is expected to end by itself. warning:
+    people should act.
     """
 
     reason: str
@@ -40,68 +40,71 @@ class Fault:
 class Candidate:
     """One checkpoint in one state.
 
-    path: relative to the watched directory, "" for that itself. files: the paths that are published, likewise.
-    weights: of its safetensors files and indices; stamps: the same, each with its ctime. state: of everything in it.
-    time: when its weights were last written (Unix ns). left_out: names of files and bytes that are not published.
-    marked: whether the marker is there and no older than the weights.
+    path: relative to the watched directory, "" for that itself. order: its place among checkpoints, by its name. lone:
+    whether it is a single file. files: the paths that are published, relative to the watched directory. weights: stamps
+    of its safetensors files and indices; stamps: the same, each with its ctime. state: of all its files. time: when its
+    weights were last written (Unix ns). fault: why it cannot be published as it is, None: it can. left_out: names and
+    bytes of files that are not published. marked: whether the marker is there and no older than the weights.
     """
 
     path: str
     order: StepOrder
     lone: bool = False
     files: tuple[str, ...] = ()
-    weights: Weights = ()
+    weights: WeightStamps = ()
     stamps: tuple[tuple[str, int, int, int], ...] = ()
-    state: State = ()
+    state: FileStates = ()
     time: int = 0
-    fault: Fault | None = None
+    fault: CheckpointFault | None = None
     left_out: tuple[tuple[str, int], ...] = ()
     marked: bool = False
 
     @property
-    def published_state(self) -> State:
+    def file_states(self) -> FileStates:
         """The state of the files that are published, to tell whether they changed while they were read."""
         chosen = frozenset(self.files)
         return tuple(stat for stat in self.state if stat[0] in chosen)
 
 
 @dataclass(frozen=True)
-class Found:
-    """All checkpoints of a listing. beside: models that are no checkpoint, by path, and why."""
+class FoundCandidates:
+    """All checkpoints of a listing. excluded: models that are no checkpoint, by path, and why not."""
 
     candidates: list[Candidate]
-    beside: dict[str, str]
+    excluded: dict[str, str]
 
 
-def find_candidates(listing: Listing, rules: Rules) -> Found:
-    """Every checkpoint of a listing, judged."""
-    layout = find_places(listing, rules)
-    others = frozenset(above for path in [*(p.path for p in layout.places), *layout.beside] for above in _line(path))
-    candidates = [_Judge(listing, rules, place, others).candidate() for place in layout.places]
-    return Found(candidates, layout.beside)
+def find_candidates(listing: Listing, rules: CheckpointRules) -> FoundCandidates:
+    """Returns every checkpoint of a listing, inspected."""
+    layout = find_locations(listing, rules)
+    others = frozenset(
+        above for path in [*(p.path for p in layout.locations), *layout.excluded] for above in _ancestors(path)
+    )
+    candidates = [_CandidateInspector(listing, rules, location, others).candidate() for location in layout.locations]
+    return FoundCandidates(candidates, layout.excluded)
 
 
 @dataclass
-class _Judge:
+class _CandidateInspector:
     listing: Listing
-    rules: Rules
-    place: Place
+    rules: CheckpointRules
+    location: CheckpointLocation
     others: frozenset[str]
-    files: list[Entry] = field(default_factory=list)
-    moving: list[Entry] = field(default_factory=list)
+    files: list[ListingEntry] = field(default_factory=list)
+    unpublished: list[ListingEntry] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[CheckpointFault] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
 
     def candidate(self) -> Candidate:
-        """The checkpoint at this place."""
-        path = self.place.path
+        """Returns the checkpoint at this location."""
+        path = self.location.path
         own = self.listing.entries.get(path)
         if own is not None and own.error:
-            self.faults.append(Fault(own.error))
-        elif own is not None and own.target is not None and not self.place.lone:
+            self.faults.append(CheckpointFault(own.error))
+        elif own is not None and own.target is not None and not self.location.lone:
             self._check_links(own)
-        if own is not None and self.place.lone:
+        if own is not None and self.location.lone:
             self._take_lone(own)
         else:
             self._collect(path)
@@ -109,12 +112,12 @@ class _Judge:
         weights = [entry for entry in self.files if is_weights(entry.name) or names.is_index(entry.name)]
         if (fault := self._incomplete(weights)) is not None:
             self.faults.append(fault)
-        seen = sorted(self.files + self.moving, key=lambda entry: entry.path)
+        seen = sorted(self.files + self.unpublished, key=lambda entry: entry.path)
         time = max((entry.mtime for entry in weights), default=0)
         return Candidate(
             path=path,
             order=names.order_of(path),
-            lone=self.place.lone,
+            lone=self.location.lone,
             files=tuple(sorted(entry.path for entry in self.files)),
             weights=tuple((self._inner(e), e.size, e.mtime) for e in weights),
             stamps=tuple((self._inner(e), e.size, e.mtime, e.ctime) for e in weights),
@@ -127,7 +130,7 @@ class _Judge:
 
     # ---- what is part of it ----------------------------------------------------------------------------------------
 
-    def _take_lone(self, entry: Entry) -> None:
+    def _take_lone(self, entry: ListingEntry) -> None:
         self._take(entry)
         for other in self.listing.children(entry.parent):
             if other.name.startswith((entry.name, f".{entry.name}")) and names.is_unfinished(other.name):
@@ -135,55 +138,57 @@ class _Judge:
 
     def _collect(self, folder: str) -> None:
         for entry in self.listing.children(folder):
-            in_root = self.place.path == "" == folder
+            in_root = self.location.path == "" == folder
             if self.rules.ignores(entry.path):
                 continue
             if names.is_unfinished(entry.name):
-                # In the watched directory itself these are other checkpoints in the making.
-                if not (in_root and entry.kind is Kind.DIRECTORY):
+                # In the watched directory itself these are other, unfinished checkpoints.
+                if not (in_root and entry.kind is EntryKind.DIRECTORY):
                     self._unfinished(entry)
             elif names.is_hidden(entry.name):
                 if entry.name == ".cache" and not in_root:
                     self._collect_unfinished(entry.path)
             elif entry.error:
-                self.moving.append(entry)
-                self.faults.append(Fault(f"{self._shown(entry)}: {entry.error}"))
-            elif entry.kind is Kind.DIRECTORY:
+                self.unpublished.append(entry)
+                self.faults.append(CheckpointFault(f"{self._shown(entry)}: {entry.error}"))
+            elif entry.kind is EntryKind.DIRECTORY:
                 self._collect_folder(entry)
             elif not names.is_log(entry.name) and entry.path not in self.others:
                 self._take(entry)
 
-    def _collect_folder(self, entry: Entry) -> None:
+    def _collect_folder(self, entry: ListingEntry) -> None:
         is_state = names.is_training_state_folder(entry.name)
         if entry.path in self.others or entry.target in self.others or names.is_log_folder(entry.name):
             return
         if is_state and not self.rules.training_state:
             self.left_out[self._inner(entry) + "/"] = self._bytes(entry.path)
-            self._collect_moving(entry.path)
-        elif names.is_step(entry.name) and not is_state and not self.place.whole:
-            return  # a step that holds no model yet: a checkpoint of its own in the making
+            self._collect_unpublished(entry.path)
+        elif names.is_step(entry.name) and not is_state and not self.location.includes_models_below:
+            return  # a step that holds no model yet: an unfinished checkpoint of its own
         elif entry.target is not None and not self.rules.follow_links:
             self._refuse(entry, "is a link to a directory: copy it there, or allow links with --follow-links")
         else:
             self._collect(entry.path)
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, entry: ListingEntry) -> None:
         if is_state(entry) and not self.rules.training_state:
             self.left_out[self._inner(entry)] = entry.size
-            self.moving.append(entry)
+            self.unpublished.append(entry)
             return
         self.files.append(entry)
-        if entry.kind is not Kind.FILE:
+        if entry.kind is not EntryKind.FILE:
             self._refuse(entry, "is neither a file nor a directory: move it away, or pass it over with --ignore")
             return
         try:
             check_path(self._inner(entry))
         except FormatError as error:
-            self.faults.append(Fault(f"{printable(str(error))}; or pass it over with --ignore", passing=False))
+            self.faults.append(
+                CheckpointFault(f"{printable(str(error))}; or pass it over with --ignore", passing=False)
+            )
         self._check_links(entry)
 
-    def _check_links(self, entry: Entry) -> None:
-        """Refuse a file that may lie outside the watched directory, so that nobody's other files are published."""
+    def _check_links(self, entry: ListingEntry) -> None:
+        """Refuse a file that may lie outside the watched directory, so that no private files are published."""
         if entry.identity in self.rules.secrets:
             self._refuse(entry, "is a key or token of this trainer: it is never published, remove it there")
         elif self.rules.follow_links:
@@ -201,83 +206,83 @@ class _Judge:
 
     def _collect_unfinished(self, folder: str) -> None:
         for entry in self.listing.children(folder):
-            if entry.kind is Kind.DIRECTORY:
+            if entry.kind is EntryKind.DIRECTORY:
                 self._collect_unfinished(entry.path)
             elif names.is_unfinished(entry.name):
                 self._unfinished(entry)
 
-    def _collect_moving(self, folder: str) -> None:
+    def _collect_unpublished(self, folder: str) -> None:
         for entry in self.listing.children(folder):
-            if entry.kind is Kind.DIRECTORY:
-                self._collect_moving(entry.path)
+            if entry.kind is EntryKind.DIRECTORY:
+                self._collect_unpublished(entry.path)
             elif names.is_unfinished(entry.name):
                 self._unfinished(entry)
             else:
-                self.moving.append(entry)
+                self.unpublished.append(entry)
 
     # ---- whether it is whole ---------------------------------------------------------------------------------------
 
     def _check_siblings(self) -> None:
         """Downloaders of whole directories keep `NAME.aria2` beside `NAME`."""
-        path = self.place.path
-        for entry in self.listing.children(path.rpartition("/")[0]) if path and not self.place.lone else []:
-            if entry.kind is Kind.FILE and entry.path.startswith(path + ".") and names.is_unfinished(entry.name):
+        path = self.location.path
+        for entry in self.listing.children(path.rpartition("/")[0]) if path and not self.location.lone else []:
+            if entry.kind is EntryKind.FILE and entry.path.startswith(path + ".") and names.is_unfinished(entry.name):
                 self._unfinished(entry)
         if self.unfinished:
             listed = ", ".join(sorted(map(printable, self.unfinished))[:3])
             self.faults.append(
-                Fault(f"{listed} is unfinished: remove it if nothing writes it any more", UNFINISHED_SECONDS)
+                CheckpointFault(f"{listed} is unfinished: remove it if nothing writes it any more", UNFINISHED_SECONDS)
             )
         if not names.is_text(path):
-            self.faults.insert(0, Fault("its name is not UTF-8: rename it", passing=False))
+            self.faults.insert(0, CheckpointFault("its name is not UTF-8: rename it", passing=False))
 
-    def _incomplete(self, weights: list[Entry]) -> Fault | None:
-        if self.place.rivals:
-            listed = ", ".join(self.place.rivals[:4])
-            return Fault(
+    def _incomplete(self, weights: list[ListingEntry]) -> CheckpointFault | None:
+        if self.location.competing_models:
+            listed = ", ".join(self.location.competing_models[:4])
+            return CheckpointFault(
                 f"it holds several models ({listed}): choose one with --inside, or all with --inside .", passing=False
             )
         if not any(is_weights(entry.name) for entry in weights):
             return self._no_weights(weights)
         for entry in weights:
             if entry.fault:
-                return Fault(f"{self._shown(entry)}: {entry.fault}")
+                return CheckpointFault(f"{self._shown(entry)}: {entry.fault}")
         return self._missing(weights)
 
-    def _no_weights(self, indices: list[Entry]) -> Fault:
+    def _no_weights(self, indices: list[ListingEntry]) -> CheckpointFault:
         if indices:
-            return self._missing(indices) or Fault("no .safetensors file is in it yet")
+            return self._missing(indices) or CheckpointFault("no .safetensors file is in it yet")
         pickles = [name for name in [*map(self._inner, self.files), *self.left_out] if _is_pickle(name)]
         if pickles:
-            return Fault(
+            return CheckpointFault(
                 f"{printable(pickles[0])} is no safetensors file and cannot be sent as a delta: save the model with "
                 "safe_serialization=True, or convert it",
                 EMPTY_SECONDS,
                 passing=False,
             )
         what = "no .safetensors file is in it" if self.files or self.left_out else "it is empty"
-        return Fault(
+        return CheckpointFault(
             f"{what}: nothing to publish; --ignore passes it over", EMPTY_SECONDS, passing=False, warning=False
         )
 
-    def _missing(self, weights: list[Entry]) -> Fault | None:
+    def _missing(self, weights: list[ListingEntry]) -> CheckpointFault | None:
         present = {entry.path for entry in weights}
         named: set[str] = set()
         for index in [entry for entry in weights if names.is_index(entry.name)]:
             if index.fault:
-                return Fault(f"{self._shown(index)}: {index.fault}")
+                return CheckpointFault(f"{self._shown(index)}: {index.fault}")
             shards = {f"{index.parent}/{name}" if index.parent else name for name in index.shards or ()}
             if missing := sorted(shards - present):
-                return Fault(f"{printable(self._relative(missing[0]))} of its index is missing")
+                return CheckpointFault(f"{printable(self._relative(missing[0]))} of its index is missing")
             named |= shards
         for (folder, stem, count), found in _sharded_sets(weights).items():
             first = 0 if 0 in found else 1
             lacking = sorted(set(range(first, first + count)) - found.keys())
             if lacking:
-                return Fault(f"shard {lacking[0]} of {count} of {printable(stem or folder)} is missing")
+                return CheckpointFault(f"shard {lacking[0]} of {count} of {printable(stem or folder)} is missing")
             unnamed = [path for path in found.values() if path not in named]
             if unnamed and count > 1:
-                return Fault(
+                return CheckpointFault(
                     f"{printable(self._relative(min(unnamed)))} is named by no index: the index is missing or old"
                 )
         return None
@@ -285,37 +290,37 @@ class _Judge:
     def _is_marked(self, time: int) -> bool:
         if self.rules.marker is None:
             return False
-        path = self.place.path
+        path = self.location.path
         marker = self.listing.entries.get(f"{path}/{self.rules.marker}" if path else self.rules.marker)
         return marker is not None and not marker.error and marker.mtime >= time
 
     # ---- small things ----------------------------------------------------------------------------------------------
 
-    def _unfinished(self, entry: Entry) -> None:
+    def _unfinished(self, entry: ListingEntry) -> None:
         self.unfinished.append(entry.name)
-        self.moving.append(entry)
+        self.unpublished.append(entry)
 
-    def _refuse(self, entry: Entry, reason: str) -> None:
-        self.faults.append(Fault(f"{self._shown(entry)} {reason}", passing=False))
+    def _refuse(self, entry: ListingEntry, reason: str) -> None:
+        self.faults.append(CheckpointFault(f"{self._shown(entry)} {reason}", passing=False))
 
     def _bytes(self, folder: str) -> int:
         return sum(
-            self._bytes(entry.path) if entry.kind is Kind.DIRECTORY else entry.size
+            self._bytes(entry.path) if entry.kind is EntryKind.DIRECTORY else entry.size
             for entry in self.listing.children(folder)
         )
 
     def _relative(self, path: str) -> str:
-        return path.removeprefix(f"{self.place.path}/") if not self.place.lone else path.rpartition("/")[2]
+        return path.removeprefix(f"{self.location.path}/") if not self.location.lone else path.rpartition("/")[2]
 
-    def _inner(self, entry: Entry) -> str:
+    def _inner(self, entry: ListingEntry) -> str:
         return self._relative(entry.path)
 
-    def _shown(self, entry: Entry) -> str:
+    def _shown(self, entry: ListingEntry) -> str:
         return printable(self._inner(entry))
 
 
-def _sharded_sets(weights: list[Entry]) -> dict[tuple[str, str, int], dict[int, str]]:
-    """The shards of each set, by number."""
+def _sharded_sets(weights: list[ListingEntry]) -> dict[tuple[str, str, int], dict[int, str]]:
+    """Returns the paths of the shards of each set (directory, stem, number of shards), by shard number."""
     sets: dict[tuple[str, str, int], dict[int, str]] = {}
     for entry in weights:
         shard: ShardName | None = names.shard_of(entry.name)
@@ -324,8 +329,8 @@ def _sharded_sets(weights: list[Entry]) -> dict[tuple[str, str, int], dict[int, 
     return sets
 
 
-def _line(path: str) -> list[str]:
-    """A path and every directory above it but the watched one."""
+def _ancestors(path: str) -> list[str]:
+    """Returns a path and every directory above it but the watched one."""
     parts = path.split("/")
     return ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
 

@@ -1,4 +1,4 @@
-"""What one look at a watched directory saw: plain values, without a file system behind them."""
+"""A listing of a watched directory, as one scan saw it: plain values, without a file system behind them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 
-class Kind(Enum):
-    """What an entry is, after a link was followed."""
+class EntryKind(Enum):
+    """The kind of an entry, after a link was followed."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -16,25 +16,25 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
-    """What the header of a safetensors file says. size: bytes the file must have. optimizer: holds optimizer state."""
+class TensorHeader:
+    """The header of a safetensors file. size: bytes the file must have. optimizer: whether it holds optimizer state."""
 
     size: int
     optimizer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListingEntry:
     """One file or directory.
 
     path: relative to the watched directory, with "/"; bytes that are no UTF-8 as surrogates. size: bytes.
-    mtime, ctime: ns. target: for a link, where it leads, relative to the watched directory, or absolute if outside.
-    identity: device and inode. owner: user id. links: names that the file has. error: why it could not be read.
-    tensors: of a safetensors file; shards: the files that an index names; fault: why neither could be made of it.
+    mtime, ctime: ns. target: of a link, relative to the watched directory, or absolute if outside. identity: device and
+    inode. owner: user id. links: hard links of the file. error: why it could not be read. tensors: header of a
+    safetensors file. shards: the files that an index names. fault: why the header or the index is not valid.
     """
 
     path: str
-    kind: Kind = Kind.FILE
+    kind: EntryKind = EntryKind.FILE
     size: int = 0
     mtime: int = 0
     ctime: int = 0
@@ -43,7 +43,7 @@ class Entry:
     owner: int = 0
     links: int = 1
     error: str = ""
-    tensors: Tensors | None = None
+    tensors: TensorHeader | None = None
     shards: frozenset[str] | None = None
     fault: str = ""
 
@@ -54,42 +54,43 @@ class Entry:
 
     @property
     def parent(self) -> str:
-        """The directory that it lies in; "" is the watched one."""
+        """The directory of the entry; "" is the watched one."""
         return self.path.rpartition("/")[0]
 
     @property
     def stat(self) -> tuple[str, str, int, int, int, str]:
-        """What changes when the file is written to, replaced or linked elsewhere. The inode says nothing here."""
+        """Values of which one changes when the file is written to, replaced or linked elsewhere; no inode, as network
+        file systems change these."""
         return (self.path, self.kind.value, self.size, self.mtime, self.ctime, self.target or "")
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All entries of one look. wall: the time of it (Unix ns). owner: of the watched directory (user id)."""
+    """All entries of one scan. wall: its time (Unix ns). owner: of the watched directory (user id)."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ListingEntry]
     wall: int
     owner: int = 0
-    _children: dict[str, list[Entry]] = field(default_factory=dict, repr=False, compare=False)
+    _children: dict[str, list[ListingEntry]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, entries: Iterable[Entry], wall: int, owner: int = 0) -> Listing:
-        """A listing of these entries, in any order."""
+    def of(cls, entries: Iterable[ListingEntry], wall: int, owner: int = 0) -> Listing:
+        """Returns a listing of these entries, given in any order."""
         made = cls({entry.path: entry for entry in entries}, wall, owner)
         for path in sorted(made.entries):
             made._children.setdefault(made.entries[path].parent, []).append(made.entries[path])
         return made
 
-    def children(self, folder: str) -> list[Entry]:
-        """Entries directly in a directory, by name."""
+    def children(self, folder: str) -> list[ListingEntry]:
+        """Returns the entries directly in a directory, by name."""
         return self._children.get(folder, [])
 
     def owner_of(self, folder: str) -> int:
-        """The user id of a directory."""
+        """Returns the user id of a directory."""
         return self.entries[folder].owner if folder else self.owner
 
     def may_exist(self, path: str) -> bool:
-        """Whether a path was seen, or may be there unseen because a directory above it could not be read."""
+        """Whether a path is in the listing, or may exist since a directory above it could not be read."""
         if path in self.entries:
             return True
         parts = path.split("/")

@@ -1,0 +1,227 @@
+"""Making versions, and what a crash or an error in the middle leaves."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from trainer_parts import RUN, Arrays, Bench, spec
+
+from p2psync.errors import StoreError
+from p2psync.store.packs import Store
+from p2psync.trainer.versions import snapshot as snapshots
+from p2psync.trainer.versions.builder import LocalVersionBuilder
+
+#: Where a snapshot may be interrupted; whether its tensors change, so that it is laid out anew.
+POINTS = [
+    ("_apply", False),
+    ("_check", False),
+    ("_save", False),
+    ("_apply", True),
+    ("_check", True),
+    ("_save", True),
+    ("_create", True),
+]
+
+
+class Crash(BaseException):
+    """As if the process ended here."""
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_versions_count_from_0_and_the_snapshot_follows(bench: Bench) -> None:
+    source = Arrays(a=100_000, b=7, empty=0)
+    for version in range(3):
+        made = bench.builder.make(source)
+        assert made is not None
+        assert (made.position.version, made.pack.manifest.base) == (version, version - 1 if version else None)
+        bench.holds(source, version)
+        source.step()
+
+
+def test_the_same_bits_make_no_version(bench: Bench) -> None:
+    source = Arrays(a=1000)
+    bench.builder.make(source)
+    assert bench.builder.make(source) is None
+    assert len(bench.store.packs()) == 1
+
+
+def test_tensors_may_come_go_and_change_their_shape(bench: Bench) -> None:
+    source = Arrays(a=1000, b=500, c=1)
+    bench.builder.make(source)
+    del source.bits[spec("b", 500)]
+    source.add("b", 600)
+    source.add("d", 3)
+    del source.bits[spec("c", 1)]
+    bench.builder.make(source.step())
+    bench.holds(source, 1)
+    bench.again()
+    bench.holds(source, 1)
+    bench.builder.make(source.step())
+    bench.holds(source, 2)
+    assert len(list((bench.place / "snapshot").glob("bits-*"))) == 1
+
+
+def test_a_restart_goes_on_where_it_was(bench: Bench) -> None:
+    source = Arrays(a=1000)
+    bench.builder.make(source)
+    bench.builder.make(source.step())
+    bench.again()
+    bench.holds(source, 1)
+    assert bench.builder.make(source) is None
+
+
+@pytest.mark.parametrize(("point", "structural"), POINTS)
+def test_a_crash_while_the_snapshot_changes_loses_no_durable_version(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, point: str, structural: bool
+) -> None:
+    source = Arrays(a=1000, b=10)
+    bench.builder.make(source)
+    source.step()
+    if structural:
+        source.add("c", 50)
+        del source.bits[spec("b", 10)]
+    original = getattr(snapshots.Snapshot, point)
+
+    def crash(self: snapshots.Snapshot, *args: object) -> object:
+        original(self, *args)
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots.Snapshot, point, crash)
+        # What a crash does not run: giving up the version.
+        patch.setattr(Store, "remove", lambda self, id: None)
+        with pytest.raises(Crash):
+            bench.builder.make(source)
+    bench.again()
+    bench.holds(source, 1)
+    bench.builder.make(source.step())
+    bench.holds(source, 2)
+
+
+@pytest.mark.parametrize(("point", "structural"), POINTS)
+def test_an_error_while_the_snapshot_changes_keeps_the_version_before(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, point: str, structural: bool
+) -> None:
+    source = Arrays(a=1000, b=10)
+    bench.builder.make(source)
+    source.step()
+    if structural:
+        source.add("c", 50)
+        del source.bits[spec("b", 10)]
+
+    def refuse(self: snapshots.Snapshot, *args: object) -> object:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots.Snapshot, point, refuse)
+        for _ in range(2):
+            with pytest.raises(StoreError):
+                bench.builder.make(source)
+    assert [pack.manifest.version for pack in bench.store.packs()] == [0]
+    made = bench.builder.make(source)
+    assert made is not None and made.position.version == 1
+    bench.holds(source, 1)
+
+
+def test_a_source_that_changed_while_it_was_read_is_dropped(bench: Bench) -> None:
+    source = Arrays(a=1000)
+    bench.builder.make(source)
+    with pytest.raises(StoreError, match="changed while it was read"):
+        bench.builder.make(source.step(), settled=lambda: False)
+    assert not list((bench.place / "packs").glob("*.new"))
+    assert bench.builder.make(source) is not None
+
+
+def test_giving_up_and_stopping_end_a_build_soon(bench: Bench) -> None:
+    source = Arrays(a=1000, b=1000)
+    with pytest.raises(StoreError, match="stopped"):
+        bench.builder.make(source, given_up=lambda: True)
+    bench.builder.stop()
+    with pytest.raises(StoreError, match="stopped"):
+        bench.builder.make(source)
+    assert bench.builder.position is None
+
+
+def test_a_lost_snapshot_is_rebuilt(bench: Bench) -> None:
+    source = Arrays(a=1000)
+    bench.builder.make(source)
+    bench.builder.make(source.step())
+    shutil.rmtree(bench.place / "snapshot")
+    bench.again()
+    bench.holds(source, 1)
+
+
+def test_an_anchor_decodes_to_its_version(bench: Bench) -> None:
+    source = Arrays(a=1000, b=3)
+    bench.builder.make(source)
+    made = bench.builder.make(source.step())
+    assert made is not None
+    anchor = bench.builder.make_anchor()
+    assert anchor.position == made.position
+    assert anchor.pack.manifest.base is None and anchor.pack.manifest.digest == source.digest
+
+
+def test_a_damaged_snapshot_is_rebuilt_before_signing(bench: Bench) -> None:
+    source = Arrays(a=1000)
+    bench.builder.make(source)
+    bench.builder.make(source.step())
+    bench.builder.snapshot.units(spec("a", 1000))[500] ^= 4
+    assert bench.builder.make_anchor().pack.manifest.digest == source.digest
+    bench.holds(source, 1)
+    assert len(bench.told) == 1 and "making the published bits anew" in bench.told[0]
+
+
+def test_an_anchor_of_nothing_is_an_error(bench: Bench) -> None:
+    with pytest.raises(StoreError, match="no version"):
+        bench.builder.make_anchor()
+
+
+def test_a_store_of_another_key_is_refused(bench: Bench) -> None:
+    bench.builder.make(Arrays(a=10))
+    stranger = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    with pytest.raises(StoreError, match="were signed with"):
+        LocalVersionBuilder(bench.store, bench.place / "snapshot", stranger, RUN)
+
+
+def test_lost_versions_are_reported_and_their_numbers_never_reused(bench: Bench) -> None:
+    source = Arrays(a=10)
+    bench.builder.make(source)
+    bench.store.remove(bench.store.packs()[0].signed.id)
+    bench.again()
+    assert "lost its versions" in bench.told[-1]
+    made = bench.builder.make(source)  # the same bits, which nobody can get any more
+    assert made is not None
+    assert (made.position.version, made.pack.manifest.base) == (1, None)
+
+
+def test_a_damaged_newest_pack_does_not_roll_the_snapshot_back(bench: Bench) -> None:
+    source = Arrays(a=1000)
+    bench.builder.make(source)
+    made = bench.builder.make(source.step())
+    assert made is not None
+    payload = made.pack.path / "payload"
+    bench.builder.snapshot.close()
+    bench.store.close()
+    (made.pack.path / "done").unlink()
+    payload.write_bytes(bytes(payload.stat().st_size))
+    bench.open()
+    bench.holds(source, 1)
+    again = bench.builder.make(source.step())
+    assert again is not None and again.position.version == 2
+
+
+def test_the_bits_of_an_odd_dtype_are_kept(bench: Bench) -> None:
+    source = Arrays(a=100)
+    source.bits[spec("nan", 4)] = np.array([0x7FC1, 0xFFC1, 0x8000, 0x0000], np.uint16)
+    bench.builder.make(source)
+    source.bits[spec("nan", 4)] = np.array([0x7FC2, 0xFFC1, 0x0000, 0x8000], np.uint16)
+    bench.builder.make(source)
+    bench.holds(source, 1)
